@@ -1,0 +1,162 @@
+//! Rolling block hashes: the name of a prefix is the hash of everything before its end.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
+
+use crate::hex::hex_id;
+use crate::{Blocks, Tokens};
+
+/// The cluster's hash seed. Equal on all routers of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[serde(transparent)]
+pub struct Seed(pub u64);
+
+/// A prefix that ends at a block boundary: 128-bit xxh3 over parent and block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PrefixId(pub u128);
+hex_id!(PrefixId, u128, "p-");
+
+/// The low 64 bits of a `PrefixId`, the key inside the residency index.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockHash(pub u64);
+hex_id!(BlockHash, u64, "b-");
+
+impl PrefixId {
+    /// The index's short form.
+    pub fn block_hash(self) -> BlockHash {
+        BlockHash(self.0 as u64)
+    }
+
+    /// The prefix one block further: xxh3-128 over this id (16 bytes, little endian) and the tokens (4 bytes each).
+    pub fn extend(self, seed: Seed, block: &[u32]) -> PrefixId {
+        const STACK_TOKENS: usize = 64;
+        if block.len() > STACK_TOKENS {
+            let mut hash = Xxh3::with_seed(seed.0);
+            hash.update(&self.0.to_le_bytes());
+            for token in block {
+                hash.update(&token.to_le_bytes());
+            }
+            return PrefixId(hash.digest128());
+        }
+        let mut buffer = [0u8; 16 + 4 * STACK_TOKENS];
+        buffer[..16].copy_from_slice(&self.0.to_le_bytes());
+        for (slot, token) in buffer[16..].chunks_exact_mut(4).zip(block) {
+            slot.copy_from_slice(&token.to_le_bytes());
+        }
+        PrefixId(xxh3_128_with_seed(&buffer[..16 + 4 * block.len()], seed.0))
+    }
+
+    /// The prefix one block of bytes further, for chains without a tokenizer.
+    pub fn extend_bytes(self, seed: Seed, block: &[u8]) -> PrefixId {
+        let mut hash = Xxh3::with_seed(seed.0);
+        hash.update(&self.0.to_le_bytes());
+        hash.update(block);
+        PrefixId(hash.digest128())
+    }
+}
+
+/// The hashes of a prompt's whole blocks, first block first. What lies after the last whole block is the tail.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chain {
+    /// Hash of the namespace; the prefix of no blocks.
+    pub root: PrefixId,
+    /// Tokens a block.
+    pub block: Tokens,
+    /// One id a whole block.
+    pub ids: Vec<PrefixId>,
+    /// Tokens of the prompt, tail included.
+    pub tokens: Tokens,
+}
+
+impl Chain {
+    /// Bytes that stand for one token where there is no tokenizer.
+    pub const BYTES_PER_TOKEN: u64 = 4;
+
+    /// The chain of `tokens` in blocks of `block` tokens. `block` must not be zero.
+    pub fn over_tokens(root: PrefixId, seed: Seed, block: Tokens, tokens: &[u32]) -> Self {
+        let mut chain =
+            Self { root, block, ids: Vec::with_capacity(tokens.len() / block.0 as usize), tokens: Tokens(0) };
+        chain.ids.extend(tokens.chunks_exact(block.0 as usize).scan(root, |parent, block| {
+            *parent = parent.extend(seed, block);
+            Some(*parent)
+        }));
+        chain.tokens = Tokens(tokens.len() as u64);
+        chain
+    }
+
+    /// The chain of canonical bytes, `BYTES_PER_TOKEN` of them counted as a token. `block` must not be zero.
+    pub fn over_bytes(root: PrefixId, seed: Seed, block: Tokens, bytes: &[u8]) -> Self {
+        let size = (block.0 * Self::BYTES_PER_TOKEN) as usize;
+        let ids = bytes.chunks_exact(size).scan(root, |parent, block| {
+            *parent = parent.extend_bytes(seed, block);
+            Some(*parent)
+        });
+        Self { root, block, ids: ids.collect(), tokens: Tokens(bytes.len() as u64 / Self::BYTES_PER_TOKEN) }
+    }
+
+    /// Whole blocks.
+    pub fn blocks(&self) -> Blocks {
+        Blocks(self.ids.len() as u64)
+    }
+
+    /// The prefix of the first `blocks` blocks; the root for none, `None` beyond the end.
+    pub fn prefix(&self, blocks: Blocks) -> Option<PrefixId> {
+        match blocks.0 {
+            0 => Some(self.root),
+            n => self.ids.get(n as usize - 1).copied(),
+        }
+    }
+
+    /// The deepest prefix; the root when there is no whole block.
+    pub fn head(&self) -> PrefixId {
+        self.ids.last().copied().unwrap_or(self.root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: PrefixId = PrefixId(7);
+
+    fn chain(block: u64, tokens: &[u32]) -> Chain {
+        Chain::over_tokens(ROOT, Seed(3), Tokens(block), tokens)
+    }
+
+    #[test]
+    fn equal_prefixes_have_equal_ids_and_later_tokens_do_not_matter() {
+        let tokens: Vec<u32> = (0..100).collect();
+        let (short, long) = (chain(16, &tokens[..50]), chain(16, &tokens));
+        assert_eq!(short.ids, long.ids[..3]);
+        assert_eq!((short.blocks(), short.tokens), (Blocks(3), Tokens(50)));
+    }
+
+    #[test]
+    fn a_changed_token_changes_every_id_from_its_block_on() {
+        let a: Vec<u32> = (0..64).collect();
+        let mut b = a.clone();
+        b[20] ^= 1;
+        let (a, b) = (chain(16, &a), chain(16, &b));
+        assert_eq!(a.ids[0], b.ids[0]);
+        assert!(a.ids[1..].iter().zip(&b.ids[1..]).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    fn long_blocks_hash_the_same_bytes_as_short_ones() {
+        // The two code paths of `extend` must agree with the documented formula.
+        for n in [1usize, 16, 64, 65, 300] {
+            let block: Vec<u32> = (0..n as u32).collect();
+            let mut bytes = ROOT.0.to_le_bytes().to_vec();
+            bytes.extend(block.iter().flat_map(|t| t.to_le_bytes()));
+            assert_eq!(ROOT.extend(Seed(3), &block).0, xxh3_128_with_seed(&bytes, 3), "{n} tokens");
+        }
+    }
+
+    #[test]
+    fn prefix_counts_from_the_root() {
+        let c = chain(16, &(0..40).collect::<Vec<_>>());
+        assert_eq!(c.prefix(Blocks(0)), Some(ROOT));
+        assert_eq!(c.prefix(Blocks(2)), Some(c.head()));
+        assert_eq!(c.prefix(Blocks(3)), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! Who is who: every id is a type of its own.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use crate::hex::hex_id;
+
+/// A text that is not the id it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseIdError {
+    /// The id type that was wanted.
+    pub expected: &'static str,
+    /// The start of the text that was given.
+    pub text: String,
+}
+
+impl std::fmt::Display for ParseIdError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} is not a {}: hexadecimal digits as the API prints them are accepted", self.text, self.expected)
+    }
+}
+
+impl std::error::Error for ParseIdError {}
+
+/// An engine endpoint. Derived from its URL, so that every router names a worker alike without asking anyone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub u64);
+hex_id!(WorkerId, u64, "w-");
+
+impl WorkerId {
+    /// The id of the worker at `endpoint` (scheme, host and port, without a trailing slash).
+    pub fn of_endpoint(endpoint: &str) -> Self {
+        Self(xxh3_64(endpoint.trim_end_matches('/').as_bytes()))
+    }
+}
+
+/// One life of an engine process: its process identity (vLLM: `process_start_time_seconds`, in microseconds).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[serde(transparent)]
+pub struct Incarnation(pub u64);
+
+/// A data-parallel rank inside a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[serde(transparent)]
+pub struct DpRank(pub u16);
+
+/// Who owns a prefix: one rank of one life of one worker.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+pub struct Owner {
+    /// The engine endpoint.
+    pub worker: WorkerId,
+    /// The life of that engine.
+    pub incarnation: Incarnation,
+    /// The rank inside it.
+    pub rank: DpRank,
+}
+
+/// A member of the quorum, or a learner. Never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[serde(transparent)]
+pub struct NodeId(pub u64);
+
+impl std::fmt::Display for NodeId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Who writes to the ledger: one boot of one node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u128);
+hex_id!(ClientId, u128, "c-");
+
+/// The number of a client's command; a repeated one returns the first outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[serde(transparent)]
+pub struct ClientSerial(pub u64);
+
+/// A user's conversation, scoped by tenant and model.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u128);
+hex_id!(SessionId, u128, "s-");
+
+impl SessionId {
+    /// The session that a client calls `key`. Equal keys of other tenants or models are other sessions.
+    pub fn of_key(tenant: &TenantId, model: &ModelId, key: &str) -> Self {
+        let mut scoped = Vec::with_capacity(24 + tenant.0.len() + model.0.len() + key.len());
+        for part in [&*tenant.0, &*model.0, key] {
+            scoped.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            scoped.extend_from_slice(part.as_bytes());
+        }
+        Self(xxh3_128(&scoped))
+    }
+}
+
+/// A sealed, immutable range of blocks of one prefix.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ArtifactId(pub u128);
+hex_id!(ArtifactId, u128, "a-");
+
+/// A group of prefixes that belong together (a repository, a document).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupId(pub u128);
+hex_id!(GroupId, u128, "g-");
+
+/// One client request, also the engines' `X-Request-Id`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u128);
+hex_id!(RequestId, u128, "req-");
+
+/// Whose traffic it is. Nothing is shared across tenants.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[serde(transparent)]
+pub struct TenantId(pub Arc<str>);
+
+impl Default for TenantId {
+    /// The one tenant of a deployment without API keys.
+    fn default() -> Self {
+        Self(Arc::from("default"))
+    }
+}
+
+impl std::fmt::Display for TenantId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A served model's name, as clients write it in `model`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[serde(transparent)]
+pub struct ModelId(pub Arc<str>);
+
+impl From<&str> for ModelId {
+    fn from(name: &str) -> Self {
+        Self(Arc::from(name))
+    }
+}
+
+impl std::fmt::Display for ModelId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_back_what_it_prints() {
+        let id = SessionId(0xabc);
+        assert_eq!(id.to_string(), "s-00000000000000000000000000000abc");
+        assert_eq!(id.to_string().parse::<SessionId>().unwrap(), id);
+        for bad in ["", "s-", "w-12", "s-xyz", "s-+1", "s-000000000000000000000000000000001"] {
+            assert!(bad.parse::<SessionId>().is_err(), "{bad:?} must be refused");
+        }
+    }
+
+    #[test]
+    fn a_session_key_is_scoped_by_tenant_and_model() {
+        let (a, b) = (TenantId(Arc::from("a")), TenantId(Arc::from("ab")));
+        let (m, n) = (ModelId::from("bm"), ModelId::from("m"));
+        assert_eq!(SessionId::of_key(&a, &m, "k"), SessionId::of_key(&a, &m, "k"));
+        assert_ne!(SessionId::of_key(&a, &m, "k"), SessionId::of_key(&b, &n, "k"));
+        assert_ne!(SessionId::of_key(&a, &m, "k"), SessionId::of_key(&a, &m, "l"));
+    }
+
+    #[test]
+    fn a_trailing_slash_names_the_same_worker() {
+        assert_eq!(WorkerId::of_endpoint("http://a:1/"), WorkerId::of_endpoint("http://a:1"));
+        assert_ne!(WorkerId::of_endpoint("http://a:1"), WorkerId::of_endpoint("http://a:2"));
+    }
+}

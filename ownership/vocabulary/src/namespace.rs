@@ -1,0 +1,85 @@
+//! What must be equal before two prompts may share KV at all; it is the root of every chain.
+
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{ModelId, PrefixId, Seed};
+
+/// The model side of a chain's root. A worker and a prompt agree on it by configuration.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+pub struct Namespace {
+    /// Served model name.
+    pub model: ModelId,
+    /// Weights revision, empty when unknown.
+    pub revision: Arc<str>,
+    /// Digest of the tokenizer and chat template; empty for chains over bytes.
+    pub tokenizer: Arc<str>,
+}
+
+/// The request side of a chain's root.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct RootKeys<'a> {
+    /// LoRA adapter name.
+    pub adapter: Option<&'a str>,
+    /// The tenant's cache salt.
+    pub salt: Option<&'a str>,
+    /// Digest of images or audio in the prompt.
+    pub content: Option<&'a str>,
+}
+
+impl Namespace {
+    /// The root of all chains with these keys: xxh3-128 over the length-prefixed fields in declaration order.
+    pub fn root(&self, seed: Seed, keys: RootKeys<'_>) -> PrefixId {
+        let mut hash = Xxh3::with_seed(seed.0);
+        let fields = [
+            Some(&*self.model.0),
+            Some(&*self.revision),
+            Some(&*self.tokenizer),
+            keys.adapter,
+            keys.salt,
+            keys.content,
+        ];
+        for field in fields {
+            match field {
+                None => hash.update(&u64::MAX.to_le_bytes()),
+                Some(text) => {
+                    hash.update(&(text.len() as u64).to_le_bytes());
+                    hash.update(text.as_bytes());
+                }
+            }
+        }
+        PrefixId(hash.digest128())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_changes_the_root() {
+        let base = Namespace { model: "m".into(), revision: "r".into(), tokenizer: "t".into() };
+        let other = |change: fn(&mut Namespace)| {
+            let mut namespace = base.clone();
+            change(&mut namespace);
+            namespace.root(Seed(1), RootKeys::default())
+        };
+        let roots = [
+            base.root(Seed(1), RootKeys::default()),
+            base.root(Seed(2), RootKeys::default()),
+            other(|n| n.model = "n".into()),
+            other(|n| n.revision = "".into()),
+            other(|n| n.tokenizer = "".into()),
+            base.root(Seed(1), RootKeys { adapter: Some("x"), ..RootKeys::default() }),
+            base.root(Seed(1), RootKeys { salt: Some("x"), ..RootKeys::default() }),
+            base.root(Seed(1), RootKeys { content: Some("x"), ..RootKeys::default() }),
+            base.root(Seed(1), RootKeys { salt: Some(""), ..RootKeys::default() }),
+        ];
+        for (i, a) in roots.iter().enumerate() {
+            for b in &roots[..i] {
+                assert_ne!(a, b);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Amounts with their unit in the type. Arithmetic saturates: a wrong estimate must never wrap or panic.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+        #[serde(transparent)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// Nothing.
+            pub const ZERO: Self = Self(0);
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl std::ops::Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0.saturating_add(other.0))
+            }
+        }
+
+        impl std::ops::AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                *self = *self + other;
+            }
+        }
+
+        impl std::ops::Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0.saturating_sub(other.0))
+            }
+        }
+
+        impl std::ops::SubAssign for $name {
+            fn sub_assign(&mut self, other: Self) {
+                *self = *self - other;
+            }
+        }
+
+        impl std::ops::Mul<u64> for $name {
+            type Output = Self;
+            fn mul(self, times: u64) -> Self {
+                Self(self.0.saturating_mul(times))
+            }
+        }
+
+        impl std::iter::Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+                parts.fold(Self::ZERO, |all, part| all + part)
+            }
+        }
+    };
+}
+
+unit! {
+    /// Tokens of a prompt or an answer.
+    Tokens
+}
+unit! {
+    /// Blocks of a chain: a model's chain block, not an engine's.
+    Blocks
+}
+unit! {
+    /// Bytes of KV state or of text.
+    Bytes
+}
+unit! {
+    /// A span of time, in microseconds.
+    Micros
+}
+unit! {
+    /// Microseconds on the ledger's clock, which only the quorum's leader moves.
+    LedgerTime
+}
+
+impl Tokens {
+    /// How many whole blocks of `block` tokens these are; 0 for a block of 0.
+    pub fn whole_blocks(self, block: Tokens) -> Blocks {
+        Blocks(self.0.checked_div(block.0).unwrap_or(0))
+    }
+}
+
+impl Blocks {
+    /// The tokens in these blocks of `block` tokens each.
+    pub fn tokens(self, block: Tokens) -> Tokens {
+        Tokens(self.0.saturating_mul(block.0))
+    }
+}
+
+impl Micros {
+    /// From a `Duration`, saturating.
+    pub fn of(span: std::time::Duration) -> Self {
+        Self(u64::try_from(span.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// As a `Duration`.
+    pub fn duration(self) -> std::time::Duration {
+        std::time::Duration::from_micros(self.0)
+    }
+}
+
+impl LedgerTime {
+    /// This time plus a span.
+    pub fn after(self, span: Micros) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_saturates_at_both_ends() {
+        assert_eq!(Tokens(1) - Tokens(2), Tokens::ZERO);
+        assert_eq!(Bytes(u64::MAX) + Bytes(1), Bytes(u64::MAX));
+        assert_eq!(Micros(u64::MAX / 2) * 3, Micros(u64::MAX));
+    }
+
+    #[test]
+    fn only_whole_blocks_count() {
+        assert_eq!(Tokens(63).whole_blocks(Tokens(16)), Blocks(3));
+        assert_eq!(Tokens(63).whole_blocks(Tokens(0)), Blocks(0));
+        assert_eq!(Blocks(3).tokens(Tokens(16)), Tokens(48));
+    }
+}

@@ -1,0 +1,2 @@
+//! The `ownerserve` binary.
+fn main() {}

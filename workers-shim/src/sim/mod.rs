@@ -1,0 +1,1 @@
+//! A simulated worker behind a real HTTP server.
