@@ -1,1 +1,22 @@
-//! planner.
+//! The planner: prefix, ownership, residency, fleet and policy in; a plan and its reasons out.
+//!
+//! Pure: no IO, no clock, no randomness. Equal inputs give equal decisions on every router, whatever the order of the
+//! workers. It never blocks a step over a missing fact: what is unknown is priced with a documented default.
+
+mod action;
+mod attention;
+mod check;
+mod decision;
+mod inputs;
+mod plan;
+mod policy;
+mod step;
+
+pub use action::Action;
+pub use attention::{AttentionSpec, SpecError};
+pub use check::Illegal;
+pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
+pub use inputs::{Ask, Inputs, Promise, SessionView, TransferBar, Transfers};
+pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
+pub use policy::{Overload, Policy, Rule, TierSpeeds, Trust};
+pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};

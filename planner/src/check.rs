@@ -1,0 +1,215 @@
+//! Which plans are legal. The executor runs any legal plan and refuses every other; it makes no choices of its own.
+
+use vocabulary::{Blocks, DpRank, Health, Knowledge, Role, Tokens, WorkerId, WorkerView};
+
+use crate::{Action, Claim, Handoff, Inputs, Leg, Plan, TransferBar, Transfers};
+
+/// What is wrong with a plan. Always our own bug, or inputs other than those it was made from.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
+pub enum Illegal {
+    /// A leg or source names a worker that is not in the fleet.
+    #[error("{0} is not in the fleet")]
+    NoSuchWorker(WorkerId),
+    /// A leg or source names a rank that the worker does not have.
+    #[error("{0} has no such rank")]
+    NoSuchRank(WorkerId),
+    /// A leg or source does not serve the model or adapter.
+    #[error("{0} does not serve the model")]
+    WrongModel(WorkerId),
+    /// A leg or source failed already in this attempt.
+    #[error("{0} is excluded")]
+    Excluded(WorkerId),
+    /// A leg or source is not reached.
+    #[error("{0} is not reached")]
+    Unreachable(WorkerId),
+    /// The decode leg lies at a worker that does not decode.
+    #[error("{0} does not decode")]
+    PrefillOnly(WorkerId),
+    /// Prompt and answer do not fit into a leg's worker.
+    #[error("prompt and answer exceed the context of {0}")]
+    TooLong(WorkerId),
+    /// A leg's tokens do not add up to the prompt.
+    #[error("the tokens of the leg at {0} do not add up to the prompt")]
+    Tokens(WorkerId),
+    /// The legs differ without a remote prefill.
+    #[error("the legs differ without a handoff between them")]
+    LegsDiffer,
+    /// A handoff from a worker to itself.
+    #[error("{0} would hand off to itself")]
+    ToItself(WorkerId),
+    /// A handoff for a request that forbids it.
+    #[error("the request forbids transfers: {0:?}")]
+    TransferForbidden(TransferBar),
+    /// A handoff between workers that cannot exchange KV.
+    #[error("{0} and {1} share no fabric")]
+    NoFabric(WorkerId, WorkerId),
+    /// A replicate of blocks that the source is not believed to hold.
+    #[error("{0} does not hold the blocks to be replicated")]
+    NotHeld(WorkerId),
+    /// A replicate of nothing, of more than the prompt, or of blocks that are not sealed.
+    #[error("{0} blocks are nothing, more than the prompt, or not sealed")]
+    NotSealed(Blocks),
+    /// A replicate that ends inside a block of one of the engines.
+    #[error("{0} blocks end inside an engine's block")]
+    Unaligned(Blocks),
+    /// The label says something that the legs do not do.
+    #[error("{0} is not what the legs do")]
+    Mislabelled(Action),
+    /// The action is switched off.
+    #[error("{0} is switched off")]
+    Disabled(Action),
+    /// The claim contradicts who owns the session.
+    #[error("the claim contradicts the session's owner")]
+    Claim,
+}
+
+impl Plan {
+    /// Whether this plan may be executed for these inputs.
+    pub fn check(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+        let target = check_leg(&self.decode, inputs)?;
+        if !target.role.decodes() {
+            return Err(Illegal::PrefillOnly(target.id));
+        }
+        check_leg(&self.prefill, inputs)?;
+        match &self.handoff {
+            None => self.check_single(inputs)?,
+            Some(handoff) => {
+                if let Transfers::Forbidden(bar) = inputs.ask.transfers {
+                    return Err(Illegal::TransferForbidden(bar));
+                }
+                match *handoff {
+                    Handoff::RemotePrefill { .. } => self.check_remote(inputs)?,
+                    Handoff::Replicate { from, rank, blocks, .. } => {
+                        self.check_single(inputs)?;
+                        check_replicate(inputs, target, (from, rank), blocks)?;
+                    }
+                }
+            }
+        }
+        self.check_label(inputs)?;
+        self.check_claim(inputs)
+    }
+
+    fn check_single(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+        if self.prefill != self.decode {
+            return Err(Illegal::LegsDiffer);
+        }
+        whole_prompt(&self.decode, inputs)
+    }
+
+    fn check_remote(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+        let (source, target) = (self.prefill.worker, self.decode.worker);
+        if source == target {
+            return Err(Illegal::ToItself(target));
+        }
+        whole_prompt(&self.prefill, inputs)?;
+        if self.decode.tokens_cached > inputs.ask.prompt || self.decode.tokens_computed != Tokens::ZERO {
+            return Err(Illegal::Tokens(target));
+        }
+        check_fabric(find(source, inputs)?, find(target, inputs)?)
+    }
+
+    fn check_label(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+        let fits = match self.action {
+            Action::ColocatedPrefill | Action::DecodeContinuation => self.handoff.is_none(),
+            Action::RemotePrefill => matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
+            Action::TailRecompute => !matches!(self.handoff, Some(Handoff::RemotePrefill { .. })),
+            Action::ArtifactFetch => matches!(self.handoff, Some(Handoff::Replicate { .. })),
+            Action::StateMigration => {
+                matches!((self.handoff, self.claim), (Some(Handoff::Replicate { .. }), Claim::Move { .. }))
+            }
+        };
+        match fits {
+            false => Err(Illegal::Mislabelled(self.action)),
+            true if !inputs.policy.allows(self.action) => Err(Illegal::Disabled(self.action)),
+            true => Ok(()),
+        }
+    }
+
+    fn check_claim(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+        let target = find(self.target(), inputs)?;
+        let owner = inputs.session.owner;
+        let owned = owner.is_some_and(|owner| (owner.worker, owner.incarnation) == (target.id, target.incarnation));
+        let right = match self.claim {
+            Claim::Keep => owned,
+            Claim::Open => owner.is_none(),
+            Claim::Borrow => owner.is_some() && !owned,
+            Claim::Move { from, epoch, .. } => owner == Some(from) && !owned && epoch == inputs.session.epoch,
+        };
+        if right { Ok(()) } else { Err(Illegal::Claim) }
+    }
+}
+
+fn find<'a>(worker: WorkerId, inputs: &Inputs<'a>) -> Result<&'a WorkerView, Illegal> {
+    inputs.workers.iter().find(|view| view.id == worker).ok_or(Illegal::NoSuchWorker(worker))
+}
+
+/// A worker that may take part at all, as a leg or as a source.
+fn check_part<'a>(worker: WorkerId, rank: DpRank, inputs: &Inputs<'a>) -> Result<&'a WorkerView, Illegal> {
+    let view = find(worker, inputs)?;
+    let serves = |model| view.models.contains(model);
+    if rank.0 >= view.ranks.max(1) {
+        Err(Illegal::NoSuchRank(worker))
+    } else if !serves(&inputs.ask.model) || !inputs.ask.adapter.as_ref().is_none_or(serves) {
+        Err(Illegal::WrongModel(worker))
+    } else if inputs.excluded.contains(&worker) {
+        Err(Illegal::Excluded(worker))
+    } else if view.health == Health::Unreachable {
+        Err(Illegal::Unreachable(worker))
+    } else {
+        Ok(view)
+    }
+}
+
+fn check_leg<'a>(leg: &Leg, inputs: &Inputs<'a>) -> Result<&'a WorkerView, Illegal> {
+    let view = check_part(leg.worker, leg.rank, inputs)?;
+    // A prefill-only worker generates one token for the prompt, whatever the answer's length.
+    let answer = if view.role == Role::Prefill { Tokens(1) } else { inputs.ask.answer };
+    let room = |limit: Tokens| limit == Tokens::ZERO || inputs.ask.prompt + answer <= limit;
+    if room(view.capacity.context) && room(view.capacity.kv) { Ok(view) } else { Err(Illegal::TooLong(view.id)) }
+}
+
+fn whole_prompt(leg: &Leg, inputs: &Inputs<'_>) -> Result<(), Illegal> {
+    let sum = leg.tokens_cached.0.checked_add(leg.tokens_computed.0);
+    if sum == Some(inputs.ask.prompt.0) { Ok(()) } else { Err(Illegal::Tokens(leg.worker)) }
+}
+
+fn check_fabric(source: &WorkerView, target: &WorkerView) -> Result<(), Illegal> {
+    match (&source.link, &target.link) {
+        (Some(a), Some(b)) if a.fabric == b.fabric => Ok(()),
+        _ => Err(Illegal::NoFabric(source.id, target.id)),
+    }
+}
+
+fn check_replicate(
+    inputs: &Inputs<'_>,
+    target: &WorkerView,
+    from: (WorkerId, DpRank),
+    blocks: Blocks,
+) -> Result<(), Illegal> {
+    let source = check_part(from.0, from.1, inputs)?;
+    if source.id == target.id {
+        return Err(Illegal::ToItself(target.id));
+    }
+    check_fabric(source, target)?;
+    let tokens = blocks.tokens(inputs.ask.block);
+    if tokens == Tokens::ZERO || tokens >= inputs.ask.prompt || blocks > inputs.session.sealed {
+        return Err(Illegal::NotSealed(blocks));
+    }
+    if [source, target].iter().any(|end| tokens.0.checked_rem(end.capacity.block.0).is_some_and(|rest| rest != 0)) {
+        return Err(Illegal::Unaligned(blocks));
+    }
+    if believed(inputs, source, from.1) < blocks { Err(Illegal::NotHeld(source.id)) } else { Ok(()) }
+}
+
+/// Blocks of the prompt that a rank is believed to hold: seen, promised, or (where not all is seen) owned.
+fn believed(inputs: &Inputs<'_>, worker: &WorkerView, rank: DpRank) -> Blocks {
+    let seen = inputs.overlaps.iter().filter(|o| (o.worker, o.rank) == (worker.id, rank)).map(|o| o.blocks);
+    let promised = inputs.session.promises.iter().filter(|p| (p.worker, p.rank) == (worker.id, rank)).map(|p| p.blocks);
+    let owners = inputs.session.owner.iter().chain(&inputs.session.replicas);
+    let owned = owners
+        .filter(|o| (o.worker, o.incarnation, o.rank) == (worker.id, worker.incarnation, rank))
+        .filter(|_| worker.knowledge != Knowledge::Exact)
+        .map(|_| inputs.session.sealed);
+    seen.chain(promised).chain(owned).max().unwrap_or_default()
+}

@@ -1,0 +1,107 @@
+//! What the planner is told: the request, the session's ownership, the fleet, the overlaps, and what to avoid.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Blocks, DpRank, Epoch, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
+
+use crate::{Policy, StepKind};
+
+/// Whether KV may move for a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Transfers {
+    /// Every action may be offered.
+    #[default]
+    Allowed,
+    /// Only plans with one leg and no handoff.
+    Forbidden(TransferBar),
+}
+
+/// What in a request forbids transfers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum TransferBar {
+    /// `n > 1`: several answers cannot share one handoff.
+    SeveralChoices,
+    /// `prompt_logprobs` or `echo`: the prompt must be computed where the answer is.
+    PromptLogprobs,
+    /// Images or audio, whose token ids cannot be replayed as text.
+    MultimodalContent,
+    /// The prompt's token ids are not known here, so that a prefix of it cannot be asked for.
+    UnknownTokens,
+    /// The endpoint has no transfer parameters.
+    Endpoint,
+}
+
+/// The request as far as it matters to a plan.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Ask {
+    /// The model that is asked for.
+    pub model: ModelId,
+    /// A LoRA adapter on top of it, which the worker must serve too.
+    pub adapter: Option<ModelId>,
+    /// Tokens of the whole prompt.
+    pub prompt: Tokens,
+    /// Expected tokens of the answer.
+    pub answer: Tokens,
+    /// Tokens in a block of the model's chain: the unit of every `Blocks` here.
+    pub block: Tokens,
+    /// Whether KV may move for it.
+    pub transfers: Transfers,
+}
+
+/// Another router's word that it has sent a step of this session somewhere (the ledger's live intents).
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Promise {
+    /// Where.
+    pub worker: WorkerId,
+    /// At which rank.
+    pub rank: DpRank,
+    /// How many leading blocks of *this* prompt that step shares.
+    pub blocks: Blocks,
+}
+
+/// What the ledger says of the session and of the deepest sealed prefix of the prompt.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct SessionView {
+    /// The session.
+    pub id: SessionId,
+    /// The effective owner; none for a new session or one whose owner's lease ended.
+    pub owner: Option<Owner>,
+    /// The epoch of that ownership.
+    pub epoch: Epoch,
+    /// Blocks of the prompt that are sealed, from its start.
+    pub sealed: Blocks,
+    /// Live read-only replicas of that sealed prefix.
+    pub replicas: Vec<Owner>,
+    /// Live intents of other routers.
+    pub promises: Vec<Promise>,
+}
+
+impl SessionView {
+    /// A session of which nothing is known.
+    pub fn new(id: SessionId) -> Self {
+        let (owner, epoch, sealed) = (None, Epoch::default(), Blocks::ZERO);
+        Self { id, owner, epoch, sealed, replicas: Vec::new(), promises: Vec::new() }
+    }
+}
+
+/// Everything a plan depends on. Blocks are the chain's, counted from the start of the prompt.
+#[derive(Clone, Copy, Serialize, Debug)]
+pub struct Inputs<'a> {
+    /// What kind of step it is.
+    pub step: StepKind,
+    /// What is asked.
+    pub ask: &'a Ask,
+    /// Who owns what.
+    pub session: &'a SessionView,
+    /// The fleet, in any order, each worker once.
+    pub workers: &'a [WorkerView],
+    /// Who holds how much of the prompt, in any order.
+    pub overlaps: &'a [Overlap],
+    /// Workers that failed already in this attempt.
+    pub excluded: &'a [WorkerId],
+    /// Prices and switches.
+    pub policy: &'a Policy,
+    /// How many steps were planned before this one; only `Rule::RoundRobin` reads it.
+    pub turn: u64,
+}

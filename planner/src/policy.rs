@@ -1,0 +1,174 @@
+//! Prices and switches of a deployment.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Knowledge, Micros, Tokens};
+
+use crate::{Action, Thresholds};
+
+/// Who chooses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// The planner: the cheapest candidate.
+    #[default]
+    Own,
+    /// Baseline: one leg, each decode-capable worker in turn.
+    RoundRobin,
+    /// Baseline and bypass: one leg, always at the same worker for a session while that worker is there.
+    SessionPinning,
+    /// Baseline: one leg, highest share of the prompt found minus relative load.
+    MatchRateMinusLoad,
+}
+
+impl Rule {
+    /// The word for logs, metrics and the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::RoundRobin => "round_robin",
+            Self::SessionPinning => "session_pinning",
+            Self::MatchRateMinusLoad => "match_rate_minus_load",
+        }
+    }
+}
+
+/// How the planner chooses. Weights that are negative or not finite count as zero.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    /// Who chooses.
+    pub rule: Rule,
+    /// Where kinds of step begin.
+    pub thresholds: Thresholds,
+    /// Actions that are switched off. Colocated prefill cannot be: every step must be servable.
+    pub disabled: Vec<Action>,
+    /// `lambda`: microseconds for each MiB of device memory taken from others.
+    pub lambda: f64,
+    /// `mu`: microseconds of price for each microsecond that another answer loses.
+    pub mu: f64,
+    /// How much of what is only believed counts.
+    pub trust: Trust,
+    /// When an owner is overloaded.
+    pub overload: Overload,
+    /// How fast slower tiers are read.
+    pub tiers: TierSpeeds,
+    /// Prefill rate of a worker whose rate is unknown, in tokens a second.
+    pub unknown_prefill_tokens_per_second: f64,
+    /// Context at which a token costs twice as much to compute as the first one does; 0 takes every token as equal.
+    pub attention_doubles_at: Tokens,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            rule: Rule::Own,
+            thresholds: Thresholds::default(),
+            disabled: Vec::new(),
+            lambda: 10.0,
+            mu: 0.25,
+            trust: Trust::default(),
+            overload: Overload::default(),
+            tiers: TierSpeeds::default(),
+            unknown_prefill_tokens_per_second: 2_000.0,
+            attention_doubles_at: Tokens::ZERO,
+        }
+    }
+}
+
+impl Policy {
+    /// Whether `action` is switched on.
+    pub fn allows(&self, action: Action) -> bool {
+        action == Action::ColocatedPrefill || !self.disabled.contains(&action)
+    }
+}
+
+/// The share of believed blocks that is expected to be found, by what is known of the worker. 0 to 1.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct Trust {
+    /// Events were lost and not yet made good.
+    pub degraded: f64,
+    /// Guessed from routing, ownership or another router's intent.
+    pub fallback: f64,
+}
+
+impl Default for Trust {
+    fn default() -> Self {
+        Self { degraded: 0.9, fallback: 0.8 }
+    }
+}
+
+impl Trust {
+    /// The share that counts for a worker of that knowledge; what is not between 0 and 1 counts as 0.
+    pub fn share(&self, knowledge: Knowledge) -> f64 {
+        let share = match knowledge {
+            Knowledge::Exact => return 1.0,
+            Knowledge::Degraded => self.degraded,
+            Knowledge::Fallback => self.fallback,
+        };
+        if (0.0..=1.0).contains(&share) { share } else { 0.0 }
+    }
+}
+
+/// Marks above which a session is moved away from its owner rather than lent.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct Overload {
+    /// Time that a step would wait there.
+    pub queue: Micros,
+    /// KV blocks in use, 0 to 1.
+    pub kv_usage: f64,
+}
+
+impl Default for Overload {
+    fn default() -> Self {
+        Self { queue: Micros(2_000_000), kv_usage: 0.95 }
+    }
+}
+
+/// How fast blocks come back into device memory.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct TierSpeeds {
+    /// From host memory.
+    pub host_bytes_per_second: f64,
+    /// From disk or a shared store.
+    pub disk_bytes_per_second: f64,
+}
+
+impl Default for TierSpeeds {
+    fn default() -> Self {
+        Self { host_bytes_per_second: 20e9, disk_bytes_per_second: 3e9 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colocated_prefill_cannot_be_switched_off() {
+        let policy = Policy { disabled: Action::ALL.to_vec(), ..Policy::default() };
+        assert!(policy.allows(Action::ColocatedPrefill));
+        assert!(Action::ALL[1..].iter().all(|action| !policy.allows(*action)));
+    }
+
+    #[test]
+    fn a_misspelled_setting_is_refused_and_a_partial_one_completed() {
+        let partial: Policy = serde_json::from_str(r#"{"mu": 2.0, "disabled": ["artifact_fetch"]}"#).unwrap();
+        assert_eq!(partial, Policy { mu: 2.0, disabled: vec![Action::ArtifactFetch], ..Policy::default() });
+        for bad in [r#"{"lamda": 1.0}"#, r#"{"disabled": ["fetch"]}"#, r#"{"trust": {"exact": 1.0}}"#] {
+            assert!(serde_json::from_str::<Policy>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn trust_outside_of_its_range_is_no_trust() {
+        for odd in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+            let trust = Trust { degraded: odd, fallback: odd };
+            assert_eq!(trust.share(Knowledge::Degraded), 0.0);
+            assert_eq!(trust.share(Knowledge::Fallback), 0.0);
+            assert_eq!(trust.share(Knowledge::Exact), 1.0);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What kind of step a request is. A label for people, metrics and the planner; it never decides by itself.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Blocks, Micros, Tokens};
+
+/// The six kinds of agent step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum StepKind {
+    /// Many new tokens, less than half of the prompt reused.
+    NewLongPrefix,
+    /// Many new tokens, at least half of the prompt reused.
+    LongToolOutput,
+    /// Few new tokens.
+    SmallIncrement,
+    /// Nothing beyond the session's head is new: an exact retry, or an answer to be continued.
+    DecodeContinuation,
+    /// Leaves a known path before its end.
+    ForkedRollout,
+    /// A known session after a long pause.
+    ColdResume,
+}
+
+impl StepKind {
+    /// Every kind, in declaration order.
+    pub const ALL: [Self; 6] = [
+        Self::NewLongPrefix,
+        Self::LongToolOutput,
+        Self::SmallIncrement,
+        Self::DecodeContinuation,
+        Self::ForkedRollout,
+        Self::ColdResume,
+    ];
+
+    /// The word for logs, metrics and the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NewLongPrefix => "new_long_prefix",
+            Self::LongToolOutput => "long_tool_output",
+            Self::SmallIncrement => "small_increment",
+            Self::DecodeContinuation => "decode_continuation",
+            Self::ForkedRollout => "forked_rollout",
+            Self::ColdResume => "cold_resume",
+        }
+    }
+}
+
+/// How a prompt relates to the deepest known path that it shares.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadRelation {
+    /// No head is known, or nothing is shared with it.
+    #[default]
+    Unknown,
+    /// The prompt ends on the head's path: nothing beyond the head is new.
+    Equals,
+    /// The head prefixes the prompt and the prompt goes on.
+    Extends,
+    /// The prompt shares a part of the head's path and then differs from it.
+    LeavesMidPath,
+}
+
+impl HeadRelation {
+    /// The relation of a prompt of `prompt` whole blocks to a head of `head` blocks when the first `shared` are equal.
+    ///
+    /// Only whole blocks can be compared: a prompt that adds less than one block to its head reads as `Equals`.
+    pub fn of(prompt: Blocks, head: Blocks, shared: Blocks) -> Self {
+        if head == Blocks::ZERO || shared == Blocks::ZERO {
+            Self::Unknown
+        } else if shared >= prompt {
+            Self::Equals
+        } else if shared >= head {
+            Self::Extends
+        } else {
+            Self::LeavesMidPath
+        }
+    }
+}
+
+/// What `classify` looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
+pub struct StepFacts {
+    /// Tokens of the whole prompt.
+    pub prompt: Tokens,
+    /// Leading tokens known from before: the deepest overlap of any worker or the shared part of the session's head.
+    pub reused: Tokens,
+    /// How the prompt relates to the session's head.
+    pub relation: HeadRelation,
+    /// Time since the session's last step; none for a session without one.
+    pub idle: Option<Micros>,
+}
+
+impl StepFacts {
+    /// Tokens that nobody has computed yet.
+    pub fn new_tokens(&self) -> Tokens {
+        self.prompt - self.reused
+    }
+}
+
+/// Where one kind of step ends and the next begins.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct Thresholds {
+    /// More new tokens than this are many.
+    pub long: Tokens,
+    /// Percent of the prompt that must be reused for a long step to be a tool output and not a new prefix.
+    pub reused_percent: u8,
+    /// A pause longer than this is a long one.
+    pub cold: Micros,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self { long: Tokens(4_096), reused_percent: 50, cold: Micros(60_000_000) }
+    }
+}
+
+/// The kind of a step. The most specific wins: continuation, then fork, then cold resume, then by size.
+pub fn classify(facts: &StepFacts, thresholds: &Thresholds) -> StepKind {
+    match facts.relation {
+        HeadRelation::Equals => return StepKind::DecodeContinuation,
+        HeadRelation::LeavesMidPath => return StepKind::ForkedRollout,
+        HeadRelation::Unknown | HeadRelation::Extends => {}
+    }
+    if facts.idle.is_some_and(|idle| idle > thresholds.cold) {
+        return StepKind::ColdResume;
+    }
+    if facts.new_tokens() <= thresholds.long {
+        return StepKind::SmallIncrement;
+    }
+    let reused = u128::from(facts.reused.0) * 100;
+    let wanted = u128::from(facts.prompt.0) * u128::from(thresholds.reused_percent);
+    if reused < wanted { StepKind::NewLongPrefix } else { StepKind::LongToolOutput }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(prompt: u64, reused: u64) -> StepKind {
+        let facts = StepFacts { prompt: Tokens(prompt), reused: Tokens(reused), ..StepFacts::default() };
+        classify(&facts, &Thresholds::default())
+    }
+
+    #[test]
+    fn size_and_reuse_tell_the_three_ordinary_kinds_apart() {
+        assert_eq!(kind(4_096, 0), StepKind::SmallIncrement);
+        assert_eq!(kind(4_097, 0), StepKind::NewLongPrefix);
+        assert_eq!(kind(10_000, 4_999), StepKind::NewLongPrefix);
+        assert_eq!(kind(10_000, 5_000), StepKind::LongToolOutput);
+        assert_eq!(kind(100_000, 95_904), StepKind::SmallIncrement);
+        assert_eq!(kind(0, 0), StepKind::SmallIncrement);
+    }
+
+    #[test]
+    fn more_reused_than_prompted_is_nothing_new_and_does_not_wrap() {
+        assert_eq!(kind(100, u64::MAX), StepKind::SmallIncrement);
+        assert_eq!(kind(u64::MAX, 0), StepKind::NewLongPrefix);
+    }
+
+    #[test]
+    fn a_pause_makes_a_cold_resume_only_when_it_is_longer_than_the_threshold() {
+        let at = |idle| {
+            let facts = StepFacts {
+                prompt: Tokens(9_000),
+                reused: Tokens(8_000),
+                relation: HeadRelation::Extends,
+                idle: Some(Micros(idle)),
+            };
+            classify(&facts, &Thresholds::default())
+        };
+        assert_eq!(at(60_000_000), StepKind::SmallIncrement);
+        assert_eq!(at(60_000_001), StepKind::ColdResume);
+    }
+
+    #[test]
+    fn the_relation_to_the_head_outranks_pause_and_size() {
+        let of = |relation| {
+            let facts = StepFacts { prompt: Tokens(9_000), reused: Tokens(0), relation, idle: Some(Micros(u64::MAX)) };
+            classify(&facts, &Thresholds::default())
+        };
+        assert_eq!(of(HeadRelation::Equals), StepKind::DecodeContinuation);
+        assert_eq!(of(HeadRelation::LeavesMidPath), StepKind::ForkedRollout);
+        assert_eq!(of(HeadRelation::Extends), StepKind::ColdResume);
+    }
+
+    #[test]
+    fn thresholds_are_honoured() {
+        let facts = StepFacts { prompt: Tokens(100), reused: Tokens(30), ..StepFacts::default() };
+        let mut thresholds = Thresholds { long: Tokens(10), reused_percent: 31, ..Thresholds::default() };
+        assert_eq!(classify(&facts, &thresholds), StepKind::NewLongPrefix);
+        thresholds.reused_percent = 30;
+        assert_eq!(classify(&facts, &thresholds), StepKind::LongToolOutput);
+    }
+
+    #[test]
+    fn a_head_is_equalled_extended_or_left_by_whole_blocks() {
+        let of = |prompt, head, shared| HeadRelation::of(Blocks(prompt), Blocks(head), Blocks(shared));
+        assert_eq!(of(10, 10, 10), HeadRelation::Equals);
+        assert_eq!(of(8, 10, 8), HeadRelation::Equals, "a retry ends before the answer that followed it");
+        assert_eq!(of(12, 10, 10), HeadRelation::Extends);
+        assert_eq!(of(12, 10, 4), HeadRelation::LeavesMidPath);
+        assert_eq!(of(12, 0, 0), HeadRelation::Unknown);
+        assert_eq!(of(0, 10, 0), HeadRelation::Unknown);
+        assert_eq!(of(12, 10, 0), HeadRelation::Unknown, "nothing shared is another conversation, not a fork");
+    }
+
+    #[test]
+    fn every_kind_is_spelled_alike_in_code_and_json() {
+        for kind in StepKind::ALL {
+            assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{}\"", kind.as_str()));
+        }
+    }
+}
