@@ -1,1 +1,3 @@
 //! The front door: from the client's bytes to the engine's and back. `pipeline` names the eight steps.
+
+pub mod pipeline;

@@ -1,0 +1,226 @@
+//! Why a step was served as it was: what was known, every candidate and its price, the choice, then what happened.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use planner::{Action, Decision};
+use serde::Serialize;
+use vocabulary::{Bytes, Epoch, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId};
+
+use super::session_key::KeySource;
+use super::steering::Mode;
+
+/// One served step, from decision to outcome.
+#[derive(Clone, Serialize, Debug)]
+pub struct Receipt {
+    /// The request; the client sees it in `x-request-id`.
+    pub request: RequestId,
+    /// Wall clock at arrival, milliseconds since 1970. For display.
+    pub at_unix_ms: u64,
+    /// Who asked.
+    pub tenant: TenantId,
+    /// For which model.
+    pub model: ModelId,
+    /// What was known before the decision.
+    pub known: Known,
+    /// Who decided.
+    pub mode: Mode,
+    /// The choice with all candidates; none in mode `sticky`, where nothing is priced.
+    pub decision: Option<Decision>,
+    /// Every try of this request, the last one served it.
+    pub attempts: Vec<Attempt>,
+    /// What came of it; none while it runs.
+    pub seen: Option<Seen>,
+}
+
+/// What was known of the prompt and its session.
+#[derive(Clone, Serialize, Debug)]
+pub struct Known {
+    /// The session.
+    pub session: SessionId,
+    /// Where its name came from; none when the prompt's chain decided.
+    pub named_by: Option<KeySource>,
+    /// Why the prompt is known by its bytes only; none when by token ids.
+    pub fallback: Option<&'static str>,
+    /// The effective owner.
+    pub owner: Option<Owner>,
+    /// Since when.
+    pub epoch: Epoch,
+    /// Prompt tokens.
+    pub prompt: Tokens,
+    /// Of these, sealed ones.
+    pub sealed: Tokens,
+    /// The most that any worker holds.
+    pub deepest_overlap: Tokens,
+}
+
+/// One try of a request.
+#[derive(Clone, Serialize, Debug)]
+pub struct Attempt {
+    /// What was tried.
+    pub action: Action,
+    /// Who was to compute the prompt.
+    pub prefill: WorkerId,
+    /// Who was to answer.
+    pub decode: WorkerId,
+    /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
+    pub remarks: Vec<Remark>,
+}
+
+/// Something that did not go as planned. Each is counted as well.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Remark {
+    /// No connection to the decode leg's worker.
+    DecodeUnreachable,
+    /// The decode leg's worker broke off before its first byte, or answered with a server error.
+    DecodeFailed,
+    /// The decode leg's worker refused for lack of room.
+    DecodeBusy,
+    /// The decode leg did not answer in time.
+    DecodeTimeout,
+    /// The prefill leg failed; the prompt was computed at the target.
+    PrefillFailed,
+    /// The prefill leg answered without transfer parameters; the prompt was computed at the target.
+    NoTransferParameters,
+    /// The replicate's source or target failed; the step was served without it.
+    ReplicateFailed,
+    /// The source had to compute again what it was believed to hold.
+    SourceRecomputed,
+}
+
+impl Remark {
+    /// The word for logs, metrics and the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Remark::DecodeUnreachable => "decode_unreachable",
+            Remark::DecodeFailed => "decode_failed",
+            Remark::DecodeBusy => "decode_busy",
+            Remark::DecodeTimeout => "decode_timeout",
+            Remark::PrefillFailed => "prefill_failed",
+            Remark::NoTransferParameters => "no_transfer_parameters",
+            Remark::ReplicateFailed => "replicate_failed",
+            Remark::SourceRecomputed => "source_recomputed",
+        }
+    }
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// The whole answer was delivered.
+    Complete,
+    /// The worker answered with an error of the client's making.
+    Refused,
+    /// The worker died in the middle; the client got an error event.
+    Broken,
+    /// The client left.
+    ClientLeft,
+    /// Nobody could serve it.
+    Failed,
+}
+
+/// What was observed.
+#[derive(Clone, Copy, Serialize, Debug)]
+pub struct Seen {
+    /// How it ended.
+    pub ending: Ending,
+    /// HTTP status of the answer.
+    pub status: u16,
+    /// Predicted time to the first token: the plan's price.
+    pub predicted: Option<Micros>,
+    /// From arrival to the first byte of the answer.
+    pub first_token: Option<Micros>,
+    /// From arrival to the last byte.
+    pub total: Micros,
+    /// Prompt tokens that the plan expected to find at the target.
+    pub predicted_cached: Tokens,
+    /// Prompt tokens that the engine says it found (usage); none when it does not say.
+    pub cached: Option<Tokens>,
+    /// Tokens of the answer.
+    pub answered: Option<Tokens>,
+    /// Bytes that were moved between workers for it, as planned.
+    pub moved: Bytes,
+}
+
+/// The newest receipts.
+#[derive(Debug)]
+pub struct Receipts {
+    ring: Mutex<VecDeque<Arc<Receipt>>>,
+    capacity: usize,
+}
+
+impl Receipts {
+    /// Keeps the newest `capacity` of them.
+    pub fn new(capacity: usize) -> Self {
+        Self { ring: Mutex::new(VecDeque::with_capacity(capacity.min(4096))), capacity: capacity.max(1) }
+    }
+
+    /// Files a finished one.
+    pub fn file(&self, receipt: Receipt) {
+        let mut ring = self.ring.lock();
+        if ring.len() == self.capacity {
+            ring.pop_front();
+        }
+        ring.push_back(Arc::new(receipt));
+    }
+
+    /// The newest `limit` that `wanted` accepts, newest first.
+    pub fn newest(&self, limit: usize, wanted: impl Fn(&Receipt) -> bool) -> Vec<Arc<Receipt>> {
+        self.ring.lock().iter().rev().filter(|receipt| wanted(receipt)).take(limit).cloned().collect()
+    }
+
+    /// The one of this request.
+    pub fn of(&self, request: RequestId) -> Option<Arc<Receipt>> {
+        self.ring.lock().iter().rev().find(|receipt| receipt.request == request).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receipt(n: u128) -> Receipt {
+        Receipt {
+            request: RequestId(n),
+            at_unix_ms: 0,
+            tenant: TenantId::default(),
+            model: "m".into(),
+            known: Known {
+                session: SessionId(n % 2),
+                named_by: None,
+                fallback: None,
+                owner: None,
+                epoch: Epoch::default(),
+                prompt: Tokens(1),
+                sealed: Tokens(0),
+                deepest_overlap: Tokens(0),
+            },
+            mode: Mode::Sticky,
+            decision: None,
+            attempts: Vec::new(),
+            seen: None,
+        }
+    }
+
+    #[test]
+    fn the_oldest_receipt_makes_room() {
+        let receipts = Receipts::new(3);
+        (0..5).for_each(|n| receipts.file(receipt(n)));
+        let newest = |limit| receipts.newest(limit, |_| true).iter().map(|r| r.request.0).collect::<Vec<_>>();
+        assert_eq!(newest(10), [4, 3, 2]);
+        assert_eq!(newest(1), [4]);
+        assert_eq!(receipts.of(RequestId(1)).map(|r| r.request), None);
+        assert_eq!(receipts.of(RequestId(3)).map(|r| r.request), Some(RequestId(3)));
+    }
+
+    #[test]
+    fn receipts_are_found_by_what_is_wanted_of_them() {
+        let receipts = Receipts::new(8);
+        (0..5).for_each(|n| receipts.file(receipt(n)));
+        let odd = receipts.newest(8, |receipt| receipt.known.session == SessionId(1));
+        assert_eq!(odd.iter().map(|r| r.request.0).collect::<Vec<_>>(), [3, 1]);
+    }
+}

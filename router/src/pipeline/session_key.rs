@@ -1,0 +1,128 @@
+//! Who a request says it belongs to: the headers and body fields by which agents name their sessions.
+//!
+//! It only reads names. What a session is worth (its head, its owner) the ledger knows.
+
+use http::HeaderMap;
+
+/// The longest name that is looked at; what lies beyond does not tell sessions apart.
+pub const LONGEST_KEY: usize = 512;
+
+/// Where a session's name came from, the most trusted source first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeySource {
+    /// `x-session-id`.
+    SessionHeader,
+    /// `x-claude-code-session-id`, with the agent's id where one is given.
+    ClaudeCode,
+    /// `session-id` or `session_id` (Codex).
+    Codex,
+    /// `x-session-affinity` (OpenCode).
+    Affinity,
+    /// `x-dynamo-session-id`.
+    Dynamo,
+    /// `x-litellm-session-id`.
+    LiteLlm,
+    /// A body field: `prompt_cache_key`, `session_params.session_id`, `metadata.session_id`.
+    Body,
+}
+
+/// A session as its client names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionKey {
+    /// The name, at most `LONGEST_KEY` bytes.
+    pub name: String,
+    /// The session that this one was spawned from, by name.
+    pub parent: Option<String>,
+    /// Where the name stood.
+    pub source: KeySource,
+}
+
+/// Header names by trust, each with the source it stands for.
+const HEADERS: [(&str, KeySource); 7] = [
+    ("x-session-id", KeySource::SessionHeader),
+    ("x-claude-code-session-id", KeySource::ClaudeCode),
+    ("session-id", KeySource::Codex),
+    ("session_id", KeySource::Codex),
+    ("x-session-affinity", KeySource::Affinity),
+    ("x-dynamo-session-id", KeySource::Dynamo),
+    ("x-litellm-session-id", KeySource::LiteLlm),
+];
+
+impl SessionKey {
+    /// The name in the headers, else the one in the body (`in_body`).
+    pub fn find(headers: &HeaderMap, in_body: Option<&str>) -> Option<Self> {
+        HEADERS
+            .iter()
+            .find_map(|(header, source)| Some(Self::new(text(headers, header)?, headers, *source)))
+            .or_else(|| Some(Self::new(in_body.filter(|name| !name.is_empty())?, headers, KeySource::Body)))
+    }
+
+    fn new(name: &str, headers: &HeaderMap, source: KeySource) -> Self {
+        let mut key = Self { name: clip(name).to_owned(), parent: None, source };
+        match source {
+            // Sub-agents share their session's header; each is a conversation of its own.
+            KeySource::ClaudeCode => {
+                if let Some(agent) = text(headers, "x-claude-code-agent-id") {
+                    key.name = format!("{}/{}", key.name, clip(agent));
+                    key.parent = Some(match text(headers, "x-claude-code-parent-agent-id") {
+                        Some(parent) => format!("{}/{}", clip(name), clip(parent)),
+                        None => clip(name).to_owned(),
+                    });
+                }
+            }
+            _ => key.parent = text(headers, "x-parent-session-id").map(|parent| clip(parent).to_owned()),
+        }
+        key
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim).filter(|value| !value.is_empty())
+}
+
+/// The first `LONGEST_KEY` bytes, cut at a character.
+fn clip(name: &str) -> &str {
+    &name[..name.floor_char_boundary(LONGEST_KEY)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(headers: &[(&'static str, &str)], body: Option<&str>) -> Option<(String, Option<String>, KeySource)> {
+        let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        SessionKey::find(&headers, body).map(|key| (key.name, key.parent, key.source))
+    }
+
+    #[test]
+    fn the_most_trusted_header_names_the_session() {
+        let both = [("x-litellm-session-id", "b"), ("x-session-id", "a")];
+        assert_eq!(key(&both, Some("c")), Some(("a".into(), None, KeySource::SessionHeader)));
+        assert_eq!(key(&both[..1], Some("c")), Some(("b".into(), None, KeySource::LiteLlm)));
+    }
+
+    #[test]
+    fn a_body_field_names_it_when_no_header_does() {
+        assert_eq!(key(&[("x-session-id", " ")], Some("c")), Some(("c".into(), None, KeySource::Body)));
+        assert_eq!(key(&[], Some("")), None);
+        assert_eq!(key(&[], None), None);
+    }
+
+    #[test]
+    fn a_sub_agent_is_a_session_of_its_own_with_a_parent() {
+        let agent = [("x-claude-code-session-id", "s"), ("x-claude-code-agent-id", "x")];
+        assert_eq!(key(&agent, None), Some(("s/x".into(), Some("s".into()), KeySource::ClaudeCode)));
+        let nested = [agent[0], agent[1], ("x-claude-code-parent-agent-id", "y")];
+        assert_eq!(key(&nested, None), Some(("s/x".into(), Some("s/y".into()), KeySource::ClaudeCode)));
+        let opencode = [("x-session-affinity", "child"), ("x-parent-session-id", "p")];
+        assert_eq!(key(&opencode, None), Some(("child".into(), Some("p".into()), KeySource::Affinity)));
+    }
+
+    #[test]
+    fn a_very_long_name_is_cut_at_a_character() {
+        let long = "é".repeat(LONGEST_KEY);
+        let (name, ..) = key(&[], Some(&long)).unwrap();
+        assert_eq!(name.len(), LONGEST_KEY);
+    }
+}

@@ -1,0 +1,126 @@
+//! One run for all who want the same thing at once: a second caller waits for the first one's outcome.
+//!
+//! The run is a task of its own, so that it ends properly even when everybody who waited has left.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// Runs under way by key, each with the outcome to come.
+type Running<K, T> = Mutex<HashMap<K, watch::Receiver<Option<T>>>>;
+
+/// Runs under way, by what they are for.
+#[derive(Debug)]
+pub struct SingleFlight<K, T> {
+    running: Arc<Running<K, T>>,
+}
+
+impl<K, T> Default for SingleFlight<K, T> {
+    fn default() -> Self {
+        Self { running: Arc::default() }
+    }
+}
+
+impl<K, T> SingleFlight<K, T>
+where
+    K: Hash + Eq + Clone + Send + 'static,
+    T: Clone + Send + Sync + 'static,
+{
+    /// Waits for the run for `key`, starting `work` when none is under way. `None` when the run died.
+    pub async fn run<F>(&self, key: K, work: F) -> Option<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let mut outcome = self.join_or_start(key, work);
+        let arrived = outcome.wait_for(Option::is_some).await.ok()?;
+        arrived.clone()
+    }
+
+    fn join_or_start<F>(&self, key: K, work: F) -> watch::Receiver<Option<T>>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let mut running = self.running.lock();
+        if let Some(outcome) = running.get(&key) {
+            return outcome.clone();
+        }
+        let (sender, receiver) = watch::channel(None);
+        running.insert(key.clone(), receiver.clone());
+        let landing = Landing { running: self.running.clone(), key };
+        tokio::spawn(async move {
+            let outcome = work.await;
+            drop(landing);
+            // Nobody may be waiting any more.
+            let _ = sender.send(Some(outcome));
+        });
+        receiver
+    }
+
+    /// Runs under way.
+    pub fn len(&self) -> usize {
+        self.running.lock().len()
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Takes the run off the list when it ends, also by a panic.
+struct Landing<K: Hash + Eq, T> {
+    running: Arc<Running<K, T>>,
+    key: K,
+}
+
+impl<K: Hash + Eq, T> Drop for Landing<K, T> {
+    fn drop(&mut self) {
+        self.running.lock().remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::Notify;
+
+    #[tokio::test]
+    async fn two_callers_share_one_run() {
+        let (flight, runs, go) = (SingleFlight::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let work = || {
+            let (runs, go) = (runs.clone(), go.clone());
+            async move {
+                runs.fetch_add(1, Ordering::SeqCst);
+                go.notified().await;
+                7
+            }
+        };
+        let release = async {
+            tokio::task::yield_now().await;
+            go.notify_one();
+        };
+        let (a, b, ()) = tokio::join!(flight.run("k", work()), flight.run("k", work()), release);
+        assert_eq!((a, b, runs.load(Ordering::SeqCst)), (Some(7), Some(7), 1));
+        assert!(flight.is_empty(), "the next caller starts a new run");
+    }
+
+    #[tokio::test]
+    async fn the_run_ends_although_the_caller_left() {
+        let (flight, done) = (SingleFlight::<u8, ()>::default(), Arc::new(Notify::new()));
+        let finished = done.clone();
+        let left = flight.run(1, async move { finished.notify_one() });
+        drop(tokio::time::timeout(std::time::Duration::ZERO, left).await);
+        done.notified().await;
+    }
+
+    #[tokio::test]
+    async fn a_run_that_panics_wakes_its_callers_and_leaves_the_list() {
+        let flight = SingleFlight::<u8, ()>::default();
+        assert_eq!(flight.run(1, async { panic!("planned") }).await, None);
+        assert!(flight.is_empty());
+    }
+}
