@@ -1,1 +1,28 @@
-//! residency.
+//! Who holds what: the residency index and what a stream of an engine's KV events means for it.
+//!
+//! Pure: no IO, no clock, no lock. What an engine says is untrusted: it is bounded, checked and counted, and never
+//! panics. Engines' block hashes are opaque here; they are keyed per engine and turned into our own chain.
+//!
+//! The way of an event: [`decode`] bytes to a [`Batch`], [`Stream`] says whether its turn has come, [`Feed`] turns it
+//! into [`Change`]s outside any lock and settles them into the shared [`Index`] in bounded portions.
+
+mod copies;
+mod cursor;
+mod decode;
+mod event;
+mod feed;
+mod holders;
+mod index;
+mod mix;
+mod orphans;
+mod routed;
+mod source;
+mod stream;
+
+pub use decode::{DecodeError, Limits, decode};
+pub use event::{Batch, EngineHash, Event, ExtraKey, Removed, SpecKind, Stored};
+pub use feed::{Feed, Settled};
+pub use index::{Change, Index, Slot, TooManySources};
+pub use routed::{Routed, RoutedLimits};
+pub use source::{Removal, Source, SourceCounts, SourceRules};
+pub use stream::{Met, Stream, Verdict};

@@ -1,0 +1,150 @@
+//! A strict reader of msgpack from a byte slice. Every length is checked against what is left before it is believed.
+
+use crate::decode::DecodeError;
+
+/// How deep unknown values may nest before they are refused.
+const DEEPEST: u32 = 16;
+
+/// What comes next, its head already read.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Item<'a> {
+    Nil,
+    Bool(bool),
+    Unsigned(u64),
+    Negative(i64),
+    Float(f64),
+    Text(&'a [u8]),
+    Bytes(&'a [u8]),
+    Array(u32),
+    Map(u32),
+    Extension,
+}
+
+/// A position in a message.
+#[derive(Clone, Copy)]
+pub(crate) struct Cursor<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    pub(crate) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
+        let (head, rest) = self.rest.split_at_checked(count).ok_or(DecodeError::Truncated)?;
+        self.rest = rest;
+        Ok(head)
+    }
+
+    /// A big-endian number of `N` bytes.
+    fn number<const N: usize>(&mut self) -> Result<u64, DecodeError> {
+        Ok(self.take(N)?.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    }
+
+    fn text<const N: usize>(&mut self) -> Result<Item<'a>, DecodeError> {
+        let length = self.number::<N>()? as usize;
+        Ok(Item::Text(self.take(length)?))
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<Item<'a>, DecodeError> {
+        let length = self.number::<N>()? as usize;
+        Ok(Item::Bytes(self.take(length)?))
+    }
+
+    /// Entries of at least `each` bytes: a count that cannot fit in what is left is refused before anything trusts it.
+    fn entries<const N: usize>(&mut self, each: usize) -> Result<u32, DecodeError> {
+        let count = self.number::<N>()?;
+        self.fits(count, each)
+    }
+
+    fn fits(&self, count: u64, each: usize) -> Result<u32, DecodeError> {
+        if count.saturating_mul(each as u64) > self.rest.len() as u64 {
+            return Err(DecodeError::Truncated);
+        }
+        Ok(count as u32)
+    }
+
+    fn signed(value: i64) -> Item<'a> {
+        if value < 0 { Item::Negative(value) } else { Item::Unsigned(value as u64) }
+    }
+
+    pub(crate) fn item(&mut self) -> Result<Item<'a>, DecodeError> {
+        let head = self.take(1)?[0];
+        Ok(match head {
+            0x00..=0x7f => Item::Unsigned(u64::from(head)),
+            0x80..=0x8f => Item::Map(self.fits(u64::from(head & 0x0f), 2)?),
+            0x90..=0x9f => Item::Array(self.fits(u64::from(head & 0x0f), 1)?),
+            0xa0..=0xbf => Item::Text(self.take(usize::from(head & 0x1f))?),
+            0xc0 => Item::Nil,
+            0xc1 => return Err(DecodeError::Malformed),
+            0xc2 => Item::Bool(false),
+            0xc3 => Item::Bool(true),
+            0xc4 => self.bytes::<1>()?,
+            0xc5 => self.bytes::<2>()?,
+            0xc6 => self.bytes::<4>()?,
+            0xc7..=0xc9 => self.extension(head)?,
+            0xca => Item::Float(f64::from(f32::from_bits(self.number::<4>()? as u32))),
+            0xcb => Item::Float(f64::from_bits(self.number::<8>()?)),
+            0xcc => Item::Unsigned(self.number::<1>()?),
+            0xcd => Item::Unsigned(self.number::<2>()?),
+            0xce => Item::Unsigned(self.number::<4>()?),
+            0xcf => Item::Unsigned(self.number::<8>()?),
+            0xd0 => Self::signed(i64::from(self.number::<1>()? as i8)),
+            0xd1 => Self::signed(i64::from(self.number::<2>()? as i16)),
+            0xd2 => Self::signed(i64::from(self.number::<4>()? as i32)),
+            0xd3 => Self::signed(self.number::<8>()? as i64),
+            0xd4..=0xd8 => self.extension(head)?,
+            0xd9 => self.text::<1>()?,
+            0xda => self.text::<2>()?,
+            0xdb => self.text::<4>()?,
+            0xdc => Item::Array(self.entries::<2>(1)?),
+            0xdd => Item::Array(self.entries::<4>(1)?),
+            0xde => Item::Map(self.entries::<2>(2)?),
+            0xdf => Item::Map(self.entries::<4>(2)?),
+            0xe0..=0xff => Item::Negative(i64::from(head as i8)),
+        })
+    }
+
+    /// An extension of any kind, skipped: nobody sends them.
+    fn extension(&mut self, head: u8) -> Result<Item<'a>, DecodeError> {
+        let length = match head {
+            0xc7 => self.number::<1>()? as usize,
+            0xc8 => self.number::<2>()? as usize,
+            0xc9 => self.number::<4>()? as usize,
+            fixed => 1 << (fixed - 0xd4),
+        };
+        self.take(1)?;
+        self.take(length)?;
+        Ok(Item::Extension)
+    }
+
+    /// Steps over one value.
+    pub(crate) fn skip(&mut self) -> Result<(), DecodeError> {
+        self.skip_within(DEEPEST)
+    }
+
+    fn skip_within(&mut self, depth: u32) -> Result<(), DecodeError> {
+        let values = match self.item()? {
+            Item::Array(count) => u64::from(count),
+            Item::Map(count) => 2 * u64::from(count),
+            _ => return Ok(()),
+        };
+        let depth = depth.checked_sub(1).ok_or(DecodeError::TooDeep)?;
+        for _ in 0..values {
+            self.skip_within(depth)?;
+        }
+        Ok(())
+    }
+
+    /// Steps over one value and returns its encoding.
+    pub(crate) fn raw(&mut self) -> Result<&'a [u8], DecodeError> {
+        let start = self.rest;
+        self.skip()?;
+        Ok(&start[..start.len() - self.rest.len()])
+    }
+}

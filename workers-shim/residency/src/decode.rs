@@ -1,0 +1,288 @@
+//! From the bytes of a KV-event message to a [`Batch`]: vLLM's and SGLang's maps and the older positional arrays.
+//!
+//! Unknown fields and events are stepped over; a field of the wrong type refuses the whole batch, so that nothing is
+//! half applied.
+
+use vocabulary::DpRank;
+
+use crate::cursor::{Cursor, Item};
+use crate::event::{Batch, EngineHash, Event, ExtraKey, Removed, SpecKind, Stored, tier_of};
+
+/// Why a message could not be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// It ends too early, or claims lengths beyond its end.
+    #[error("the message ends before what it announces")]
+    Truncated,
+    /// A byte that begins no value.
+    #[error("a byte that begins no msgpack value")]
+    Malformed,
+    /// Something follows the batch.
+    #[error("bytes after the end of the batch")]
+    Trailing,
+    /// Values nested too deep.
+    #[error("values nested too deep")]
+    TooDeep,
+    /// More than is accepted of one thing.
+    #[error("too many {0}")]
+    TooMany(&'static str),
+    /// A field holds something else than it should.
+    #[error("unexpected type of {0}")]
+    Type(&'static str),
+}
+
+/// What one message may contain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes of the message.
+    pub bytes: usize,
+    /// Events in it.
+    pub events: u32,
+    /// Blocks in one event.
+    pub blocks: u32,
+    /// Characters of a salt or an adapter name.
+    pub text: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes: 64 << 20, events: 100_000, blocks: 1 << 18, text: 4096 }
+    }
+}
+
+/// Reads one message: `[timestamp, [event, ...], rank?]`.
+pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Batch, DecodeError> {
+    if bytes.len() > limits.bytes {
+        return Err(DecodeError::TooMany("bytes"));
+    }
+    let mut reader = Reader { cursor: Cursor::new(bytes), limits };
+    let Item::Array(fields @ 2..) = reader.cursor.item()? else { return Err(DecodeError::Type("batch")) };
+    let timestamp = match reader.cursor.item()? {
+        Item::Float(seconds) => seconds,
+        Item::Unsigned(seconds) => seconds as f64,
+        _ => return Err(DecodeError::Type("timestamp")),
+    };
+    let Item::Array(count) = reader.cursor.item()? else { return Err(DecodeError::Type("events")) };
+    if count > limits.events {
+        return Err(DecodeError::TooMany("events"));
+    }
+    let events = (0..count).map(|_| reader.event()).collect::<Result<_, _>>()?;
+    let rank = if fields > 2 { reader.number("rank")? } else { None };
+    for _ in 3..fields {
+        reader.cursor.skip()?;
+    }
+    if reader.cursor.left() > 0 {
+        return Err(DecodeError::Trailing);
+    }
+    let rank = rank.map(|rank| u16::try_from(rank).map(DpRank).map_err(|_| DecodeError::TooMany("ranks")));
+    Ok(Batch { timestamp, events, rank: rank.transpose()? })
+}
+
+/// The fields of every kind of event, not yet given a meaning.
+#[derive(Default)]
+struct Fields {
+    hashes: Vec<EngineHash>,
+    parent: Option<EngineHash>,
+    tokens: Vec<u32>,
+    block_size: u64,
+    lora_id: Option<u64>,
+    medium: Option<Box<str>>,
+    lora_name: Option<Box<str>>,
+    salt: Option<Box<str>>,
+    extra: Vec<Vec<ExtraKey>>,
+    group: u64,
+    kind: Option<Box<str>>,
+    remaining: Vec<u32>,
+}
+
+/// Field order of the positional encoding.
+const STORED: [&str; 10] = [
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+];
+const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
+
+struct Reader<'a, 'l> {
+    cursor: Cursor<'a>,
+    limits: &'l Limits,
+}
+
+impl<'a> Reader<'a, '_> {
+    fn event(&mut self) -> Result<Event, DecodeError> {
+        match self.cursor.item()? {
+            Item::Array(count @ 1..) => self.positional(count),
+            Item::Map(count) => self.tagged(count),
+            _ => Err(DecodeError::Type("event")),
+        }
+    }
+
+    fn positional(&mut self, count: u32) -> Result<Event, DecodeError> {
+        let Item::Text(tag) = self.cursor.item()? else { return Err(DecodeError::Type("event tag")) };
+        let names: &[&str] = match tag {
+            b"BlockStored" => &STORED,
+            b"BlockRemoved" => &REMOVED,
+            _ => &[],
+        };
+        let mut fields = Fields::default();
+        for position in 0..count as usize - 1 {
+            match names.get(position) {
+                Some(name) => self.field(name.as_bytes(), &mut fields)?,
+                None => self.cursor.skip()?,
+            }
+        }
+        meaning(tag, fields)
+    }
+
+    fn tagged(&mut self, count: u32) -> Result<Event, DecodeError> {
+        let mut fields = Fields::default();
+        let mut tag: &[u8] = b"";
+        for _ in 0..count {
+            let Item::Text(name) = self.cursor.item()? else { return Err(DecodeError::Type("field name")) };
+            if name == b"type" {
+                let Item::Text(text) = self.cursor.item()? else { return Err(DecodeError::Type("event tag")) };
+                tag = text;
+            } else {
+                self.field(name, &mut fields)?;
+            }
+        }
+        meaning(tag, fields)
+    }
+
+    fn field(&mut self, name: &[u8], fields: &mut Fields) -> Result<(), DecodeError> {
+        match name {
+            b"block_hashes" => fields.hashes = self.list("block_hashes", |item| hash(item))?,
+            b"parent_block_hash" => {
+                fields.parent = match self.cursor.item()? {
+                    Item::Nil => None,
+                    item => Some(hash(item).ok_or(DecodeError::Type("parent_block_hash"))?),
+                }
+            }
+            b"token_ids" => fields.tokens = self.tokens()?,
+            b"block_size" => fields.block_size = self.number("block_size")?.unwrap_or(0),
+            b"lora_id" => fields.lora_id = self.number("lora_id")?,
+            b"medium" => fields.medium = self.text("medium")?,
+            b"lora_name" => fields.lora_name = self.text("lora_name")?,
+            b"cache_salt" => fields.salt = self.text("cache_salt")?,
+            b"extra_keys" => fields.extra = self.extra_keys()?,
+            b"group_idx" => fields.group = self.number("group_idx")?.unwrap_or(0),
+            b"kv_cache_spec_kind" => fields.kind = self.text("kv_cache_spec_kind")?,
+            b"remaining_copy_counts" => {
+                fields.remaining = self.list("remaining_copy_counts", |item| match item {
+                    Item::Unsigned(count) => u32::try_from(count).ok(),
+                    _ => None,
+                })?;
+            }
+            _ => self.cursor.skip()?,
+        }
+        Ok(())
+    }
+
+    /// An array, or nil for an empty one, of at most as many entries as an event may have blocks.
+    fn list<T>(&mut self, what: &'static str, read: fn(Item<'a>) -> Option<T>) -> Result<Vec<T>, DecodeError> {
+        let count = self.count(what, u64::from(self.limits.blocks))?;
+        (0..count).map(|_| read(self.cursor.item()?).ok_or(DecodeError::Type(what))).collect()
+    }
+
+    fn count(&mut self, what: &'static str, most: u64) -> Result<u32, DecodeError> {
+        match self.cursor.item()? {
+            Item::Nil => Ok(0),
+            Item::Array(count) if u64::from(count) <= most => Ok(count),
+            Item::Array(_) => Err(DecodeError::TooMany(what)),
+            _ => Err(DecodeError::Type(what)),
+        }
+    }
+
+    fn tokens(&mut self) -> Result<Vec<u32>, DecodeError> {
+        let count = self.count("token_ids", u64::MAX)?;
+        (0..count)
+            .map(|_| match self.cursor.item()? {
+                Item::Unsigned(token) => u32::try_from(token).map_err(|_| DecodeError::Type("token_ids")),
+                _ => Err(DecodeError::Type("token_ids")),
+            })
+            .collect()
+    }
+
+    fn extra_keys(&mut self) -> Result<Vec<Vec<ExtraKey>>, DecodeError> {
+        let blocks = self.count("extra_keys", u64::from(self.limits.blocks))?;
+        (0..blocks)
+            .map(|_| {
+                let keys = self.count("extra_keys", self.limits.text as u64)?;
+                (0..keys).map(|_| self.extra_key()).collect()
+            })
+            .collect()
+    }
+
+    fn extra_key(&mut self) -> Result<ExtraKey, DecodeError> {
+        let raw = self.cursor.raw()?;
+        if raw.len() > self.limits.text + 8 {
+            return Err(DecodeError::TooMany("bytes of an extra key"));
+        }
+        Ok(match Cursor::new(raw).item()? {
+            Item::Text(text) => ExtraKey::Text(utf8(text, "extra_keys")?.into()),
+            _ => ExtraKey::Raw(raw.into()),
+        })
+    }
+
+    fn number(&mut self, what: &'static str) -> Result<Option<u64>, DecodeError> {
+        match self.cursor.item()? {
+            Item::Nil => Ok(None),
+            Item::Unsigned(value) => Ok(Some(value)),
+            _ => Err(DecodeError::Type(what)),
+        }
+    }
+
+    fn text(&mut self, what: &'static str) -> Result<Option<Box<str>>, DecodeError> {
+        match self.cursor.item()? {
+            Item::Nil => Ok(None),
+            Item::Text(text) if text.len() > self.limits.text => Err(DecodeError::TooMany("characters")),
+            Item::Text(text) => Ok(Some(utf8(text, what)?.into())),
+            _ => Err(DecodeError::Type(what)),
+        }
+    }
+}
+
+fn utf8<'a>(text: &'a [u8], what: &'static str) -> Result<&'a str, DecodeError> {
+    std::str::from_utf8(text).map_err(|_| DecodeError::Type(what))
+}
+
+fn hash(item: Item<'_>) -> Option<EngineHash> {
+    match item {
+        Item::Unsigned(value) => Some(EngineHash(value)),
+        Item::Negative(value) => Some(EngineHash::signed(value)),
+        Item::Bytes(digest) => Some(EngineHash::digest(digest)),
+        _ => None,
+    }
+}
+
+fn meaning(tag: &[u8], fields: Fields) -> Result<Event, DecodeError> {
+    let group = u32::try_from(fields.group).map_err(|_| DecodeError::TooMany("groups"))?;
+    let tier = tier_of(fields.medium.as_deref());
+    Ok(match tag {
+        b"BlockStored" => Event::Stored(Stored {
+            hashes: fields.hashes,
+            parent: fields.parent,
+            tokens: fields.tokens,
+            block_size: u32::try_from(fields.block_size).map_err(|_| DecodeError::TooMany("tokens a block"))?,
+            tier,
+            group,
+            kind: SpecKind::named(fields.kind.as_deref()),
+            adapter: fields.lora_name.or_else(|| fields.lora_id.map(|id| format!("#{id}").into())),
+            salt: fields.salt,
+            extra: fields.extra,
+        }),
+        b"BlockRemoved" => Event::Removed(Removed { hashes: fields.hashes, tier, group, remaining: fields.remaining }),
+        b"AllBlocksCleared" => Event::Cleared,
+        _ => Event::Other,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! From a source's events to the shared index, with the index touched only in bounded portions.
+//!
+//! [`Feed::take`] does the hashing and needs no index; [`Feed::settle`] is what runs under the index's write lock.
+
+use std::collections::VecDeque;
+
+use vocabulary::{DpRank, Knowledge, WorkerId};
+
+use crate::event::Event;
+use crate::index::{Change, Index, Slot, TooManySources};
+use crate::source::{Source, SourceCounts, SourceRules};
+
+/// Whether everything has reached the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Settled {
+    /// It has.
+    Done,
+    /// Call again.
+    More,
+}
+
+type Gone = Box<dyn Iterator<Item = Change> + Send + Sync>;
+
+/// A step that waits to be applied, in order.
+enum Step {
+    Changes(Vec<Change>),
+    /// All blocks at once are gone: a new place is taken, the old one swept later.
+    Anew(Gone),
+    /// Gone for good.
+    Leave(Gone),
+    Know(Knowledge),
+}
+
+/// One rank of one worker: its source and its place in the index.
+pub struct Feed {
+    worker: WorkerId,
+    rank: DpRank,
+    source: Source,
+    slot: Option<Slot>,
+    knowledge: Knowledge,
+    steps: VecDeque<Step>,
+    sweeps: VecDeque<(Slot, Gone)>,
+}
+
+impl Feed {
+    /// A feed that has no place in the index before its first `settle`.
+    pub fn new(worker: WorkerId, rank: DpRank, rules: SourceRules) -> Self {
+        Self {
+            worker,
+            rank,
+            source: Source::new(rules),
+            slot: None,
+            knowledge: Knowledge::Degraded,
+            steps: VecDeque::from([Step::Anew(Box::new(std::iter::empty()))]),
+            sweeps: VecDeque::new(),
+        }
+    }
+
+    /// Works out what an event means.
+    pub fn take(&mut self, event: &Event) {
+        let mut changes = match self.steps.pop_back() {
+            Some(Step::Changes(changes)) => changes,
+            Some(other) => {
+                self.steps.push_back(other);
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
+        match event {
+            Event::Stored(event) => self.source.store(event, &mut changes),
+            Event::Removed(event) => self.source.remove(event, &mut changes),
+            Event::Cleared | Event::Other => {}
+        }
+        if !changes.is_empty() {
+            self.steps.push_back(Step::Changes(changes));
+        }
+        if *event == Event::Cleared {
+            self.reset();
+        }
+    }
+
+    /// Forgets all blocks: the engine cleared its cache, or is another process now.
+    pub fn reset(&mut self) {
+        let gone = Box::new(self.source.clear());
+        self.steps.push_back(Step::Anew(gone));
+    }
+
+    /// Forgets all blocks and gives the place in the index away.
+    pub fn leave(&mut self) {
+        let gone = Box::new(self.source.clear());
+        self.steps.push_back(Step::Leave(gone));
+    }
+
+    /// Says how far the index can be believed.
+    pub fn know(&mut self, knowledge: Knowledge) {
+        self.steps.push_back(Step::Know(knowledge));
+    }
+
+    /// What went wrong in the events so far.
+    pub fn counts(&self) -> SourceCounts {
+        self.source.counts()
+    }
+
+    /// Engine blocks whose place is known.
+    pub fn blocks(&self) -> usize {
+        self.source.len()
+    }
+
+    /// Applies at most about `budget` changes to the index.
+    pub fn settle(&mut self, index: &mut Index, budget: usize) -> Result<Settled, TooManySources> {
+        let mut left = budget.max(1);
+        while left > 0 {
+            let Some(step) = self.steps.pop_front() else { return Ok(self.sweep(index, left)) };
+            left -= self.apply(step, index, left)?;
+        }
+        Ok(Settled::More)
+    }
+
+    /// Applies one step, or as much of it as `budget` allows; returns what it cost.
+    fn apply(&mut self, step: Step, index: &mut Index, budget: usize) -> Result<usize, TooManySources> {
+        match step {
+            Step::Changes(mut changes) => {
+                let rest = changes.split_off(changes.len().min(budget));
+                if let Some(slot) = self.slot {
+                    index.apply(slot, &changes);
+                }
+                if !rest.is_empty() {
+                    self.steps.push_front(Step::Changes(rest));
+                }
+                return Ok(changes.len());
+            }
+            Step::Anew(gone) => {
+                self.vacate(index, gone);
+                self.slot = Some(index.join(self.worker, self.rank, self.knowledge)?);
+            }
+            Step::Leave(gone) => self.vacate(index, gone),
+            Step::Know(knowledge) => {
+                self.knowledge = knowledge;
+                if let Some(slot) = self.slot {
+                    index.know(slot, knowledge);
+                }
+            }
+        }
+        Ok(1)
+    }
+
+    fn vacate(&mut self, index: &mut Index, gone: Gone) {
+        if let Some(slot) = self.slot.take() {
+            index.retire(slot);
+            self.sweeps.push_back((slot, gone));
+        }
+    }
+
+    /// Removes blocks of former lives.
+    fn sweep(&mut self, index: &mut Index, budget: usize) -> Settled {
+        let Some((slot, gone)) = self.sweeps.front_mut() else { return Settled::Done };
+        let portion: Vec<Change> = gone.take(budget).collect();
+        index.apply(*slot, &portion);
+        if portion.len() < budget {
+            index.release(*slot);
+            self.sweeps.pop_front();
+        }
+        if self.sweeps.is_empty() { Settled::Done } else { Settled::More }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! The residency index: for each chain block, who holds it.
+//!
+//! Exact for any holes and any order of eviction: a lookup walks the chain block by block while anyone is left who
+//! holds all of it so far. Nothing here walks a whole source; leaving is one bit, sweeping is the feeds' work.
+
+use vocabulary::{BlockHash, Blocks, Chain, DpRank, Knowledge, Overlap, Tier, WorkerId};
+
+use crate::holders::{Holders, Word, plane, tier};
+use crate::mix::MixMap;
+
+/// What became of one chain block at one source.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It lies there now.
+    Held(BlockHash, Tier),
+    /// It no longer does.
+    Gone(BlockHash, Tier),
+}
+
+/// A source's place in the index: one life of one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Slot(u16);
+
+/// All places are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the index has no place for more than {} sources", Index::MOST_SOURCES)]
+pub struct TooManySources;
+
+struct Seat {
+    worker: WorkerId,
+    rank: DpRank,
+    knowledge: Knowledge,
+}
+
+/// Who holds which chain block.
+#[derive(Default)]
+pub struct Index {
+    blocks: MixMap<BlockHash, Holders>,
+    /// Blocks that one source holds under several of its own names, beyond the first.
+    doubled: MixMap<(BlockHash, u16, u8), u32>,
+    /// Places of sources; none where free or retired.
+    seats: Vec<Option<Seat>>,
+    /// Bits of the seats that are taken.
+    live: Vec<u64>,
+    free: Vec<u16>,
+}
+
+impl Index {
+    /// Places for sources, retired ones that are not yet swept included.
+    pub const MOST_SOURCES: usize = 8192;
+
+    /// An index that knows nobody.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a place for a source that holds nothing yet.
+    pub fn join(&mut self, worker: WorkerId, rank: DpRank, knowledge: Knowledge) -> Result<Slot, TooManySources> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.seats.len() < Self::MOST_SOURCES => {
+                self.seats.push(None);
+                self.live.resize(self.seats.len().div_ceil(64), 0);
+                (self.seats.len() - 1) as u16
+            }
+            None => return Err(TooManySources),
+        };
+        self.seats[usize::from(slot)] = Some(Seat { worker, rank, knowledge });
+        self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
+        Ok(Slot(slot))
+    }
+
+    /// From now on the source holds nothing. Its blocks stay until they are removed, but are not seen.
+    pub fn retire(&mut self, slot: Slot) {
+        self.seats[usize::from(slot.0)] = None;
+        self.live[usize::from(slot.0) / 64] &= !(1 << (slot.0 % 64));
+    }
+
+    /// Gives a retired place away; all its blocks must have been removed.
+    pub fn release(&mut self, slot: Slot) {
+        debug_assert!(self.seats[usize::from(slot.0)].is_none(), "only a retired place can be released");
+        self.free.push(slot.0);
+    }
+
+    /// Applies what became of a source's blocks. What is removed without being held is ignored.
+    pub fn apply(&mut self, slot: Slot, changes: &[Change]) {
+        for change in changes {
+            match *change {
+                Change::Held(hash, tier) => self.hold(slot.0, hash, tier),
+                Change::Gone(hash, tier) => self.drop_one(slot.0, hash, tier),
+            }
+        }
+    }
+
+    fn hold(&mut self, slot: u16, hash: BlockHash, tier: Tier) {
+        let mut new = false;
+        let holders = self.blocks.entry(hash).or_insert_with(|| {
+            new = true;
+            Holders::one(slot, tier)
+        });
+        if !new && !holders.add(slot, tier) {
+            *self.doubled.entry((hash, slot, plane(tier) as u8)).or_default() += 1;
+        }
+    }
+
+    fn drop_one(&mut self, slot: u16, hash: BlockHash, tier: Tier) {
+        if !self.doubled.is_empty() {
+            let key = (hash, slot, plane(tier) as u8);
+            if let Some(count) = self.doubled.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.doubled.remove(&key);
+                }
+                return;
+            }
+        }
+        if let Some(holders) = self.blocks.get_mut(&hash)
+            && holders.remove(slot, tier)
+            && holders.is_empty()
+        {
+            self.blocks.remove(&hash);
+        }
+    }
+
+    /// Changes what is known of a source.
+    pub fn know(&mut self, slot: Slot, knowledge: Knowledge) {
+        if let Some(seat) = &mut self.seats[usize::from(slot.0)] {
+            seat.knowledge = knowledge;
+        }
+    }
+
+    /// What is known of a worker: the least that is known of any of its ranks.
+    pub fn knowledge(&self, worker: WorkerId) -> Knowledge {
+        let seats = self.seats.iter().flatten().filter(|seat| seat.worker == worker);
+        seats.map(|seat| seat.knowledge).min().unwrap_or_default()
+    }
+
+    /// Chain blocks that anyone holds.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Sources that hold a place.
+    pub fn sources(&self) -> usize {
+        self.seats.iter().flatten().count()
+    }
+
+    /// Who holds the leading blocks of `chain` without a hole, and how many. A slower tier is listed where it reaches
+    /// further than the faster ones alone. Sorted by worker, rank and tier; nobody is listed with nothing.
+    pub fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap> {
+        self.walk(chain.iter().copied())
+    }
+
+    /// The same for a prompt's chain.
+    pub fn overlaps_of(&self, chain: &Chain) -> Vec<Overlap> {
+        self.walk(chain.ids.iter().map(|id| id.block_hash()))
+    }
+
+    fn walk(&self, chain: impl Iterator<Item = BlockHash>) -> Vec<Overlap> {
+        let mut alive: Vec<Word> = self.live.iter().map(|bits| [*bits; 3]).collect();
+        let mut found = Vec::new();
+        let mut depth = 0;
+        for hash in chain {
+            let Some(holders) = self.blocks.get(&hash) else { break };
+            let mut anyone = 0;
+            for (word, alive) in alive.iter_mut().enumerate() {
+                let reach = holders.reach(word);
+                for plane in 0..3 {
+                    let left = alive[plane] & !reach[plane];
+                    if left != 0 && depth > 0 {
+                        self.note(left, (word, plane, depth), &mut found);
+                    }
+                    alive[plane] &= reach[plane];
+                }
+                // The slowest plane includes the faster ones.
+                anyone |= alive[2];
+            }
+            if anyone == 0 {
+                return self.tidy(found);
+            }
+            depth += 1;
+        }
+        if depth > 0 {
+            for (word, alive) in alive.iter().enumerate() {
+                for (plane, &left) in alive.iter().enumerate() {
+                    self.note(left, (word, plane, depth), &mut found);
+                }
+            }
+        }
+        self.tidy(found)
+    }
+
+    /// Lists the sources of `bits` with the depth they reached.
+    fn note(&self, mut bits: u64, (word, plane, depth): (usize, usize, u64), found: &mut Vec<Overlap>) {
+        while bits != 0 {
+            let slot = word * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            if let Some(seat) = &self.seats[slot] {
+                let blocks = Blocks(depth);
+                found.push(Overlap { worker: seat.worker, rank: seat.rank, tier: tier(plane), blocks });
+            }
+        }
+    }
+
+    /// Sorts, and drops slower tiers that reach no further than a faster one.
+    fn tidy(&self, mut found: Vec<Overlap>) -> Vec<Overlap> {
+        found.sort_unstable_by_key(|overlap| (overlap.worker, overlap.rank, plane(overlap.tier)));
+        let mut last: Option<Overlap> = None;
+        found.retain(|overlap| {
+            let repeats = last.is_some_and(|last| {
+                (last.worker, last.rank) == (overlap.worker, overlap.rank) && overlap.blocks <= last.blocks
+            });
+            if !repeats {
+                last = Some(*overlap);
+            }
+            !repeats
+        });
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests;

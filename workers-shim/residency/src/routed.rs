@@ -1,0 +1,91 @@
+//! A guess at what a worker without events holds: what was routed there lately, least recently used first to go.
+//!
+//! Always [`vocabulary::Knowledge::Fallback`]; never mixed with what events say.
+
+use std::collections::VecDeque;
+
+use vocabulary::{BlockHash, Chain, Micros, Tier};
+
+use crate::index::Change;
+use crate::mix::MixMap;
+
+/// How much and how long is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RoutedLimits {
+    /// Chain blocks: about what the worker's cache can hold.
+    pub blocks: usize,
+    /// Since the last use.
+    pub age: Micros,
+}
+
+impl Default for RoutedLimits {
+    fn default() -> Self {
+        Self { blocks: 1 << 16, age: Micros(600_000_000) }
+    }
+}
+
+struct Touch {
+    hash: BlockHash,
+    stamp: u64,
+    at: Micros,
+}
+
+/// What was routed to one rank of one worker.
+pub struct Routed {
+    limits: RoutedLimits,
+    stamps: MixMap<BlockHash, u64>,
+    /// Oldest touch first; only a block's newest counts.
+    touches: VecDeque<Touch>,
+    stamp: u64,
+}
+
+impl Routed {
+    /// Nothing was routed yet.
+    pub fn new(limits: RoutedLimits) -> Self {
+        Self { limits, stamps: MixMap::default(), touches: VecDeque::new(), stamp: 0 }
+    }
+
+    /// A prompt was served there. `now` must not go backwards.
+    pub fn note(&mut self, chain: &Chain, now: Micros, out: &mut Vec<Change>) {
+        // Deepest first, so that leaves are older than what they hang on and go before it.
+        let kept = chain.ids.iter().take(self.limits.blocks).rev();
+        for hash in kept.map(|id| id.block_hash()) {
+            self.stamp += 1;
+            self.touches.push_back(Touch { hash, stamp: self.stamp, at: now });
+            if self.stamps.insert(hash, self.stamp).is_none() {
+                out.push(Change::Held(hash, Tier::Hbm));
+            }
+        }
+        self.expire(now, out);
+    }
+
+    /// Forgets what is too old or too much.
+    pub fn expire(&mut self, now: Micros, out: &mut Vec<Change>) {
+        while let Some(touch) = self.touches.front() {
+            let newest = self.stamps.get(&touch.hash) == Some(&touch.stamp);
+            let goes = self.stamps.len() > self.limits.blocks || now - touch.at > self.limits.age;
+            if newest && !goes {
+                break;
+            }
+            if newest {
+                self.stamps.remove(&touch.hash);
+                out.push(Change::Gone(touch.hash, Tier::Hbm));
+            }
+            self.touches.pop_front();
+        }
+        // One old block can keep many outdated touches behind it.
+        if self.touches.len() > 2 * self.stamps.len() + 1024 {
+            let stamps = &self.stamps;
+            self.touches.retain(|touch| stamps.get(&touch.hash) == Some(&touch.stamp));
+        }
+    }
+
+    /// Forgets everything: the worker restarted.
+    pub fn clear(&mut self, out: &mut Vec<Change>) {
+        self.touches.clear();
+        out.extend(self.stamps.drain().map(|(hash, _)| Change::Gone(hash, Tier::Hbm)));
+    }
+}
+
+#[cfg(test)]
+mod tests;
