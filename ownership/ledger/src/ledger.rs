@@ -1,0 +1,269 @@
+//! The replicated state: records, and indexes that follow from them.
+//!
+//! Cloning is O(1). Nothing here reads a clock, draws a random number, or depends on the order of a hash map.
+
+use std::io;
+use std::sync::Arc;
+
+use imbl::{OrdMap, OrdSet};
+use serde::{Deserialize, Serialize};
+use vocabulary::{ArtifactId, ClientId, GroupId, LedgerTime, Micros, Owner, PrefixId, SessionId, TenantId, WorkerId};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::artifact::{Artifact, Scope};
+use crate::clients::Client;
+use crate::record::{Intent, Lease, Session, Worker};
+
+/// Bounds on every table. Part of the state, so that all nodes agree on them.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Limits {
+    /// Workers, retired ones included.
+    pub workers: u32,
+    /// Sessions; beyond it the one that was idle longest is closed.
+    pub sessions: u32,
+    /// Extents; beyond it the coldest unreferenced ones go.
+    pub artifacts: u32,
+    /// Heads of one session; beyond it the coldest goes.
+    pub heads: u32,
+    /// Copies of one extent; beyond it the one that ends first goes.
+    pub replicas: u32,
+    /// Sessions with intents.
+    pub intents: u32,
+    /// Boots of nodes that may write.
+    pub clients: u32,
+    /// Outcomes remembered for each of them.
+    pub outcomes: u32,
+    /// Commands in a batch.
+    pub batch: u32,
+    /// Records that one entry's sweep may touch.
+    pub sweep: u32,
+    /// How long an untouched session is remembered.
+    pub session_idle: Micros,
+    /// How long an unreferenced extent is remembered.
+    pub artifact_idle: Micros,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        const HOUR: Micros = Micros(3_600_000_000);
+        Self {
+            workers: 4_096,
+            sessions: 1 << 20,
+            artifacts: 1 << 21,
+            heads: 16,
+            replicas: 64,
+            intents: 1 << 16,
+            clients: 64,
+            outcomes: 1_024,
+            batch: 1_024,
+            sweep: 64,
+            session_idle: HOUR * 24,
+            artifact_idle: HOUR,
+        }
+    }
+}
+
+/// What is remembered; all that a snapshot holds.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
+pub(crate) struct Records {
+    pub(crate) limits: Limits,
+    pub(crate) generation: u32,
+    pub(crate) clock: LedgerTime,
+    pub(crate) applied: u64,
+    pub(crate) workers: OrdMap<WorkerId, Arc<Worker>>,
+    pub(crate) sessions: OrdMap<SessionId, Arc<Session>>,
+    pub(crate) artifacts: OrdMap<ArtifactId, Arc<Artifact>>,
+    pub(crate) intents: OrdMap<SessionId, Arc<Vec<Intent>>>,
+    pub(crate) clients: OrdMap<ClientId, Client>,
+}
+
+/// What follows from the records; rebuilt when a snapshot is read.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Indexes {
+    /// The extent that keeps a boundary there.
+    pub(crate) boundaries: OrdMap<(Scope, PrefixId), ArtifactId>,
+    /// Sessions by the prefix of a head.
+    pub(crate) heads: OrdSet<(Scope, PrefixId, SessionId)>,
+    /// Held leases by their end.
+    pub(crate) leases: OrdSet<(LedgerTime, WorkerId)>,
+    /// Sessions by their last write.
+    pub(crate) sessions: OrdSet<(LedgerTime, SessionId)>,
+    /// Unreferenced extents by their last write.
+    pub(crate) idle: OrdSet<(LedgerTime, ArtifactId)>,
+    /// Copies by their end.
+    pub(crate) replicas: OrdSet<(LedgerTime, ArtifactId, Owner)>,
+    /// Intents by their end.
+    pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
+    /// Extents by group.
+    pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
+}
+
+impl Indexes {
+    /// The indexes of these records.
+    pub(crate) fn of(records: &Records) -> Self {
+        let mut index = Self::default();
+        for worker in records.workers.values() {
+            if let Lease::Held { until } = worker.lease {
+                index.leases.insert((until, worker.id));
+            }
+        }
+        for session in records.sessions.values() {
+            index.sessions.insert((session.touched, session.id));
+            index.heads.extend(session.heads.iter().map(|head| (head.scope, head.point.id, session.id)));
+        }
+        for artifact in records.artifacts.values() {
+            index.add_artifact(artifact);
+        }
+        for (session, intents) in &records.intents {
+            index.intents.extend(intents.iter().map(|intent| (intent.expires, *session)));
+        }
+        index
+    }
+
+    fn add_artifact(&mut self, artifact: &Artifact) {
+        let scope = artifact.origin.scope();
+        for boundary in &artifact.boundaries {
+            self.boundaries.insert((scope, boundary.point.id), artifact.id);
+        }
+        if artifact.is_idle() {
+            self.idle.insert((artifact.touched, artifact.id));
+        }
+        self.replicas.extend(artifact.replicas.iter().map(|copy| (copy.expires, artifact.id, copy.holder)));
+        self.groups.extend(artifact.group.map(|group| (group, artifact.id)));
+    }
+}
+
+/// The ledger. `apply` is the only way to change it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Ledger {
+    pub(crate) records: Records,
+    pub(crate) index: Indexes,
+}
+
+impl From<Records> for Ledger {
+    fn from(records: Records) -> Self {
+        let index = Indexes::of(&records);
+        Self { records, index }
+    }
+}
+
+impl Serialize for Ledger {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.records.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Ledger {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Records::deserialize(deserializer).map(Self::from)
+    }
+}
+
+impl Ledger {
+    /// An empty ledger with other bounds than the usual.
+    pub fn with_limits(limits: Limits) -> Self {
+        Records { limits, ..Records::default() }.into()
+    }
+
+    /// The ledger's clock.
+    pub fn now(&self) -> LedgerTime {
+        self.records.clock
+    }
+
+    /// Log index of the last entry.
+    pub fn applied(&self) -> u64 {
+        self.records.applied
+    }
+
+    /// The bounds.
+    pub fn limits(&self) -> &Limits {
+        &self.records.limits
+    }
+
+    /// A worker.
+    pub fn worker(&self, id: WorkerId) -> Option<&Worker> {
+        self.records.workers.get(&id).map(|worker| &**worker)
+    }
+
+    /// All workers, by id.
+    pub fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.records.workers.values().map(|worker| &**worker)
+    }
+
+    /// A session.
+    pub fn session(&self, id: SessionId) -> Option<&Session> {
+        self.records.sessions.get(&id).map(|session| &**session)
+    }
+
+    /// All sessions, by id.
+    pub fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.records.sessions.values().map(|session| &**session)
+    }
+
+    /// How many sessions are open.
+    pub fn session_count(&self) -> usize {
+        self.records.sessions.len()
+    }
+
+    /// An extent.
+    pub fn artifact(&self, id: ArtifactId) -> Option<&Artifact> {
+        self.records.artifacts.get(&id).map(|artifact| &**artifact)
+    }
+
+    /// All extents, by id.
+    pub fn artifacts(&self) -> impl Iterator<Item = &Artifact> {
+        self.records.artifacts.values().map(|artifact| &**artifact)
+    }
+
+    /// How many extents there are.
+    pub fn artifact_count(&self) -> usize {
+        self.records.artifacts.len()
+    }
+
+    /// The extents of a group.
+    pub fn group(&self, group: GroupId) -> impl Iterator<Item = &Artifact> {
+        let all = (group, ArtifactId(0))..=(group, ArtifactId(u128::MAX));
+        self.index.groups.range(all).filter_map(|(_, id)| self.artifact(*id))
+    }
+
+    /// Steps of a session that routers say are on their way.
+    pub fn intents(&self, session: SessionId) -> impl Iterator<Item = &Intent> {
+        let now = self.records.clock;
+        self.records.intents.get(&session).into_iter().flat_map(|all| all.iter()).filter(move |i| i.expires > now)
+    }
+
+    /// The extent that keeps the prefix as a boundary, in whatever format this tenant has it by default.
+    pub fn artifact_at(&self, tenant: &TenantId, prefix: PrefixId) -> Option<&Artifact> {
+        let scope = Scope::of(tenant, Default::default());
+        self.index.boundaries.get(&(scope, prefix)).and_then(|id| self.artifact(*id))
+    }
+
+    /// The session with a head there; of several the one that was written last.
+    pub fn session_by_head(&self, scope: Scope, prefix: PrefixId) -> Option<&Session> {
+        let all = (scope, prefix, SessionId(0))..=(scope, prefix, SessionId(u128::MAX));
+        self.index.heads.range(all).filter_map(|(.., id)| self.session(*id)).max_by_key(|s| (s.touched, s.id))
+    }
+
+    /// Held leases whose time has come, the oldest first: what the leader proposes to expire.
+    pub fn overdue(&self, now: LedgerTime) -> impl Iterator<Item = (LedgerTime, &Worker)> {
+        let due = ..=(now, WorkerId(u64::MAX));
+        self.index.leases.range(due).filter_map(|(until, id)| Some((*until, self.worker(*id)?)))
+    }
+
+    /// Digest of everything remembered: equal on all nodes at equal applied index.
+    pub fn state_hash(&self) -> u128 {
+        struct Hashed(Xxh3);
+        impl io::Write for Hashed {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.update(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut hashed = Hashed(Xxh3::new());
+        rmp_serde::encode::write(&mut hashed, &self.records).expect("records encode, and hashing does not fail");
+        hashed.0.digest128()
+    }
+}

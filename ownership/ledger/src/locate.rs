@@ -1,0 +1,254 @@
+//! Whose step is it, and who owns what it needs: reads over the ledger, in O(log blocks) lookups.
+
+use vocabulary::{ArtifactId, Blocks, Chain, Epoch, GroupId, Owner, PrefixId, SessionId};
+
+use crate::Point;
+use crate::artifact::{Artifact, Scope};
+use crate::ledger::Ledger;
+use crate::point::WAYPOINT;
+use crate::record::{Head, Session, WorkerKind};
+
+/// A prompt to be located.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// Tenant and KV format.
+    pub scope: Scope,
+    /// The session, where the client says which.
+    pub session: Option<SessionId>,
+    /// The prompt.
+    pub chain: &'a Chain,
+    /// Blocks that system prompt and tools fill; 0 when unknown. Sharing only these makes no fork.
+    pub preamble: Blocks,
+}
+
+/// How a prompt goes on from what is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lineage {
+    /// It extends a head of this session.
+    Continues {
+        /// The session.
+        session: SessionId,
+        /// The deepest of its heads that prefixes the prompt.
+        head: Point,
+    },
+    /// It leaves the session's path before its head, or ends before it: rewritten or asked again where the client
+    /// named the session, a fork of it where it did not.
+    Leaves {
+        /// The session.
+        session: SessionId,
+        /// The head nearest to it.
+        head: Point,
+        /// The deepest kept point that both share; the root when there is none.
+        at: Point,
+    },
+    /// A new session that shares a prefix with others.
+    Shares {
+        /// The deepest kept point of it.
+        at: Point,
+    },
+    /// A new session that shares nothing.
+    New,
+}
+
+/// Who has a prefix, by decision and with live leases.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// Its owner.
+    Owned(Owner),
+    /// The owner is gone; a read-only copy stands in.
+    Copied(Owner),
+    /// Only a store has it.
+    Stored(Owner),
+    /// Nobody: recompute.
+    Unowned,
+}
+
+impl Standing {
+    /// The effective owner.
+    pub fn owner(self) -> Option<Owner> {
+        match self {
+            Standing::Owned(owner) | Standing::Copied(owner) | Standing::Stored(owner) => Some(owner),
+            Standing::Unowned => None,
+        }
+    }
+}
+
+/// The deepest sealed prefix of a prompt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sealed {
+    /// The extent that keeps it.
+    pub artifact: ArtifactId,
+    /// The prefix.
+    pub at: Point,
+    /// Who has it.
+    pub standing: Standing,
+    /// Its fencing token.
+    pub epoch: Epoch,
+    /// Live read-only copies that reach this far.
+    pub replicas: Vec<Owner>,
+    /// Its group.
+    pub group: Option<GroupId>,
+}
+
+/// What the ledger knows about a prompt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Located {
+    /// How it goes on from what is known.
+    pub lineage: Lineage,
+    /// Its deepest sealed prefix.
+    pub sealed: Option<Sealed>,
+}
+
+impl Located {
+    /// The base for the step's commit: blocks of the prompt that the ledger knows.
+    pub fn known(&self) -> Blocks {
+        self.sealed.as_ref().map_or(Blocks::ZERO, |sealed| sealed.at.blocks)
+    }
+
+    /// The session it belongs to, when that is a known one.
+    pub fn session(&self) -> Option<SessionId> {
+        match self.lineage {
+            Lineage::Continues { session, .. } | Lineage::Leaves { session, .. } => Some(session),
+            Lineage::Shares { .. } | Lineage::New => None,
+        }
+    }
+
+    /// For a session that the client named: the head to replace, when the prompt keeps at least half of its history.
+    /// Less in common is another branch of the conversation, which becomes a head beside it.
+    pub fn rewrites(&self) -> Option<PrefixId> {
+        match self.lineage {
+            Lineage::Leaves { head, at, .. } if at.blocks.0 * 2 >= head.blocks.0 => Some(head.id),
+            _ => None,
+        }
+    }
+}
+
+impl Ledger {
+    /// Locates a prompt.
+    pub fn locate(&self, query: Query<'_>) -> Located {
+        let deepest = self.deepest(query.scope, query.chain);
+        let lineage = match query.session {
+            Some(id) => self.session(id).and_then(|session| self.lineage_in(session, query)),
+            None => deepest.and_then(|(at, artifact)| self.lineage_by_chain(query, at, artifact)),
+        };
+        let shared = || deepest.map_or(Lineage::New, |(at, _)| Lineage::Shares { at });
+        Located {
+            lineage: lineage.unwrap_or_else(shared),
+            sealed: deepest.map(|(at, artifact)| self.sealed(at, artifact)),
+        }
+    }
+
+    /// The deepest kept prefix of the chain, and the extent that keeps it.
+    ///
+    /// Halves over the waypoints, which are kept without a gap, then looks at the blocks after the last one.
+    pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<(Point, &Artifact)> {
+        let keeper = |blocks: u64| {
+            let point = Point::on(chain, Blocks(blocks))?;
+            let id = self.index.boundaries.get(&(scope, point.id))?;
+            self.artifact(*id).map(|artifact| (point, artifact))
+        };
+        let blocks = chain.blocks().0;
+        let (mut low, mut high) = (0, blocks / WAYPOINT);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            match keeper(middle * WAYPOINT) {
+                Some(_) => low = middle,
+                None => high = middle - 1,
+            }
+        }
+        let last = blocks.min(low * WAYPOINT + WAYPOINT - 1);
+        (low * WAYPOINT..=last).rev().filter(|n| *n > 0).find_map(keeper)
+    }
+
+    /// Who has an extent: its owner, else a live copy at an engine, else one in a store, else nobody.
+    pub fn standing(&self, artifact: &Artifact) -> Standing {
+        if let Some(owner) = artifact.owner.filter(|owner| self.is_live(*owner)) {
+            return Standing::Owned(owner);
+        }
+        let copies = || self.live_replicas(artifact, artifact.from());
+        let kind = |owner: &Owner| self.worker(owner.worker).map(|worker| worker.spec.kind);
+        if let Some(owner) = copies().find(|owner| kind(owner) == Some(WorkerKind::Engine)) {
+            return Standing::Copied(owner);
+        }
+        copies().next().map_or(Standing::Unowned, Standing::Stored)
+    }
+
+    /// Who decodes a session, while that worker's lease is held.
+    pub fn session_owner(&self, session: &Session) -> Option<Owner> {
+        session.owner.filter(|owner| self.is_live(*owner))
+    }
+
+    /// Whether the owner is a rank of its worker's present life and that life's lease is held.
+    pub fn is_live(&self, owner: Owner) -> bool {
+        self.worker(owner.worker).is_some_and(|worker| worker.is_live() && worker.is(owner))
+    }
+
+    /// Holders of live copies that reach beyond `blocks`.
+    fn live_replicas(&self, artifact: &Artifact, blocks: Blocks) -> impl Iterator<Item = Owner> {
+        let now = self.now();
+        let live = move |copy: &&crate::artifact::Replica| {
+            copy.expires > now && copy.upto.blocks > blocks && self.is_live(copy.holder)
+        };
+        artifact.replicas.iter().filter(live).map(|copy| copy.holder)
+    }
+
+    fn sealed(&self, at: Point, artifact: &Artifact) -> Sealed {
+        let before = Blocks(at.blocks.0.saturating_sub(1));
+        Sealed {
+            artifact: artifact.id,
+            at,
+            standing: self.standing(artifact),
+            epoch: artifact.epoch,
+            replicas: self.live_replicas(artifact, before).collect(),
+            group: artifact.group,
+        }
+    }
+
+    /// How the prompt goes on from a session that the client named; `None` while it has no head in this scope.
+    fn lineage_in(&self, session: &Session, query: Query<'_>) -> Option<Lineage> {
+        let heads = || session.heads.iter().filter(|head| head.scope == query.scope);
+        let on_chain = heads().filter(|head| head.point.is_on(query.chain)).max_by_key(|head| head.point.blocks);
+        if let Some(head) = on_chain {
+            return Some(Lineage::Continues { session: session.id, head: head.point });
+        }
+        let shared = heads().map(|head| (self.shared(head, query.chain), head));
+        let (at, head) = shared.max_by_key(|(at, head)| (at.blocks, head.touched))?;
+        Some(Lineage::Leaves { session: session.id, head: head.point, at })
+    }
+
+    /// How a prompt without a session goes on: `None` when it only shares what several sessions share.
+    fn lineage_by_chain(&self, query: Query<'_>, at: Point, artifact: &Artifact) -> Option<Lineage> {
+        if let Some(session) = self.session_by_head(query.scope, at.id) {
+            return Some(Lineage::Continues { session: session.id, head: at });
+        }
+        if at.blocks <= query.preamble {
+            return None;
+        }
+        let session = self.only_session(artifact)?;
+        self.lineage_in(session, query)
+    }
+
+    /// The one session whose path goes through the extent.
+    fn only_session<'a>(&'a self, mut artifact: &'a Artifact) -> Option<&'a Session> {
+        while artifact.sessions.is_empty() {
+            artifact = self.artifact(artifact.children.single()?)?;
+        }
+        let only = artifact.sessions.single().filter(|_| artifact.children.is_empty())?;
+        self.session(only)
+    }
+
+    /// The deepest kept point that a head's path and the chain share; the root when there is none.
+    fn shared(&self, head: &Head, chain: &Chain) -> Point {
+        let root = Point { blocks: Blocks::ZERO, id: chain.root };
+        let (mut id, mut upto) = (head.artifact, head.point.blocks);
+        while let Some(artifact) = self.artifact(id) {
+            let kept = artifact.boundaries.partition_point(|b| b.point.blocks <= upto && b.point.is_on(chain));
+            if let Some(boundary) = artifact.boundaries[..kept].last() {
+                return boundary.point;
+            }
+            let Some(parent) = artifact.parent else { return root };
+            (id, upto) = (parent.artifact, parent.at.blocks);
+        }
+        root
+    }
+}

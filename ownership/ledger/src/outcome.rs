@@ -1,0 +1,168 @@
+//! What the ledger answers.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{ArtifactId, Epoch, Owner, WorkerId};
+
+use crate::Point;
+
+/// How sealed blocks were stored.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub enum Stored {
+    /// As an extent of their own.
+    New,
+    /// At the end of the extent before them.
+    Joined,
+    /// They were sealed before.
+    Known,
+}
+
+/// What became of a session's heads.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub enum Movement {
+    /// The session had no head.
+    First,
+    /// A head moved forward.
+    FastForward,
+    /// A head was there already, or further.
+    Unchanged,
+    /// The session has one head more.
+    Diverged,
+    /// The rewritten head went, this one came.
+    Replaced,
+}
+
+/// The answer to a command.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub enum Outcome {
+    /// Done, or nothing was to do.
+    Done,
+    /// Ownership or a lease, since this epoch.
+    Granted {
+        /// The fencing token.
+        epoch: Epoch,
+    },
+    /// The blocks are sealed.
+    Sealed {
+        /// In which extent.
+        artifact: ArtifactId,
+        /// Up to where.
+        end: Point,
+        /// How.
+        stored: Stored,
+        /// The fencing token of the grant.
+        epoch: Epoch,
+    },
+    /// The named boundary became part of a larger extent; attach at the kept point instead.
+    Merged {
+        /// That extent.
+        extent: ArtifactId,
+        /// Its deepest kept point at or before the one that was named; none when only its start is left.
+        kept: Option<Point>,
+    },
+    /// The session's heads are as they should be.
+    Advanced {
+        /// How they moved.
+        movement: Movement,
+    },
+    /// Leases were renewed.
+    Renewed {
+        /// How many.
+        renewed: u32,
+        /// Which were not.
+        refused: Vec<WorkerId>,
+    },
+    /// One outcome for each command of a batch.
+    Batch(Vec<Outcome>),
+    /// Nothing was changed.
+    Refused(Refusal),
+    /// This serial was answered too long ago to remember; it was not executed again.
+    UnknownOutcome,
+}
+
+impl Outcome {
+    /// The refusals in it, those inside a batch too.
+    pub fn refusals(&self) -> Vec<&Refusal> {
+        match self {
+            Outcome::Refused(refusal) => vec![refusal],
+            Outcome::Batch(outcomes) => outcomes.iter().flat_map(Outcome::refusals).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Why nothing was changed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The owner is not a rank of the worker's present life.
+    #[error("the worker lives another life now")]
+    StaleIncarnation,
+    /// The worker was never registered.
+    #[error("the worker is not registered")]
+    UnknownWorker,
+    /// The worker's lease is over; it must be registered again.
+    #[error("the worker's lease is over")]
+    LeaseOver,
+    /// The lease was renewed, granted anew or ended meanwhile, or its time has not come.
+    #[error("the lease is not the one that was seen, or its time has not come")]
+    LeaseChanged,
+    /// Somebody live owns it.
+    #[error("owned by another worker since {epoch}")]
+    Owned {
+        /// By whom.
+        by: Owner,
+        /// Since when.
+        epoch: Epoch,
+    },
+    /// It moved after the writer looked.
+    #[error("decided on an old epoch, the current one is {current}")]
+    Stale {
+        /// The present epoch.
+        current: Epoch,
+    },
+    /// No such session.
+    #[error("the session is not open")]
+    UnknownSession,
+    /// The session is another tenant's or model's.
+    #[error("the session belongs to another tenant or model")]
+    ForeignSession,
+    /// No such extent.
+    #[error("the artifact is not known")]
+    UnknownArtifact,
+    /// The prefix is not known; seal from the root.
+    #[error("the prefix is not known here")]
+    UnknownPrefix,
+    /// The points do not rise, leave a waypoint out, are too many, or contradict what is sealed.
+    #[error("the run is malformed")]
+    BadRun,
+    /// The client did not open, or did so too long ago.
+    #[error("the client is not open")]
+    UnknownClient,
+    /// A batch inside a batch, or too long a one.
+    #[error("the batch is nested or too long")]
+    BadBatch,
+    /// A table is full of entries that may not be evicted.
+    #[error("the directory is full")]
+    Full,
+}
+
+impl Refusal {
+    /// The word for metrics.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Refusal::StaleIncarnation => "stale_incarnation",
+            Refusal::UnknownWorker => "unknown_worker",
+            Refusal::LeaseOver => "lease_over",
+            Refusal::LeaseChanged => "lease_changed",
+            Refusal::Owned { .. } => "owned",
+            Refusal::Stale { .. } => "stale",
+            Refusal::UnknownSession => "unknown_session",
+            Refusal::ForeignSession => "foreign_session",
+            Refusal::UnknownArtifact => "unknown_artifact",
+            Refusal::UnknownPrefix => "unknown_prefix",
+            Refusal::BadRun => "bad_run",
+            Refusal::UnknownClient => "unknown_client",
+            Refusal::BadBatch => "bad_batch",
+            Refusal::Full => "full",
+        }
+    }
+}
