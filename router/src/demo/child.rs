@@ -1,0 +1,155 @@
+//! One child process of this binary: its last log lines are kept, and it never outlives its parent.
+//!
+//! A child holds the reading end of a pipe from its parent as standard input. When the parent ends in whatever way,
+//! kill -9 included, the pipe closes and [`exit_with_parent`] ends the child.
+
+use std::{
+    collections::VecDeque,
+    io::Read,
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    process::{Child, ChildStdin, Command},
+};
+
+/// The flag that makes `serve` and `sim-worker` end with their parent.
+pub const EXIT_WITH_PARENT: &str = "--exit-with-parent";
+/// Log lines kept of each child.
+const KEPT_LINES: usize = 20;
+/// Bytes kept of each line.
+const KEPT_BYTES: usize = 400;
+/// How long a killed child may take to be gone.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Ends this process when its standard input closes. Call once, at the start of a child.
+pub fn exit_with_parent() {
+    std::thread::spawn(|| {
+        let mut input = std::io::stdin().lock();
+        let mut ignored = [0; 64];
+        while !matches!(input.read(&mut ignored), Ok(0) | Err(_)) {}
+        std::process::exit(0);
+    });
+}
+
+/// A running child.
+pub struct Process {
+    /// What it is, for messages.
+    pub name: String,
+    child: Child,
+    log: Arc<Mutex<VecDeque<String>>>,
+    _lifeline: ChildStdin,
+}
+
+impl Process {
+    /// Starts this binary with `args`.
+    pub fn spawn(name: String, args: &[String]) -> std::io::Result<Process> {
+        Process::spawn_program(name, &std::env::current_exe()?, args)
+    }
+
+    fn spawn_program(name: String, program: &std::path::Path, args: &[String]) -> std::io::Result<Process> {
+        let mut child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let log = Arc::new(Mutex::new(VecDeque::new()));
+        // All three were asked for above.
+        let (lifeline, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(lifeline), Some(out), Some(err)) = (lifeline, out, err) else {
+            return Err(std::io::ErrorKind::BrokenPipe.into());
+        };
+        tokio::spawn(keep_lines(out, log.clone()));
+        tokio::spawn(keep_lines(err, log.clone()));
+        Ok(Process { name, child, log, _lifeline: lifeline })
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Its last lines, oldest first.
+    pub fn last_lines(&self) -> Vec<String> {
+        self.log.lock().iter().cloned().collect()
+    }
+
+    /// Kills it and waits until it is gone.
+    pub async fn stop(mut self) {
+        // Both can only fail when it is gone already.
+        let _ = self.child.start_kill();
+        let _ = tokio::time::timeout(GONE_WITHIN, self.child.wait()).await;
+    }
+}
+
+async fn keep_lines(stream: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>>) {
+    let mut lines = BufReader::new(stream).split(b'\n');
+    while let Ok(Some(line)) = lines.next_segment().await {
+        let line = String::from_utf8_lossy(&line[..line.len().min(KEPT_BYTES)]).into_owned();
+        let mut log = log.lock();
+        if log.len() == KEPT_LINES {
+            log.pop_front();
+        }
+        log.push_back(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn shell(script: &str) -> Process {
+        Process::spawn_program("shell".into(), Path::new("/bin/sh"), &["-c".into(), script.into()]).unwrap()
+    }
+
+    async fn ended(process: &mut Process) -> ExitStatus {
+        for _ in 0..500 {
+            if let Some(status) = process.ended() {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("still running");
+    }
+
+    #[tokio::test]
+    async fn the_last_lines_of_a_child_that_failed_are_kept() {
+        let mut child = shell("for i in $(seq 30); do echo line $i; done; echo address in use >&2; exit 3");
+        assert_eq!(ended(&mut child).await.code(), Some(3));
+        for _ in 0..100 {
+            if child.last_lines().len() == KEPT_LINES && child.last_lines().concat().contains("in use") {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let lines = child.last_lines();
+        assert_eq!(lines.len(), KEPT_LINES);
+        assert!(lines.iter().any(|line| line == "address in use"));
+        assert!(lines.iter().any(|line| line == "line 30") && !lines.iter().any(|line| line == "line 1"));
+    }
+
+    #[tokio::test]
+    async fn a_child_sees_the_end_of_its_input_when_the_parent_lets_go() {
+        let child = shell("cat; touch \"$0\"");
+        let Process { mut child, _lifeline: lifeline, .. } = child;
+        assert!(child.try_wait().unwrap().is_none(), "waits while the parent lives");
+        drop(lifeline);
+        assert!(tokio::time::timeout(Duration::from_secs(5), child.wait()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_stopped_child_is_gone() {
+        let child = shell("sleep 100");
+        let id = child.child.id().unwrap();
+        child.stop().await;
+        assert!(!Path::new(&format!("/proc/{id}")).exists());
+    }
+}

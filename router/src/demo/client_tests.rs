@@ -1,0 +1,108 @@
+//! The client against a throw-away server.
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+
+use super::*;
+
+/// Answers one request with `response`, byte for byte, and closes.
+async fn server(response: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let seen = tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !complete(&request) {
+            let mut piece = [0; 4096];
+            let read = socket.read(&mut piece).await.unwrap();
+            request.extend_from_slice(&piece[..read]);
+        }
+        socket.write_all(response.as_bytes()).await.unwrap();
+        String::from_utf8(request).unwrap()
+    });
+    (address, seen)
+}
+
+fn complete(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request).to_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    length.is_none_or(|length| body.len() >= length.parse::<usize>().unwrap())
+}
+
+async fn ask(response: &'static str) -> (Result<Answer, ClientError>, String) {
+    let (address, seen) = server(response).await;
+    let messages = [serde_json::json!({"role": "user", "content": "hi"})];
+    let ask = Ask { model: "tiny", messages: &messages, max_tokens: 9 };
+    let answer = Client::new().ask(address, "demo-1", &ask).await;
+    (answer, seen.await.unwrap())
+}
+
+const STREAM: &str = concat!(
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-ownerserve-worker: w3\r\nconnection: close\r\n\r\n",
+    "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n",
+    "data: {\"choices\":[{\"delta\":{\"content\":\"on\"},\"finish_reason\":null}]}\n\n",
+    "data: {\"choices\":[{\"delta\":{\"content\":\"e\"},\"finish_reason\":\"length\"}]}\n\n",
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":8}}}\n\n",
+    "data: [DONE]\n\n",
+);
+
+#[tokio::test]
+async fn a_streamed_answer_is_put_together_and_timed() {
+    let (answer, request) = ask(STREAM).await;
+    let answer = answer.unwrap();
+    assert_eq!((answer.text.as_str(), answer.worker.as_deref()), ("one", Some("w3")));
+    assert_eq!((answer.usage.prompt_tokens, answer.usage.cached_tokens()), (12, 8));
+    assert!(answer.first_token > Duration::ZERO && answer.first_token <= answer.whole);
+    assert!(request.to_lowercase().contains("x-session-id: demo-1"));
+    let body: Value = serde_json::from_str(request.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!(body["stream_options"], serde_json::json!({"include_usage": true}));
+    assert_eq!((body["stream"].as_bool(), body["max_tokens"].as_u64()), (Some(true), Some(9)));
+    assert_eq!(body["messages"][0]["content"], "hi");
+}
+
+#[tokio::test]
+async fn a_null_count_of_cached_tokens_is_zero() {
+    let usage: Usage = serde_json::from_str(r#"{"prompt_tokens":3,"prompt_tokens_details":null}"#).unwrap();
+    assert_eq!(usage.cached_tokens(), 0);
+}
+
+#[tokio::test]
+async fn an_http_error_shows_its_body() {
+    let (answer, _) = ask("HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nfull").await;
+    let error = answer.unwrap_err();
+    assert!(matches!(&error, ClientError::Status { status: 503, body } if body == "full"), "{error}");
+}
+
+#[tokio::test]
+async fn an_error_event_fails_the_step() {
+    let (answer, _) =
+        ask("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"error\":{\"message\":\"worker died\"}}\n\n").await;
+    assert!(matches!(answer.unwrap_err(), ClientError::ErrorEvent(text) if text.contains("worker died")));
+}
+
+#[tokio::test]
+async fn a_stream_that_just_stops_fails_the_step() {
+    let (answer, _) =
+        ask("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
+            .await;
+    assert!(matches!(answer.unwrap_err(), ClientError::BrokenStream(text) if text.contains("finish reason")));
+}
+
+#[tokio::test]
+async fn a_stream_without_its_end_mark_fails_the_step() {
+    let (answer, _) = ask(
+        "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n",
+    )
+    .await;
+    assert!(matches!(answer.unwrap_err(), ClientError::BrokenStream(text) if text.contains("[DONE]")));
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_an_error_with_its_cause() {
+    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = Client::new().page(address, "/metrics").await.unwrap_err();
+    assert!(matches!(&error, ClientError::Connection(text) if text.contains("refused")), "{error}");
+}

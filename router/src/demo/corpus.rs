@@ -1,0 +1,318 @@
+//! Recorded agent sessions as the demo replays them. Reads files and the embedded default; never talks to anybody.
+//!
+//! Two forms are understood: `tau_bench` (a gzipped JSON list of dialogues with `traj`) and `lmcache` (gzipped JSON
+//! lines with `timestamp`, `session_id`, `input`, `output`). Both become [`Dialogue`]s: what is added to the history
+//! before each step, and what the recorded model answered there.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use flate2::read::GzDecoder;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The corpus that is compiled in: tau_bench, MIT, see `configs/traces/tau_bench`.
+const TAU_BENCH: &[u8] = include_bytes!("../../../configs/traces/tau_bench/airline.json.gz");
+
+/// The largest corpus file after decompression.
+const LARGEST_FILE: u64 = 256 << 20;
+/// The most files read from a folder.
+const MOST_FILES: usize = 1_000;
+/// Bytes of English and JSON in one token, roughly; turns a recorded answer into a length to ask for.
+const BYTES_PER_TOKEN: usize = 4;
+/// Bounds of the answer length to ask for, in tokens.
+const ANSWER_TOKENS: std::ops::RangeInclusive<u32> = 8..=96;
+
+/// Why a corpus could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum CorpusError {
+    /// A file or folder cannot be read.
+    #[error("cannot read the corpus {path}: {source}")]
+    Unreadable {
+        /// Which one.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file is neither of the two forms.
+    #[error("{path} is neither tau_bench (JSON list) nor lmcache (JSON lines): {source}")]
+    Unknown {
+        /// Which one.
+        path: PathBuf,
+        /// What the parser said.
+        source: serde_json::Error,
+    },
+    /// Nothing to replay.
+    #[error("the corpus {0} holds no dialogue with an assistant turn")]
+    Empty(PathBuf),
+}
+
+/// Who keeps the agent waiting before a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pause {
+    /// The first step: nobody.
+    None,
+    /// A tool call.
+    Tool,
+    /// A person who reads and types.
+    Person,
+}
+
+/// One step of a session: a request with the whole history, and its answer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Turn {
+    /// Messages that join the history before the request.
+    pub adds: Vec<Value>,
+    /// The history starts anew before `adds` (the recorded prompt does not extend the one before).
+    pub history: History,
+    /// What happens between the answer before and this request.
+    pub pause: Pause,
+    /// What the recorded model said: stands in when no answer was served.
+    pub recorded: Value,
+    /// How many tokens to ask for.
+    pub answer_tokens: u32,
+}
+
+/// What a turn does with the history so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum History {
+    /// Goes on.
+    Extends,
+    /// Is forgotten.
+    Restarts,
+}
+
+/// One recorded session.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Dialogue {
+    /// Where it comes from, for messages.
+    pub name: String,
+    /// Its steps, in order.
+    pub turns: Vec<Turn>,
+}
+
+/// Loads `path` (a file or a folder of them), or the embedded corpus.
+pub fn load(path: Option<&Path>) -> Result<Vec<Dialogue>, CorpusError> {
+    let Some(path) = path else {
+        let embedded = Path::new("tau_bench (embedded)");
+        return parse(embedded, &unpack(embedded, TAU_BENCH)?);
+    };
+    let unreadable = |source| CorpusError::Unreadable { path: path.to_owned(), source };
+    let mut files = Vec::new();
+    if path.is_dir() {
+        for entry in std::fs::read_dir(path).map_err(unreadable)?.take(MOST_FILES) {
+            let file = entry.map_err(unreadable)?.path();
+            if file.extension().is_some_and(|ending| ending == "gz") {
+                files.push(file);
+            }
+        }
+        files.sort();
+    } else {
+        files.push(path.to_owned());
+    }
+    let mut dialogues = Vec::new();
+    for file in &files {
+        let bytes = std::fs::read(file).map_err(|source| CorpusError::Unreadable { path: file.clone(), source })?;
+        dialogues.extend(parse(file, &unpack(file, &bytes)?)?);
+    }
+    if dialogues.is_empty() { Err(CorpusError::Empty(path.to_owned())) } else { Ok(dialogues) }
+}
+
+fn unpack(path: &Path, bytes: &[u8]) -> Result<Vec<u8>, CorpusError> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes.to_vec());
+    }
+    let mut plain = Vec::new();
+    let read = GzDecoder::new(bytes).take(LARGEST_FILE).read_to_end(&mut plain);
+    read.map(|_| plain).map_err(|source| CorpusError::Unreadable { path: path.to_owned(), source })
+}
+
+/// Parses one unpacked file of either form.
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Dialogue>, CorpusError> {
+    let unknown = |source| CorpusError::Unknown { path: path.to_owned(), source };
+    let dialogues = if bytes.trim_ascii_start().starts_with(b"[") {
+        let recorded: Vec<TauDialogue> = serde_json::from_slice(bytes).map_err(unknown)?;
+        recorded.into_iter().map(TauDialogue::replayable).collect::<Vec<_>>()
+    } else {
+        let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+        let rows: Result<Vec<LmcacheRow>, _> = lines.map(serde_json::from_slice).collect();
+        lmcache(rows.map_err(unknown)?)
+    };
+    let dialogues: Vec<_> = dialogues.into_iter().filter(|dialogue| !dialogue.turns.is_empty()).collect();
+    if dialogues.is_empty() { Err(CorpusError::Empty(path.to_owned())) } else { Ok(dialogues) }
+}
+
+#[derive(Deserialize)]
+struct TauDialogue {
+    task_id: u64,
+    #[serde(default)]
+    trial: u64,
+    traj: Vec<Value>,
+}
+
+impl TauDialogue {
+    /// Every recorded assistant message becomes a step; everything else joins the history.
+    fn replayable(self) -> Dialogue {
+        let mut turns: Vec<Turn> = Vec::new();
+        let mut adds = Vec::new();
+        for message in self.traj {
+            if message["role"] != "assistant" {
+                adds.push(message);
+                continue;
+            }
+            let pause = match adds.last() {
+                _ if turns.is_empty() => Pause::None,
+                Some(last) if last["role"] == "tool" => Pause::Tool,
+                _ => Pause::Person,
+            };
+            let answer_tokens = answer_tokens(&message);
+            let adds = std::mem::take(&mut adds);
+            turns.push(Turn { adds, history: History::Extends, pause, recorded: message, answer_tokens });
+        }
+        Dialogue { name: format!("task {} trial {}", self.task_id, self.trial), turns }
+    }
+}
+
+/// The length of a recorded assistant message, tool calls included.
+fn answer_tokens(message: &Value) -> u32 {
+    let text = message["content"].as_str().map_or(0, str::len);
+    let calls = message["tool_calls"]
+        .as_array()
+        .map_or(0, |calls| calls.iter().map(|call| call["function"].to_string().len()).sum());
+    length_in_tokens(text + calls)
+}
+
+fn length_in_tokens(bytes: usize) -> u32 {
+    let tokens = u32::try_from(bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+    tokens.clamp(*ANSWER_TOKENS.start(), *ANSWER_TOKENS.end())
+}
+
+#[derive(Deserialize)]
+struct LmcacheRow {
+    timestamp: u64,
+    session_id: String,
+    input: String,
+    #[serde(default)]
+    output: String,
+}
+
+/// Groups rows by session and orders them by time: the published files are in neither order.
+fn lmcache(mut rows: Vec<LmcacheRow>) -> Vec<Dialogue> {
+    rows.retain(|row| !row.input.is_empty());
+    rows.sort_by(|a, b| (&a.session_id, a.timestamp).cmp(&(&b.session_id, b.timestamp)));
+    let sessions = rows.chunk_by(|a, b| a.session_id == b.session_id);
+    sessions.map(|rows| Dialogue { name: rows[0].session_id.clone(), turns: lmcache_turns(rows) }).collect()
+}
+
+/// A prompt that extends the one before adds what is new; any other starts the history anew.
+fn lmcache_turns(rows: &[LmcacheRow]) -> Vec<Turn> {
+    let before = std::iter::once(None).chain(rows.iter().map(|row| Some(row.input.as_str())));
+    let turn = |(row, before): (&LmcacheRow, Option<&str>)| {
+        let new = before.and_then(|before| row.input.strip_prefix(before)).filter(|new| !new.is_empty());
+        let (text, history) = match new {
+            Some(new) => (new, History::Extends),
+            None => (row.input.as_str(), History::Restarts),
+        };
+        Turn {
+            adds: vec![json!({"role": "user", "content": text})],
+            history,
+            pause: if before.is_some() { Pause::Tool } else { Pause::None },
+            recorded: json!({"role": "assistant", "content": row.output}),
+            answer_tokens: length_in_tokens(row.output.len()),
+        }
+    };
+    rows.iter().zip(before).map(turn).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Vec<Dialogue> {
+        parse(Path::new("test"), text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_embedded_corpus_has_48_dialogues_with_a_shared_system_prompt() {
+        let dialogues = load(None).unwrap();
+        assert_eq!(dialogues.len(), 48);
+        assert_eq!(dialogues.iter().map(|dialogue| dialogue.turns.len()).sum::<usize>(), 598);
+        let system = &dialogues[0].turns[0].adds[0];
+        assert_eq!(system["role"], "system");
+        assert!(dialogues.iter().all(|dialogue| &dialogue.turns[0].adds[0] == system));
+    }
+
+    #[test]
+    fn each_recorded_assistant_message_becomes_one_step() {
+        let dialogues = check(
+            r#"[{"task_id":3,"trial":1,"traj":[{"role":"system","content":"s"},{"role":"user","content":"u"},
+                {"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},
+                {"role":"tool","content":"t","tool_call_id":"c","name":"f"},
+                {"role":"assistant","content":"a"},{"role":"user","content":"bye"}]}]"#,
+        );
+        let [dialogue] = &dialogues[..] else { panic!("one dialogue") };
+        assert_eq!(dialogue.name, "task 3 trial 1");
+        let added: Vec<usize> = dialogue.turns.iter().map(|turn| turn.adds.len()).collect();
+        assert_eq!(added, [2, 1], "what follows the last answer is no step");
+        assert_eq!(dialogue.turns[0].pause, Pause::None);
+        assert_eq!(dialogue.turns[1].pause, Pause::Tool);
+        assert_eq!(dialogue.turns[1].recorded["content"], "a");
+    }
+
+    #[test]
+    fn a_user_message_before_a_later_step_means_waiting_for_a_person() {
+        let dialogues = check(
+            r#"[{"task_id":0,"traj":[{"role":"user","content":"u"},{"role":"assistant","content":"a"},
+                {"role":"user","content":"v"},{"role":"assistant","content":"b"}]}]"#,
+        );
+        assert_eq!(dialogues[0].turns[1].pause, Pause::Person);
+    }
+
+    #[test]
+    fn lmcache_rows_are_grouped_and_put_in_order_of_time() {
+        let dialogues = check(concat!(
+            r#"{"timestamp":9,"session_id":"b","input":"hello there","output":"x"}"#,
+            "\n",
+            r#"{"timestamp":5,"session_id":"a","input":"one","output":"y"}"#,
+            "\n",
+            r#"{"timestamp":3,"session_id":"b","input":"hello","output":"z"}"#,
+            "\n",
+            r#"{"timestamp":4,"session_id":"b","input":"","output":"dropped"}"#,
+            "\n"
+        ));
+        assert_eq!(dialogues.iter().map(|dialogue| dialogue.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        let turns = &dialogues[1].turns;
+        assert_eq!(turns.len(), 2);
+        assert_eq!(turns[0].adds[0]["content"], "hello");
+        assert_eq!((turns[1].adds[0]["content"].as_str(), turns[1].history), (Some(" there"), History::Extends));
+    }
+
+    #[test]
+    fn an_lmcache_prompt_that_does_not_extend_the_last_one_restarts_the_history() {
+        let dialogues = check(concat!(
+            r#"{"timestamp":1,"session_id":"a","input":"one","output":"y"}"#,
+            "\n",
+            r#"{"timestamp":2,"session_id":"a","input":"two","output":"z"}"#
+        ));
+        let second = &dialogues[0].turns[1];
+        assert_eq!((second.history, second.adds[0]["content"].as_str()), (History::Restarts, Some("two")));
+    }
+
+    #[test]
+    fn answers_are_asked_for_within_bounds() {
+        assert_eq!(length_in_tokens(0), 8);
+        assert_eq!(length_in_tokens(100), 25);
+        assert_eq!(length_in_tokens(1 << 40), 96);
+    }
+
+    #[test]
+    fn what_is_no_corpus_is_refused() {
+        let refuse = |text: &str| parse(Path::new("x"), text.as_bytes()).unwrap_err();
+        assert!(matches!(refuse("{\"a\":1}"), CorpusError::Unknown { .. }));
+        assert!(matches!(refuse("[1]"), CorpusError::Unknown { .. }));
+        assert!(matches!(refuse("[]"), CorpusError::Empty(_)));
+        assert!(matches!(load(Some(Path::new("/nonexistent/x"))).unwrap_err(), CorpusError::Unreadable { .. }));
+    }
+}

@@ -1,0 +1,255 @@
+//! `ownerserve demo`: recorded agent sessions against a real cluster of processes, under three policies.
+//!
+//! Everything goes over real HTTP to child processes of this binary; nothing is measured in-process. Never listens
+//! beyond loopback and leaves nothing running.
+
+mod child;
+mod client;
+mod cluster;
+mod corpus;
+mod measure;
+mod policy;
+mod report;
+mod session;
+mod sse;
+mod think;
+mod view;
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+pub use child::exit_with_parent;
+pub use policy::Policy;
+
+use cluster::{Cluster, ClusterError, Shape};
+use corpus::{CorpusError, Dialogue};
+use measure::Page;
+use report::{Figures, Measured, Report};
+use session::{Script, Step, Tally};
+use think::Tempo;
+use view::{Moment, View};
+
+/// Errors of steps that are shown at the end of a run.
+const SHOWN_ERRORS: usize = 5;
+/// After the last answer: the workers' last events reach the router's index.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Watch real agent sessions being served by ownership, next to round-robin and session pinning.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// How many recorded sessions to replay under each policy.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub sessions: u16,
+    /// The most sessions at once.
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub concurrency: u16,
+    /// How many times faster than the modelled engines the simulated ones run; think times shrink with it.
+    #[arg(long, default_value_t = 2.0, value_parser = factor)]
+    pub speed_up: f64,
+    /// Multiplies the synthetic think times.
+    #[arg(long, default_value_t = 1.0, value_parser = scale)]
+    pub think_scale: f64,
+    /// Seed of the think times.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Writes the figures of all policies here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Replays another corpus: a file or folder of tau_bench (.json.gz) or lmcache (.jsonl.gz) recordings.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub corpus: Option<PathBuf>,
+    /// Which policies to compare, in this order.
+    #[arg(long, value_delimiter = ',', default_values = Policy::ALL.map(Policy::as_str))]
+    pub policies: Vec<Policy>,
+    /// Keeps the last cluster serving until ctrl-c, for a look around.
+    #[arg(long)]
+    pub keep: bool,
+}
+
+fn factor(text: &str) -> Result<f64, OutOfRange> {
+    number(text, 0.01..=1000.0)
+}
+
+fn scale(text: &str) -> Result<f64, OutOfRange> {
+    number(text, 0.0..=1000.0)
+}
+
+fn number(text: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, OutOfRange> {
+    let parsed = text.parse().ok().filter(|number| range.contains(number));
+    parsed.ok_or(OutOfRange(*range.start(), *range.end()))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("a number from {0} to {1} is accepted")]
+struct OutOfRange(f64, f64);
+
+/// Why the demo could not be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// No sessions to replay.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    /// No cluster to replay them against.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The report cannot be written.
+    #[error("cannot write the report {path}: {source}")]
+    Report {
+        /// Where to.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// How a demo that could be shown ended.
+enum Ending {
+    Shown(Report),
+    Interrupted,
+}
+
+/// Shows the demo. The exit status is 1 when any step failed or the cluster did, 130 after ctrl-c.
+pub async fn run(options: Options) -> ExitCode {
+    let mut view = View::new();
+    match show(&options, &mut view).await {
+        Ok(Ending::Shown(report)) if report.has_errors() => ExitCode::FAILURE,
+        Ok(Ending::Shown(_)) => ExitCode::SUCCESS,
+        Ok(Ending::Interrupted) => ExitCode::from(130),
+        Err(error) => {
+            view.say(&[format!("demo: {error}")]);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn show(options: &Options, view: &mut View) -> Result<Ending, DemoError> {
+    // Dropping the unfinished performance kills its children.
+    tokio::select! {
+        report = perform(options, view) => report.map(Ending::Shown),
+        () = interrupted() => Ok(Ending::Interrupted),
+    }
+}
+
+async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError> {
+    let began = Instant::now();
+    let mut dialogues = corpus::load(options.corpus.as_deref())?;
+    dialogues.truncate(options.sessions.into());
+    let dialogues = Arc::new(dialogues);
+    let mut report = Report::default();
+    let mut standing: Option<Cluster> = None;
+    for policy in &options.policies {
+        if let Some(cluster) = standing.take() {
+            cluster.stop().await;
+        }
+        // Fresh workers: no policy inherits the cache of another.
+        let cluster = standing.insert(Cluster::start(Shape { policy: *policy, speed_up: options.speed_up }).await?);
+        let run = Run { options, policy: *policy, dialogues: dialogues.clone() };
+        report.add(*policy, run.on(cluster, view).await?);
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    view.say(&[report.table(), vec![format!("\n{seconds:.1} s in all")]].concat());
+    if let Some(path) = &options.report {
+        let written = std::fs::write(path, report.json());
+        written.map_err(|source| DemoError::Report { path: path.clone(), source })?;
+    }
+    if let Some(cluster) = standing {
+        if options.keep {
+            keep_serving(&cluster, view).await;
+        }
+        cluster.stop().await;
+    }
+    Ok(report)
+}
+
+/// One policy's run.
+struct Run<'a> {
+    options: &'a Options,
+    policy: Policy,
+    dialogues: Arc<Vec<Dialogue>>,
+}
+
+impl Run<'_> {
+    /// Replays every session on `cluster` and measures.
+    async fn on(&self, cluster: &mut Cluster, view: &mut View) -> Result<Figures, ClusterError> {
+        let tally = Arc::new(Mutex::new(Tally::default()));
+        let scale = self.options.think_scale / self.options.speed_up;
+        let mut sessions = std::pin::pin!(session::replay(Script {
+            dialogues: self.dialogues.clone(),
+            tempo: Tempo { seed: self.options.seed, scale },
+            proxy: cluster.proxy,
+            concurrency: self.options.concurrency.into(),
+            tally: tally.clone(),
+        }));
+        let began = Instant::now();
+        let mut redraw = tokio::time::interval(view::REDRAW);
+        redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = &mut sessions => break,
+                _ = redraw.tick() => {}
+            }
+            if let Some(error) = cluster.failed() {
+                return Err(error);
+            }
+            let router = cluster.router_page().await;
+            self.show(view, began, &tally.lock(), &router);
+        }
+        tokio::time::sleep(SETTLE).await;
+        let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
+        let tally = tally.lock();
+        self.show(view, began, &tally, &router);
+        view.say(&failures(&tally));
+        Ok(Measured { steps: &tally.steps, workers: &workers, router: &router }.figures())
+    }
+
+    fn show(&self, view: &mut View, began: Instant, tally: &Tally, router: &Page) {
+        let (elapsed, sessions) = (began.elapsed(), self.dialogues.len());
+        view.show(&Moment { policy: self.policy, elapsed, sessions, tally, router });
+    }
+}
+
+/// The first errors of a run, each with its step.
+fn failures(tally: &Tally) -> Vec<String> {
+    let failed = tally.steps.iter().filter_map(|step| Some((step, step.outcome.as_ref().err()?)));
+    let line = |(step, error): (&Step, &String)| format!("  session {} step {}: {error}", step.session, step.turn);
+    failed.take(SHOWN_ERRORS).map(line).collect()
+}
+
+async fn keep_serving(cluster: &Cluster, view: &mut View) {
+    view.say(&[
+        format!("still serving: http://{}/v1/chat/completions, model tiny", cluster.proxy),
+        format!("operator API:  http://{}/ownerserve/v1/workers, /metrics", cluster.operator),
+        "ctrl-c ends it".to_owned(),
+    ]);
+    std::future::pending().await
+}
+
+/// Until ctrl-c, or a polite kill.
+async fn interrupted() {
+    let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+    let terminated = async {
+        match terminate {
+            Ok(mut terminate) => drop(terminate.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    let pressed = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
+    };
+    tokio::select! {
+        () = terminated => {}
+        () = pressed => {}
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

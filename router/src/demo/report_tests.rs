@@ -1,0 +1,110 @@
+//! From steps and pages to figures and JSON.
+
+use std::time::Duration;
+
+use super::*;
+use crate::demo::session::Served;
+
+fn step(session: usize, turn: usize, worker: &str) -> Step {
+    let outcome = match worker {
+        "" => Err("HTTP 500".to_owned()),
+        worker => Ok(Served {
+            first_token: Duration::from_millis(10 * (turn as u64 + 1)),
+            whole: Duration::from_millis(500),
+            prompt_tokens: 100,
+            cached_tokens: 64,
+            worker: Some(worker.to_owned()),
+        }),
+    };
+    Step { session, turn, outcome }
+}
+
+#[test]
+fn a_step_hits_when_the_worker_of_the_step_before_answers_it() {
+    let steps = [step(0, 0, "a"), step(1, 0, "b"), step(0, 1, "a"), step(1, 1, "a"), step(1, 2, "a")];
+    assert_eq!(owner_hit_rate(&steps), 0.6667);
+}
+
+#[test]
+fn first_steps_and_steps_after_an_error_count_neither_way() {
+    assert_eq!(owner_hit_rate(&[step(0, 0, "a"), step(1, 0, "a")]), 0.0);
+    assert_eq!(owner_hit_rate(&[step(0, 0, "a"), step(0, 1, ""), step(0, 2, "b"), step(0, 3, "b")]), 1.0);
+}
+
+#[test]
+fn the_order_in_which_steps_end_does_not_matter() {
+    assert_eq!(owner_hit_rate(&[step(0, 2, "b"), step(0, 1, "a"), step(0, 0, "a")]), 0.5);
+}
+
+fn figures() -> Figures {
+    let worker = Page::parse(concat!(
+        "vllm:prompt_tokens_by_source_total{source=\"local_compute\"} 300\n",
+        "vllm:prompt_tokens_by_source_total{source=\"local_cache_hit\"} 900\n",
+        "vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"} 10\n",
+    ));
+    let router = Page::parse(concat!(
+        "ownerserve_plan_actions_total{action=\"artifact_fetch\"} 2\n",
+        "ownerserve_plan_actions_total{action=\"decode_continuation\"} 5\n",
+        "ownerserve_plan_actions_total{action=\"remote_prefill\"} 0\n",
+        "ownerserve_residency_blocks{worker=\"a\"} 60\nownerserve_residency_blocks{worker=\"b\"} 30\n",
+        "ownerserve_residency_distinct_blocks 72\n",
+    ));
+    let steps = [step(0, 0, "a"), step(0, 1, "a"), step(1, 0, "")];
+    Measured { steps: &steps, workers: &[worker.clone(), worker], router: &router }.figures()
+}
+
+#[test]
+fn figures_add_the_workers_up() {
+    let figures = figures();
+    assert_eq!((figures.requests, figures.errors), (3, 1));
+    assert_eq!((figures.first_token_p50_ms, figures.first_token_p99_ms), (10.0, 20.0));
+    assert_eq!(figures.prefill_tokens, 600);
+    assert_eq!(figures.kv_bytes_moved, 20 * KV_BYTES_PER_TOKEN);
+    assert_eq!(figures.duplicate_factor, 1.25);
+    assert_eq!(action_mix(&figures.actions), "decode_continuation 5 · artifact_fetch 2");
+}
+
+#[test]
+fn the_report_has_exactly_the_promised_shape() {
+    let mut report = Report::default();
+    for policy in Policy::ALL {
+        report.add(policy, figures());
+    }
+    let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
+    let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&json), ["policies"]);
+    assert_eq!(keys(&json["policies"]), ["ownerserve", "round_robin", "session_pinning"]);
+    let expected = [
+        "actions",
+        "duplicate_factor",
+        "errors",
+        "first_token_p50_ms",
+        "first_token_p99_ms",
+        "kv_bytes_moved",
+        "owner_hit_rate",
+        "prefill_tokens",
+        "requests",
+    ];
+    let mut seen = keys(&json["policies"]["ownerserve"]);
+    seen.sort();
+    assert_eq!(seen, expected);
+    assert!(report.has_errors());
+}
+
+#[test]
+fn the_table_names_every_policy_once_and_aligns_its_columns() {
+    let mut report = Report::default();
+    for policy in Policy::ALL {
+        report.add(policy, figures());
+    }
+    let table = report.table();
+    assert!(Policy::ALL.iter().all(|policy| table[0].contains(policy.as_str())));
+    let widths: Vec<_> = table[..9].iter().map(|line| line.chars().count()).collect();
+    assert!(widths.iter().all(|width| *width == widths[0]), "{widths:?}");
+}
+
+#[test]
+fn without_figures_from_the_router_the_factor_is_zero() {
+    assert_eq!(duplicate_factor(&Page::default()), 0.0);
+    assert_eq!(action_mix(&BTreeMap::new()), "none");
+}

@@ -1,0 +1,135 @@
+//! Drives recorded sessions against the proxy: thinks, asks, and goes on from the answer that was really served.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use super::{
+    client::{Answer, Ask, Client, ClientError},
+    corpus::{Dialogue, History},
+    think::Tempo,
+};
+
+/// The model that simulated workers serve.
+const MODEL: &str = "tiny";
+
+/// What one step came to.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Number of the session.
+    pub session: usize,
+    /// Number of the step in it.
+    pub turn: usize,
+    /// The answer without its text, or what went wrong.
+    pub outcome: Result<Served, String>,
+}
+
+/// What is kept of an answer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Served {
+    /// At the client.
+    pub first_token: Duration,
+    /// From sending the request to the last byte.
+    pub whole: Duration,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Those that came from a cache.
+    pub cached_tokens: u64,
+    /// Who answered, if the router says so.
+    pub worker: Option<String>,
+}
+
+impl From<&Answer> for Served {
+    fn from(answer: &Answer) -> Served {
+        Served {
+            first_token: answer.first_token,
+            whole: answer.whole,
+            prompt_tokens: answer.usage.prompt_tokens,
+            cached_tokens: answer.usage.cached_tokens(),
+            worker: answer.worker.clone(),
+        }
+    }
+}
+
+/// What has happened so far, for the view and the report. Bounded by the corpus.
+#[derive(Default, Debug)]
+pub struct Tally {
+    /// Finished steps in order of their end.
+    pub steps: Vec<Step>,
+    /// Sessions that have begun.
+    pub begun: usize,
+    /// Sessions that are over.
+    pub over: usize,
+}
+
+/// The sessions of one run.
+#[derive(Clone)]
+pub struct Script {
+    /// What is replayed.
+    pub dialogues: Arc<Vec<Dialogue>>,
+    /// When.
+    pub tempo: Tempo,
+    /// Where to.
+    pub proxy: SocketAddr,
+    /// The most sessions at once.
+    pub concurrency: usize,
+    /// Where steps are written down.
+    pub tally: Arc<Mutex<Tally>>,
+}
+
+/// Replays every session; returns when all are over. Dropping the future stops them all.
+pub async fn replay(script: Script) {
+    let places = Arc::new(Semaphore::new(script.concurrency));
+    let client = Client::new();
+    let began = Instant::now();
+    let mut sessions = JoinSet::new();
+    for number in 0..script.dialogues.len() {
+        let (script, places, client) = (script.clone(), places.clone(), client.clone());
+        sessions.spawn(async move {
+            let start = script.tempo.start(number, script.dialogues.len());
+            tokio::time::sleep(start.saturating_sub(began.elapsed())).await;
+            // The semaphore is never closed.
+            let _place = places.acquire().await;
+            script.tally.lock().begun += 1;
+            converse(&script, &client, number).await;
+            script.tally.lock().over += 1;
+        });
+    }
+    while sessions.join_next().await.is_some() {}
+}
+
+/// One session from its first step to its last.
+async fn converse(script: &Script, client: &Client, session: usize) {
+    let name = format!("demo-{session}");
+    let mut history: Vec<Value> = Vec::new();
+    for (turn, recorded) in script.dialogues[session].turns.iter().enumerate() {
+        tokio::time::sleep(script.tempo.pause(session, turn, recorded.pause)).await;
+        if recorded.history == History::Restarts {
+            history.clear();
+        }
+        history.extend(recorded.adds.iter().cloned());
+        let ask = Ask { model: MODEL, messages: &history, max_tokens: recorded.answer_tokens };
+        let answer = client.ask(script.proxy, &name, &ask).await;
+        let outcome = answer.as_ref().map(Served::from).map_err(ClientError::to_string);
+        script.tally.lock().steps.push(Step { session, turn, outcome });
+        history.push(reply(answer.ok(), &recorded.recorded));
+    }
+}
+
+/// What the history goes on from: the served answer, so that its blocks are reused; the recorded one after an error.
+fn reply(answer: Option<Answer>, recorded: &Value) -> Value {
+    match answer {
+        Some(answer) => json!({"role": "assistant", "content": answer.text}),
+        None => recorded.clone(),
+    }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

@@ -1,0 +1,90 @@
+//! Whole sessions against a throw-away OpenAI server that repeats what it was asked.
+
+use axum::{Json, Router, http::StatusCode, response::IntoResponse, routing::post};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::demo::corpus::{Pause, Turn};
+
+type Seen = Arc<Mutex<Vec<Value>>>;
+
+/// Answers every request with "served N", N counting them; every `broken`th with a 500.
+async fn server(broken: usize) -> (SocketAddr, Seen) {
+    let seen = Seen::default();
+    let requests = seen.clone();
+    let answer = move |Json(body): Json<Value>| async move {
+        let number = {
+            let mut requests = requests.lock();
+            requests.push(body);
+            requests.len()
+        };
+        if number % broken == 0 {
+            return (StatusCode::INTERNAL_SERVER_ERROR, "broken").into_response();
+        }
+        let chunk = json!({"choices": [{"delta": {"content": format!("served {number}")}, "finish_reason": "stop"}]});
+        let usage = json!({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}});
+        ([("x-ownerserve-worker", "w1")], format!("data: {chunk}\n\ndata: {usage}\n\ndata: [DONE]\n\n")).into_response()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let app = Router::new().route("/v1/chat/completions", post(answer));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    (address, seen)
+}
+
+fn dialogue(turns: usize, history: History) -> Dialogue {
+    let turn = |turn| Turn {
+        adds: vec![json!({"role": "user", "content": format!("ask {turn}")})],
+        history,
+        pause: Pause::Tool,
+        recorded: json!({"role": "assistant", "content": "recorded", "tool_calls": []}),
+        answer_tokens: 8,
+    };
+    Dialogue { name: "test".into(), turns: (0..turns).map(turn).collect() }
+}
+
+async fn run(dialogues: Vec<Dialogue>, broken: usize) -> (Vec<Step>, Vec<Value>) {
+    let (proxy, seen) = server(broken).await;
+    let tally = Arc::new(Mutex::new(Tally::default()));
+    let tempo = Tempo { seed: 1, scale: 0.0 };
+    replay(Script { dialogues: Arc::new(dialogues), tempo, proxy, concurrency: 2, tally: tally.clone() }).await;
+    let tally = std::mem::take(&mut *tally.lock());
+    assert_eq!(tally.begun, tally.over);
+    (tally.steps, std::mem::take(&mut *seen.lock()))
+}
+
+fn contents(request: &Value) -> Vec<&str> {
+    request["messages"].as_array().unwrap().iter().map(|message| message["content"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn each_step_resends_the_history_with_the_answers_that_were_served() {
+    let (steps, seen) = run(vec![dialogue(3, History::Extends)], usize::MAX).await;
+    assert_eq!(contents(&seen[2]), ["ask 0", "served 1", "ask 1", "served 2", "ask 2"]);
+    assert_eq!(steps.iter().map(|step| step.turn).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(steps.iter().all(|step| step.outcome.as_ref().unwrap().worker.as_deref() == Some("w1")));
+}
+
+#[tokio::test]
+async fn after_an_error_the_session_goes_on_from_the_recorded_answer() {
+    let (steps, seen) = run(vec![dialogue(3, History::Extends)], 2).await;
+    assert_eq!(contents(&seen[2]), ["ask 0", "served 1", "ask 1", "recorded", "ask 2"]);
+    assert!(steps[1].outcome.as_ref().unwrap_err().contains("500"));
+    assert_eq!(steps.iter().filter(|step| step.outcome.is_err()).count(), 1);
+}
+
+#[tokio::test]
+async fn a_restarted_history_forgets_what_was_before() {
+    let (_, seen) = run(vec![dialogue(2, History::Restarts)], usize::MAX).await;
+    assert_eq!(contents(&seen[1]), ["ask 1"]);
+}
+
+#[tokio::test]
+async fn every_session_is_replayed_even_with_fewer_places_than_sessions() {
+    let (steps, _) = run(vec![dialogue(2, History::Extends); 7], usize::MAX).await;
+    assert_eq!(steps.len(), 14);
+    let mut sessions: Vec<_> = steps.iter().map(|step| step.session).collect();
+    sessions.sort_unstable();
+    sessions.dedup();
+    assert_eq!(sessions, (0..7).collect::<Vec<_>>());
+}

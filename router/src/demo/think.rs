@@ -1,0 +1,91 @@
+//! Synthetic think times: the recording has none. Seeded, so that every policy faces the same pauses.
+
+use std::time::Duration;
+
+use super::corpus::Pause;
+
+/// The median time a tool call takes.
+const TOOL: Duration = Duration::from_millis(500);
+/// The median time a person takes to read and type; agents' users in a test rig are quick.
+const PERSON: Duration = Duration::from_millis(1_500);
+/// Spread of the log-normal distribution.
+const SIGMA: f64 = 0.6;
+/// No pause is longer than this many medians.
+const LONGEST: f64 = 4.0;
+/// Sessions begin within this time, spread evenly.
+const RAMP: Duration = Duration::from_secs(6);
+
+/// The clockwork of one run: what every pause is multiplied by and the seed of its randomness.
+#[derive(Clone, Copy, Debug)]
+pub struct Tempo {
+    /// Same seed, same pauses.
+    pub seed: u64,
+    /// Multiplies every pause; the speed-up is already in it.
+    pub scale: f64,
+}
+
+impl Tempo {
+    /// When session number `session` of `sessions` begins, counted from the start of the run.
+    pub fn start(self, session: usize, sessions: usize) -> Duration {
+        let place = session as f64 + self.uniform(session, usize::MAX, 0);
+        RAMP.mul_f64(self.scale * place / sessions.max(1) as f64)
+    }
+
+    /// The pause before step `turn` of session `session`.
+    pub fn pause(self, session: usize, turn: usize, pause: Pause) -> Duration {
+        let median = match pause {
+            Pause::None => return Duration::ZERO,
+            Pause::Tool => TOOL,
+            Pause::Person => PERSON,
+        };
+        // Box-Muller; 1 - u is never 0.
+        let radius = (-2.0 * (1.0 - self.uniform(session, turn, 1)).ln()).sqrt();
+        let normal = radius * (std::f64::consts::TAU * self.uniform(session, turn, 2)).cos();
+        median.mul_f64(self.scale * (SIGMA * normal).exp().min(LONGEST))
+    }
+
+    /// A number in [0, 1) that depends on nothing but its arguments.
+    fn uniform(self, session: usize, turn: usize, draw: u64) -> f64 {
+        let place = xxhash_rust::xxh3::xxh3_64_with_seed(
+            &[session as u64, turn as u64, draw].map(u64::to_le_bytes).concat(),
+            self.seed,
+        );
+        (place >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEMPO: Tempo = Tempo { seed: 7, scale: 1.0 };
+
+    #[test]
+    fn the_same_seed_gives_the_same_pauses_and_another_seed_others() {
+        let pauses = |tempo: Tempo| (0..9).map(|turn| tempo.pause(3, turn, Pause::Tool)).collect::<Vec<_>>();
+        assert_eq!(pauses(TEMPO), pauses(TEMPO));
+        assert_ne!(pauses(TEMPO), pauses(Tempo { seed: 8, ..TEMPO }));
+    }
+
+    #[test]
+    fn pauses_lie_around_the_median_and_below_the_bound() {
+        let mut pauses: Vec<_> = (0..999).map(|turn| TEMPO.pause(0, turn, Pause::Person)).collect();
+        pauses.sort();
+        let median = pauses[pauses.len() / 2].as_secs_f64();
+        assert!((1.3..1.7).contains(&median), "{median}");
+        assert!(pauses[998] <= PERSON.mul_f64(LONGEST));
+        assert!(pauses[998] > PERSON.mul_f64(2.0), "some people are slow");
+    }
+
+    #[test]
+    fn the_first_step_waits_for_nobody() {
+        assert_eq!(TEMPO.pause(1, 0, Pause::None), Duration::ZERO);
+    }
+
+    #[test]
+    fn sessions_begin_one_after_the_other_within_the_ramp() {
+        let starts: Vec<_> = (0..10).map(|session| TEMPO.start(session, 10)).collect();
+        assert!(starts.is_sorted() && starts[9] <= RAMP && starts[9] > RAMP / 2);
+        assert_eq!(Tempo { scale: 0.0, ..TEMPO }.start(5, 10), Duration::ZERO);
+    }
+}

@@ -1,0 +1,168 @@
+//! What is shown while sessions run: redrawn in place on a terminal, one line every few seconds otherwise.
+
+use std::{
+    collections::BTreeMap,
+    io::{IsTerminal, Write},
+    time::Duration,
+};
+
+use super::{
+    measure::{Page, percentile_ms},
+    policy::Policy,
+    report::{action_mix, actions, duplicate_factor, owner_hit_rate},
+    session::Tally,
+};
+
+/// Between two drawings.
+pub const REDRAW: Duration = Duration::from_millis(500);
+/// Drawings between two plain lines.
+const PLAIN_EVERY: usize = 10;
+
+/// One moment of a run.
+pub struct Moment<'a> {
+    /// Which policy runs.
+    pub policy: Policy,
+    /// How long it has been running.
+    pub elapsed: Duration,
+    /// Sessions in all.
+    pub sessions: usize,
+    /// What clients saw.
+    pub tally: &'a Tally,
+    /// What the router says.
+    pub router: &'a Page,
+}
+
+impl Moment<'_> {
+    /// The moment in one line.
+    pub fn line(&self) -> String {
+        let first = self.first_tokens();
+        format!(
+            "{:<16} {:>5.1} s  {} of {} sessions over, {} steps, {} errors, first token p50 {:.0} ms, owner hits {:.0} %",
+            self.policy.as_str(),
+            self.elapsed.as_secs_f64(),
+            self.tally.over,
+            self.sessions,
+            self.tally.steps.len(),
+            self.errors(),
+            percentile_ms(&first, 0.5),
+            owner_hit_rate(&self.tally.steps) * 100.0,
+        )
+    }
+
+    /// The moment as a screen.
+    pub fn screen(&self) -> Vec<String> {
+        let first = self.first_tokens();
+        let seen: u64 = self.served().map(|served| served.cached_tokens).sum();
+        let asked: u64 = self.served().map(|served| served.prompt_tokens).sum();
+        let cached = if asked > 0 { seen as f64 * 100.0 / asked as f64 } else { 0.0 };
+        let running = self.tally.begun - self.tally.over;
+        let mut lines = vec![
+            format!("OwnerServe demo · {} · {:.1} s", self.policy, self.elapsed.as_secs_f64()),
+            format!("sessions     {running} running · {} over · {} in all", self.tally.over, self.sessions),
+            format!("steps        {} · {} errors", self.tally.steps.len(), self.errors()),
+            format!(
+                "first token  p50 {:.1} ms · p99 {:.1} ms",
+                percentile_ms(&first, 0.5),
+                percentile_ms(&first, 0.99)
+            ),
+            format!(
+                "owner hits   {:.1} % · prompt from cache {cached:.1} % · duplicate factor {:.2}",
+                owner_hit_rate(&self.tally.steps) * 100.0,
+                duplicate_factor(self.router),
+            ),
+            format!("actions      {}", action_mix(&actions(self.router))),
+            format!("first token  {}", self.predicted_and_seen()),
+        ];
+        lines.push("workers".to_owned());
+        lines.extend(self.workers());
+        lines
+    }
+
+    fn served(&self) -> impl Iterator<Item = &super::session::Served> {
+        self.tally.steps.iter().filter_map(|step| step.outcome.as_ref().ok())
+    }
+
+    fn first_tokens(&self) -> Vec<Duration> {
+        self.served().map(|served| served.first_token).collect()
+    }
+
+    fn errors(&self) -> usize {
+        self.tally.steps.iter().filter(|step| step.outcome.is_err()).count()
+    }
+
+    fn predicted_and_seen(&self) -> String {
+        let mean = |name: &str| {
+            let count = self.router.sum(&format!("{name}_count"), &[]);
+            (count > 0.0).then(|| self.router.sum(&format!("{name}_sum"), &[]) * 1e3 / count)
+        };
+        let predicted = mean("ownerserve_predicted_first_token_seconds");
+        let seen = mean("ownerserve_first_token_seconds");
+        let word = |mean: Option<f64>| mean.map_or("-".to_owned(), |mean| format!("{mean:.1} ms"));
+        format!("predicted {} · seen {} (means, at the router)", word(predicted), word(seen))
+    }
+
+    /// Each worker's answered steps and the sessions whose last step it answered.
+    fn workers(&self) -> Vec<String> {
+        let mut steps: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut last: BTreeMap<usize, &str> = BTreeMap::new();
+        for step in &self.tally.steps {
+            let worker = step.outcome.as_ref().ok().and_then(|served| served.worker.as_deref());
+            if let Some(worker) = worker {
+                *steps.entry(worker).or_default() += 1;
+                last.insert(step.session, worker);
+            }
+        }
+        let line = |(worker, steps): (&str, usize)| {
+            let owned = last.values().filter(|owner| **owner == worker).count();
+            format!("  {worker:<24} {steps:>5} steps · last of {owned:>3} sessions")
+        };
+        steps.into_iter().map(line).collect()
+    }
+}
+
+/// Where moments are shown.
+pub struct View {
+    terminal: bool,
+    drawn: usize,
+    moments: usize,
+}
+
+impl View {
+    /// A view of standard output as it is.
+    pub fn new() -> View {
+        View { terminal: std::io::stdout().is_terminal(), drawn: 0, moments: 0 }
+    }
+
+    /// Shows a moment.
+    pub fn show(&mut self, moment: &Moment) {
+        if self.terminal {
+            let screen = moment.screen();
+            let drawn = std::mem::replace(&mut self.drawn, screen.len());
+            write(&format!("{}{}\n", erase(drawn), screen.join("\n")));
+        } else if self.moments.is_multiple_of(PLAIN_EVERY) {
+            write(&format!("{}\n", moment.line()));
+        }
+        self.moments += 1;
+    }
+
+    /// Puts lines that stay below what was shown.
+    pub fn say(&mut self, lines: &[String]) {
+        let drawn = std::mem::take(&mut self.drawn);
+        self.moments = 0;
+        write(&format!("{}{}\n", erase(drawn), lines.join("\n")));
+    }
+}
+
+/// Goes up over `lines` lines and clears them.
+fn erase(lines: usize) -> String {
+    if lines == 0 { String::new() } else { format!("\x1b[{lines}A\x1b[J") }
+}
+
+fn write(text: &str) {
+    // Nobody reads any more: the run goes on all the same, its report may be in a file.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

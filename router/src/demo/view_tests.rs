@@ -1,0 +1,57 @@
+//! Moments as text.
+
+use super::*;
+use crate::demo::session::{Served, Step};
+
+fn tally() -> Tally {
+    let served = |worker: &str| Served {
+        first_token: Duration::from_millis(20),
+        whole: Duration::from_millis(90),
+        prompt_tokens: 100,
+        cached_tokens: 50,
+        worker: Some(worker.to_owned()),
+    };
+    let step = |session, turn, worker: &str| Step { session, turn, outcome: Ok(served(worker)) };
+    let failed = Step { session: 2, turn: 0, outcome: Err("HTTP 500".into()) };
+    Tally { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], begun: 3, over: 1 }
+}
+
+fn check(look: impl Fn(&Moment) -> String) -> String {
+    let router = Page::parse(concat!(
+        "ownerserve_plan_actions_total{action=\"remote_prefill\"} 4\n",
+        "ownerserve_predicted_first_token_seconds_sum 0.4\nownerserve_predicted_first_token_seconds_count 10\n",
+        "ownerserve_first_token_seconds_sum 0.5\nownerserve_first_token_seconds_count 10\n",
+    ));
+    let tally = tally();
+    let elapsed = Duration::from_millis(2_500);
+    look(&Moment { policy: Policy::Ownerserve, elapsed, sessions: 8, tally: &tally, router: &router })
+}
+
+#[test]
+fn a_screen_shows_sessions_owners_actions_hits_and_predictions() {
+    let screen = check(|moment| moment.screen().join("\n"));
+    for part in [
+        "ownerserve · 2.5 s",
+        "2 running · 1 over · 8 in all",
+        "4 · 1 errors",
+        "owner hits   0.0 % · prompt from cache 50.0 %",
+        "remote_prefill 4",
+        "predicted 40.0 ms · seen 50.0 ms",
+        "b                            2 steps · last of   2 sessions",
+    ] {
+        assert!(screen.contains(part), "{part:?} is not in\n{screen}");
+    }
+}
+
+#[test]
+fn a_plain_line_is_one_line_without_escapes() {
+    let line = check(|moment| moment.line());
+    assert!(line.contains("1 of 8 sessions over, 4 steps, 1 errors, first token p50 20 ms"), "{line}");
+    assert!(!line.contains('\n') && !line.contains('\x1b'));
+}
+
+#[test]
+fn only_what_was_drawn_is_erased() {
+    assert_eq!(erase(0), "");
+    assert_eq!(erase(3), "\x1b[3A\x1b[J");
+}
