@@ -18,7 +18,7 @@ use tokio::{
 };
 
 /// The flag that makes `serve` and `sim-worker` end with their parent.
-pub const EXIT_WITH_PARENT: &str = "--exit-with-parent";
+pub(super) const EXIT_WITH_PARENT: &str = "--exit-with-parent";
 /// Log lines kept of each child.
 const KEPT_LINES: usize = 20;
 /// Bytes kept of each line.
@@ -37,7 +37,7 @@ pub fn exit_with_parent() {
 }
 
 /// A running child.
-pub struct Process {
+pub(super) struct Process {
     /// What it is, for messages.
     pub name: String,
     child: Child,
@@ -47,7 +47,7 @@ pub struct Process {
 
 impl Process {
     /// Starts this binary with `args`.
-    pub fn spawn(name: String, args: &[String]) -> std::io::Result<Process> {
+    pub(super) fn spawn(name: String, args: &[String]) -> std::io::Result<Process> {
         Process::spawn_program(name, &std::env::current_exe()?, args)
     }
 
@@ -71,17 +71,17 @@ impl Process {
     }
 
     /// How it ended, if it has.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
     /// Its last lines, oldest first.
-    pub fn last_lines(&self) -> Vec<String> {
+    pub(super) fn last_lines(&self) -> Vec<String> {
         self.log.lock().iter().cloned().collect()
     }
 
     /// Kills it and waits until it is gone.
-    pub async fn stop(mut self) {
+    pub(super) async fn stop(mut self) {
         // Both can only fail when it is gone already.
         let _ = self.child.start_kill();
         let _ = tokio::time::timeout(GONE_WITHIN, self.child.wait()).await;

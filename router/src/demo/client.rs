@@ -35,7 +35,7 @@ const SHOWN: usize = 300;
 
 /// Why a step or a page failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub(super) enum ClientError {
     /// No connection, or it broke.
     #[error("connection: {0}")]
     Connection(String),
@@ -63,7 +63,7 @@ pub enum ClientError {
 
 /// One step, ready to be sent.
 #[derive(Serialize)]
-pub struct Ask<'a> {
+pub(super) struct Ask<'a> {
     /// The served model.
     pub model: &'a str,
     /// The whole history.
@@ -88,7 +88,7 @@ struct StreamOptions {
 
 /// What came back for a step.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Answer {
+pub(super) struct Answer {
     /// The text.
     pub text: String,
     /// From sending the request to the first piece of text.
@@ -103,7 +103,7 @@ pub struct Answer {
 
 /// The engine's count of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-pub struct Usage {
+pub(super) struct Usage {
     /// Tokens of the prompt.
     #[serde(default)]
     pub prompt_tokens: u64,
@@ -122,27 +122,27 @@ struct PromptDetails {
 
 impl Usage {
     /// Tokens of the prompt that came from the cache; engines leave a zero out.
-    pub fn cached_tokens(&self) -> u64 {
+    pub(super) fn cached_tokens(&self) -> u64 {
         self.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0)
     }
 }
 
 /// A pool of keep-alive connections.
 #[derive(Clone)]
-pub struct Client {
+pub(super) struct Client {
     pool: Pool<HttpConnector, Full<Bytes>>,
 }
 
 impl Client {
     /// A fresh pool.
-    pub fn new() -> Client {
+    pub(super) fn new() -> Client {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         Client { pool: Pool::builder(TokioExecutor::new()).build(connector) }
     }
 
     /// Sends one step of `session` to `proxy` and reads its answer to the end.
-    pub async fn ask(&self, proxy: SocketAddr, session: &str, ask: &Ask<'_>) -> Result<Answer, ClientError> {
+    pub(super) async fn ask(&self, proxy: SocketAddr, session: &str, ask: &Ask<'_>) -> Result<Answer, ClientError> {
         let stream_options = StreamOptions { include_usage: true };
         let body = serde_json::to_vec(&Body { ask, temperature: 0.0, stream: true, stream_options })
             .expect("messages that were parsed from JSON go back into JSON");
@@ -160,7 +160,7 @@ impl Client {
     }
 
     /// Reads a whole page.
-    pub async fn page(&self, server: SocketAddr, path: &str) -> Result<String, ClientError> {
+    pub(super) async fn page(&self, server: SocketAddr, path: &str) -> Result<String, ClientError> {
         let request = Request::get(format!("http://{server}{path}"))
             .body(Full::default())
             .expect("an address and a fixed path make a request");

@@ -62,7 +62,7 @@ fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ClusterError {
 
 /// How a cluster is to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub(super) struct Shape {
     /// What `serve` is set to.
     pub policy: Policy,
     /// How many times faster than the modelled engines the simulated ones run.
@@ -70,7 +70,7 @@ pub struct Shape {
 }
 
 /// One worker process.
-pub struct Worker {
+pub(super) struct Worker {
     /// What it is for.
     pub role: Role,
     /// Its OpenAI endpoint and `/metrics`.
@@ -79,7 +79,7 @@ pub struct Worker {
 }
 
 /// A cluster that answers.
-pub struct Cluster {
+pub(super) struct Cluster {
     /// The workers.
     pub workers: Vec<Worker>,
     /// Where clients talk to.
@@ -93,7 +93,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts everything and waits until every process answers.
-    pub async fn start(shape: Shape) -> Result<Cluster, ClusterError> {
+    pub(super) async fn start(shape: Shape) -> Result<Cluster, ClusterError> {
         let mut attempt = 1;
         loop {
             match Cluster::start_once(shape).await {
@@ -136,13 +136,13 @@ impl Cluster {
     }
 
     /// The error of the first child that has ended, if any has.
-    pub fn failed(&mut self) -> Option<ClusterError> {
+    pub(super) fn failed(&mut self) -> Option<ClusterError> {
         let processes = self.workers.iter_mut().map(|worker| &mut worker.process).chain([&mut self.serve]);
         processes.into_iter().find_map(|process| process.ended().map(|status| ended(process, status)))
     }
 
     /// The workers' `/metrics` now; a worker that does not answer gives an empty page.
-    pub async fn worker_pages(&self) -> Vec<Page> {
+    pub(super) async fn worker_pages(&self) -> Vec<Page> {
         let mut pages = Vec::new();
         for worker in &self.workers {
             pages.push(self.page(worker.address).await);
@@ -151,7 +151,7 @@ impl Cluster {
     }
 
     /// The router's `/metrics` now.
-    pub async fn router_page(&self) -> Page {
+    pub(super) async fn router_page(&self) -> Page {
         self.page(self.operator).await
     }
 
@@ -160,7 +160,7 @@ impl Cluster {
     }
 
     /// Kills every process and waits until all are gone.
-    pub async fn stop(self) {
+    pub(super) async fn stop(self) {
         self.serve.stop().await;
         for worker in self.workers {
             worker.process.stop().await;

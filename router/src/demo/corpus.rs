@@ -51,7 +51,7 @@ pub enum CorpusError {
 
 /// Who keeps the agent waiting before a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pause {
+pub(super) enum Pause {
     /// The first step: nobody.
     None,
     /// A tool call.
@@ -62,7 +62,7 @@ pub enum Pause {
 
 /// One step of a session: a request with the whole history, and its answer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Turn {
+pub(super) struct Turn {
     /// Messages that join the history before the request.
     pub adds: Vec<Value>,
     /// The history starts anew before `adds` (the recorded prompt does not extend the one before).
@@ -77,7 +77,7 @@ pub struct Turn {
 
 /// What a turn does with the history so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum History {
+pub(super) enum History {
     /// Goes on.
     Extends,
     /// Is forgotten.
@@ -86,7 +86,7 @@ pub enum History {
 
 /// One recorded session.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Dialogue {
+pub(super) struct Dialogue {
     /// Where it comes from, for messages.
     pub name: String,
     /// Its steps, in order.
@@ -94,7 +94,7 @@ pub struct Dialogue {
 }
 
 /// Loads `path` (a file or a folder of them), or the embedded corpus.
-pub fn load(path: Option<&Path>) -> Result<Vec<Dialogue>, CorpusError> {
+pub(super) fn load(path: Option<&Path>) -> Result<Vec<Dialogue>, CorpusError> {
     let Some(path) = path else {
         let embedded = Path::new("tau_bench (embedded)");
         return parse(embedded, &unpack(embedded, TAU_BENCH)?);
@@ -130,7 +130,7 @@ fn unpack(path: &Path, bytes: &[u8]) -> Result<Vec<u8>, CorpusError> {
 }
 
 /// Parses one unpacked file of either form.
-pub fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Dialogue>, CorpusError> {
+pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Dialogue>, CorpusError> {
     let unknown = |source| CorpusError::Unknown { path: path.to_owned(), source };
     let dialogues = if bytes.trim_ascii_start().starts_with(b"[") {
         let recorded: Vec<TauDialogue> = serde_json::from_slice(bytes).map_err(unknown)?;

@@ -12,11 +12,11 @@ use super::{
 
 /// Bytes of KV in one token of the model that the simulated workers stand for: 8B with grouped-query attention,
 /// 32 layers x 8 KV heads x 128 x 2 (keys and values) x 2 bytes.
-pub const KV_BYTES_PER_TOKEN: u64 = 128 << 10;
+pub(super) const KV_BYTES_PER_TOKEN: u64 = 128 << 10;
 
 /// The figures of one policy; the README of `configs/traces` and `ownerserve demo --help` define them.
 #[derive(Serialize, Clone, PartialEq, Debug)]
-pub struct Figures {
+pub(super) struct Figures {
     /// Steps that were sent.
     pub requests: usize,
     /// Those that did not end in a whole answer.
@@ -38,7 +38,7 @@ pub struct Figures {
 }
 
 /// Everything measured in one run.
-pub struct Measured<'a> {
+pub(super) struct Measured<'a> {
     /// At the client.
     pub steps: &'a [Step],
     /// The workers' pages at the end; workers are fresh, so counters are the run's own.
@@ -49,7 +49,7 @@ pub struct Measured<'a> {
 
 impl Measured<'_> {
     /// The figures of the run.
-    pub fn figures(&self) -> Figures {
+    pub(super) fn figures(&self) -> Figures {
         let served = self.steps.iter().filter_map(|step| step.outcome.as_ref().ok());
         let first_tokens: Vec<_> = served.map(|served| served.first_token).collect();
         let tokens = |source| {
@@ -71,13 +71,13 @@ impl Measured<'_> {
 }
 
 /// The router's count of chosen actions.
-pub fn actions(router: &Page) -> BTreeMap<String, u64> {
+pub(super) fn actions(router: &Page) -> BTreeMap<String, u64> {
     let counts = router.by("ownerserve_plan_actions_total", "action");
     counts.into_iter().map(|(action, count)| (action, count as u64)).filter(|(_, count)| *count > 0).collect()
 }
 
 /// From the router's residency index, which the workers' own KV events feed under every policy.
-pub fn duplicate_factor(router: &Page) -> f64 {
+pub(super) fn duplicate_factor(router: &Page) -> f64 {
     let held = router.sum("ownerserve_residency_blocks", &[]);
     let distinct = router.sum("ownerserve_residency_distinct_blocks", &[]);
     if distinct > 0.0 { rounded(held / distinct) } else { 0.0 }
@@ -85,7 +85,7 @@ pub fn duplicate_factor(router: &Page) -> f64 {
 
 /// Follow-up steps answered by the worker of the session's step before, by all follow-up steps whose predecessor is
 /// known; 0 without any.
-pub fn owner_hit_rate(steps: &[Step]) -> f64 {
+pub(super) fn owner_hit_rate(steps: &[Step]) -> f64 {
     let mut at: BTreeMap<(usize, usize), Option<&str>> = BTreeMap::new();
     for step in steps {
         let worker = step.outcome.as_ref().ok().and_then(|served| served.worker.as_deref());
@@ -103,7 +103,7 @@ fn rounded(value: f64) -> f64 {
 
 /// All policies that ran, in the order they ran.
 #[derive(Default)]
-pub struct Report {
+pub(super) struct Report {
     runs: Vec<(Policy, Figures)>,
 }
 
@@ -114,23 +114,23 @@ struct Document<'a> {
 
 impl Report {
     /// Adds one run.
-    pub fn add(&mut self, policy: Policy, figures: Figures) {
+    pub(super) fn add(&mut self, policy: Policy, figures: Figures) {
         self.runs.push((policy, figures));
     }
 
     /// Whether any step of any run failed.
-    pub fn has_errors(&self) -> bool {
+    pub(super) fn has_errors(&self) -> bool {
         self.runs.iter().any(|(_, figures)| figures.errors > 0)
     }
 
     /// The JSON of `--report`.
-    pub fn json(&self) -> String {
+    pub(super) fn json(&self) -> String {
         let policies = self.runs.iter().map(|(policy, figures)| (policy.as_str(), figures)).collect();
         serde_json::to_string_pretty(&Document { policies }).expect("figures are plain numbers and words") + "\n"
     }
 
     /// The table at the end: one row a figure, one column a policy.
-    pub fn table(&self) -> Vec<String> {
+    pub(super) fn table(&self) -> Vec<String> {
         let mut rows = vec![vec![String::new()], vec!["requests".into()], vec!["errors".into()]];
         for label in
             ["first token p50", "first token p99", "prefill tokens", "owner hits", "duplicate factor", "KV moved"]
@@ -170,7 +170,7 @@ fn column(policy: Policy, figures: &Figures) -> [String; 9] {
 }
 
 /// The most frequent action first.
-pub fn action_mix(actions: &BTreeMap<String, u64>) -> String {
+pub(super) fn action_mix(actions: &BTreeMap<String, u64>) -> String {
     let mut mix: Vec<_> = actions.iter().collect();
     mix.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     let words: Vec<_> = mix.iter().map(|(action, count)| format!("{action} {count}")).collect();

@@ -21,7 +21,7 @@ const MODEL: &str = "tiny";
 
 /// What one step came to.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub(super) struct Step {
     /// Number of the session.
     pub session: usize,
     /// Number of the step in it.
@@ -32,7 +32,7 @@ pub struct Step {
 
 /// What is kept of an answer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Served {
+pub(super) struct Served {
     /// At the client.
     pub first_token: Duration,
     /// From sending the request to the last byte.
@@ -59,7 +59,7 @@ impl From<&Answer> for Served {
 
 /// What has happened so far, for the view and the report. Bounded by the corpus.
 #[derive(Default, Debug)]
-pub struct Tally {
+pub(super) struct Tally {
     /// Finished steps in order of their end.
     pub steps: Vec<Step>,
     /// Sessions that have begun.
@@ -70,7 +70,7 @@ pub struct Tally {
 
 /// The sessions of one run.
 #[derive(Clone)]
-pub struct Script {
+pub(super) struct Script {
     /// What is replayed.
     pub dialogues: Arc<Vec<Dialogue>>,
     /// When.
@@ -84,7 +84,7 @@ pub struct Script {
 }
 
 /// Replays every session; returns when all are over. Dropping the future stops them all.
-pub async fn replay(script: Script) {
+pub(super) async fn replay(script: Script) {
     let places = Arc::new(Semaphore::new(script.concurrency));
     let client = Client::new();
     let began = Instant::now();

@@ -8,11 +8,11 @@ const LONGEST_LINE: usize = 1 << 20;
 /// A line grew past the bound.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event of the stream is longer than {LONGEST_LINE} bytes")]
-pub struct Oversized;
+pub(super) struct Oversized;
 
 /// One event.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event {
+pub(super) enum Event {
     /// A JSON payload.
     Chunk(String),
     /// `data: [DONE]`.
@@ -21,13 +21,13 @@ pub enum Event {
 
 /// What has come of a line that is not complete yet.
 #[derive(Default)]
-pub struct Lines {
+pub(super) struct Lines {
     partial: Vec<u8>,
 }
 
 impl Lines {
     /// Takes the next bytes and gives the events they complete.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, Oversized> {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, Oversized> {
         let mut events = Vec::new();
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {

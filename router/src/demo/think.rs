@@ -17,7 +17,7 @@ const RAMP: Duration = Duration::from_secs(6);
 
 /// The clockwork of one run: what every pause is multiplied by and the seed of its randomness.
 #[derive(Clone, Copy, Debug)]
-pub struct Tempo {
+pub(super) struct Tempo {
     /// Same seed, same pauses.
     pub seed: u64,
     /// Multiplies every pause; the speed-up is already in it.
@@ -26,13 +26,13 @@ pub struct Tempo {
 
 impl Tempo {
     /// When session number `session` of `sessions` begins, counted from the start of the run.
-    pub fn start(self, session: usize, sessions: usize) -> Duration {
+    pub(super) fn start(self, session: usize, sessions: usize) -> Duration {
         let place = session as f64 + self.uniform(session, usize::MAX, 0);
         RAMP.mul_f64(self.scale * place / sessions.max(1) as f64)
     }
 
     /// The pause before step `turn` of session `session`.
-    pub fn pause(self, session: usize, turn: usize, pause: Pause) -> Duration {
+    pub(super) fn pause(self, session: usize, turn: usize, pause: Pause) -> Duration {
         let median = match pause {
             Pause::None => return Duration::ZERO,
             Pause::Tool => TOOL,

@@ -14,12 +14,12 @@ use super::{
 };
 
 /// Between two drawings.
-pub const REDRAW: Duration = Duration::from_millis(500);
+pub(super) const REDRAW: Duration = Duration::from_millis(500);
 /// Drawings between two plain lines.
 const PLAIN_EVERY: usize = 10;
 
 /// One moment of a run.
-pub struct Moment<'a> {
+pub(super) struct Moment<'a> {
     /// Which policy runs.
     pub policy: Policy,
     /// How long it has been running.
@@ -34,7 +34,7 @@ pub struct Moment<'a> {
 
 impl Moment<'_> {
     /// The moment in one line.
-    pub fn line(&self) -> String {
+    pub(super) fn line(&self) -> String {
         let first = self.first_tokens();
         format!(
             "{:<16} {:>5.1} s  {} of {} sessions over, {} steps, {} errors, first token p50 {:.0} ms, owner hits {:.0} %",
@@ -50,7 +50,7 @@ impl Moment<'_> {
     }
 
     /// The moment as a screen.
-    pub fn screen(&self) -> Vec<String> {
+    pub(super) fn screen(&self) -> Vec<String> {
         let first = self.first_tokens();
         let seen: u64 = self.served().map(|served| served.cached_tokens).sum();
         let asked: u64 = self.served().map(|served| served.prompt_tokens).sum();
@@ -121,7 +121,7 @@ impl Moment<'_> {
 }
 
 /// Where moments are shown.
-pub struct View {
+pub(super) struct View {
     terminal: bool,
     drawn: usize,
     moments: usize,
@@ -129,12 +129,12 @@ pub struct View {
 
 impl View {
     /// A view of standard output as it is.
-    pub fn new() -> View {
+    pub(super) fn new() -> View {
         View { terminal: std::io::stdout().is_terminal(), drawn: 0, moments: 0 }
     }
 
     /// Shows a moment.
-    pub fn show(&mut self, moment: &Moment) {
+    pub(super) fn show(&mut self, moment: &Moment) {
         if self.terminal {
             let screen = moment.screen();
             let drawn = std::mem::replace(&mut self.drawn, screen.len());
@@ -146,7 +146,7 @@ impl View {
     }
 
     /// Puts lines that stay below what was shown.
-    pub fn say(&mut self, lines: &[String]) {
+    pub(super) fn say(&mut self, lines: &[String]) {
         let drawn = std::mem::take(&mut self.drawn);
         self.moments = 0;
         write(&format!("{}{}\n", erase(drawn), lines.join("\n")));
