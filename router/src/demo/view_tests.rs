@@ -19,8 +19,8 @@ fn tally() -> Tally {
 fn check(look: impl Fn(&Moment) -> String) -> String {
     let router = Page::parse(concat!(
         "ownerserve_plan_actions_total{action=\"remote_prefill\"} 4\n",
-        "ownerserve_predicted_first_token_seconds_sum 0.4\nownerserve_predicted_first_token_seconds_count 10\n",
-        "ownerserve_first_token_seconds_sum 0.5\nownerserve_first_token_seconds_count 10\n",
+        "ownerserve_first_token_predicted_seconds_sum 0.4\nownerserve_first_token_predicted_seconds_count 10\n",
+        "ownerserve_time_to_first_token_seconds_sum 0.5\nownerserve_time_to_first_token_seconds_count 10\n",
     ));
     let tally = tally();
     let elapsed = Duration::from_millis(2_500);
