@@ -1,1 +1,30 @@
-//! engine-model.
+//! A sans-IO model of an inference engine: block pool with prefix cache, continuous batching with chunked prefill,
+//! preemption by recompute, KV transfer and timing. It opens no socket and reads no clock: time is an argument, so the
+//! same engine runs behind a server and in a simulator's virtual time.
+//!
+//! Text is a function of the KV it was computed from: a wrong or missing block changes the answer.
+
+mod engine;
+mod error;
+mod keys;
+mod output;
+mod pool;
+mod profile;
+mod request;
+mod schedule;
+mod sequence;
+mod stats;
+mod step;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod voice;
+
+pub use engine::Engine;
+pub use error::{ModelError, Refused};
+pub use output::{Finish, FinishReason, KvEvent, Output, OutputKind, StoredBlocks};
+pub use profile::Profile;
+pub use request::{CacheKeys, Ending, Request, RequestId, Sampling, Source, Transfer};
+pub use stats::{Finishes, PromptSources, Stats, Transfers};
+pub use transfer::{BlockImage, Handoff};
+pub use voice::{Fingerprint, Voice};

@@ -1,0 +1,119 @@
+//! How fast and how large an engine is. Read from a file; `check` before use.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Bytes, Micros};
+
+use crate::ModelError;
+
+/// Speeds and capacities of one engine. Times are engine time, before any speed-up.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct Profile {
+    /// Prompt tokens computed a second.
+    pub prefill_tokens_per_second: f64,
+    /// Fixed cost of every step.
+    pub step_overhead_us: Micros,
+    /// Time of a decode step of one request.
+    pub decode_step_us: Micros,
+    /// What each further running request adds to it.
+    pub decode_slowdown_us: Micros,
+    /// Tokens in a block.
+    pub block_tokens: u32,
+    /// Blocks in the pool.
+    pub blocks: u32,
+    /// Most requests in the batch.
+    pub max_running: u32,
+    /// Most requests that wait.
+    pub max_waiting: u32,
+    /// Token budget of a step; longer prompts are cut into chunks.
+    pub step_tokens: u32,
+    /// Longest prompt and answer together.
+    pub context_tokens: u32,
+    /// Answer length where a chat request names none.
+    pub answer_tokens: u32,
+    /// KV bytes of a token.
+    pub kv_bytes_per_token: Bytes,
+    /// Rate at which KV comes in.
+    pub link_bytes_per_second: f64,
+    /// Fixed cost of a transfer.
+    pub link_latency_us: Micros,
+    /// How long blocks are kept for a consumer that does not come.
+    pub lease_us: Micros,
+    /// How long a consumer tries a producer that does not answer.
+    pub dead_peer_us: Micros,
+}
+
+impl Default for Profile {
+    /// Small and quick: a laptop's idea of an engine.
+    fn default() -> Self {
+        Self {
+            prefill_tokens_per_second: 20_000.0,
+            step_overhead_us: Micros(500),
+            decode_step_us: Micros(10_000),
+            decode_slowdown_us: Micros(200),
+            block_tokens: 16,
+            blocks: 4096,
+            max_running: 64,
+            max_waiting: 4096,
+            step_tokens: 2048,
+            context_tokens: 32_768,
+            answer_tokens: 128,
+            kv_bytes_per_token: Bytes(131_072),
+            link_bytes_per_second: 5e9,
+            link_latency_us: Micros(2_000),
+            lease_us: Micros(30_000_000),
+            dead_peer_us: Micros(18_800_000),
+        }
+    }
+}
+
+impl Profile {
+    /// Whether an engine can be made of it.
+    pub fn check(&self) -> Result<(), ModelError> {
+        let rules = [
+            ("prefill_tokens_per_second", self.prefill_tokens_per_second > 0.0, "positive"),
+            ("link_bytes_per_second", self.link_bytes_per_second > 0.0, "positive"),
+            ("decode_step_us", self.decode_step_us.0 > 0, "positive"),
+            ("block_tokens", (1..=4096).contains(&self.block_tokens), "1 to 4096"),
+            ("blocks", (2..=1 << 24).contains(&self.blocks), "2 to 16777216"),
+            ("max_running", self.max_running > 0, "positive"),
+            ("max_waiting", self.max_waiting > 0, "positive"),
+            ("step_tokens", self.step_tokens >= self.max_running, "at least max_running"),
+            ("context_tokens", self.context_tokens > 1, "at least 2"),
+            ("context_tokens", self.context_tokens <= self.capacity(), "at most block_tokens times blocks"),
+            ("answer_tokens", self.answer_tokens > 0, "positive"),
+        ];
+        match rules.into_iter().find(|(_, holds, _)| !holds) {
+            Some((field, _, must)) => Err(ModelError::Profile { field, must }),
+            None => Ok(()),
+        }
+    }
+
+    /// Tokens of KV that fit.
+    pub fn capacity(&self) -> u32 {
+        self.block_tokens.saturating_mul(self.blocks)
+    }
+
+    /// How long a step takes that computes `prefill` prompt tokens and one token for each of `decodes` requests.
+    pub fn step_time(&self, prefill: u32, decodes: u32) -> Micros {
+        let mut time = self.step_overhead_us + micros(f64::from(prefill) / self.prefill_tokens_per_second);
+        if decodes > 0 {
+            time += self.decode_step_us + self.decode_slowdown_us * u64::from(decodes - 1);
+        }
+        time
+    }
+
+    /// How long `blocks` blocks occupy the link, latency not counted.
+    pub fn link_time(&self, blocks: u32) -> Micros {
+        micros(self.kv_bytes(blocks).0 as f64 / self.link_bytes_per_second)
+    }
+
+    /// KV bytes of `blocks` blocks.
+    pub fn kv_bytes(&self, blocks: u32) -> Bytes {
+        self.kv_bytes_per_token * u64::from(self.block_tokens) * u64::from(blocks)
+    }
+}
+
+fn micros(seconds: f64) -> Micros {
+    Micros((seconds * 1e6).ceil() as u64)
+}

@@ -1,0 +1,93 @@
+//! What an engine is asked.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A request within one engine's life.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct RequestId(pub u64);
+
+/// One prompt and how to go on from it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Request {
+    /// Its name on the wire; a consumer names a producer's request by it. Unique among live requests.
+    pub name: Arc<str>,
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// How to go on.
+    pub sampling: Sampling,
+    /// What else a block's identity depends on.
+    pub keys: CacheKeys,
+    /// Whether KV comes or goes.
+    pub transfer: Transfer,
+}
+
+/// How an answer is drawn and when it ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sampling {
+    /// At most so many tokens.
+    pub max_tokens: u32,
+    /// No end before so many tokens.
+    pub min_tokens: u32,
+    /// Whether the model may end the answer.
+    pub ending: Ending,
+    /// Stands for seed and temperature; none is greedy.
+    pub salt: Option<u64>,
+    /// Tokens that end the answer too.
+    pub stop: Vec<u32>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { max_tokens: 16, min_tokens: 0, ending: Ending::Natural, salt: None, stop: Vec::new() }
+    }
+}
+
+/// Whether the model may end the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ending {
+    /// At its end-of-sequence token.
+    #[default]
+    Natural,
+    /// Only the length ends it.
+    Ignored,
+}
+
+/// What a block's identity depends on besides its tokens.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CacheKeys {
+    /// Separates tenants; part of the first block's key.
+    pub salt: Option<Arc<str>>,
+    /// The adapter; part of every block's key, and of the text.
+    pub adapter: Option<Arc<str>>,
+}
+
+/// Whether KV comes or goes with a request.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Transfer {
+    /// Neither.
+    #[default]
+    None,
+    /// Keep the blocks for a consumer, under a lease.
+    Produce,
+    /// Pull the prompt's KV from a producer.
+    Consume(Source),
+    /// Parameters that no engine survives: waits until cancelled, then the engine is dead.
+    Hang,
+}
+
+/// Where a producer keeps blocks. Host and port mean nothing to the model; they are handed back to its driver.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Source {
+    /// The producer's engine id.
+    pub engine: Arc<str>,
+    /// The producer's request.
+    pub request: Arc<str>,
+    /// Its blocks, first block first.
+    pub blocks: Vec<u32>,
+    /// Its side channel's host.
+    pub host: Arc<str>,
+    /// And port.
+    pub port: u16,
+}

@@ -1,0 +1,128 @@
+//! What the next step computes: first who runs already, then who waits, within the token budget.
+
+use vocabulary::Micros;
+
+use crate::engine::Engine;
+use crate::step::{Step, Work};
+use crate::{OutputKind, RequestId, Transfer};
+
+impl Engine {
+    /// Begin a step at `at`, if none is under way and there is something to compute.
+    pub(crate) fn begin_step(&mut self, at: Micros) {
+        if self.batch.step.is_some() || self.is_dead() {
+            return;
+        }
+        let mut plan = Planned { budget: self.profile.step_tokens as usize, ..Planned::default() };
+        self.schedule_running(&mut plan);
+        if !plan.preempted {
+            self.schedule_waiting(at, &mut plan);
+        }
+        if plan.work.is_empty() {
+            return;
+        }
+        let time = self.profile.step_time(plan.prefill, plan.decodes);
+        self.stats.steps += 1;
+        self.batch.step = Some(Step { ends: at + time, work: plan.work });
+    }
+
+    fn schedule_running(&mut self, plan: &mut Planned) {
+        let mut next = 0;
+        while let Some(id) = self.batch.running.get(next).copied() {
+            let tokens = self.sequences[&id].pending().min(plan.budget);
+            if tokens == 0 {
+                break;
+            }
+            if !self.make_room(id, tokens, plan) {
+                continue;
+            }
+            self.add(id, tokens, plan);
+            next += 1;
+        }
+    }
+
+    /// Blocks for `tokens` more tokens, if need be by throwing out who joined last. False if that was `id` itself.
+    fn make_room(&mut self, id: RequestId, tokens: usize, plan: &mut Planned) -> bool {
+        while self.sequences[&id].lacking(tokens) > self.pool.free() {
+            plan.preempted = true;
+            let Some(last) = self.batch.running.pop() else { return false };
+            if let Some(sequence) = self.sequences.get_mut(&last) {
+                sequence.drop_memory(&mut self.pool);
+            }
+            self.batch.waiting.push_front(last);
+            self.stats.preemptions += 1;
+            if last == id {
+                return false;
+            }
+        }
+        self.give_blocks(id, tokens);
+        true
+    }
+
+    fn schedule_waiting(&mut self, at: Micros, plan: &mut Planned) {
+        while plan.budget > 0 && self.batch.running.len() < self.profile.max_running as usize {
+            let Some(id) = self.batch.waiting.front().copied() else { return };
+            if self.sequences[&id].counts.arrived > at || !self.admit(id) {
+                return;
+            }
+            self.batch.waiting.pop_front();
+            let sequence = &self.sequences[&id];
+            if let (Transfer::Consume(_), 0) = (&sequence.transfer, sequence.counts.external) {
+                self.begin_pull(at, id);
+                continue;
+            }
+            let tokens = sequence.pending().min(plan.budget);
+            self.batch.running.push(id);
+            self.add(id, tokens, plan);
+        }
+    }
+
+    /// Adopt what is cached and take blocks for all the rest. False, with nothing taken, if they do not fit now.
+    fn admit(&mut self, id: RequestId) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        if sequence.memory.blocks.is_empty() {
+            sequence.adopt_prefix(&mut self.pool);
+        }
+        let rest = sequence.pending();
+        if sequence.lacking(rest) > self.pool.free() {
+            sequence.drop_memory(&mut self.pool);
+            return false;
+        }
+        self.give_blocks(id, rest);
+        true
+    }
+
+    fn give_blocks(&mut self, id: RequestId, tokens: usize) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        for _ in 0..sequence.lacking(tokens) {
+            sequence.memory.blocks.extend(self.pool.take());
+        }
+        self.news.extend(self.pool.drain_evicted().into_iter().map(crate::KvEvent::Removed));
+    }
+
+    fn add(&mut self, id: RequestId, tokens: usize, plan: &mut Planned) {
+        if self.sequences[&id].decoding() {
+            plan.decodes += 1;
+        } else {
+            plan.prefill += tokens as u32;
+        }
+        plan.budget -= tokens;
+        plan.work.push(Work { request: id, tokens });
+    }
+
+    fn begin_pull(&mut self, at: Micros, id: RequestId) {
+        let request = id;
+        let Some(source) = self.lacking_source(id) else { return };
+        self.links.pulling.insert(id, crate::transfer::Pulling::Asked);
+        self.say(at, OutputKind::Pull { request, source });
+    }
+}
+
+/// A step in the making.
+#[derive(Default)]
+struct Planned {
+    work: Vec<Work>,
+    budget: usize,
+    prefill: u32,
+    decodes: u32,
+    preempted: bool,
+}

@@ -1,0 +1,251 @@
+//! A request that an engine has taken: its tokens, its blocks and how far they are computed.
+
+use std::sync::Arc;
+
+use vocabulary::Micros;
+
+use crate::keys::block_key;
+use crate::pool::{BlockId, Content, Pool};
+use crate::voice::{Fingerprint, Voice};
+use crate::{BlockImage, CacheKeys, Finish, FinishReason, KvEvent, Request, Sampling, StoredBlocks, Transfer};
+
+/// A live request.
+pub(crate) struct Sequence {
+    pub(crate) name: Arc<str>,
+    pub(crate) sampling: Sampling,
+    pub(crate) transfer: Transfer,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) memory: Memory,
+    pub(crate) counts: Counts,
+}
+
+/// Its KV.
+pub(crate) struct Memory {
+    keys: CacheKeys,
+    root: u64,
+    block_tokens: usize,
+    /// Names of the whole blocks of its tokens, as far as they were needed.
+    names: Vec<u64>,
+    pub(crate) blocks: Vec<BlockId>,
+    /// Tokens whose KV is there.
+    pub(crate) computed: usize,
+    /// Leading blocks that are in the prefix cache.
+    sealed: usize,
+    /// The fingerprint of all whole blocks together.
+    context: Fingerprint,
+}
+
+/// Its numbers.
+#[derive(Clone, Default)]
+pub(crate) struct Counts {
+    pub(crate) prompt: usize,
+    /// None until the cache was asked.
+    pub(crate) cached: Option<usize>,
+    pub(crate) external: usize,
+    pub(crate) created: usize,
+    pub(crate) arrived: Micros,
+    pub(crate) first_token: Option<Micros>,
+}
+
+impl Sequence {
+    pub(crate) fn new(request: Request, root: u64, block_tokens: u32, arrived: Micros) -> Self {
+        let counts = Counts { prompt: request.prompt.len(), arrived, ..Counts::default() };
+        let memory = Memory {
+            context: Fingerprint::root(request.keys.adapter.as_deref()),
+            keys: request.keys,
+            root,
+            block_tokens: block_tokens as usize,
+            names: Vec::new(),
+            blocks: Vec::new(),
+            computed: 0,
+            sealed: 0,
+        };
+        Self {
+            name: request.name,
+            sampling: request.sampling,
+            transfer: request.transfer,
+            tokens: request.prompt,
+            memory,
+            counts,
+        }
+    }
+
+    /// Tokens of the answer so far.
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.counts.prompt
+    }
+
+    /// Tokens whose KV is still to be computed before the next one can be drawn.
+    pub(crate) fn pending(&self) -> usize {
+        self.tokens.len() - self.memory.computed
+    }
+
+    /// Whether it only adds one token to what it has.
+    pub(crate) fn decoding(&self) -> bool {
+        self.pending() == 1 && self.generated() > 0
+    }
+
+    /// Take the longest cached prefix, but never the last token: something must be computed to draw the next one.
+    pub(crate) fn adopt_prefix(&mut self, pool: &mut Pool) {
+        let most = (self.tokens.len() - 1) / self.memory.block_tokens;
+        self.memory.adopt(&self.tokens, most, pool);
+        let found = self.memory.computed.min(self.counts.prompt);
+        self.counts.cached.get_or_insert(found);
+    }
+
+    /// Blocks that lack for `tokens` more tokens.
+    pub(crate) fn lacking(&self, tokens: usize) -> usize {
+        (self.memory.computed + tokens).div_ceil(self.memory.block_tokens).saturating_sub(self.memory.blocks.len())
+    }
+
+    /// Compute `count` tokens; blocks must be there. Returns what is new in the prefix cache.
+    pub(crate) fn compute(&mut self, count: usize, pool: &mut Pool, voice: &Voice) -> Option<KvEvent> {
+        let to = self.memory.computed + count;
+        self.memory.fill(&self.tokens[..to], pool, voice);
+        self.seal(pool)
+    }
+
+    /// Put whole blocks into the prefix cache.
+    pub(crate) fn seal(&mut self, pool: &mut Pool) -> Option<KvEvent> {
+        let stored = self.memory.seal(&self.tokens, pool)?;
+        let in_prompt = self.counts.prompt.min(self.memory.sealed * self.memory.block_tokens);
+        let had = self.memory.sealed * self.memory.block_tokens - stored.tokens.len();
+        self.counts.created += in_prompt.saturating_sub(had);
+        Some(KvEvent::Stored(stored))
+    }
+
+    /// A transfer is over: its blocks join the prefix cache, and only the last token is left to compute.
+    pub(crate) fn receive(&mut self, images: Vec<BlockImage>, pool: &mut Pool, voice: &Voice) -> Option<KvEvent> {
+        self.memory.receive(self.tokens.len(), images, pool, voice);
+        let stored = self.seal(pool);
+        self.memory.computed -= 1;
+        stored
+    }
+
+    /// What the KV so far amounts to.
+    pub(crate) fn state(&self, pool: &Pool) -> Fingerprint {
+        self.memory.state(pool)
+    }
+
+    /// Whether drawing `token` ends the answer.
+    pub(crate) fn ended_by(&self, token: u32, eos: u32, context: u32) -> Option<FinishReason> {
+        let length = self.generated();
+        let may_stop = length >= self.sampling.min_tokens as usize;
+        if may_stop && self.sampling.ending == crate::Ending::Natural && token == eos {
+            return Some(FinishReason::Stop);
+        }
+        if may_stop && self.sampling.stop.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        let full = length >= self.sampling.max_tokens as usize || self.tokens.len() >= context as usize;
+        full.then_some(FinishReason::Length)
+    }
+
+    /// Forget all KV, to start again.
+    pub(crate) fn drop_memory(&mut self, pool: &mut Pool) {
+        pool.give_back(&self.memory.take_blocks());
+    }
+
+    pub(crate) fn finish(&self, reason: FinishReason, at: Micros) -> Finish {
+        Finish {
+            reason,
+            prompt: self.counts.prompt as u32,
+            cached: self.counts.cached.unwrap_or(0) as u32,
+            external: self.counts.external as u32,
+            created: self.counts.created as u32,
+            generated: self.generated() as u32,
+            arrived: self.counts.arrived,
+            first_token: self.counts.first_token.unwrap_or(at),
+            handoff: None,
+        }
+    }
+}
+
+impl Memory {
+    fn name(&mut self, block: usize, tokens: &[u32]) -> u64 {
+        while self.names.len() <= block {
+            let at = self.names.len() * self.block_tokens;
+            let parent = self.names.last().copied();
+            self.names.push(block_key(self.root, parent, &tokens[at..at + self.block_tokens], &self.keys));
+        }
+        self.names[block]
+    }
+
+    fn adopt(&mut self, tokens: &[u32], most: usize, pool: &mut Pool) {
+        for block in 0..most {
+            let Some(id) = ({ pool.share(self.name(block, tokens)) }) else { break };
+            self.blocks.push(id);
+            self.context = self.context.attend(pool.content(id).end);
+            self.sealed += 1;
+            self.computed += self.block_tokens;
+        }
+    }
+
+    fn fill(&mut self, tokens: &[u32], pool: &mut Pool, voice: &Voice) {
+        for (at, token) in tokens.iter().enumerate().skip(self.computed) {
+            let (block, offset) = (at / self.block_tokens, at % self.block_tokens);
+            let content = pool.content_mut(self.blocks[block]);
+            match offset {
+                0 => *content = Content::on(self.context),
+                _ => content.cut(offset, voice),
+            }
+            content.push(*token, voice);
+            if offset + 1 == self.block_tokens {
+                self.context = self.context.attend(content.end);
+            }
+        }
+        self.computed = tokens.len();
+    }
+
+    fn seal(&mut self, tokens: &[u32], pool: &mut Pool) -> Option<StoredBlocks> {
+        let (from, to) = (self.sealed, self.computed / self.block_tokens);
+        if to <= from {
+            return None;
+        }
+        let parent = from.checked_sub(1).map(|block| self.name(block, tokens));
+        let hashes: Vec<u64> = (from..to).map(|block| self.name(block, tokens)).collect();
+        for (id, hash) in self.blocks[from..to].iter().zip(&hashes) {
+            pool.seal(*id, *hash);
+        }
+        self.sealed = to;
+        Some(StoredBlocks {
+            hashes,
+            parent,
+            tokens: tokens[from * self.block_tokens..to * self.block_tokens].to_vec(),
+            salt: self.keys.salt.clone().filter(|_| from == 0),
+            adapter: self.keys.adapter.clone(),
+        })
+    }
+
+    fn state(&self, pool: &Pool) -> Fingerprint {
+        match self.computed % self.block_tokens {
+            0 => self.context,
+            _ => self.context.attend(pool.content(self.blocks[self.computed / self.block_tokens]).end),
+        }
+    }
+
+    /// Write what a transfer brought into the blocks that were not found here, for a prompt of `prompt` tokens. What it
+    /// did not bring stays garbage, as in memory that nobody wrote.
+    pub(crate) fn receive(&mut self, prompt: usize, images: Vec<BlockImage>, pool: &mut Pool, voice: &Voice) {
+        let mut images = images.into_iter();
+        let whole = (prompt - 1) / self.block_tokens;
+        for block in self.sealed..self.blocks.len() {
+            let content = pool.content_mut(self.blocks[block]);
+            if let Some(image) = images.next() {
+                *content = Content::of(image.start, &image.tokens, voice);
+            }
+            if block < whole {
+                content.cut(self.block_tokens, voice);
+                self.context = self.context.attend(content.end);
+            }
+        }
+        self.computed = prompt;
+    }
+
+    pub(crate) fn take_blocks(&mut self) -> Vec<BlockId> {
+        self.computed = 0;
+        self.sealed = 0;
+        self.context = Fingerprint::root(self.keys.adapter.as_deref());
+        std::mem::take(&mut self.blocks)
+    }
+}

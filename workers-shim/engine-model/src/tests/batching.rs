@@ -1,0 +1,129 @@
+//! Who computes when, and how long it takes.
+
+use super::*;
+
+#[test]
+fn a_lone_request_takes_its_prefill_and_then_a_step_a_token() {
+    let mut rig = Rig::new(small());
+    let id = rig.submit(request(&prompt(1, 20), 4));
+    rig.finish(id);
+    // 20 tokens at 10,000 a second, then a decode step each.
+    let times: Vec<u64> = rig.times[&id].iter().map(|at| at.0).collect();
+    assert_eq!(times, [2_000, 3_000, 4_000, 5_000]);
+    let finish = &rig.finishes[&id];
+    assert_eq!((finish.arrived, finish.first_token), (Micros(0), Micros(2_000)));
+    assert_eq!((finish.prompt, finish.cached, finish.generated, finish.created), (20, 0, 4, 20));
+}
+
+#[test]
+fn a_cached_prefix_costs_nothing_but_its_last_block() {
+    let mut rig = Rig::new(small());
+    rig.answer(request(&prompt(1, 20), 1));
+    let began = rig.now;
+    let id = rig.submit(request(&prompt(1, 20), 1));
+    let finish = rig.finish(id);
+    // All five blocks are cached, but something must be computed: four tokens.
+    assert_eq!((finish.cached, finish.created), (16, 4));
+    assert_eq!(finish.first_token - began, Micros(400));
+}
+
+#[test]
+fn long_prompts_are_cut_into_chunks_and_others_decode_meanwhile() {
+    let mut rig = Rig::new(small());
+    let short = rig.submit(request(&prompt(1, 8), 12));
+    rig.advance(Micros(800));
+    let long = rig.submit(request(&prompt(2, 100), 1));
+    rig.finish(short);
+    rig.finish(long);
+    let during = rig.times[&short].iter().filter(|at| **at < rig.finishes[&long].first_token).count();
+    assert!(during >= 3, "the short one went on while the long one was computed, {during} tokens");
+    let gaps: Vec<u64> = rig.times[&short].windows(2).map(|pair| (pair[1] - pair[0]).0).collect();
+    assert_eq!(gaps.iter().max(), Some(&4_100), "a step is one decode and at most 31 tokens of prefill: {gaps:?}");
+}
+
+#[test]
+fn running_together_slows_everybody_by_the_profile() {
+    let mut rig = Rig::new(small());
+    let ids: Vec<RequestId> = (0..4).map(|seed| rig.submit(request(&prompt(seed, 4), 6))).collect();
+    rig.finish(ids[3]);
+    let gap = rig.times[&ids[0]][2] - rig.times[&ids[0]][1];
+    assert_eq!(gap, Micros(1_300));
+}
+
+#[test]
+fn answers_in_a_batch_are_those_of_requests_alone() {
+    let mut rig = Rig::new(small());
+    let ids: Vec<RequestId> = (0..9).map(|seed| rig.submit(request(&prompt(seed, 5 + seed), 15))).collect();
+    for (seed, id) in (0u32..).zip(&ids) {
+        rig.finish(*id);
+        assert_eq!(rig.texts[id], alone(&prompt(seed, 5 + seed), 15), "request {seed}");
+    }
+}
+
+#[test]
+fn no_more_run_than_the_batch_holds_and_the_rest_wait_in_order() {
+    let mut rig = Rig::new(small());
+    let ids: Vec<RequestId> = (0..6).map(|seed| rig.submit(request(&prompt(seed, 4), 5))).collect();
+    rig.advance(Micros(1));
+    assert_eq!((rig.engine.stats().running, rig.engine.stats().waiting), (4, 2));
+    rig.finish(ids[5]);
+    assert!(rig.finishes[&ids[4]].first_token <= rig.finishes[&ids[5]].first_token);
+    assert!(rig.finishes[&ids[5]].first_token > rig.finishes[&ids[3]].first_token);
+}
+
+#[test]
+fn a_request_is_not_computed_before_it_came() {
+    let mut rig = Rig::new(small());
+    let first = rig.submit(request(&prompt(1, 10), 2));
+    let later = rig.engine.submit(Micros(50_000), request(&prompt(2, 10), 1)).unwrap();
+    rig.finish(first);
+    assert!(rig.now < Micros(5_000));
+    assert_eq!(rig.engine.next_event(), None, "nothing is under way");
+    rig.advance(Micros(49_999));
+    assert_eq!(rig.finishes.len(), 1);
+    rig.advance(Micros(60_000));
+    assert_eq!(rig.finishes[&later].first_token, Micros(51_000), "it began when it came");
+}
+
+#[test]
+fn one_late_call_says_the_same_as_many_early_ones() {
+    let ask =
+        |rig: &mut Rig| -> Vec<RequestId> { (0..5).map(|seed| rig.submit(request(&prompt(seed, 30), 7))).collect() };
+    let (mut patient, mut eager) = (Rig::new(small()), Rig::new(small()));
+    let (ids, same) = (ask(&mut patient), ask(&mut eager));
+    patient.advance(Micros(1_000_000));
+    (0..1_000_000).step_by(333).for_each(|at| eager.advance(Micros(at)));
+    eager.advance(Micros(1_000_000));
+    assert_eq!(ids, same);
+    assert_eq!(patient.times, eager.times);
+    assert_eq!(patient.texts, eager.texts);
+    assert_eq!(patient.events, eager.events);
+}
+
+#[test]
+fn a_cancelled_request_frees_its_place_and_its_memory() {
+    let mut rig = Rig::new(small());
+    let ids: Vec<RequestId> = (0..5).map(|seed| rig.submit(request(&prompt(seed, 8), 50))).collect();
+    rig.advance(Micros(10_000));
+    let before = rig.texts[&ids[0]].len();
+    rig.engine.cancel(rig.now, ids[0]);
+    rig.engine.cancel(rig.now, ids[0]);
+    rig.finish(ids[4]);
+    assert_eq!(reason(&rig.finishes[&ids[0]]), FinishReason::Abort);
+    assert_eq!(rig.texts[&ids[0]].len(), before, "it says nothing more");
+    assert_eq!(rig.engine.stats().finishes.abort, 1);
+    (1..5).for_each(|at| drop(rig.finish(ids[at])));
+    assert_eq!(rig.engine.stats().blocks_used, 0);
+}
+
+#[test]
+fn a_dead_engine_fails_everybody_and_takes_nobody() {
+    let mut rig = Rig::new(small());
+    let ids: Vec<RequestId> = (0..3).map(|seed| rig.submit(request(&prompt(seed, 8), 50))).collect();
+    rig.advance(Micros(5_000));
+    rig.engine.die(rig.now);
+    rig.advance(Micros(6_000));
+    assert!(ids.iter().all(|id| rig.finishes[id].reason == FinishReason::Error));
+    assert_eq!(rig.engine.submit(rig.now, request(&[11], 1)), Err(crate::Refused::Dead));
+    assert_eq!(rig.engine.next_event(), None);
+}

@@ -1,0 +1,168 @@
+//! Blocks: caching, copies, eviction, preemption, and what listeners are told.
+
+use super::*;
+use crate::StoredBlocks;
+
+fn stored(event: &KvEvent) -> &StoredBlocks {
+    match event {
+        KvEvent::Stored(stored) => stored,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn whole_blocks_of_prompt_and_answer_are_told_in_order() {
+    let mut rig = Rig::new(small());
+    let ask = prompt(1, 10);
+    let answer = rig.answer(request(&ask, 8));
+    let events = rig.all_events();
+    let (first, second, third) = (stored(&events[0]), stored(&events[1]), stored(&events[2]));
+    assert_eq!((first.parent, first.hashes.len()), (None, 2));
+    assert_eq!(first.tokens, ask[..8]);
+    assert_eq!(second.parent, Some(first.hashes[1]));
+    assert_eq!(second.tokens, [&ask[8..], &answer[..2]].concat());
+    assert_eq!(third.tokens, answer[2..6], "the last token's KV is never computed");
+    assert_eq!(events.len(), 3);
+}
+
+#[test]
+fn an_exact_prompt_asked_again_stores_its_last_block_twice() {
+    let mut rig = Rig::new(small());
+    rig.answer(request(&prompt(1, 12), 1));
+    rig.answer(request(&prompt(1, 12), 1));
+    let again = stored(&rig.events[1][0]).clone();
+    assert_eq!((again.hashes.len(), again.tokens.len()), (1, 4));
+    let copies = rig.copies();
+    assert_eq!(copies[&again.hashes[0]], 2);
+    assert_eq!(copies.len(), 3);
+}
+
+#[test]
+fn every_copy_is_told_when_it_goes() {
+    let mut rig = Rig::new(Profile { blocks: 50, ..small() });
+    rig.answer(request(&prompt(1, 12), 1));
+    rig.answer(request(&prompt(1, 12), 1));
+    rig.answer(request(&prompt(2, 199), 1));
+    let copies = rig.copies();
+    let expected = 49;
+    assert_eq!(copies.values().sum::<i32>(), expected, "only the long prompt is left: 49 whole blocks");
+    assert!(copies.values().all(|count| *count == 1));
+}
+
+#[test]
+fn the_ends_of_the_oldest_prompts_go_first() {
+    let mut rig = Rig::new(Profile { blocks: 50, step_tokens: 100, ..small() });
+    rig.answer(request(&prompt(1, 80), 1));
+    rig.answer(request(&prompt(2, 80), 1));
+    let old = stored(&rig.events[0][0]).hashes.clone();
+    rig.answer(request(&prompt(3, 60), 1));
+    let removed: Vec<u64> =
+        rig.all_events().iter().filter_map(|e| if let KvEvent::Removed(h) = e { Some(*h) } else { None }).collect();
+    assert!(!removed.is_empty() && removed.len() < old.len());
+    let expected: Vec<u64> = old.iter().rev().take(removed.len()).copied().collect();
+    assert_eq!(removed, expected, "leaf first");
+    let id = rig.submit(request(&prompt(1, 80), 1));
+    let kept = (old.len() - removed.len()) as u32 * 4;
+    assert_eq!(rig.finish(id).cached, kept, "its beginning is still there");
+}
+
+#[test]
+fn a_listener_that_counts_copies_knows_what_is_cached() {
+    let mut rig = Rig::new(Profile { blocks: 50, ..small() });
+    for round in 0..40 {
+        rig.answer(request(&prompt(round % 7, 20 + round), 1 + round % 9));
+    }
+    let copies = rig.copies();
+    assert!(copies.values().all(|count| *count > 0), "never fewer than none");
+    let id = rig.submit(request(&prompt(39 % 7, 59), 1));
+    assert!(rig.finish(id).cached > 0 && copies.values().sum::<i32>() <= 50);
+}
+
+#[test]
+fn want_of_memory_throws_out_who_came_last_and_its_text_stays_right() {
+    let mut rig = Rig::new(Profile { blocks: 50, ..small() });
+    let ids: Vec<RequestId> = (0..4).map(|seed| rig.submit(request(&prompt(seed, 40), 60))).collect();
+    for (seed, id) in (0u32..).zip(&ids) {
+        rig.finish(*id);
+        assert_eq!(rig.texts[id], alone(&prompt(seed, 40), 60), "request {seed}");
+    }
+    assert!(rig.engine.stats().preemptions > 0, "four times 100 tokens do not fit into 200");
+    assert_eq!(rig.finishes[&ids[0]].cached, 0);
+    assert_eq!(rig.engine.stats().blocks_used, 0);
+}
+
+#[test]
+fn two_users_of_a_prefix_share_its_blocks() {
+    let mut rig = Rig::new(small());
+    rig.answer(request(&prompt(1, 40), 1));
+    let a = rig.submit(request(&prompt(1, 44), 30));
+    let b = rig.submit(request(&prompt(1, 44), 30));
+    rig.advance(rig.now + Micros(5_000));
+    // Ten shared, and a few of their own.
+    assert!(rig.engine.stats().blocks_used <= 16, "{}", rig.engine.stats().blocks_used);
+    rig.finish(a);
+    rig.finish(b);
+    assert_eq!(rig.texts[&a], rig.texts[&b]);
+}
+
+#[test]
+fn salts_and_adapters_separate_blocks() {
+    let mut rig = Rig::new(small());
+    let mut salted = |salt: Option<&str>, adapter: Option<&str>| {
+        let mut request = request(&prompt(1, 12), 1);
+        request.keys = CacheKeys { salt: salt.map(Arc::from), adapter: adapter.map(Arc::from) };
+        let id = rig.submit(request);
+        rig.finish(id).cached
+    };
+    assert_eq!([salted(None, None), salted(Some("a"), None), salted(None, Some("l"))], [0, 0, 0]);
+    assert_eq!([salted(None, None), salted(Some("a"), None), salted(None, Some("l"))], [8, 8, 8]);
+    let events = rig.all_events();
+    assert_eq!(stored(&events[1]).salt.as_deref(), Some("a"), "told with the first block");
+    assert_eq!(stored(&events[2]).adapter.as_deref(), Some("l"));
+    assert_eq!(stored(&events[4]).salt, None, "a later block does not tell it");
+}
+
+#[test]
+fn names_of_blocks_differ_between_engines() {
+    let names = |root| {
+        let engine = Engine::new(Arc::new(small()), voice(), root).unwrap();
+        let mut rig = Rig { engine, ..Rig::new(small()) };
+        rig.answer(request(&prompt(1, 12), 1));
+        stored(&rig.events[0][0]).hashes.clone()
+    };
+    assert_eq!(names(1), names(1));
+    assert_ne!(names(1), names(2));
+}
+
+#[test]
+fn a_reset_forgets_everything_and_is_told_with_the_next_step() {
+    let mut rig = Rig::new(small());
+    rig.answer(request(&prompt(1, 12), 1));
+    assert!(rig.engine.reset_prefix_cache());
+    rig.advance(rig.now + Micros(1_000));
+    assert_eq!(rig.events.len(), 1, "not yet");
+    let id = rig.submit(request(&prompt(1, 12), 1));
+    assert_eq!(rig.finish(id).cached, 0);
+    assert_eq!(rig.events[1][0], KvEvent::Cleared);
+    assert_eq!(rig.copies().len(), 3);
+}
+
+#[test]
+fn a_reset_is_refused_while_blocks_are_in_use() {
+    let mut rig = Rig::new(small());
+    let id = rig.submit(request(&prompt(1, 12), 5));
+    rig.advance(Micros(1));
+    assert!(!rig.engine.reset_prefix_cache());
+    rig.finish(id);
+    assert!(rig.engine.reset_prefix_cache());
+}
+
+#[test]
+fn prompt_tokens_are_counted_by_where_they_came_from() {
+    let mut rig = Rig::new(small());
+    rig.answer(request(&prompt(1, 22), 3));
+    rig.answer(request(&prompt(1, 22), 3));
+    let stats = rig.engine.stats();
+    assert_eq!((stats.prompt.computed, stats.prompt.cached, stats.prompt.external), (24, 20, 0));
+    assert_eq!((stats.generated, stats.finishes.length), (6, 2));
+}

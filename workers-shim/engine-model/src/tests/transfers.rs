@@ -1,0 +1,244 @@
+//! KV between engines: what is right, what is wrong, and what goes missing.
+
+use super::*;
+
+/// Run a producer's leg and return what its consumer must send.
+fn produce(producer: &mut Rig, prompt: &[u32]) -> Source {
+    let mut ask = request(prompt, 1);
+    ask.transfer = Transfer::Produce;
+    let id = producer.submit(ask);
+    let handoff = producer.finish(id).handoff.expect("a producer's leg that ended by length hands off");
+    assert_eq!(handoff.tokens as usize, prompt.len());
+    Source {
+        engine: "p".into(),
+        request: handoff.request,
+        blocks: handoff.blocks,
+        host: "127.0.0.1".into(),
+        port: 5600,
+    }
+}
+
+/// Run a consumer's leg, fetching what it asks for from the producer.
+fn consume(consumer: &mut Rig, producer: &mut Rig, (prompt, source): (&[u32], &Source)) -> Vec<u32> {
+    let mut ask = request(prompt, 10);
+    ask.transfer = Transfer::Consume(source.clone());
+    let id = consumer.submit(ask);
+    consumer.advance(consumer.now);
+    let (pulling, wanted) = consumer.pulls.pop().expect("the driver is asked to pull");
+    assert_eq!(pulling, id);
+    let images = producer.engine.export(&wanted.request, &wanted.blocks);
+    consumer.engine.arrived(consumer.now, id, images);
+    consumer.finish(id);
+    producer.engine.release(&consumer.pulled.pop().expect("the producer is told").request);
+    consumer.texts.remove(&id).unwrap()
+}
+
+fn pair() -> (Rig, Rig) {
+    (Rig::new(small()), Rig::new(small()))
+}
+
+#[test]
+fn a_pulled_prompt_gets_the_answer_of_a_computed_one() {
+    for tokens in [1, 3, 4, 5, 20, 21, 63] {
+        let (mut p, mut d) = pair();
+        let prompt = prompt(1, tokens);
+        let source = produce(&mut p, &prompt);
+        assert_eq!(source.blocks.len(), (tokens as usize).div_ceil(4));
+        assert_eq!(consume(&mut d, &mut p, (&prompt, &source)), alone(&prompt, 10), "{tokens} tokens");
+        assert_eq!(p.engine.stats().blocks_used, 0, "released");
+    }
+}
+
+#[test]
+fn a_transfer_is_counted_as_external_and_its_blocks_are_told() {
+    let (mut p, mut d) = pair();
+    let prompt = prompt(1, 21);
+    let source = produce(&mut p, &prompt);
+    consume(&mut d, &mut p, (&prompt, &source));
+    let stats = d.engine.stats();
+    assert_eq!((stats.prompt.external, stats.prompt.computed, stats.prompt.cached), (21, 0, 0));
+    assert_eq!((stats.transfers.done, stats.transfers.bytes.0), (1, 24_000));
+    let KvEvent::Stored(stored) = &d.all_events()[0] else { panic!("stored") };
+    assert_eq!((stored.hashes.len(), stored.parent), (5, None));
+    assert_eq!(stored.tokens, prompt[..20]);
+    let again = d.submit(request(&prompt, 1));
+    assert_eq!(d.finish(again).cached, 20, "and they are found");
+}
+
+#[test]
+fn a_transfer_takes_latency_and_bandwidth_and_shares_the_link() {
+    let (mut p, mut d) = pair();
+    let (a, b) = (prompt(1, 20), prompt(2, 20));
+    let sources = [produce(&mut p, &a), produce(&mut p, &b)];
+    let ids: Vec<RequestId> = [a, b]
+        .iter()
+        .zip(sources)
+        .map(|(prompt, source)| {
+            let mut ask = request(prompt, 1);
+            ask.transfer = Transfer::Consume(source);
+            d.submit(ask)
+        })
+        .collect();
+    d.advance(Micros(0));
+    for (id, wanted) in std::mem::take(&mut d.pulls) {
+        d.engine.arrived(Micros(0), id, p.engine.export(&wanted.request, &wanted.blocks));
+    }
+    d.finish(ids[1]);
+    // 20 KB each at 1 MB/s, one after the other, 500 us latency; then the last token at 100 us.
+    assert_eq!(d.finishes[&ids[0]].first_token, Micros(20_600));
+    assert_eq!(d.finishes[&ids[1]].first_token, Micros(40_600));
+}
+
+#[test]
+fn only_blocks_that_lack_are_pulled() {
+    let (mut p, mut d) = pair();
+    let long = prompt(1, 40);
+    d.answer(request(&long[..22], 1));
+    let source = produce(&mut p, &long);
+    assert_eq!(consume(&mut d, &mut p, (&long, &source)), alone(&long, 10));
+    let stats = d.engine.stats();
+    assert_eq!(stats.transfers.bytes.0, 5 * 4_000, "five of ten blocks");
+    assert_eq!((stats.prompt.cached, stats.prompt.external), (20, 20));
+}
+
+#[test]
+fn a_holder_with_a_warm_cache_can_play_the_producer() {
+    let (mut owner, mut target) = pair();
+    let history = prompt(1, 40);
+    owner.answer(request(&history, 9));
+    let mut leg = request(&history[..36], 1);
+    leg.transfer = Transfer::Produce;
+    let id = owner.submit(leg);
+    let handoff = owner.finish(id).handoff.unwrap();
+    assert_eq!(handoff.cached, 32, "all but the last block, which is computed again");
+    let source =
+        Source { engine: "o".into(), request: handoff.request, blocks: handoff.blocks, host: "h".into(), port: 1 };
+    consume(&mut target, &mut owner, (&history[..36], &source));
+    let serve = target.submit(request(&history, 10));
+    assert_eq!(target.finish(serve).cached, 36);
+    assert_eq!(target.texts[&serve], alone(&history, 10));
+}
+
+#[test]
+fn parameters_of_another_prompt_give_wrong_text_and_no_error() {
+    let (mut p, mut d) = pair();
+    let (mine, foreign) = (prompt(1, 21), prompt(2, 21));
+    let source = produce(&mut p, &foreign);
+    let text = consume(&mut d, &mut p, (&mine, &source));
+    assert_eq!(text.len(), 10);
+    assert_ne!(text, alone(&mine, 10));
+    assert_ne!(text, alone(&foreign, 10));
+}
+
+#[test]
+fn parameters_of_a_shorter_prompt_give_wrong_text() {
+    let (mut p, mut d) = pair();
+    let long = prompt(1, 21);
+    let source = produce(&mut p, &long[..9]);
+    let text = consume(&mut d, &mut p, (&long, &source));
+    assert_ne!(text, alone(&long, 10));
+}
+
+#[test]
+fn wrong_blocks_stay_wrong_for_who_finds_them_later() {
+    let (mut p, mut d) = pair();
+    let (mine, foreign) = (prompt(1, 21), prompt(2, 21));
+    let source = produce(&mut p, &foreign);
+    consume(&mut d, &mut p, (&mine, &source));
+    let longer = prompt(1, 33);
+    assert_ne!(d.answer(request(&longer, 10)), alone(&longer, 10), "the cache is poisoned");
+}
+
+#[test]
+fn parameters_used_twice_give_wrong_text() {
+    let (mut p, mut d) = pair();
+    let mut third = Rig::new(small());
+    let prompt = prompt(1, 21);
+    let source = produce(&mut p, &prompt);
+    assert_eq!(consume(&mut d, &mut p, (&prompt, &source)), alone(&prompt, 10));
+    assert_ne!(consume(&mut third, &mut p, (&prompt, &source)), alone(&prompt, 10));
+}
+
+#[test]
+fn a_lease_that_ends_frees_the_blocks_and_what_is_read_then_is_garbage() {
+    let (mut p, mut d) = pair();
+    let prompt = prompt(1, 21);
+    let source = produce(&mut p, &prompt);
+    let held = p.engine.stats().blocks_used;
+    p.advance(p.now + Micros(29_000_000));
+    assert_eq!((held, p.engine.stats().blocks_used), (6, 6));
+    p.advance(p.now + Micros(1_000_000));
+    assert_eq!((p.engine.stats().blocks_used, p.engine.stats().expired_holds), (0, 1));
+    assert_ne!(consume(&mut d, &mut p, (&prompt, &source)), alone(&prompt, 10));
+}
+
+#[test]
+fn held_blocks_are_not_evicted() {
+    let mut p = Rig::new(Profile { blocks: 50, ..small() });
+    let mut d = Rig::new(small());
+    let kept = prompt(1, 80);
+    let source = produce(&mut p, &kept);
+    for seed in 2..6 {
+        p.answer(request(&prompt(seed, 100), 1));
+    }
+    assert_eq!(consume(&mut d, &mut p, (&kept, &source)), alone(&kept, 10));
+}
+
+#[test]
+fn an_answer_that_the_model_ended_hands_nothing_off() {
+    let ended = (0..400).find_map(|seed| {
+        let mut ask = request(&prompt(seed, 40), 1);
+        ask.sampling.ending = Ending::Natural;
+        ask.transfer = Transfer::Produce;
+        let mut rig = Rig::new(small());
+        let id = rig.submit(ask);
+        let finish = rig.finish(id);
+        (finish.reason == FinishReason::Stop).then_some(finish)
+    });
+    assert_eq!(ended.expect("some first token is the end").handoff, None);
+}
+
+#[test]
+fn a_producer_that_does_not_answer_fails_its_consumer_after_a_while() {
+    let mut d = Rig::new(small());
+    let mut ask = request(&prompt(1, 9), 4);
+    let source = Source { engine: "p".into(), request: "x".into(), blocks: vec![1], host: "h".into(), port: 1 };
+    ask.transfer = Transfer::Consume(source);
+    let id = d.submit(ask);
+    d.advance(Micros(1_000));
+    d.engine.pull_failed(d.now, id);
+    let finish = d.finish(id);
+    assert_eq!((finish.reason, d.now), (FinishReason::Error, Micros(18_801_000)));
+    assert_eq!((d.engine.stats().transfers.failed, d.engine.stats().blocks_used), (1, 0));
+}
+
+#[test]
+fn parameters_without_a_request_hang_and_then_kill_the_engine() {
+    let mut d = Rig::new(small());
+    let mut ask = request(&prompt(1, 9), 4);
+    ask.transfer = Transfer::Hang;
+    let hung = d.submit(ask);
+    let other = d.submit(request(&prompt(2, 9), 150));
+    d.advance(Micros(60_000));
+    assert!(!d.finishes.contains_key(&hung) && !d.engine.is_dead());
+    d.engine.cancel(d.now, hung);
+    d.advance(d.now);
+    assert!(d.engine.is_dead());
+    assert_eq!(reason(&d.finishes[&other]), FinishReason::Error);
+}
+
+#[test]
+fn a_consumer_that_leaves_in_mid_transfer_leaves_nothing_behind() {
+    let (mut p, mut d) = pair();
+    let prompt = prompt(1, 21);
+    let source = produce(&mut p, &prompt);
+    let mut ask = request(&prompt, 10);
+    ask.transfer = Transfer::Consume(source);
+    let id = d.submit(ask);
+    d.advance(d.now);
+    d.engine.cancel(d.now, id);
+    d.engine.arrived(d.now, id, Vec::new());
+    d.advance(d.now + Micros(1_000_000));
+    assert_eq!((d.engine.stats().blocks_used, d.engine.stats().pulling), (0, 0));
+    assert_eq!(p.engine.stats().blocks_used, 6, "the producer waits for its lease's end");
+}

@@ -1,0 +1,161 @@
+//! KV between engines. A producer keeps a finished request's blocks under a lease; a consumer pulls them. Reading is
+//! one-sided, as over RDMA: a reader who comes with stale or foreign parameters gets what lies there, and no error.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vocabulary::Micros;
+
+use crate::engine::Engine;
+use crate::pool::BlockId;
+use crate::sequence::Sequence;
+use crate::{Fingerprint, FinishReason, OutputKind, RequestId, Source, Transfer};
+
+/// A block's content on its way between engines.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct BlockImage {
+    /// What it was computed on top of.
+    pub start: Fingerprint,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+}
+
+/// What a consumer must know of a producer's finished request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Handoff {
+    /// The request's name.
+    pub request: Arc<str>,
+    /// Its blocks.
+    pub blocks: Vec<u32>,
+    /// Tokens of its prompt.
+    pub tokens: u32,
+    /// Of these, found in the producer's cache.
+    pub cached: u32,
+}
+
+/// Blocks that wait for a consumer.
+pub(crate) struct Hold {
+    pub(crate) blocks: Vec<BlockId>,
+    pub(crate) expires: Micros,
+}
+
+/// How far a consumer's transfer is.
+pub(crate) enum Pulling {
+    /// It can never come.
+    Never,
+    /// The driver was asked for it.
+    Asked,
+    /// It is on the link until then, and began at.
+    Coming { due: Micros, began: Micros, images: Vec<BlockImage> },
+    /// The producer does not answer; given up then.
+    Failing { due: Micros },
+}
+
+impl Pulling {
+    pub(crate) fn due(&self) -> Option<Micros> {
+        match self {
+            Pulling::Never | Pulling::Asked => None,
+            Pulling::Coming { due, .. } | Pulling::Failing { due } => Some(*due),
+        }
+    }
+}
+
+impl Engine {
+    /// Read blocks for a consumer. Blocks of a request that is not held any more have been reused: garbage.
+    pub fn export(&self, request: &str, blocks: &[u32]) -> Vec<BlockImage> {
+        let hold = self.links.holds.get(request);
+        let promised: HashSet<u32> = hold.into_iter().flat_map(|hold| &hold.blocks).map(|id| id.0).collect();
+        let image = |number: &u32| {
+            let content = self.pool.peek(*number)?;
+            let start = if promised.contains(number) { content.start } else { content.start.spoiled() };
+            Some(BlockImage { start, tokens: content.tokens.clone() })
+        };
+        blocks.iter().map_while(image).collect()
+    }
+
+    /// A consumer has what it came for.
+    pub fn release(&mut self, request: &str) {
+        if let Some(hold) = self.links.holds.remove(request) {
+            self.pool.give_back(&hold.blocks);
+        }
+    }
+
+    /// The blocks of a `Pull` were read; they now cross the link.
+    pub fn arrived(&mut self, now: Micros, id: RequestId, images: Vec<BlockImage>) {
+        let Some(pulling) = self.links.pulling.get_mut(&id).filter(|p| matches!(p, Pulling::Asked)) else { return };
+        let free = self.links.busy_until.max(now) + self.profile.link_time(images.len() as u32);
+        self.links.busy_until = free;
+        *pulling = Pulling::Coming { due: free + self.profile.link_latency_us, began: now, images };
+    }
+
+    /// The producer of a `Pull` cannot be reached. The request fails once the engine gives up.
+    pub fn pull_failed(&mut self, now: Micros, id: RequestId) {
+        if let Some(pulling) = self.links.pulling.get_mut(&id) {
+            *pulling = Pulling::Failing { due: now + self.profile.dead_peer_us };
+        }
+    }
+
+    /// Keep a sequence's blocks for its consumer.
+    pub(crate) fn hold(&mut self, at: Micros, sequence: &mut Sequence) -> Handoff {
+        let (cached, prompt) = (sequence.counts.cached.unwrap_or(0), sequence.counts.prompt);
+        let mut blocks = sequence.memory.take_blocks();
+        let whole = prompt.div_ceil(self.profile.block_tokens as usize).min(blocks.len());
+        self.pool.give_back(&blocks.split_off(whole));
+        let numbers = blocks.iter().map(|id| id.0).collect();
+        let hold = Hold { blocks, expires: at + self.profile.lease_us };
+        if let Some(old) = self.links.holds.insert(sequence.name.clone(), hold) {
+            self.pool.give_back(&old.blocks);
+        }
+        Handoff { request: sequence.name.clone(), blocks: numbers, tokens: prompt as u32, cached: cached as u32 }
+    }
+
+    /// A consumer's source without the blocks that were found here: always the last ones of the producer's.
+    pub(crate) fn lacking_source(&self, id: RequestId) -> Option<Source> {
+        let sequence = self.sequences.get(&id)?;
+        let Transfer::Consume(source) = &sequence.transfer else { return None };
+        let block = self.profile.block_tokens as usize;
+        let lacking = sequence.memory.blocks.len() - sequence.memory.computed / block;
+        let skip = source.blocks.len().saturating_sub(lacking);
+        Some(Source { blocks: source.blocks[skip..].to_vec(), ..source.clone() })
+    }
+
+    /// Transfers that are over or given up at `at`.
+    pub(crate) fn end_pulls(&mut self, at: Micros) {
+        let due = |p: &Pulling| p.due().is_some_and(|due| due <= at);
+        let over: Vec<RequestId> = self.links.pulling.iter().filter(|(_, p)| due(p)).map(|(id, _)| *id).collect();
+        for id in over {
+            match self.links.pulling.remove(&id) {
+                Some(Pulling::Coming { due, began, images }) => self.end_pull(due, began, (id, images)),
+                _ => {
+                    self.stats.transfers.failed += 1;
+                    self.end(at, id, FinishReason::Error);
+                }
+            }
+        }
+    }
+
+    fn end_pull(&mut self, at: Micros, began: Micros, (id, images): (RequestId, Vec<BlockImage>)) {
+        let Some(source) = self.lacking_source(id) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let transfers = &mut self.stats.transfers;
+        transfers.done += 1;
+        transfers.bytes += self.profile.kv_bytes(images.len() as u32);
+        transfers.micros += (at - began).0;
+        sequence.counts.external = sequence.pending();
+        self.news.extend(sequence.receive(images, &mut self.pool, &self.voice));
+        self.batch.waiting.push_front(id);
+        self.say(at, OutputKind::Pulled { request: id, source });
+    }
+
+    /// Leases that ended at `at`.
+    pub(crate) fn expire_holds(&mut self, at: Micros) {
+        let over = |hold: &Hold| hold.expires <= at;
+        let names: Vec<Arc<str>> =
+            self.links.holds.iter().filter(|(_, hold)| over(hold)).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.release(&name);
+            self.stats.expired_holds += 1;
+        }
+    }
+}
