@@ -1,0 +1,58 @@
+# `just verify` never writes; `just fix` does. `./test` runs everything there is.
+# One profile for everything, so that build scripts and macros are built once.
+
+# What a reviewer wants to be true before reading.
+verify: format lint doc rules
+
+# Formatting, checked.
+format:
+    cargo fmt --all --check
+
+# Lints; a warning is an error.
+lint:
+    cargo clippy --release --locked --workspace --all-targets -- -D warnings
+
+# Documentation, with its examples run.
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps
+    cargo test --release --locked --workspace --doc
+
+# Arrows, sizes, habits, licences.
+rules:
+    cargo test --release --locked -p tests --test rules
+
+# What a tool can put right.
+fix:
+    cargo fmt --all
+    cargo clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
+    cargo run --release -q -p tests --bin ratchet -- tighten
+
+# Records what is above a measure of STYLE.md; defend the diff.
+ratchet:
+    cargo run --release -q -p tests --bin ratchet -- accept
+
+# The binary.
+build:
+    cargo build --release --locked --workspace --bins
+
+# Unit and crate tests.
+unit:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    if cargo nextest --version >/dev/null 2>&1; then
+        cargo nextest run --release --locked --workspace --no-fail-fast
+    else
+        cargo test --release --locked --workspace --lib --bins --tests --no-fail-fast
+    fi
+
+# Everything, as CI does.
+test *suites:
+    ./test {{suites}}
+
+# What the proxy adds, beside a direct connection and HAProxy.
+bench *options:
+    cargo run --release -q -p tests --bin bench -- {{options}}
+
+# Recorded agent sessions over simulated workers, with a live view.
+demo *options:
+    cargo run --release -- demo {{options}}

@@ -1,0 +1,57 @@
+//! The files that git tracks or would track, so that build outputs never count.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::Unreadable;
+
+/// The root of the checkout.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies one below the root").to_path_buf()
+}
+
+/// Paths from the root of everything tracked, and of what is new and not ignored, sorted.
+pub fn tracked() -> Result<Vec<String>, Unreadable> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .map_err(Unreadable::io("git ls-files"))?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(Unreadable::Form { what: "git ls-files".into(), why });
+    }
+    let listing = String::from_utf8_lossy(&output.stdout);
+    let mut paths: Vec<String> = listing.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect();
+    paths.retain(|path| root().join(path).is_file());
+    paths.sort();
+    paths.dedup();
+    Ok(paths)
+}
+
+/// One Rust file.
+pub struct Source {
+    /// Path from the root.
+    pub path: String,
+    /// What is in it.
+    pub text: String,
+}
+
+impl Source {
+    /// Whether all of it is test code.
+    pub fn is_test(&self) -> bool {
+        let inside = self.path.strip_prefix("tests/").unwrap_or(&self.path);
+        inside.split('/').any(|part| part == "tests" || part == "tests.rs")
+    }
+}
+
+/// Every Rust file.
+pub fn sources() -> Result<Vec<Source>, Unreadable> {
+    let paths = tracked()?.into_iter().filter(|path| path.ends_with(".rs"));
+    paths
+        .map(|path| {
+            let text = std::fs::read_to_string(root().join(&path)).map_err(Unreadable::io(path.clone()))?;
+            Ok(Source { path, text })
+        })
+        .collect()
+}

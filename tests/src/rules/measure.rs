@@ -1,0 +1,258 @@
+//! Sizes and habits of one source file, without its test code.
+
+use proc_macro2::LineColumn;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+use super::{Source, Unreadable};
+
+/// Everything that STYLE.md measures in one file.
+#[derive(Default, Debug)]
+pub struct Measures {
+    /// Lines without test items.
+    pub lines: usize,
+    /// Lines of test items, or of the file when all of it is test code.
+    pub test_lines: usize,
+    /// Functions: name, lines, arguments, `bool` parameters.
+    pub functions: Vec<Function>,
+    /// Structs: name, fields; those that configuration or a command line fills are left out.
+    pub structs: Vec<(String, usize)>,
+    /// Types named for nothing in particular, functions that "process".
+    pub vague_names: Vec<String>,
+    /// `Result<_, String>` in a signature or a type.
+    pub string_errors: usize,
+    /// Attributes that hide something and give no reason.
+    pub unexplained: Vec<String>,
+    /// Paths into the clock, the file system, the network or threads.
+    pub effects: Vec<String>,
+}
+
+/// One function as its reader meets it.
+#[derive(Debug)]
+pub struct Function {
+    /// `Type::name` or `name`.
+    pub name: String,
+    /// From `fn` to the closing brace.
+    pub lines: usize,
+    /// Without `self`.
+    pub arguments: usize,
+    /// How many of them are `bool`.
+    pub bools: usize,
+}
+
+const VAGUE: [&str; 6] = ["Manager", "Helper", "Util", "Info", "Data", "Context"];
+const EFFECTS: [&str; 8] =
+    ["Instant::now", "SystemTime", "std::fs", "std::net", "std::thread", "std::env", "std::process", "std::io::std"];
+
+/// Reads one file's measures.
+pub fn measure(source: &Source) -> Result<Measures, Unreadable> {
+    let file =
+        syn::parse_file(&source.text).map_err(|error| Unreadable::Rust { path: source.path.clone(), source: error })?;
+    let total = source.text.lines().count();
+    if source.is_test() {
+        return Ok(Measures { test_lines: total, ..Measures::default() });
+    }
+    let mut reader = Reader { configuration: is_configuration(&source.path), ..Reader::default() };
+    reader.visit_file(&file);
+    let mut measures = reader.found;
+    measures.lines = total - measures.test_lines;
+    Ok(measures)
+}
+
+fn is_configuration(path: &str) -> bool {
+    path.split('/').any(|part| matches!(part, "config" | "config.rs" | "cli.rs" | "cli"))
+}
+
+#[derive(Default)]
+struct Reader {
+    found: Measures,
+    configuration: bool,
+    owner: Option<String>,
+    foreign_trait: bool,
+}
+
+impl Reader {
+    fn function(&mut self, signature: &syn::Signature, end: LineColumn) {
+        let name = match &self.owner {
+            Some(owner) => format!("{owner}::{}", signature.ident),
+            None => signature.ident.to_string(),
+        };
+        if signature.ident.to_string().starts_with("process_") {
+            self.found.vague_names.push(name.clone());
+        }
+        let arguments: Vec<&syn::PatType> = signature
+            .inputs
+            .iter()
+            .filter_map(|input| match input {
+                syn::FnArg::Typed(typed) => Some(typed),
+                syn::FnArg::Receiver(_) => None,
+            })
+            .collect();
+        let bools = arguments.iter().filter(|argument| is_bool(&argument.ty)).count();
+        let lines = end.line + 1 - signature.fn_token.span().start().line;
+        // What a trait asks for was decided where the trait is.
+        let (arguments, bools) = if self.foreign_trait { (0, 0) } else { (arguments.len(), bools) };
+        self.found.functions.push(Function { name, lines, arguments, bools });
+    }
+
+    fn named(&mut self, ident: &syn::Ident) {
+        let name = ident.to_string();
+        if VAGUE.iter().any(|word| words(&name).any(|own| own == *word)) {
+            self.found.vague_names.push(name);
+        }
+    }
+
+    fn attributes(&mut self, attributes: &[syn::Attribute]) {
+        for attribute in attributes {
+            let hides = attribute.path().is_ident("allow") || attribute.path().is_ident("ignore");
+            let text = match &attribute.meta {
+                syn::Meta::Path(_) => String::new(),
+                syn::Meta::List(list) => list.tokens.to_string(),
+                syn::Meta::NameValue(_) => "reason".into(),
+            };
+            if hides && (!text.contains("reason") || text.contains("dead_code")) {
+                let line = attribute.span().start().line;
+                self.found.unexplained.push(format!("line {line}: {text}"));
+            }
+        }
+    }
+}
+
+fn words(name: &str) -> impl Iterator<Item = &str> {
+    let starts: Vec<usize> =
+        name.char_indices().filter(|(_, letter)| letter.is_uppercase()).map(|(at, _)| at).collect();
+    let ends: Vec<usize> = starts.iter().copied().skip(1).chain([name.len()]).collect();
+    starts.into_iter().zip(ends).map(move |(start, end)| &name[start..end])
+}
+
+fn is_bool(ty: &syn::Type) -> bool {
+    matches!(ty, syn::Type::Path(path) if path.path.is_ident("bool"))
+}
+
+fn for_tests(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string() == "test")
+    })
+}
+
+fn filled_from_outside(item: &syn::ItemStruct) -> bool {
+    item.attrs.iter().any(|attribute| match &attribute.meta {
+        syn::Meta::List(list) => {
+            let text = list.tokens.to_string();
+            let derives = attribute.path().is_ident("derive") && (text.contains("Args") || text.contains("Parser"));
+            derives || text.contains("deny_unknown_fields")
+        }
+        _ => false,
+    })
+}
+
+fn joined(path: &syn::Path) -> String {
+    let parts: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+    parts.join("::")
+}
+
+fn flattened(prefix: &str, tree: &syn::UseTree, into: &mut Vec<String>) {
+    let join = |name: &syn::Ident| if prefix.is_empty() { name.to_string() } else { format!("{prefix}::{name}") };
+    match tree {
+        syn::UseTree::Path(path) => flattened(&join(&path.ident), &path.tree, into),
+        syn::UseTree::Name(name) => into.push(join(&name.ident)),
+        syn::UseTree::Rename(rename) => into.push(join(&rename.ident)),
+        syn::UseTree::Glob(_) => into.push(format!("{prefix}::*")),
+        syn::UseTree::Group(group) => group.items.iter().for_each(|item| flattened(prefix, item, into)),
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        let (attributes, span) = match item {
+            syn::Item::Mod(module) => (&module.attrs, module.span()),
+            syn::Item::Fn(function) => (&function.attrs, function.span()),
+            syn::Item::Impl(implementation) => (&implementation.attrs, implementation.span()),
+            syn::Item::Use(import) => (&import.attrs, import.span()),
+            _ => return visit::visit_item(self, item),
+        };
+        if for_tests(attributes) {
+            self.found.test_lines += span.end().line + 1 - span.start().line;
+        } else {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        self.attributes(std::slice::from_ref(attribute));
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.function(&item.sig, item.block.brace_token.span.close().start());
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        let before = (self.owner.take(), self.foreign_trait);
+        self.owner = match &*item.self_ty {
+            syn::Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
+            _ => None,
+        };
+        self.foreign_trait = item.trait_.is_some();
+        visit::visit_item_impl(self, item);
+        (self.owner, self.foreign_trait) = before;
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.function(&item.sig, item.block.brace_token.span.close().start());
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.named(&item.ident);
+        let before = self.owner.replace(item.ident.to_string());
+        visit::visit_item_trait(self, item);
+        self.owner = before;
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        self.function(&item.sig, item.span().end());
+        visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.named(&item.ident);
+        if !self.configuration && !filled_from_outside(item) {
+            self.found.structs.push((item.ident.to_string(), item.fields.len()));
+        }
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.named(&item.ident);
+        visit::visit_item_enum(self, item);
+    }
+
+    fn visit_type_path(&mut self, path: &'ast syn::TypePath) {
+        if let Some(last) = path.path.segments.last().filter(|last| last.ident == "Result")
+            && let syn::PathArguments::AngleBracketed(arguments) = &last.arguments
+            && let Some(syn::GenericArgument::Type(syn::Type::Path(error))) = arguments.args.iter().nth(1)
+            && error.path.is_ident("String")
+        {
+            self.found.string_errors += 1;
+        }
+        visit::visit_type_path(self, path);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let text = joined(path);
+        if EFFECTS.iter().any(|effect| text.contains(effect)) {
+            self.found.effects.push(format!("line {}: {text}", path.span().start().line));
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let mut imports = Vec::new();
+        flattened("", &item.tree, &mut imports);
+        imports.retain(|import| EFFECTS.iter().any(|effect| import.contains(effect)));
+        self.found.effects.extend(imports);
+        visit::visit_item_use(self, item);
+    }
+}

@@ -1,0 +1,47 @@
+//! This repository read as data: its files, its crates, its measures. Reads only; `bin/ratchet` is what writes.
+
+mod crates;
+mod files;
+mod measure;
+mod ratchet;
+
+pub use crates::{Crates, Dependency, ExternalCrate};
+pub use files::{Source, root, sources, tracked};
+pub use measure::{Measures, measure};
+pub use ratchet::{Goal, Offence, Ratchet, offenders};
+
+/// Why the repository could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// A file or a command failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was read or run.
+        what: String,
+        /// How it failed.
+        source: std::io::Error,
+    },
+    /// A source file does not parse.
+    #[error("{path}: {source}")]
+    Rust {
+        /// Which file.
+        path: String,
+        /// Where and why.
+        source: syn::Error,
+    },
+    /// Something that a tool or a person wrote is not in the form it should be.
+    #[error("{what}: {why}")]
+    Form {
+        /// Which file or output.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl Unreadable {
+    fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Unreadable::Io { what, source }
+    }
+}

@@ -1,0 +1,35 @@
+//! Every configuration file is in a form that a test here or in its room reads, and parses.
+
+use tests::rules::{root, tracked};
+
+/// Files whose content a room's own tests read; here it only matters that they exist for a reason.
+const READ_BY_THEIR_ROOM: [&str; 1] = [".jinja"];
+
+fn configs() -> Vec<String> {
+    let mut files = tracked().unwrap();
+    files.retain(|path| path.starts_with("configs/") && !path.ends_with(".md"));
+    files
+}
+
+#[test]
+fn every_file_in_configs_is_of_a_kind_that_is_parsed() {
+    let kinds = [".toml", ".json"];
+    let known = |path: &String| kinds.iter().chain(&READ_BY_THEIR_ROOM).any(|end| path.ends_with(end));
+    let unknown: Vec<String> = configs().into_iter().filter(|path| !known(path)).collect();
+    assert_eq!(unknown, Vec::<String>::new());
+}
+
+#[test]
+fn toml_and_json_parse() {
+    let mut wrong = Vec::new();
+    for path in tracked().unwrap() {
+        let text = || std::fs::read_to_string(root().join(&path)).unwrap();
+        let error = match path.rsplit('.').next() {
+            Some("toml") => toml::from_str::<toml::Table>(&text()).err().map(|error| error.to_string()),
+            Some("json") => serde_json::from_str::<serde_json::Value>(&text()).err().map(|error| error.to_string()),
+            _ => None,
+        };
+        wrong.extend(error.map(|error| format!("{path}: {error}")));
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}

@@ -1,0 +1,66 @@
+//! STYLE.md's measures. What is above them stands in `tests/ratchet.toml` and may only shrink.
+
+use tests::rules::{Goal, Offence, Ratchet, measure, offenders, sources};
+
+/// Lines of test per hundred lines of source that each pure crate has at least. The goal is 120; these only rise.
+const PURE: [(&str, usize); 6] = [
+    ("ownership/vocabulary/", 15),
+    ("ownership/ledger/", 0),
+    ("planner/", 0),
+    ("workers-shim/residency/", 0),
+    ("workers-shim/engine-model/", 0),
+    ("router/prefix/", 0),
+];
+
+#[test]
+fn nothing_new_is_above_a_measure_and_nothing_that_was_has_grown() {
+    let found = offenders().unwrap();
+    let broken = Ratchet::read().unwrap();
+    let broken = broken.broken_by(&found);
+    assert!(broken.is_empty(), "above the measures of STYLE.md (`just ratchet` records them): {broken:#?}");
+}
+
+#[test]
+fn the_ratchet_lists_nothing_that_has_shrunk_or_gone() {
+    let committed = Ratchet::read().unwrap();
+    let tightened = committed.tightened(&offenders().unwrap());
+    assert_eq!(committed, tightened, "`just fix` lowers them");
+}
+
+#[test]
+fn errors_are_types_and_never_strings() {
+    let wrong: Vec<String> = sources()
+        .unwrap()
+        .iter()
+        .filter(|source| measure(source).unwrap().string_errors > 0)
+        .map(|source| source.path.clone())
+        .collect();
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+#[test]
+fn pure_crates_carry_the_tests_they_did() {
+    let mut short = Vec::new();
+    for (room, floor) in PURE {
+        let (mut lines, mut test_lines) = (0, 0);
+        for source in sources().unwrap().iter().filter(|source| source.path.starts_with(room)) {
+            let measures = measure(source).unwrap();
+            lines += measures.lines;
+            test_lines += measures.test_lines;
+        }
+        if test_lines * 100 < lines * floor {
+            short.push(format!("{room}: {test_lines} lines of test for {lines}, below {floor} %"));
+        }
+    }
+    assert_eq!(short, Vec::<String>::new());
+}
+
+#[test]
+fn a_ratchet_refuses_growth_and_newcomers_and_never_loosens() {
+    let offence = |place: &str, size| Offence { goal: Goal::FunctionLines, place: place.into(), size };
+    let ratchet = Ratchet::of(&[offence("a", 80), offence("b", 90)]);
+    let now = [offence("a", 81), offence("b", 70), offence("c", 61)];
+    let broken: Vec<&str> = ratchet.broken_by(&now).into_iter().map(|offence| offence.place.as_str()).collect();
+    assert_eq!(broken, ["a", "c"]);
+    assert_eq!(ratchet.tightened(&now), Ratchet::of(&[offence("a", 80), offence("b", 70)]));
+}

@@ -1,0 +1,80 @@
+//! Habits that a machine can see.
+
+use tests::rules::{measure, root, sources, tracked};
+
+/// Crates that decide and never act; `prefix` may read the tokenizer it is given.
+const WITHOUT_EFFECTS: [&str; 5] =
+    ["ownership/vocabulary/", "ownership/ledger/", "planner/", "workers-shim/residency/", "workers-shim/engine-model/"];
+/// Written apart, so that this file does not find itself.
+const LEFT_OVER: [&str; 4] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("db", "g!(")];
+const MAX_BYTES: u64 = 4 << 20;
+
+fn text_files() -> Vec<(String, String)> {
+    let readable = tracked().unwrap().into_iter().filter(|path| !path.ends_with(".gz") && !path.ends_with("LICENSE"));
+    readable.filter_map(|path| std::fs::read_to_string(root().join(&path)).ok().map(|text| (path, text))).collect()
+}
+
+#[test]
+fn every_rust_file_opens_with_what_it_is() {
+    let sources = sources().unwrap();
+    assert!(sources.len() > 20, "the sources were not found");
+    let bare: Vec<&str> =
+        sources.iter().filter(|source| !source.text.starts_with("//! ")).map(|source| source.path.as_str()).collect();
+    assert_eq!(bare, Vec::<&str>::new());
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let code = |path: &str| [".rs", ".py", ".toml", ".md", ".sh"].iter().any(|end| path.ends_with(end));
+    let mut found = Vec::new();
+    for (path, text) in text_files().into_iter().filter(|(path, _)| code(path)) {
+        let lines = text.lines().enumerate().filter(|(_, line)| LEFT_OVER.iter().any(|word| line.contains(word)));
+        found.extend(lines.map(|(at, line)| format!("{path}:{}: {}", at + 1, line.trim())));
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+#[test]
+fn what_is_allowed_or_ignored_says_why() {
+    let mut found = Vec::new();
+    for source in sources().unwrap() {
+        let unexplained = measure(&source).unwrap().unexplained;
+        found.extend(unexplained.into_iter().map(|place| format!("{}: {place}", source.path)));
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+#[test]
+fn pure_crates_touch_no_clock_file_socket_or_thread() {
+    let mut found = Vec::new();
+    for source in sources().unwrap() {
+        if WITHOUT_EFFECTS.iter().any(|room| source.path.starts_with(room)) {
+            let effects = measure(&source).unwrap().effects;
+            found.extend(effects.into_iter().map(|effect| format!("{}: {effect}", source.path)));
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+#[test]
+fn lines_end_plainly() {
+    let mut found = Vec::new();
+    for (path, text) in text_files() {
+        if path.starts_with("configs/models/") || path.ends_with(".lock") {
+            continue;
+        }
+        let spaces = text.lines().position(|line| line.ends_with([' ', '\t', '\r']));
+        found.extend(spaces.map(|at| format!("{path}:{}: space at the end", at + 1)));
+        if !text.is_empty() && !text.ends_with('\n') {
+            found.push(format!("{path}: no newline at the end"));
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+#[test]
+fn no_large_file_is_committed() {
+    let size = |path: &String| std::fs::metadata(root().join(path)).unwrap().len();
+    let large: Vec<String> = tracked().unwrap().into_iter().filter(|path| size(path) > MAX_BYTES).collect();
+    assert_eq!(large, Vec::<String>::new());
+}
