@@ -41,7 +41,7 @@ impl Source {
     /// Whether all of it is test code.
     pub fn is_test(&self) -> bool {
         let inside = self.path.strip_prefix("tests/").unwrap_or(&self.path);
-        inside.split('/').any(|part| part == "tests" || part == "tests.rs")
+        inside.split('/').any(|part| part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs"))
     }
 }
 

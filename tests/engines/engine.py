@@ -1,0 +1,74 @@
+"""One real vLLM server on CPU, with KV events and NIXL."""
+
+import json
+import os
+import urllib.request
+from pathlib import Path
+
+from harness.processes import ROOT, Process, until
+
+HOME = Path(os.environ.get("ENGINES_HOME", Path.home() / ".cache/ownerserve-engines"))
+MODEL = ROOT / "target/engines/tiny"
+BLOCK = 32
+READY_WITHIN = 400.0
+
+
+class Engine:
+    """Serves the tiny model as a hybrid: it computes for others and pulls from others."""
+
+    def __init__(self, name: str, ports: list[int]):
+        self.name = name
+        self.port, events, replay, side_channel = ports
+        self.url = f"http://127.0.0.1:{self.port}"
+        transfer = {
+            "kv_connector": "NixlConnector", "kv_connector_module_path": "patient_nixl", "kv_role": "kv_both",
+            "kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0},
+        }
+        publisher = {
+            "enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
+            "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://127.0.0.1:{replay}",
+        }
+        argv = [
+            str(HOME / "venv/bin/python"), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(MODEL), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port),
+            "--dtype", "float32", "--enforce-eager", "--max-model-len", "8192", "--block-size", str(BLOCK),
+            "--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "16", "--distributed-executor-backend", "uni",
+            "--enable-prefix-caching", "--enable-prompt-tokens-details",
+            "--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher),
+        ]
+        env = {
+            "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+            "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+            # One process an engine: less memory, and one id to stop.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
+            "UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT / "tests/engines/plugins"),
+        }
+        self.process = Process(f"vllm-{name}", argv, env)
+
+    def wait(self) -> None:
+        def healthy():
+            if not self.process.alive():
+                raise RuntimeError(f"vLLM {self.name} ended:\n{self.process.last_lines(40)}")
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                return answer.status == 200
+
+        until(f"vLLM {self.name} is ready", healthy, READY_WITHIN, 0.5)
+
+    def post(self, path: str, body: dict) -> dict:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)
+
+    def prompt_tokens_from(self, source: str) -> int:
+        """How many prompt tokens came from `local_compute`, `local_cache_hit` or `external_kv_transfer`."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        wanted = [line for line in lines
+                  if line.startswith("vllm:prompt_tokens_by_source_total{") and f'source="{source}"' in line]
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in wanted))
+
+    def stop(self) -> None:
+        self.process.stop(15)
+

@@ -1,0 +1,118 @@
+"""Child processes that never outlive the test run, and ports that are free."""
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+BINARY = Path(os.environ.get("OWNERSERVE_BIN", ROOT / "target/release/ownerserve"))
+LOGS = ROOT / "target/test-logs/processes"
+
+_running: list["Process"] = []
+
+
+def free_ports(count: int) -> list[int]:
+    """All are held until all are chosen, so that none comes twice."""
+    sockets = [socket.socket() for _ in range(count)]
+    for held in sockets:
+        held.bind(("127.0.0.1", 0))
+    ports = [held.getsockname()[1] for held in sockets]
+    for held in sockets:
+        held.close()
+    return ports
+
+
+def until(what: str, check, seconds: float = 20.0, pause: float = 0.05):
+    """The first truthy answer of `check`; its exceptions count as "not yet"."""
+    deadline = time.monotonic() + seconds
+    last = None
+    while time.monotonic() < deadline:
+        try:
+            answer = check()
+            if answer:
+                return answer
+        except (OSError, AssertionError, KeyError, ValueError) as error:
+            last = error
+        time.sleep(pause)
+    raise AssertionError(f"{what}: not within {seconds} s ({last!r})")
+
+
+class Process:
+    """One child. Its output goes to target/test-logs/processes/NAME.log."""
+
+    def __init__(self, name: str, argv: list[str], env: dict[str, str] | None = None):
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.log = LOGS / f"{name}-{time.monotonic_ns()}.log"
+        with open(self.log, "wb") as out:
+            self.child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})}, cwd=ROOT)
+        _running.append(self)
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def alive(self) -> bool:
+        return self.child.poll() is None
+
+    def last_lines(self, count: int = 15) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+    def wait_for_port(self, port: int, seconds: float = 30.0) -> None:
+        def connected():
+            assert self.alive(), f"{self.name} ended with {self.child.returncode}:\n{self.last_lines()}"
+            with closing(socket.create_connection(("127.0.0.1", port), timeout=1)):
+                return True
+
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                connected()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, f"{self.name} is not listening:\n{self.last_lines()}"
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """As kill -9 does: no farewell."""
+        if self.alive():
+            os.kill(self.pid, signal.SIGKILL)
+        self.child.wait()
+        self._forget()
+
+    def stop(self, seconds: float = 10.0) -> int:
+        """Asks it to end, insists if it does not, and returns its exit code."""
+        if self.alive():
+            self.child.terminate()
+            try:
+                self.child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+        code = self.child.wait()
+        self._forget()
+        return code
+
+    def _forget(self) -> None:
+        if self in _running:
+            _running.remove(self)
+
+
+@atexit.register
+def stop_all() -> None:
+    for process in list(_running):
+        process.kill()
+
+
+def on_signal(number, _frame):
+    stop_all()
+    raise SystemExit(128 + number)
+
+
+signal.signal(signal.SIGTERM, on_signal)
