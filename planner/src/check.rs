@@ -1,7 +1,8 @@
 //! Which plans are legal. The executor runs any legal plan and refuses every other; it makes no choices of its own.
 
-use vocabulary::{Blocks, DpRank, Health, Knowledge, Role, Tokens, WorkerId, WorkerView};
+use vocabulary::{Blocks, DpRank, Health, Knowledge, Owner, Tokens, WorkerId, WorkerView};
 
+use crate::standing::too_long;
 use crate::{Action, Claim, Handoff, Inputs, Leg, Plan, TransferBar, Transfers};
 
 /// What is wrong with a plan. Always our own bug, or inputs other than those it was made from.
@@ -129,7 +130,7 @@ impl Plan {
     fn check_claim(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
         let target = find(self.target(), inputs)?;
         let owner = inputs.session.owner;
-        let owned = owner.is_some_and(|owner| (owner.worker, owner.incarnation) == (target.id, target.incarnation));
+        let owned = owner == Some(Owner { worker: target.id, incarnation: target.incarnation, rank: self.decode.rank });
         let right = match self.claim {
             Claim::Keep => owned,
             Claim::Open => owner.is_none(),
@@ -163,10 +164,7 @@ fn check_part<'a>(worker: WorkerId, rank: DpRank, inputs: &Inputs<'a>) -> Result
 
 fn check_leg<'a>(leg: &Leg, inputs: &Inputs<'a>) -> Result<&'a WorkerView, Illegal> {
     let view = check_part(leg.worker, leg.rank, inputs)?;
-    // A prefill-only worker generates one token for the prompt, whatever the answer's length.
-    let answer = if view.role == Role::Prefill { Tokens(1) } else { inputs.ask.answer };
-    let room = |limit: Tokens| limit == Tokens::ZERO || inputs.ask.prompt + answer <= limit;
-    if room(view.capacity.context) && room(view.capacity.kv) { Ok(view) } else { Err(Illegal::TooLong(view.id)) }
+    if too_long(inputs.ask, view).is_some() { Err(Illegal::TooLong(view.id)) } else { Ok(view) }
 }
 
 fn whole_prompt(leg: &Leg, inputs: &Inputs<'_>) -> Result<(), Illegal> {

@@ -5,18 +5,30 @@
 
 mod action;
 mod attention;
+mod candidates;
 mod check;
+mod choose;
+mod cost;
 mod decision;
+mod holding;
 mod inputs;
+mod micros;
 mod plan;
 mod policy;
+mod rendezvous;
+mod standing;
 mod step;
+mod table;
 
 pub use action::Action;
 pub use attention::{AttentionSpec, SpecError};
 pub use check::Illegal;
+pub use choose::plan;
 pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
 pub use inputs::{Ask, Inputs, Promise, SessionView, TransferBar, Transfers};
 pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
 pub use policy::{Overload, Policy, Rule, TierSpeeds, Trust};
 pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
+
+#[cfg(test)]
+mod tests;

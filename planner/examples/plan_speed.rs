@@ -1,0 +1,104 @@
+//! How long a decision takes: `cargo run --release -p planner --example plan_speed`.
+//!
+//! A third of the fleet prefills, decodes and does both; every worker holds some of the prompt, on the tiers of two
+//! ranks. The least of many rounds is printed, since everything above it is somebody else's work.
+
+use std::hint::black_box;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use planner::{Ask, Inputs, Policy, SessionView, StepKind, Transfers, plan};
+use vocabulary::{
+    Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
+    Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
+};
+
+fn main() -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    writeln!(out, "{:>8} {:>9} {:>11} {:>12}", "workers", "overlaps", "candidates", "us a plan")?;
+    for (workers, ranks) in [(8, 1), (8, 8), (64, 1), (64, 8), (256, 1)] {
+        let (fleet, overlaps) = (fleet(workers, ranks), overlaps(workers, ranks));
+        let (candidates, least) = measure(&fleet, &overlaps);
+        let micros = least.as_secs_f64() * 1e6;
+        writeln!(out, "{workers:>8} {:>9} {candidates:>11} {micros:>12.2}", overlaps.len())?;
+    }
+    Ok(())
+}
+
+/// Candidates of one decision, and the least time of one.
+fn measure(fleet: &[WorkerView], overlaps: &[Overlap]) -> (usize, Duration) {
+    const ROUNDS: u32 = 50;
+    const PLANS: u32 = 200;
+    let ask = Ask {
+        model: "m".into(),
+        adapter: None,
+        prompt: Tokens(120_000),
+        answer: Tokens(300),
+        block: Tokens(16),
+        transfers: Transfers::Allowed,
+    };
+    let mut session = SessionView::new(SessionId(1));
+    let (policy, mut candidates, mut least) = (Policy::default(), 0, Duration::MAX);
+    session.owner = Some(Owner { worker: fleet[1].id, incarnation: Incarnation(1), rank: DpRank(0) });
+    (session.epoch, session.sealed) = (Epoch::default(), Blocks(5_000));
+    for round in 0..ROUNDS {
+        session.id = SessionId(u128::from(round));
+        let step = StepKind::LongToolOutput;
+        let inputs = Inputs {
+            step,
+            ask: &ask,
+            session: &session,
+            workers: fleet,
+            overlaps,
+            excluded: &[],
+            policy: &policy,
+            turn: 0,
+        };
+        let start = Instant::now();
+        for _ in 0..PLANS {
+            candidates = black_box(plan(black_box(&inputs)).expect("workers are ready")).candidates.len();
+        }
+        least = least.min(start.elapsed() / PLANS);
+    }
+    (candidates, least)
+}
+
+fn fleet(workers: u64, ranks: u16) -> Vec<WorkerView> {
+    (0..workers).map(|n| worker(n, ranks)).collect()
+}
+
+fn worker(n: u64, ranks: u16) -> WorkerView {
+    let endpoint = format!("http://worker-{n}:8000");
+    WorkerView {
+        id: WorkerId::of_endpoint(&endpoint),
+        endpoint: endpoint.into(),
+        incarnation: Incarnation(1),
+        role: [Role::Prefill, Role::Decode, Role::Hybrid][n as usize % 3],
+        models: [ModelId::from("m")].into(),
+        ranks,
+        health: Health::Ready,
+        knowledge: Knowledge::Exact,
+        load: Load { running: n as u32 % 17, waiting: 0, backlog: Tokens(n % 5 * 1_000), kv_usage: 0.4 },
+        capacity: Capacity { kv: Tokens(1_000_000), block: Tokens(16), context: Tokens(262_144) },
+        speeds: Speeds {
+            prefill_tokens_per_second: 11_000.0,
+            decode_step: Micros(20_000),
+            decode_slowdown: Micros(500),
+        },
+        kv_bytes_per_token: Bytes(131_072),
+        link: Some(Link { fabric: "nixl".into(), fixed: Micros(8_000), bytes_per_second: 25e9 }),
+    }
+}
+
+fn overlaps(workers: u64, ranks: u16) -> Vec<Overlap> {
+    let ranks = |worker: u64| (0..ranks.min(2)).map(move |rank| (worker, rank));
+    let each = |(worker, rank): (u64, u16)| {
+        [Tier::Hbm, Tier::Host].map(|tier| Overlap {
+            worker: WorkerId::of_endpoint(&format!("http://worker-{worker}:8000")),
+            rank: DpRank(rank),
+            tier,
+            blocks: Blocks((worker * 797 + u64::from(rank)) % 5_000),
+        })
+    };
+    (0..workers).flat_map(ranks).flat_map(each).collect()
+}

@@ -1,0 +1,244 @@
+//! Every way to serve the step, priced or refused. It does not choose.
+
+use vocabulary::{Micros, Tokens};
+
+use crate::cost::{Compute, Prices, Serving, in_turn};
+use crate::standing::Standing;
+use crate::table::{Fabrics, Table};
+use crate::{Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Rule, StepKind, Terms, Transfers};
+
+/// At most three a worker: serve there, have it computed elsewhere, have the sealed prefix sent there first.
+pub(crate) fn candidates(table: &Table<'_>) -> Vec<Candidate> {
+    let prices = Prices::new(table.inputs.ask, table.inputs.policy);
+    let offers_transfers = table.inputs.policy.rule == Rule::Own && table.inputs.ask.transfers == Transfers::Allowed;
+    let fabrics = offers_transfers.then(|| Fabrics::of(table, &prices));
+    let maker = Maker { table, prices, fabrics };
+    let mut all = Vec::with_capacity(3 * table.standings.len());
+    for target in 0..table.standings.len() {
+        maker.push_all(target, &mut all);
+    }
+    all
+}
+
+struct Maker<'a> {
+    table: &'a Table<'a>,
+    prices: Prices<'a>,
+    fabrics: Option<Fabrics<'a>>,
+}
+
+/// A replicate to one target: from whom, and the leading tokens that will be there afterwards.
+#[derive(Clone, Copy)]
+struct Replicate {
+    from: usize,
+    until: Tokens,
+}
+
+/// A candidate before its label and refusal are known.
+struct Draft {
+    prefill: Leg,
+    decode: Leg,
+    handoff: Option<Handoff>,
+    claim: Claim,
+    terms: Terms,
+}
+
+impl Draft {
+    fn labelled(self, action: Action, refused: Option<Refused>) -> Candidate {
+        let Self { prefill, decode, handoff, claim, terms } = self;
+        Candidate { action, prefill, decode, handoff, claim, terms, total: terms.total(), refused }
+    }
+}
+
+impl Maker<'_> {
+    fn push_all(&self, target: usize, all: &mut Vec<Candidate>) {
+        if let Some(refused) = self.table.refused(target) {
+            all.push(self.unpriced(target, None).labelled(Action::ColocatedPrefill, Some(refused)));
+            return;
+        }
+        let Some(fabrics) = &self.fabrics else {
+            all.push(self.single(target, None));
+            return;
+        };
+        let helpers = fabrics.of_target(self.at(target));
+        let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate(from, target)));
+        all.push(self.single(target, replicate));
+        match (replicate, helpers) {
+            (Some(replicate), _) => all.push(self.fetch(target, replicate)),
+            (None, Some(_)) => all.extend(self.fetch_refused(target, Refused::OtherFabric)),
+            (None, None) => all.extend(self.fetch_refused(target, Refused::NoLink)),
+        }
+        if let Some(prefiller) = helpers.and_then(|h| h.prefillers().find(|place| *place != target)) {
+            all.push(self.remote(target, prefiller));
+        }
+    }
+
+    /// One leg, nothing moves.
+    fn single(&self, target: usize, replicate: Option<Replicate>) -> Candidate {
+        let cached = self.at(target).holding.cached;
+        let draft = self.draft(target, None, cached);
+        let allows = |action| self.table.inputs.policy.allows(action);
+        let is_tail = |r: Replicate| cached > Tokens::ZERO && r.until - cached <= cached;
+        let continues = self.table.inputs.step == StepKind::DecodeContinuation && draft.claim == Claim::Keep;
+        let action = if self.fabrics.is_none() && self.table.inputs.policy.rule != Rule::Own {
+            Action::ColocatedPrefill
+        } else if continues && allows(Action::DecodeContinuation) {
+            Action::DecodeContinuation
+        } else if replicate.is_some_and(is_tail) && allows(Action::TailRecompute) {
+            Action::TailRecompute
+        } else {
+            Action::ColocatedPrefill
+        };
+        draft.labelled(action, None)
+    }
+
+    /// The sealed prefix is sent to the target, which then serves.
+    fn fetch(&self, target: usize, replicate: Replicate) -> Candidate {
+        let Replicate { from, until } = replicate;
+        let (source, at) = (self.at(from), self.at(target));
+        let handoff = self.handoff(target, replicate);
+        let mut draft = self.draft(target, Some(handoff), until);
+        draft.terms = in_turn(&self.prices.source(source, until), &draft.terms);
+        draft.terms.network = self.network(target, &handoff) + source.pace.step + at.pace.step;
+        let holds_more = self.aligned(from, target, source.holding.held) > until;
+        let action = match draft.claim {
+            Claim::Move { .. } => Action::StateMigration,
+            _ if holds_more => Action::TailRecompute,
+            _ => Action::ArtifactFetch,
+        };
+        let refused = (!self.table.inputs.policy.allows(action)).then_some(Refused::Disabled);
+        draft.labelled(action, refused)
+    }
+
+    /// Somebody holds what the target lacks, and cannot send it there.
+    fn fetch_refused(&self, target: usize, why: Refused) -> Option<Candidate> {
+        let (from, held) = self.table.deepest_other(target)?;
+        let until = held.min(self.table.movable());
+        let handoff =
+            (until > self.at(target).holding.cached).then(|| self.handoff(target, Replicate { from, until }))?;
+        Some(self.unpriced(target, Some(handoff)).labelled(Action::ArtifactFetch, Some(why)))
+    }
+
+    /// The prompt is computed elsewhere and pulled by the target.
+    fn remote(&self, target: usize, prefiller: usize) -> Candidate {
+        let (source, at) = (self.at(prefiller), self.at(target));
+        let prompt = self.table.inputs.ask.prompt;
+        let bytes = at.view.kv_bytes_per_token * (prompt - at.holding.cached).0;
+        let handoff = Handoff::RemotePrefill { bytes };
+        let claim = self.claim(target, Some(&handoff));
+        let serving =
+            Serving { start: at.holding.cached, computed: Compute::Pulled, elsewhere: self.elsewhere(target, &claim) };
+        let mut terms = in_turn(&self.prices.source(source, prompt), &self.prices.target(at, serving));
+        terms.network = self.network(target, &handoff) + source.pace.step;
+        let prefill = self.leg(prefiller, source.holding.cached);
+        let decode = Leg { tokens_computed: Tokens::ZERO, ..self.leg(target, at.holding.cached) };
+        let allowed = self.table.inputs.policy.allows(Action::RemotePrefill);
+        Draft { prefill, decode, handoff: Some(handoff), claim, terms }
+            .labelled(Action::RemotePrefill, (!allowed).then_some(Refused::Disabled))
+    }
+
+    /// One leg at `target` that begins with `start` tokens, priced without what comes before it.
+    fn draft(&self, target: usize, handoff: Option<Handoff>, start: Tokens) -> Draft {
+        let claim = self.claim(target, handoff.as_ref());
+        let serving = Serving { start, computed: Compute::Here, elsewhere: self.elsewhere(target, &claim) };
+        let leg = self.leg(target, start);
+        Draft { prefill: leg, decode: leg, handoff, claim, terms: self.prices.target(self.at(target), serving) }
+    }
+
+    fn unpriced(&self, target: usize, handoff: Option<Handoff>) -> Draft {
+        let leg = self.leg(target, self.at(target).holding.cached);
+        let claim = self.claim(target, handoff.as_ref());
+        Draft { prefill: leg, decode: leg, handoff, claim, terms: Terms::default() }
+    }
+
+    /// What `from` can send to `target`: up to a boundary of both engines, and more than the target has.
+    fn replicate(&self, from: usize, target: usize) -> Option<Replicate> {
+        if from == target {
+            return None;
+        }
+        let until = self.aligned(from, target, self.table.movable().min(self.at(from).holding.held));
+        (until > self.at(target).holding.cached).then_some(Replicate { from, until })
+    }
+
+    /// Down to a multiple of the chain's block and both engines' blocks.
+    fn aligned(&self, from: usize, target: usize, tokens: Tokens) -> Tokens {
+        let tokens = tokens.min(self.table.inputs.ask.prompt - Tokens(1));
+        let blocks = [from, target].map(|place| self.at(place).view.capacity.block.0);
+        let unit = Tokens(blocks.into_iter().fold(self.table.inputs.ask.block.0, lcm));
+        tokens.whole_blocks(unit).tokens(unit)
+    }
+
+    fn handoff(&self, target: usize, replicate: Replicate) -> Handoff {
+        let Replicate { from, until } = replicate;
+        let (source, at) = (self.at(from), self.at(target));
+        Handoff::Replicate {
+            from: source.view.id,
+            rank: source.holding.rank,
+            blocks: until.whole_blocks(self.table.inputs.ask.block),
+            bytes: at.view.kv_bytes_per_token * (until - at.holding.cached).0,
+        }
+    }
+
+    fn network(&self, target: usize, handoff: &Handoff) -> Micros {
+        let link = self.at(target).view.link.as_ref();
+        link.map_or(Micros(u64::MAX), |link| self.prices.network(link, handoff.bytes()))
+    }
+
+    fn leg(&self, place: usize, cached: Tokens) -> Leg {
+        let at = self.at(place);
+        let tokens_computed = self.table.inputs.ask.prompt - cached;
+        Leg { worker: at.view.id, rank: at.holding.rank, tokens_cached: cached, tokens_computed }
+    }
+
+    /// What others keep of the prompt; after a move the old owner's copy is nobody's.
+    fn elsewhere(&self, target: usize, claim: &Claim) -> Tokens {
+        match claim {
+            Claim::Move { .. } => Tokens::ZERO,
+            _ => self.table.deepest_other(target).map_or(Tokens::ZERO, |(_, held)| held),
+        }
+    }
+
+    /// Ownership follows the reason to leave, or the state itself when the session already lives at the target.
+    fn claim(&self, target: usize, handoff: Option<&Handoff>) -> Claim {
+        let session = self.table.inputs.session;
+        let Some(from) = session.owner else { return Claim::Open };
+        if self.table.is_owner(target) {
+            return Claim::Keep;
+        }
+        let replicates = matches!(handoff, Some(Handoff::Replicate { .. }));
+        if replicates && !self.table.inputs.policy.allows(Action::StateMigration) {
+            return Claim::Borrow;
+        }
+        let lives_there = |owner: usize| owner == target || self.at(target).holding.held > self.at(owner).holding.held;
+        let why = self.table.leave.or_else(|| {
+            let moved_before = !replicates && self.table.owner.is_some_and(lives_there);
+            moved_before.then_some(MoveReason::StateIsThere)
+        });
+        why.map_or(Claim::Borrow, |why| Claim::Move { from, epoch: session.epoch, why })
+    }
+
+    fn at(&self, place: usize) -> &Standing<'_> {
+        &self.table.standings[place]
+    }
+}
+
+/// Least common multiple, saturating; an unknown block (0) does not count.
+fn lcm(a: u64, b: u64) -> u64 {
+    let gcd = |mut a: u64, mut b: u64| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    if a == 0 || b == 0 { a.max(b) } else { (a / gcd(a, b)).saturating_mul(b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lcm;
+
+    #[test]
+    fn an_unknown_block_does_not_count_and_a_huge_one_saturates() {
+        assert_eq!([lcm(16, 24), lcm(16, 0), lcm(0, 16), lcm(0, 0)], [48, 16, 16, 0]);
+        assert_eq!(lcm(u64::MAX, u64::MAX - 1), u64::MAX);
+    }
+}

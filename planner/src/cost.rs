@@ -1,0 +1,141 @@
+//! What a way of serving costs, in microseconds:
+//! `C = T_queue + T_compute + T_network + T_restore + lambda * M_hbm + mu * I_decode`.
+//!
+//! Each function is one formula. None of them chooses, and none may return something that is not a number.
+
+use vocabulary::{Bytes, Link, Micros, Tokens};
+
+use crate::micros::{micros, weight};
+use crate::standing::Standing;
+use crate::{Ask, Policy, Terms, TierSpeeds};
+
+/// The step's prices: the request and the policy's weights, made safe.
+pub(crate) struct Prices<'a> {
+    ask: &'a Ask,
+    /// Microseconds a byte.
+    lambda: f64,
+    mu: f64,
+    tiers: TierSpeeds,
+    /// 1 / (2 x the context at which a token costs twice the first), or 0.
+    curve: f64,
+}
+
+/// What the target's part of a candidate depends on besides the target.
+#[derive(Clone, Copy)]
+pub(crate) struct Serving {
+    /// Leading tokens there when the step's own computing begins.
+    pub(crate) start: Tokens,
+    /// Tokens that the target itself computes.
+    pub(crate) computed: Compute,
+    /// Leading tokens that stay with another worker as well.
+    pub(crate) elsewhere: Tokens,
+}
+
+/// Whether the target computes what it lacks or is sent it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compute {
+    Here,
+    Pulled,
+}
+
+impl<'a> Prices<'a> {
+    pub(crate) fn new(ask: &'a Ask, policy: &Policy) -> Self {
+        const MIB: f64 = 1_048_576.0;
+        let doubles = policy.attention_doubles_at.0;
+        Self {
+            ask,
+            lambda: weight(policy.lambda) / MIB,
+            mu: weight(policy.mu),
+            tiers: policy.tiers,
+            curve: if doubles == 0 { 0.0 } else { 0.5 / doubles as f64 },
+        }
+    }
+
+    /// `T_compute` of prompt tokens `from..to`: the token at position p costs `1 / rate * (1 + p / A)`, with A the
+    /// policy's `attention_doubles_at` (no second part when that is 0).
+    pub(crate) fn compute(&self, at: &Standing<'_>, from: Tokens, to: Tokens) -> Micros {
+        if from >= to {
+            return Micros::ZERO;
+        }
+        let (from, to) = (from.0 as f64, to.0 as f64);
+        micros(at.pace.token * ((to - from) + (to * to - from * from) * self.curve))
+    }
+
+    /// `T_network`: the link's fixed cost + bytes / its rate.
+    pub(crate) fn network(&self, link: &Link, bytes: Bytes) -> Micros {
+        link.fixed + micros(bytes.0 as f64 * 1e6 / link.bytes_per_second)
+    }
+
+    /// The target's own terms: compute, restore, memory and interference, and its queue.
+    ///
+    /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
+    /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (each
+    ///   displaces, with that chance, one that somebody would have come back for).
+    /// - `I_decode`: answers being generated x (time computed here + answer x decode slowdown).
+    pub(crate) fn target(&self, at: &Standing<'_>, serving: Serving) -> Terms {
+        let compute = match serving.computed {
+            Compute::Here => self.compute(at, serving.start, self.ask.prompt),
+            Compute::Pulled => Micros::ZERO,
+        };
+        let holding = &at.holding;
+        let stored = self.ask.prompt - holding.cached + self.ask.answer;
+        let double = serving.elsewhere.min(self.ask.prompt) - holding.held;
+        let slowdown = at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64;
+        Terms {
+            queue: at.pace.queue,
+            compute,
+            network: Micros::ZERO,
+            restore: self.restore(at) + at.pace.step,
+            memory: self.memory(at, double, stored),
+            interference: self.interference(at, compute.0 as f64 + slowdown),
+        }
+    }
+
+    /// The terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
+    pub(crate) fn source(&self, at: &Standing<'_>, to: Tokens) -> Terms {
+        let compute = self.compute(at, at.holding.cached, to);
+        let stored = to - at.holding.cached;
+        Terms {
+            queue: at.pace.queue,
+            compute,
+            network: Micros::ZERO,
+            restore: self.restore(at),
+            memory: self.memory(at, stored, stored),
+            interference: self.interference(at, compute.0 as f64),
+        }
+    }
+
+    fn restore(&self, at: &Standing<'_>) -> Micros {
+        let bytes = |tokens: Tokens| (at.view.kv_bytes_per_token * tokens.0).0 as f64;
+        let read = |tokens, rate: f64| if tokens == Tokens::ZERO { 0.0 } else { bytes(tokens) * 1e6 / weight(rate) };
+        let host = read(at.holding.host, self.tiers.host_bytes_per_second);
+        micros(host + read(at.holding.disk, self.tiers.disk_bytes_per_second))
+    }
+
+    fn memory(&self, at: &Standing<'_>, double: Tokens, stored: Tokens) -> Micros {
+        let tokens = double.0 as f64 + stored.0 as f64 * at.pace.usage;
+        micros(self.lambda * tokens * at.view.kv_bytes_per_token.0 as f64)
+    }
+
+    fn interference(&self, at: &Standing<'_>, slowed: f64) -> Micros {
+        micros(self.mu * at.pace.decoding * slowed)
+    }
+}
+
+/// Both parts of a candidate, one after the other: the target's queue drains while the source works.
+pub(crate) fn in_turn(source: &Terms, target: &Terms) -> Terms {
+    let meanwhile = source.queue + source.compute;
+    Terms {
+        queue: source.queue + (target.queue - meanwhile),
+        compute: source.compute + target.compute,
+        network: source.network + target.network,
+        restore: source.restore + target.restore,
+        memory: source.memory + target.memory,
+        interference: source.interference + target.interference,
+    }
+}
+
+/// Whether KV can be expected to arrive over a link at all.
+pub(crate) fn usable(link: &Link) -> bool {
+    link.bytes_per_second.is_finite() && link.bytes_per_second > 0.0
+}

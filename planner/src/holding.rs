@@ -1,0 +1,163 @@
+//! What each worker is expected to have of the prompt: seen blocks first, beliefs where not all is seen.
+
+use std::cmp::Reverse;
+
+use vocabulary::{Blocks, DpRank, Knowledge, Owner, Tier, Tokens, WorkerId};
+
+use crate::{Inputs, rendezvous};
+
+/// The prompt's leading tokens at one worker, at the rank of it that has most of them.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Holding {
+    /// That rank.
+    pub(crate) rank: DpRank,
+    /// Believed to be there, in whole chain blocks.
+    pub(crate) held: Tokens,
+    /// Expected to be found: `held` by the trust in it, less than the prompt, in whole engine blocks.
+    pub(crate) cached: Tokens,
+    /// Of those, in host memory only.
+    pub(crate) host: Tokens,
+    /// Of those, on disk only.
+    pub(crate) disk: Tokens,
+}
+
+/// What was seen at one rank, and what is believed beside it.
+#[derive(Clone, Copy, Default)]
+struct Raw {
+    rank: DpRank,
+    best: Option<(Blocks, Reverse<Tier>, PreferredRank, Reverse<DpRank>)>,
+    depth: [Blocks; 3],
+    belief: Option<(Blocks, Reverse<DpRank>)>,
+}
+
+/// Orders the owner's rank before others that hold as much.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum PreferredRank {
+    No,
+    Yes,
+}
+
+/// One holding for each of `inputs.workers`, in their order.
+pub(crate) fn holdings(inputs: &Inputs<'_>) -> Vec<Holding> {
+    let places = Places::of(inputs);
+    let mut raws = vec![Raw::default(); inputs.workers.len()];
+    choose_ranks(inputs, &places, &mut raws);
+    fill_tiers(inputs, &places, &mut raws);
+    believe(inputs, &places, &mut raws);
+    raws.iter().zip(0..).map(|(raw, place)| settle(inputs, place, raw)).collect()
+}
+
+/// Where in the fleet each id stands.
+struct Places(Vec<(WorkerId, usize)>);
+
+impl Places {
+    fn of(inputs: &Inputs<'_>) -> Self {
+        let mut places: Vec<_> = inputs.workers.iter().zip(0..).map(|(view, place)| (view.id, place)).collect();
+        places.sort_unstable();
+        Self(places)
+    }
+
+    fn find(&self, worker: WorkerId) -> Option<usize> {
+        self.0.binary_search_by_key(&worker, |(id, _)| *id).ok().map(|at| self.0[at].1)
+    }
+}
+
+fn choose_ranks(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
+    let owner = inputs.session.owner.map(|owner| (owner.worker, owner.rank));
+    for overlap in inputs.overlaps {
+        let Some(place) = places.find(overlap.worker) else { continue };
+        if overlap.rank.0 >= inputs.workers[place].ranks.max(1) {
+            continue;
+        }
+        let preferred =
+            if owner == Some((overlap.worker, overlap.rank)) { PreferredRank::Yes } else { PreferredRank::No };
+        let key = (overlap.blocks, Reverse(overlap.tier), preferred, Reverse(overlap.rank));
+        if raws[place].best.is_none_or(|best| key > best) {
+            raws[place].best = Some(key);
+            raws[place].rank = overlap.rank;
+        }
+    }
+}
+
+fn fill_tiers(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
+    for overlap in inputs.overlaps {
+        let Some(place) = places.find(overlap.worker) else { continue };
+        let raw = &mut raws[place];
+        if raw.best.is_some() && raw.rank == overlap.rank {
+            let depth = &mut raw.depth[overlap.tier as usize];
+            *depth = overlap.blocks.max(*depth);
+        }
+    }
+}
+
+/// Owners and replicas count where events do not tell; what another router has just sent counts everywhere.
+fn believe(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
+    let mut note = |place: usize, rank: DpRank, blocks: Blocks| {
+        if rank.0 < inputs.workers[place].ranks.max(1) {
+            raws[place].belief = raws[place].belief.max(Some((blocks, Reverse(rank))));
+        }
+    };
+    for Owner { worker, incarnation, rank } in inputs.session.owner.iter().chain(&inputs.session.replicas) {
+        let Some(place) = places.find(*worker) else { continue };
+        let view = &inputs.workers[place];
+        if view.knowledge != Knowledge::Exact && view.incarnation == *incarnation {
+            note(place, *rank, inputs.session.sealed);
+        }
+    }
+    for promise in &inputs.session.promises {
+        if let Some(place) = places.find(promise.worker) {
+            note(place, promise.rank, promise.blocks);
+        }
+    }
+}
+
+fn settle(inputs: &Inputs<'_>, place: usize, raw: &Raw) -> Holding {
+    let view = &inputs.workers[place];
+    let block = inputs.ask.block;
+    let [hbm, host, disk] = raw.depth.map(|blocks| blocks.tokens(block).min(inputs.ask.prompt));
+    let seen = hbm.max(host).max(disk);
+    let trust = &inputs.policy.trust;
+    let expected = share(seen, trust.share(view.knowledge));
+    let belief = raw.belief.filter(|(blocks, _)| *blocks > Blocks::ZERO).map(|(blocks, Reverse(rank))| {
+        let held = blocks.tokens(block).min(inputs.ask.prompt);
+        (rank, held, share(held, trust.share(Knowledge::Fallback)))
+    });
+    match belief {
+        Some((rank, held, hoped)) if hoped > expected || seen == Tokens::ZERO => {
+            Holding { rank, held, cached: found(inputs, place, hoped), ..Holding::default() }
+        }
+        _ if seen == Tokens::ZERO => Holding { rank: fresh_rank(inputs, place), ..Holding::default() },
+        _ => {
+            let cached = found(inputs, place, expected);
+            let host_end = cached.min(hbm.max(host));
+            Holding { rank: raw.rank, held: seen, cached, host: host_end - hbm, disk: cached - hbm.max(host) }
+        }
+    }
+}
+
+/// The part of what is there that an engine uses: whole blocks of its own, and never the whole prompt.
+fn found(inputs: &Inputs<'_>, place: usize, expected: Tokens) -> Tokens {
+    let unit = match inputs.workers[place].capacity.block {
+        Tokens::ZERO => inputs.ask.block,
+        own => own,
+    };
+    expected.min(inputs.ask.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
+}
+
+/// `part` of these tokens, rounded down.
+fn share(tokens: Tokens, part: f64) -> Tokens {
+    if part >= 1.0 { tokens } else { Tokens((tokens.0 as f64 * part) as u64) }
+}
+
+/// Where a session goes inside a worker that knows nothing of it.
+fn fresh_rank(inputs: &Inputs<'_>, place: usize) -> DpRank {
+    let view = &inputs.workers[place];
+    match view.ranks {
+        0 | 1 => DpRank(0),
+        ranks => {
+            // The rank takes the weight's upper half; its order as a whole already chose the worker.
+            let weight = rendezvous::weight(inputs.session.id, view.id) >> 32;
+            DpRank((weight % u64::from(ranks)) as u16)
+        }
+    }
+}

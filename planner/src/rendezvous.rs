@@ -1,0 +1,33 @@
+//! Rendezvous hashing: every router ranks the workers of a session alike, and each session ranks them differently.
+
+use vocabulary::{SessionId, WorkerId};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The rank of a worker for a session; the highest wins. xxh3-64 over both ids, little endian.
+pub(crate) fn weight(session: SessionId, worker: WorkerId) -> u64 {
+    let mut both = [0u8; 24];
+    both[..16].copy_from_slice(&session.0.to_le_bytes());
+    both[16..].copy_from_slice(&worker.0.to_le_bytes());
+    xxh3_64(&both)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_spread_evenly_and_only_a_lost_workers_sessions_move() {
+        let best = |session: u128, workers: u64| {
+            (0..workers).map(WorkerId).max_by_key(|w| weight(SessionId(session), *w)).unwrap().0
+        };
+        let mut counts = [0u32; 8];
+        for session in 0..8_000 {
+            let before = best(session, 8);
+            counts[before as usize] += 1;
+            if before != 7 {
+                assert_eq!(best(session, 7), before, "session {session} must not move when worker 7 leaves");
+            }
+        }
+        assert!(counts.iter().all(|n| (850..1_150).contains(n)), "{counts:?}");
+    }
+}

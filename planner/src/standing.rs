@@ -1,0 +1,99 @@
+//! One worker as this step sees it: whether it may take part, how fast it is and how long it makes others wait.
+
+use vocabulary::{Health, Micros, Role, Tokens, WorkerView};
+
+use crate::{Ask, Inputs, Policy, Refused, holding::Holding, micros::micros, rendezvous};
+
+/// A worker, its numbers made safe: rates are finite and positive, usage lies in 0 to 1.
+pub(crate) struct Standing<'a> {
+    pub(crate) view: &'a WorkerView,
+    /// Why it may take no part at all; `Draining` and `PrefillOnly` only bar it as a target.
+    pub(crate) barred: Option<Refused>,
+    pub(crate) holding: Holding,
+    pub(crate) pace: Pace,
+    /// Its rendezvous weight for the session.
+    pub(crate) weight: u64,
+}
+
+/// Speeds and waits, in microseconds.
+#[derive(Clone, Copy)]
+pub(crate) struct Pace {
+    /// To compute one prompt token when nothing else runs.
+    pub(crate) token: f64,
+    /// One decode step of the batch as it is: step + slowdown x running.
+    pub(crate) step: Micros,
+    /// Until new work is looked at: backlog / prefill rate + a decode step for each request that waits, and one for
+    /// the step in flight when the batch is not empty.
+    pub(crate) queue: Micros,
+    /// Answers that are being generated; 0 where none are.
+    pub(crate) decoding: f64,
+    /// KV blocks in use; 1 when it is not a number.
+    pub(crate) usage: f64,
+}
+
+impl<'a> Standing<'a> {
+    pub(crate) fn new(inputs: &Inputs<'a>, view: &'a WorkerView, holding: Holding) -> Self {
+        Self {
+            view,
+            barred: barred(inputs, view),
+            holding,
+            pace: Pace::of(view, inputs.policy),
+            weight: rendezvous::weight(inputs.session.id, view.id),
+        }
+    }
+
+    /// Whether it decodes, is reached, was not excluded and is long enough: a target, be it draining.
+    pub(crate) fn can_serve(&self) -> bool {
+        self.barred.is_none() && self.view.role.decodes()
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.view.health == Health::Draining
+    }
+}
+
+impl Pace {
+    fn of(view: &WorkerView, policy: &Policy) -> Self {
+        const SLOWEST: f64 = 1.0;
+        let known = |rate: f64| rate.is_finite() && rate > 0.0;
+        let rate = [view.speeds.prefill_tokens_per_second, policy.unknown_prefill_tokens_per_second];
+        let token = 1e6 / rate.into_iter().find(|rate| known(*rate)).unwrap_or(SLOWEST);
+        let load = &view.load;
+        let step = view.speeds.decode_step + view.speeds.decode_slowdown * u64::from(load.running);
+        let in_flight = u64::from(load.running > 0);
+        Self {
+            token,
+            step,
+            queue: micros(load.backlog.0 as f64 * token) + step * (u64::from(load.waiting) + in_flight),
+            decoding: if view.role.decodes() { f64::from(load.running) } else { 0.0 },
+            usage: if load.kv_usage.is_nan() { 1.0 } else { load.kv_usage.clamp(0.0, 1.0) },
+        }
+    }
+}
+
+fn barred(inputs: &Inputs<'_>, view: &WorkerView) -> Option<Refused> {
+    let serves = |model| view.models.contains(model);
+    if !serves(&inputs.ask.model) || !inputs.ask.adapter.as_ref().is_none_or(serves) {
+        Some(Refused::WrongModel)
+    } else if view.health == Health::Unreachable {
+        Some(Refused::NotReady)
+    } else if inputs.excluded.contains(&view.id) {
+        Some(Refused::Excluded)
+    } else {
+        too_long(inputs.ask, view)
+    }
+}
+
+/// Whether prompt and answer exceed what a worker takes. Unknown limits (0) do not.
+pub(crate) fn too_long(ask: &Ask, view: &WorkerView) -> Option<Refused> {
+    // A prefill-only worker generates one token for the prompt, whatever the answer's length.
+    let answer = if view.role == Role::Prefill { Tokens(1) } else { ask.answer };
+    let exceeds = |limit: Tokens| limit > Tokens::ZERO && ask.prompt + answer > limit;
+    if exceeds(view.capacity.context) {
+        Some(Refused::TooLong)
+    } else if exceeds(view.capacity.kv) {
+        Some(Refused::DoesNotFit)
+    } else {
+        None
+    }
+}

@@ -1,0 +1,228 @@
+//! The fleet laid out for one step: every worker's standing, the owner's, and the best helpers on each fabric.
+//!
+//! A helper's price does not depend on the target it helps, so the best two of a fabric are enough for all targets of
+//! it (two, because a worker cannot help itself): candidates grow with the workers, not with their pairs.
+
+use std::cmp::Reverse;
+
+use vocabulary::{Health, Knowledge, Micros, Owner, Role, Tokens, WorkerId};
+
+use crate::cost::{Prices, usable};
+use crate::holding::holdings;
+use crate::standing::{Standing, too_long};
+use crate::{Inputs, MoveReason, NoPlan, Refused};
+
+/// Everything that candidates are made from.
+pub(crate) struct Table<'a> {
+    pub(crate) inputs: Inputs<'a>,
+    pub(crate) standings: Vec<Standing<'a>>,
+    pub(crate) owner: Option<usize>,
+    /// Why the owner should not stay the owner, whoever serves.
+    pub(crate) leave: Option<MoveReason>,
+    /// Whether draining workers may serve: only when nobody else can.
+    last_resort: LastResort,
+    /// The two that hold most of the prompt, deepest first.
+    deepest: [Option<(usize, Tokens)>; 2],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LastResort {
+    No,
+    Draining,
+}
+
+impl<'a> Table<'a> {
+    pub(crate) fn lay(inputs: &Inputs<'a>) -> Result<Self, NoPlan> {
+        let holdings = holdings(inputs);
+        let standings: Vec<_> =
+            inputs.workers.iter().zip(holdings).map(|(view, holding)| Standing::new(inputs, view, holding)).collect();
+        let able = |s: &Standing<'_>| s.can_serve() && !s.is_draining();
+        let last_resort = if standings.iter().any(able) {
+            LastResort::No
+        } else if standings.iter().any(Standing::can_serve) {
+            LastResort::Draining
+        } else {
+            return Err(nobody(inputs, &standings));
+        };
+        let owner = inputs.session.owner.and_then(|owner| {
+            standings.iter().position(|s| (s.view.id, s.view.incarnation) == (owner.worker, owner.incarnation))
+        });
+        let deepest = deepest(&standings);
+        let mut table = Self { inputs: *inputs, standings, owner, leave: None, last_resort, deepest };
+        table.leave = table.reason_to_leave();
+        Ok(table)
+    }
+
+    /// Why a worker cannot be a target.
+    pub(crate) fn refused(&self, at: usize) -> Option<Refused> {
+        let standing = &self.standings[at];
+        let draining = standing.is_draining() && self.last_resort == LastResort::No;
+        standing
+            .barred
+            .or((!standing.view.role.decodes()).then_some(Refused::PrefillOnly))
+            .or(draining.then_some(Refused::Draining))
+    }
+
+    /// The other worker that holds most of the prompt, and how much.
+    pub(crate) fn deepest_other(&self, at: usize) -> Option<(usize, Tokens)> {
+        self.deepest.into_iter().flatten().find(|(place, _)| *place != at)
+    }
+
+    /// Tokens of the prompt that may be replicated: sealed, and not all of it.
+    pub(crate) fn movable(&self) -> Tokens {
+        self.inputs.session.sealed.tokens(self.inputs.ask.block).min(self.inputs.ask.prompt - Tokens(1))
+    }
+
+    fn reason_to_leave(&self) -> Option<MoveReason> {
+        self.inputs.session.owner?;
+        let Some(standing) = self.owner.map(|at| &self.standings[at]) else { return Some(MoveReason::OwnerGone) };
+        let overload = &self.inputs.policy.overload;
+        let sealed = self.inputs.session.sealed.tokens(self.inputs.ask.block).min(self.inputs.ask.prompt);
+        let evicted = standing.view.knowledge == Knowledge::Exact && standing.holding.held * 2 < sealed;
+        match standing.barred {
+            Some(Refused::Excluded) => Some(MoveReason::OwnerExcluded),
+            Some(Refused::NotReady | Refused::WrongModel) => Some(MoveReason::OwnerGone),
+            _ if standing.is_draining() => Some(MoveReason::OwnerDraining),
+            _ if !standing.view.role.decodes() => Some(MoveReason::OwnerPrefillOnly),
+            _ if standing.pace.queue >= overload.queue || standing.pace.usage >= overload.kv_usage => {
+                Some(MoveReason::OwnerOverloaded)
+            }
+            _ if evicted => Some(MoveReason::OwnerEvicted),
+            _ => None,
+        }
+    }
+
+    /// Whether this rank is the owner itself.
+    pub(crate) fn is_owner(&self, at: usize) -> bool {
+        let standing = &self.standings[at];
+        let rank = standing.holding.rank;
+        self.inputs.session.owner
+            == Some(Owner { worker: standing.view.id, incarnation: standing.view.incarnation, rank })
+    }
+}
+
+/// The best helpers of one fabric.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Helpers {
+    sources: Best,
+    prefillers: Best,
+}
+
+/// The cheapest two, cheapest first.
+#[derive(Default, Clone, Copy)]
+struct Best([Option<(Key, usize)>; 2]);
+
+type Key = (Micros, Reverse<u64>, WorkerId);
+
+impl Best {
+    fn offer(&mut self, key: Key, at: usize) {
+        let [first, second] = &mut self.0;
+        if first.is_none_or(|(best, _)| key < best) {
+            *second = first.replace((key, at));
+        } else if second.is_none_or(|(best, _)| key < best) {
+            *second = Some((key, at));
+        }
+    }
+
+    fn places(self) -> impl Iterator<Item = usize> {
+        self.0.into_iter().flatten().map(|(_, place)| place)
+    }
+}
+
+impl Helpers {
+    /// Who can send sealed blocks, best first.
+    pub(crate) fn sources(self) -> impl Iterator<Item = usize> {
+        self.sources.places()
+    }
+
+    /// Who can compute a prompt for others, best first.
+    pub(crate) fn prefillers(self) -> impl Iterator<Item = usize> {
+        self.prefillers.places()
+    }
+}
+
+/// The helpers of every fabric.
+pub(crate) struct Fabrics<'a>(Vec<(&'a str, Helpers)>);
+
+impl<'a> Fabrics<'a> {
+    pub(crate) fn of(table: &Table<'a>, prices: &Prices<'_>) -> Self {
+        let mut all = Self(Vec::with_capacity(2));
+        for (at, standing) in table.standings.iter().enumerate() {
+            let Some(fabric) = fabric(standing) else { continue };
+            if standing.barred.is_some() {
+                continue;
+            }
+            let key = |price| (price, Reverse(standing.weight), standing.view.id);
+            let helpers = all.entry(fabric);
+            let movable = table.movable();
+            if standing.holding.held.min(movable) > Tokens::ZERO {
+                // What the source lacks of the sealed prefix will be computed somewhere; its own rate is the yardstick.
+                let price = prices.source(standing, movable).total();
+                helpers.sources.offer(key(price), at);
+            }
+            if standing.view.role != Role::Decode && standing.view.health == Health::Ready {
+                helpers.prefillers.offer(key(prices.source(standing, table.inputs.ask.prompt).total()), at);
+            }
+        }
+        all
+    }
+
+    /// The helpers on a target's fabric; none when the target has no usable link.
+    pub(crate) fn of_target(&self, target: &Standing<'_>) -> Option<Helpers> {
+        let name = fabric(target)?;
+        Some(self.0.iter().find(|(fabric, _)| *fabric == name).map_or_else(Helpers::default, |(_, helpers)| *helpers))
+    }
+
+    fn entry(&mut self, name: &'a str) -> &mut Helpers {
+        let at = self.0.iter().position(|(fabric, _)| *fabric == name).unwrap_or_else(|| {
+            self.0.push((name, Helpers::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+}
+
+fn fabric<'a>(standing: &Standing<'a>) -> Option<&'a str> {
+    standing.view.link.as_ref().filter(|link| usable(link)).map(|link| &*link.fabric)
+}
+
+fn deepest(standings: &[Standing<'_>]) -> [Option<(usize, Tokens)>; 2] {
+    let key = |at: usize| (standings[at].holding.held, standings[at].weight, Reverse(standings[at].view.id));
+    let (mut first, mut second): (Option<usize>, Option<usize>) = (None, None);
+    for (at, standing) in standings.iter().enumerate() {
+        if standing.barred.is_some() || standing.holding.held == Tokens::ZERO {
+            continue;
+        }
+        if first.is_none_or(|best| key(at) > key(best)) {
+            second = first.replace(at);
+        } else if second.is_none_or(|best| key(at) > key(best)) {
+            second = Some(at);
+        }
+    }
+    [first, second].map(|place| place.map(|at| (at, standings[at].holding.held)))
+}
+
+/// Why nobody can serve: the first thing that everybody lacks.
+fn nobody(inputs: &Inputs<'_>, standings: &[Standing<'_>]) -> NoPlan {
+    if standings.iter().all(|s| s.barred == Some(Refused::WrongModel)) {
+        let ask = inputs.ask;
+        let known = inputs.workers.iter().any(|view| view.models.contains(&ask.model));
+        let missing = ask.adapter.as_ref().filter(|_| known).unwrap_or(&ask.model);
+        return NoPlan::UnknownModel { model: missing.clone() };
+    }
+    let decoding = || standings.iter().filter(|s| s.view.role.decodes() && s.barred != Some(Refused::WrongModel));
+    let fits = |s: &Standing<'_>| too_long(inputs.ask, s.view).is_none();
+    if decoding().next().is_some() && !decoding().any(fits) {
+        return NoPlan::TooLong { longest: decoding().map(longest).max().unwrap_or_default() };
+    }
+    if decoding().any(|s| s.barred == Some(Refused::Excluded) && fits(s)) {
+        NoPlan::AllExcluded
+    } else {
+        NoPlan::NoneReady
+    }
+}
+
+fn longest(standing: &Standing<'_>) -> Tokens {
+    let limits = [standing.view.capacity.context, standing.view.capacity.kv];
+    limits.into_iter().filter(|limit| *limit > Tokens::ZERO).min().unwrap_or_default()
+}

@@ -1,0 +1,194 @@
+//! What holds for every decision, over generated fleets.
+
+use proptest::prelude::*;
+use vocabulary::*;
+
+use super::{Scene, id};
+use crate::*;
+
+const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "f", "g"];
+
+fn odd_rate() -> impl Strategy<Value = f64> {
+    prop_oneof![8 => 100.0..100_000.0, 1 => Just(0.0), 1 => Just(f64::NAN), 1 => Just(f64::INFINITY), 1 => Just(-1.0)]
+}
+
+fn word(name: &'static str) -> BoxedStrategy<String> {
+    let load = (0u32..40, 0u32..4, 0u64..50_000, 0.0..1.0f64, odd_rate());
+    let shape = (
+        prop_oneof![Just("prefill"), Just("decode"), Just("hybrid")],
+        prop_oneof![6 => Just("ready"), 1 => Just("draining"), 1 => Just("unreachable")],
+        prop_oneof![3 => Just("exact"), 1 => Just("degraded"), 1 => Just("fallback")],
+        prop_oneof![3 => Just("nixl"), 1 => Just("mooncake"), 1 => Just("none")],
+        prop_oneof![4 => Just("m"), 1 => Just("m,lora"), 1 => Just("other")],
+        prop_oneof![Just(0u64), Just(16), Just(32), Just(48)],
+        prop_oneof![4 => Just(0u64), 1 => Just(5_000)],
+    );
+    let held = (0u64..700, 0u64..700, 0u64..400, prop_oneof![4 => 1e8..1e11f64, 1 => Just(f64::NAN)]);
+    (load, shape, held)
+        .prop_map(move |(load, shape, held)| {
+            let (running, waiting, backlog, usage, rate) = load;
+            let (role, health, knows, fabric, models, block, context) = shape;
+            let (holds, host, holds1, link) = held;
+            format!(
+                "worker {name} {role} health={health} knows={knows} models={models} ranks=2 block={block} rate={rate} \
+             context={context} running={running} waiting={waiting} backlog={backlog} usage={usage} holds={holds} \
+             host={host} holds1={holds1} link={link} fabric={fabric}"
+            )
+        })
+        .boxed()
+}
+
+prop_compose! {
+    fn scenes()(
+        workers in NAMES.map(word),
+        session in (any::<u128>(), 0usize..9, 0u64..700, 0usize..9, 0usize..9),
+        ask in (0u64..12_000, 0u64..2_000, any::<bool>(), 0usize..9, 0usize..9),
+        step in 0usize..6,
+        policy in (prop_oneof![4 => Just(10.0), 1 => Just(f64::NAN), 1 => 0.0..1e6], 0.0..4.0f64, 0usize..6, 0u64..9_000),
+        rule in prop_oneof![5 => Just("own"), 1 => Just("round_robin"), 1 => Just("session_pinning"), 1 => Just("match_rate_minus_load")],
+    ) -> Scene {
+        let mut scene = Scene::read(&workers.join("\n"));
+        let owner = |at: usize| NAMES.get(at).map(|name| Owner {
+            worker: id(name),
+            incarnation: Incarnation(1),
+            rank: DpRank((at % 2) as u16),
+        });
+        let (session_id, owned, sealed, replica, promised) = session;
+        scene.session.id = SessionId(session_id);
+        scene.session.owner = owner(owned);
+        scene.session.sealed = Blocks(sealed);
+        scene.session.replicas.extend(owner(replica));
+        scene.session.promises.extend(owner(promised).map(|o| Promise { worker: o.worker, rank: o.rank, blocks: Blocks(300) }));
+        scene.step = StepKind::ALL[step];
+        let (prompt, answer, transfers, first, second) = ask;
+        (scene.ask.prompt, scene.ask.answer) = (Tokens(prompt), Tokens(answer));
+        scene.ask.transfers = if transfers { Transfers::Allowed } else { Transfers::Forbidden(TransferBar::Endpoint) };
+        scene.excluded.extend([first, second].iter().filter_map(|at| NAMES.get(*at)).map(|name| id(name)));
+        (scene.policy.lambda, scene.policy.mu) = (policy.0, policy.1);
+        scene.policy.disabled.extend(Action::ALL.get(policy.2));
+        scene.policy.attention_doubles_at = Tokens(policy.3);
+        scene.policy.rule = serde_json::from_value(rule.into()).unwrap();
+        scene
+    }
+}
+
+fn own_scenes() -> impl Strategy<Value = Scene> {
+    scenes().prop_map(|mut scene| {
+        scene.policy.rule = Rule::Own;
+        scene
+    })
+}
+
+/// A decision in an order that does not depend on the fleet's.
+fn sorted(mut decision: Decision) -> Decision {
+    decision.candidates.sort_by_key(|c| (c.decode.worker, c.action, c.total, c.refused));
+    decision
+}
+
+impl std::fmt::Debug for Scene {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inputs().fmt(f)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_chosen_plan_is_legal(scene in scenes()) {
+        if let Ok(decision) = plan(&scene.inputs()) {
+            prop_assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
+        }
+    }
+
+    #[test]
+    fn every_candidate_that_is_not_refused_is_legal(scene in scenes()) {
+        let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
+        for Candidate { action, prefill, decode, handoff, claim, .. } in
+            decision.candidates.into_iter().filter(|candidate| candidate.refused.is_none())
+        {
+            let plan = Plan { action, prefill, decode, handoff, claim, because: decision.plan.because };
+            prop_assert_eq!(plan.check(&scene.inputs()), Ok(()), "{:?}", plan);
+        }
+    }
+
+    #[test]
+    fn the_chosen_plan_is_the_cheapest_that_is_allowed(scene in own_scenes()) {
+        let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
+        let allowed = decision.candidates.iter().filter(|candidate| candidate.refused.is_none());
+        let least = allowed.clone().map(|candidate| candidate.total).min();
+        prop_assert_eq!(Some(decision.plan.because.total), least);
+        let chosen = allowed.filter(|c| (c.action, c.prefill, c.decode, c.handoff, c.claim)
+            == (decision.plan.action, decision.plan.prefill, decision.plan.decode, decision.plan.handoff, decision.plan.claim));
+        prop_assert_eq!(chosen.count(), 1, "the plan is one of the candidates");
+    }
+
+    #[test]
+    fn terms_sum_to_the_total(scene in scenes()) {
+        let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
+        for Candidate { terms, total, refused, .. } in decision.candidates {
+            let sum = [terms.queue, terms.compute, terms.network, terms.restore, terms.memory, terms.interference];
+            prop_assert_eq!(sum.into_iter().sum::<Micros>(), total);
+            prop_assert!(refused.is_none_or(|why| why == Refused::Disabled || total == Micros::ZERO));
+        }
+    }
+
+    #[test]
+    fn the_order_of_workers_and_overlaps_does_not_matter(scene in scenes(), turn in 0usize..7) {
+        let first = plan(&scene.inputs()).map(sorted);
+        let mut other = scene;
+        other.workers.rotate_left(turn);
+        other.workers[1..].reverse();
+        other.overlaps.rotate_right(turn);
+        other.overlaps.reverse();
+        prop_assert_eq!(plan(&other.inputs()).map(sorted), first);
+    }
+
+    #[test]
+    fn equal_inputs_give_equal_decisions(scene in scenes()) {
+        prop_assert_eq!(plan(&scene.inputs()), plan(&scene.inputs()));
+    }
+
+    #[test]
+    fn an_excluded_worker_takes_no_part_in_anything_that_is_allowed(scene in scenes()) {
+        let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
+        for candidate in decision.candidates.iter().filter(|candidate| candidate.refused.is_none()) {
+            let source = match candidate.handoff {
+                Some(Handoff::Replicate { from, .. }) => Some(from),
+                _ => None,
+            };
+            let part = [Some(candidate.prefill.worker), Some(candidate.decode.worker), source];
+            prop_assert!(!part.into_iter().flatten().any(|worker| scene.excluded.contains(&worker)));
+        }
+    }
+
+    #[test]
+    fn a_plan_exists_exactly_when_some_decoder_can_serve(scene in scenes()) {
+        let can = scene.workers.iter().any(|view| {
+            view.role.decodes()
+                && view.health != Health::Unreachable
+                && view.models.contains(&scene.ask.model)
+                && !scene.excluded.contains(&view.id)
+                && (view.capacity.context.0 == 0 || scene.ask.prompt + scene.ask.answer <= view.capacity.context)
+        });
+        prop_assert_eq!(plan(&scene.inputs()).is_ok(), can);
+    }
+
+    #[test]
+    fn at_most_three_candidates_a_worker(scene in scenes()) {
+        let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
+        prop_assert!(decision.candidates.len() <= 3 * scene.workers.len());
+    }
+
+    #[test]
+    fn taking_an_action_away_never_makes_a_step_cheaper(scene in own_scenes(), off in 1usize..6) {
+        // State migration is apart: without it the same legs are a fetch that leaves the ownership where it is.
+        let off = Action::ALL[off];
+        let Ok(before) = plan(&scene.inputs()) else { return Ok(()) };
+        let mut without = scene;
+        without.policy.disabled.push(off);
+        let after = plan(&without.inputs()).expect("colocated prefill remains");
+        prop_assert!(off == Action::StateMigration || after.plan.because.total >= before.plan.because.total);
+        prop_assert_ne!(after.plan.action, off);
+    }
+}

@@ -1,0 +1,556 @@
+//! Who serves, in situations that a person can judge.
+
+use super::{Scene, check, decide, id, list};
+use crate::*;
+
+/// A session of 3,000 sealed blocks whose owner generates sixteen other answers, beside an idle worker.
+const BUSY_OWNER: &str = "
+    session owner=a sealed=3000
+    worker a hybrid holds=3000 running=16
+    worker b hybrid";
+
+/// A short session whose owner is to be emptied.
+const DRAINING_OWNER: &str = "
+    session owner=a sealed=99
+    worker a hybrid holds=99 health=draining";
+
+#[test]
+fn an_idle_owner_that_holds_the_prefix_serves() {
+    check(
+        "session owner=a sealed=99
+         worker a hybrid holds=99
+         worker b hybrid",
+        "colocated_prefill at a 1584+16, keep",
+    );
+}
+
+#[test]
+fn an_exact_retry_is_continued_at_the_owner() {
+    check(
+        "session owner=a sealed=99
+         ask step=decode_continuation
+         worker a hybrid holds=99
+         worker b hybrid",
+        "decode_continuation at a 1584+16, keep",
+    );
+}
+
+#[test]
+fn a_retry_that_the_owner_cannot_take_is_no_continuation() {
+    check(
+        "session owner=a sealed=99
+         ask step=decode_continuation exclude=a
+         worker a hybrid holds=99
+         worker b hybrid",
+        "colocated_prefill at b 0+1600, move (owner_excluded)",
+    );
+}
+
+#[test]
+fn a_long_tool_output_leaves_a_busy_decoder_and_takes_the_prefix_along() {
+    check(
+        &format!("ask step=long_tool_output prompt=58000 {BUSY_OWNER}"),
+        "artifact_fetch at b 48000+10000, 3000 blocks from a, borrow",
+    );
+}
+
+#[test]
+fn a_small_increment_stays_at_a_busy_owner() {
+    check(&format!("ask prompt=48100 {BUSY_OWNER}"), "colocated_prefill at a 48000+100, keep");
+}
+
+#[test]
+fn what_is_not_sealed_is_computed_at_the_target_and_not_moved() {
+    check(
+        "session owner=a sealed=2000
+         ask step=long_tool_output prompt=58000
+         worker a hybrid holds=3000 running=16
+         worker b hybrid",
+        "tail_recompute at b 32000+26000, 2000 blocks from a, borrow",
+    );
+}
+
+#[test]
+fn a_short_tail_after_an_older_replica_is_computed_rather_than_moved() {
+    check(
+        "session owner=a sealed=3000
+         ask prompt=50000
+         worker a hybrid holds=3000 running=16
+         worker b hybrid holds=2990",
+        "tail_recompute at b 47840+2160, borrow",
+    );
+}
+
+#[test]
+fn a_tail_recompute_that_is_switched_off_is_still_one_leg() {
+    check(
+        "session owner=a sealed=3000
+         policy off=tail_recompute
+         ask prompt=50000
+         worker a hybrid holds=3000 running=16
+         worker b hybrid holds=2990",
+        "colocated_prefill at b 47840+2160, borrow",
+    );
+}
+
+#[test]
+fn more_than_half_computed_is_no_tail() {
+    // b holds 40 of the 99 blocks that a could send; a link this slow never pays.
+    let scene = |held| {
+        format!(
+            "session owner=a sealed=99
+             ask transfers=yes
+             worker a hybrid holds=99 running=64
+             worker b hybrid holds={held} fixed=1000000"
+        )
+        .replace("ask transfers=yes\n", "\n")
+    };
+    assert_eq!(decide(&scene(40)), "colocated_prefill at b 640+960, borrow");
+    assert_eq!(decide(&scene(50)), "tail_recompute at b 800+800, borrow");
+}
+
+#[test]
+fn a_draining_owner_hands_its_state_over() {
+    check(
+        &format!("{DRAINING_OWNER}\n worker b hybrid"),
+        "state_migration at b 1584+16, 99 blocks from a, move (owner_draining)",
+    );
+}
+
+#[test]
+fn a_draining_worker_serves_when_it_is_the_only_one() {
+    check(DRAINING_OWNER, "colocated_prefill at a 1584+16, keep");
+    check(&format!("{DRAINING_OWNER}\n worker b prefill"), "colocated_prefill at a 1584+16, keep");
+}
+
+#[test]
+fn a_migration_that_is_switched_off_becomes_a_fetch_and_the_owner_stays() {
+    check(
+        &format!("policy off=state_migration {DRAINING_OWNER}\n worker b hybrid"),
+        "artifact_fetch at b 1584+16, 99 blocks from a, borrow",
+    );
+}
+
+#[test]
+fn an_overloaded_owner_loses_the_session() {
+    check(
+        "session owner=a sealed=99
+         worker a hybrid holds=99 backlog=30000
+         worker b hybrid",
+        "colocated_prefill at b 0+1600, move (owner_overloaded)",
+    );
+}
+
+#[test]
+fn an_owner_that_only_prefills_hands_over_to_one_that_decodes() {
+    let scene = "session owner=p sealed=99
+         worker p prefill holds=99
+         worker d decode";
+    check(scene, "remote_prefill at d 0+0, prefill at p 1584+16, move (owner_prefill_only)");
+    check(
+        &format!("policy off=remote_prefill\n {scene}"),
+        "state_migration at d 1584+16, 99 blocks from p, move (owner_prefill_only)",
+    );
+}
+
+#[test]
+fn an_owner_by_decision_that_evicted_everything_loses_to_one_that_holds_it() {
+    check(
+        "session owner=a sealed=99
+         worker a hybrid
+         worker b hybrid holds=99",
+        "colocated_prefill at b 1584+16, move (owner_evicted)",
+    );
+}
+
+#[test]
+fn ownership_follows_a_session_that_lives_elsewhere_by_now() {
+    check(
+        "session owner=a sealed=99
+         worker a hybrid holds=60
+         worker b hybrid holds=99",
+        "colocated_prefill at b 1584+16, move (state_is_there)",
+    );
+}
+
+#[test]
+fn another_life_of_the_owner_is_not_the_owner() {
+    check("session owner=a+life sealed=99\n worker a hybrid", "colocated_prefill at a 0+1600, move (owner_gone)");
+    check(
+        "session owner=a+life sealed=99\n worker a hybrid knows=fallback",
+        "colocated_prefill at a 0+1600, move (owner_gone)",
+    );
+}
+
+#[test]
+fn an_owner_that_is_not_reached_or_not_there_is_gone() {
+    for owner in ["worker a hybrid holds=99 health=unreachable", "worker c prefill"] {
+        check(
+            &format!("session owner=a sealed=99\n {owner}\n worker b hybrid"),
+            "colocated_prefill at b 0+1600, move (owner_gone)",
+        );
+    }
+}
+
+#[test]
+fn a_long_new_prompt_is_computed_away_from_a_busy_decoder() {
+    check(
+        "ask step=new_long_prefix prompt=16000
+         worker p prefill
+         worker d decode running=8",
+        "remote_prefill at d 0+0, prefill at p 0+16000, open",
+    );
+}
+
+#[test]
+fn an_idle_decoder_computes_rather_than_wait_for_a_transfer() {
+    check(
+        "ask step=new_long_prefix prompt=16000
+         worker p prefill
+         worker d decode",
+        "colocated_prefill at d 0+16000, open",
+    );
+}
+
+#[test]
+fn a_decoder_computes_small_increments_itself() {
+    check(
+        "session owner=d sealed=990
+         ask prompt=16000
+         worker p prefill
+         worker d decode holds=990 running=8",
+        "colocated_prefill at d 15840+160, keep",
+    );
+}
+
+#[test]
+fn a_remote_prefill_prefers_the_worker_that_has_the_prefix() {
+    check(
+        "ask step=new_long_prefix prompt=32000
+         worker p prefill
+         worker q prefill holds=1000
+         worker d decode running=8",
+        "remote_prefill at d 0+0, prefill at q 16000+16000, open",
+    );
+}
+
+#[test]
+fn a_hybrid_may_prefill_for_another_but_a_decoder_may_not() {
+    let with = |role: &str| {
+        format!(
+            "ask step=new_long_prefix prompt=16000
+             worker a {role} kv=16050
+             worker d decode running=8"
+        )
+    };
+    // a is too small for the answer as well, so that it never is a target; only the prefill role needs no room for it.
+    assert_eq!(decide(&with("prefill")), "remote_prefill at d 0+0, prefill at a 0+16000, open");
+    assert_eq!(decide(&with("decode")), "colocated_prefill at d 0+16000, open");
+    let hybrid = list("worker a hybrid\n worker d decode");
+    assert!(hybrid.contains(&"remote_prefill at d 0+0, prefill at a 0+1600, open".to_owned()), "{hybrid:#?}");
+    assert!(!hybrid.iter().any(|line| line.contains("prefill at d 0+1600, open") && line.contains("remote")));
+}
+
+#[test]
+fn a_request_that_forbids_transfers_is_offered_none() {
+    assert_eq!(
+        list(&format!("ask prompt=58000 transfers=no {BUSY_OWNER}")),
+        ["colocated_prefill at a 48000+10000, keep", "colocated_prefill at b 0+58000, borrow"]
+    );
+}
+
+#[test]
+fn switched_off_actions_are_listed_as_such_and_never_chosen() {
+    let scene = format!("policy off=artifact_fetch off=remote_prefill\n ask prompt=58000 {BUSY_OWNER}");
+    assert_eq!(
+        list(&scene),
+        [
+            "colocated_prefill at a 48000+10000, keep",
+            "remote_prefill at a: disabled",
+            "colocated_prefill at b 0+58000, borrow",
+            "artifact_fetch at b: disabled",
+            "remote_prefill at b: disabled",
+        ]
+    );
+    assert_eq!(decide(&scene), "colocated_prefill at a 48000+10000, keep");
+}
+
+#[test]
+fn workers_of_other_fabrics_or_without_a_link_recompute() {
+    for (fabric, why) in [("mooncake", "other_fabric"), ("none", "no_link")] {
+        let scene = format!("{DRAINING_OWNER}\n worker b hybrid fabric={fabric}");
+        assert_eq!(decide(&scene), "colocated_prefill at b 0+1600, move (owner_draining)");
+        assert!(list(&scene).contains(&format!("artifact_fetch at b: {why}")), "{:#?}", list(&scene));
+    }
+    for link in ["0", "-1", "NaN", "inf"] {
+        let scene = format!("{DRAINING_OWNER}\n worker b hybrid link={link}");
+        assert!(list(&scene).contains(&"artifact_fetch at b: no_link".to_owned()), "{link}");
+    }
+}
+
+#[test]
+fn a_replicate_ends_at_a_boundary_of_both_engines() {
+    check(
+        "session owner=a sealed=99
+         worker a hybrid holds=99 health=draining block=32
+         worker b hybrid block=48",
+        "state_migration at b 1536+64, 96 blocks from a, move (owner_draining)",
+    );
+}
+
+#[test]
+fn the_last_token_of_a_prompt_is_always_computed() {
+    check("worker a hybrid holds=100", "colocated_prefill at a 1584+16, open");
+    check("worker a hybrid holds=100 block=64", "colocated_prefill at a 1536+64, open");
+    check("ask prompt=1601\n worker a hybrid holds=100", "colocated_prefill at a 1600+1, open");
+}
+
+#[test]
+fn the_source_with_the_shorter_queue_sends() {
+    check(
+        "session owner=a sealed=990
+         ask prompt=15900
+         worker a hybrid holds=990 health=draining backlog=9000
+         worker c decode holds=990 health=draining
+         worker b hybrid",
+        "state_migration at b 15840+60, 990 blocks from c, move (owner_draining)",
+    );
+}
+
+#[test]
+fn a_guessed_prefix_counts_for_less_than_a_seen_one() {
+    check("session owner=a sealed=99\n worker a hybrid knows=fallback", "colocated_prefill at a 1264+336, keep");
+    check("worker a hybrid holds=99 knows=degraded", "colocated_prefill at a 1424+176, open");
+    check(
+        "session owner=a sealed=99
+         worker a hybrid knows=fallback
+         worker b hybrid holds=99",
+        "colocated_prefill at b 1584+16, borrow",
+    );
+}
+
+#[test]
+fn a_replica_without_events_is_believed_and_one_with_events_must_show_its_blocks() {
+    let scene = |knows| {
+        format!("session owner=a sealed=99 replica=b\n worker b hybrid knows={knows}\n worker c hybrid running=1")
+    };
+    assert_eq!(decide(&scene("fallback")), "colocated_prefill at b 1264+336, move (owner_gone)");
+    assert_eq!(decide(&scene("exact")), "colocated_prefill at b 0+1600, move (owner_gone)");
+}
+
+#[test]
+fn another_routers_intent_draws_the_session_to_the_same_worker() {
+    for name in ["a", "b"] {
+        check(
+            &format!("session promise={name}:99\n worker a hybrid\n worker b hybrid"),
+            &format!("colocated_prefill at {name} 1264+336, open"),
+        );
+    }
+}
+
+#[test]
+fn blocks_in_host_memory_are_better_than_none_and_worse_than_those_in_device_memory() {
+    check("worker a hybrid host=99\n worker b hybrid", "colocated_prefill at a 1584+16, open");
+    check("worker a hybrid host=99\n worker b hybrid holds=99", "colocated_prefill at b 1584+16, open");
+}
+
+#[test]
+fn the_rank_that_holds_most_serves() {
+    check("worker a hybrid ranks=2 holds=10 holds1=50", "colocated_prefill at a/1 800+800, open");
+    check("worker a hybrid ranks=2 holds=50 holds1=10", "colocated_prefill at a 800+800, open");
+    check("worker a hybrid ranks=1 holds=10 holds1=50", "colocated_prefill at a 160+1440, open");
+}
+
+#[test]
+fn among_equal_ranks_the_owners_serves_and_another_rank_is_another_owner() {
+    let scene = |one: u32, two: u32| {
+        format!("session owner=a owner_rank=1 sealed=50\n worker a hybrid ranks=2 holds={one} holds1={two}")
+    };
+    assert_eq!(decide(&scene(50, 50)), "colocated_prefill at a/1 800+800, keep");
+    assert_eq!(decide(&scene(50, 10)), "colocated_prefill at a 800+800, move (state_is_there)");
+}
+
+#[test]
+fn a_new_session_takes_the_same_rank_everywhere_and_sessions_spread_over_ranks() {
+    let rank = |session: u128| {
+        let mut scene = Scene::read("worker a hybrid ranks=4");
+        scene.session.id = vocabulary::SessionId(session);
+        scene.plan().plan.decode.rank.0
+    };
+    let ranks: Vec<_> = (0..200).map(rank).collect();
+    assert!((0..4).all(|wanted| ranks.iter().filter(|rank| **rank == wanted).count() > 25), "{ranks:?}");
+    assert_eq!(rank(5), rank(5));
+}
+
+#[test]
+fn idle_equals_share_new_sessions_among_them() {
+    let mut counts = [0; 4];
+    for session in 0..400 {
+        let mut scene = Scene::read("worker a hybrid\n worker b hybrid\n worker c hybrid\n worker d decode");
+        scene.session.id = vocabulary::SessionId(session);
+        let target = scene.plan().plan.target();
+        counts[["a", "b", "c", "d"].into_iter().position(|name| id(name) == target).unwrap()] += 1;
+    }
+    assert!(counts.iter().all(|n| (60..140).contains(n)), "{counts:?}");
+}
+
+#[test]
+fn nobody_can_serve_for_one_reason_at_a_time() {
+    check("ask model=x\n worker a hybrid", "no worker serves the model x");
+    check("ask model=m adapter=x\n worker a hybrid", "no worker serves the model x");
+    check("ask model=y adapter=x\n worker a hybrid models=x", "no worker serves the model y");
+    check("", "no worker serves the model m");
+    check("worker a hybrid health=unreachable", "no worker that serves the model is ready");
+    check("worker a prefill", "no worker that serves the model is ready");
+    check("ask exclude=a\n worker a hybrid", "every ready worker failed already in this attempt");
+    check(
+        "ask exclude=a\n worker a hybrid\n worker b hybrid health=unreachable",
+        "every ready worker failed already in this attempt",
+    );
+    let longest = "prompt and answer exceed 1699 tokens, the most that a ready worker takes";
+    check("worker a hybrid context=1699\n worker b hybrid kv=100", longest);
+    check(
+        "worker a hybrid context=1699\n worker b hybrid health=unreachable",
+        "no worker that serves the model is ready",
+    );
+}
+
+#[test]
+fn a_worker_without_the_adapter_is_passed_over() {
+    check(
+        "ask adapter=lora
+         worker a hybrid holds=99
+         worker b hybrid models=m,lora",
+        "colocated_prefill at b 0+1600, open",
+    );
+}
+
+#[test]
+fn a_worker_that_is_too_small_is_passed_over() {
+    let scene =
+        "worker a hybrid holds=99 context=1699\n worker b hybrid kv=1699\n worker c hybrid context=1700 kv=1700";
+    check(scene, "colocated_prefill at c 0+1600, open");
+    assert_eq!(list(scene)[..2], ["colocated_prefill at a: too_long", "colocated_prefill at b: does_not_fit"]);
+}
+
+#[test]
+fn every_worker_that_cannot_serve_is_listed_with_its_reason() {
+    assert_eq!(
+        list(
+            "ask exclude=e
+             worker a hybrid
+             worker b prefill fabric=none
+             worker c hybrid health=unreachable
+             worker d hybrid health=draining
+             worker e hybrid
+             worker f hybrid models=other"
+        ),
+        [
+            "colocated_prefill at a 0+1600, open",
+            "colocated_prefill at b: prefill_only",
+            "colocated_prefill at c: not_ready",
+            "colocated_prefill at d: draining",
+            "colocated_prefill at e: excluded",
+            "colocated_prefill at f: wrong_model",
+        ]
+    );
+}
+
+#[test]
+fn an_empty_prompt_or_an_unknown_block_is_served_without_reuse() {
+    check("ask prompt=0\n worker a hybrid holds=5", "colocated_prefill at a 0+0, open");
+    check(
+        "ask block=0\n session owner=a sealed=9\n worker a hybrid holds=5 block=0",
+        "colocated_prefill at a 0+1600, keep",
+    );
+}
+
+#[test]
+fn broken_numbers_of_a_worker_never_win_against_sound_ones() {
+    for broken in ["rate=0", "rate=NaN", "rate=-5", "rate=inf", "usage=NaN running=1", "rate=1e-310"] {
+        check(&format!("worker a hybrid {broken}\n worker b hybrid"), "colocated_prefill at b 0+1600, open");
+    }
+}
+
+#[test]
+fn a_worker_of_unknown_speed_still_serves_when_it_is_alone() {
+    check("worker a hybrid rate=0", "colocated_prefill at a 0+1600, open");
+    check("worker a hybrid rate=1e-310 backlog=5", "colocated_prefill at a 0+1600, open");
+}
+
+#[test]
+fn round_robin_takes_each_decoder_in_turn_and_never_a_prefiller() {
+    let at = |turn: u64| {
+        decide(&format!(
+            "policy rule=round_robin
+             ask turn={turn}
+             session owner=a sealed=99
+             worker a hybrid holds=99 running=60
+             worker b decode
+             worker p prefill
+             worker c hybrid health=draining
+             worker d decode"
+        ))
+    };
+    let mut three = [at(0), at(1), at(2)];
+    assert_eq!(three, [at(3), at(4), at(5)]);
+    three.sort();
+    assert_eq!(
+        three,
+        [
+            "colocated_prefill at a 1584+16, keep",
+            "colocated_prefill at b 0+1600, borrow",
+            "colocated_prefill at d 0+1600, borrow",
+        ]
+    );
+}
+
+#[test]
+fn session_pinning_ignores_load_and_overlap_until_its_worker_is_gone() {
+    let fleet = "worker a hybrid\n worker b hybrid\n worker c decode";
+    let mut scene = Scene::read(&format!("policy rule=session_pinning\n {fleet}"));
+    let pinned = scene.plan().plan.target();
+    let place = scene.workers.iter().position(|view| view.id == pinned).unwrap();
+    scene.workers[place].load.running = 500;
+    assert_eq!(scene.plan().plan.target(), pinned);
+    scene.excluded.push(pinned);
+    let second = scene.plan().plan.target();
+    assert_ne!(second, pinned);
+    scene.excluded.clear();
+    assert_eq!(scene.plan().plan.target(), pinned, "it returns with its worker");
+}
+
+#[test]
+fn match_rate_minus_load_weighs_a_hit_against_relative_load() {
+    let with = |held: u32, running: u32| {
+        decide(&format!(
+            "policy rule=match_rate_minus_load
+             worker a hybrid holds={held} running={running}
+             worker b hybrid running=10"
+        ))
+    };
+    assert_eq!(with(90, 5), "colocated_prefill at a 1440+160, open");
+    assert_eq!(with(0, 5), "colocated_prefill at a 0+1600, open", "less loaded");
+    assert_eq!(with(40, 20), "colocated_prefill at b 0+1600, open", "0.4 - 1 is less than 0 - 0.5");
+    assert_eq!(with(60, 20), "colocated_prefill at a 960+640, open");
+}
+
+#[test]
+fn baselines_offer_one_leg_at_each_worker_and_nothing_else() {
+    for rule in ["round_robin", "session_pinning", "match_rate_minus_load"] {
+        let lines = list(&format!("policy rule={rule}\n ask prompt=58000 {BUSY_OWNER}\n worker p prefill"));
+        assert_eq!(lines.len(), 3, "{lines:#?}");
+        assert!(lines.iter().all(|line| line.starts_with("colocated_prefill")), "{lines:#?}");
+    }
+}
+
+#[test]
+fn a_decision_survives_json() {
+    let scene = Scene::read(&format!("ask prompt=58000 {BUSY_OWNER}\n worker p prefill"));
+    let decision = scene.plan();
+    let text = serde_json::to_string(&decision).unwrap();
+    assert_eq!(serde_json::from_str::<Decision>(&text).unwrap(), decision);
+    assert!(text.contains(r#""action":"artifact_fetch""#) && text.contains(r#""interference":"#), "{text}");
+    let because = decision.plan.because.to_string();
+    assert!(because.starts_with("own prices it at 1") && because.contains(", next "), "{because}");
+}
