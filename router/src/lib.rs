@@ -1,4 +1,21 @@
 //! The front door: from the client's bytes to the engine's and back. `pipeline` names the eight steps.
 
+pub mod auth;
+pub mod cli;
+pub mod config;
 pub mod demo;
+pub mod error;
+pub mod forward;
+pub mod gateway;
+pub mod incoming;
+mod models;
+pub mod operator;
 pub mod pipeline;
+pub mod proxy;
+pub mod relay;
+pub mod resources;
+pub mod roster;
+pub mod serve;
+pub mod server;
+pub mod telemetry;
+pub mod upstream;

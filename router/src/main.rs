@@ -1,2 +1,5 @@
 //! The `ownerserve` binary.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    router::cli::main()
+}

@@ -1,0 +1,294 @@
+//! Who is asking: API keys from a file decide the tenant.
+//!
+//! Keys are held and compared as SHA-256 digests only, so that neither timing nor a log can give one away.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use vocabulary::TenantId;
+
+use crate::error::ApiError;
+
+/// Section `[auth]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuthConfig {
+    /// File of API keys, re-read when it changes. Without one everybody is the tenant `default`.
+    ///
+    /// ```toml
+    /// [keys]
+    /// "sk-a-long-random-text" = "team-a"
+    /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = "team-b"
+    /// ```
+    pub keys_file: Option<PathBuf>,
+}
+
+/// A text that must not be printed.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(Arc<str>);
+
+impl Secret {
+    /// The text itself; only for the wire.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// Why a keys file was refused. Never carries a key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// The file cannot be read.
+    #[error("cannot read the API keys file {path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error(
+        "the API keys file {path} {problem}; accepted is a table [keys] with lines \"KEY\" = \"TENANT\" or \"sha256:HEX\" = \"TENANT\""
+    )]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: &'static str,
+    },
+}
+
+type Digest = [u8; 32];
+type Table = HashMap<Digest, TenantId>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeysFile {
+    keys: HashMap<String, String>,
+}
+
+/// The API keys that are accepted now.
+#[derive(Default)]
+pub struct Keys {
+    file: Option<PathBuf>,
+    /// Of the file, before it was read.
+    stamp: Option<Stamp>,
+    table: ArcSwapOption<Table>,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keys").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl Keys {
+    /// Reads the configured file; without one everybody is let in as the default tenant.
+    pub fn open(config: &AuthConfig) -> Result<Self, KeysError> {
+        let stamp = config.keys_file.as_deref().and_then(stamp);
+        let keys = Self { file: config.keys_file.clone(), stamp, table: ArcSwapOption::empty() };
+        if let Some(path) = &keys.file {
+            keys.table.store(Some(Arc::new(read(path)?)));
+        }
+        Ok(keys)
+    }
+
+    /// Whether clients need a key.
+    pub fn required(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// The tenants that have keys.
+    pub fn tenants(&self) -> Vec<TenantId> {
+        let mut tenants: Vec<_> = match &*self.table.load() {
+            Some(table) => table.values().cloned().collect(),
+            None => vec![TenantId::default()],
+        };
+        tenants.sort();
+        tenants.dedup();
+        tenants
+    }
+
+    /// Whose request this is: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`.
+    pub fn tenant(&self, headers: &HeaderMap) -> Result<TenantId, ApiError> {
+        let table = self.table.load();
+        let Some(table) = &*table else { return Ok(TenantId::default()) };
+        let bearer = headers.get(AUTHORIZATION).map(|value| bearer_key(value.as_bytes()));
+        let key = bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes()));
+        let key = key.ok_or(ApiError::NoKey)?;
+        table.get(&digest(key)).cloned().ok_or(ApiError::BadKey)
+    }
+
+    /// Re-reads the file whenever its time or size changes; a file that became bad leaves the keys as they were.
+    pub async fn follow_file(self: Arc<Self>, every: Duration) {
+        let Some(path) = self.file.clone() else { return };
+        let mut seen = self.stamp;
+        loop {
+            tokio::time::sleep(every).await;
+            let now = stamp(&path);
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match read(&path) {
+                Ok(table) => {
+                    tracing::info!(keys = table.len(), "API keys were read again");
+                    self.table.store(Some(Arc::new(table)));
+                }
+                Err(error) => tracing::error!(%error, "the API keys stay as they were"),
+            }
+        }
+    }
+}
+
+fn digest(key: &[u8]) -> Digest {
+    Sha256::digest(key).into()
+}
+
+fn bearer_key(value: &[u8]) -> &[u8] {
+    match value.split_at_checked(7) {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key.trim_ascii(),
+        _ => value,
+    }
+}
+
+/// Time of the last change, and size.
+type Stamp = (std::time::SystemTime, u64);
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let meta = std::fs::metadata(path).ok()?;
+    Some((meta.modified().ok()?, meta.len()))
+}
+
+fn read(path: &Path) -> Result<Table, KeysError> {
+    let malformed = |problem| KeysError::Malformed { path: path.into(), problem };
+    let text = std::fs::read_to_string(path).map_err(|source| KeysError::Unreadable { path: path.into(), source })?;
+    // The parser's own message would quote a line, and with it a key.
+    let file: KeysFile = toml::from_str(&text).map_err(|_| malformed("is not valid"))?;
+    if file.keys.is_empty() {
+        return Err(malformed("has no keys"));
+    }
+    let mut table = Table::with_capacity(file.keys.len());
+    for (key, tenant) in file.keys {
+        if tenant.is_empty() || tenant.len() > 128 {
+            return Err(malformed("has a tenant name that is empty or longer than 128 bytes"));
+        }
+        let digest = match key.strip_prefix("sha256:") {
+            Some(hex) => {
+                parse_digest(hex).ok_or_else(|| malformed("has a sha256 that is not 64 hexadecimal digits"))?
+            }
+            None if key.is_empty() => return Err(malformed("has an empty key")),
+            None => digest(key.as_bytes()),
+        };
+        if table.insert(digest, TenantId(tenant.into())).is_some() {
+            return Err(malformed("has the same key twice"));
+        }
+    }
+    Ok(table)
+}
+
+fn parse_digest(hex: &str) -> Option<Digest> {
+    if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut digest = Digest::default();
+    for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(text: &str) -> Result<Keys, KeysError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.toml");
+        std::fs::write(&path, text).unwrap();
+        Keys::open(&AuthConfig { keys_file: Some(path) })
+    }
+
+    fn tenant(keys: &Keys, name: &'static str, value: &str) -> Result<String, ApiError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        keys.tenant(&headers).map(|tenant| tenant.to_string())
+    }
+
+    #[test]
+    fn a_key_or_its_digest_names_the_tenant() {
+        // sha256 of "test"
+        let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+        let keys = keys(&format!("[keys]\n\"sk-one\" = \"a\"\n\"sha256:{digest}\" = \"b\"")).unwrap();
+        assert_eq!(tenant(&keys, "authorization", "Bearer sk-one").unwrap(), "a");
+        assert_eq!(tenant(&keys, "authorization", "bearer test").unwrap(), "b");
+        assert_eq!(tenant(&keys, "x-api-key", "test").unwrap(), "b");
+        assert_eq!(tenant(&keys, "authorization", &format!("Bearer sha256:{digest}")), Err(ApiError::BadKey));
+        assert_eq!(tenant(&keys, "authorization", "Bearer sk-on"), Err(ApiError::BadKey));
+        assert_eq!(keys.tenant(&HeaderMap::new()), Err(ApiError::NoKey));
+        assert_eq!(keys.tenants().len(), 2);
+    }
+
+    #[test]
+    fn without_a_file_everybody_is_the_default_tenant() {
+        let keys = Keys::open(&AuthConfig::default()).unwrap();
+        assert!(!keys.required());
+        assert_eq!(keys.tenant(&HeaderMap::new()), Ok(TenantId::default()));
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_without_printing_what_is_in_it() {
+        for text in
+            ["", "[keys]", "[keys]\n\"\" = \"a\"", "[keys]\n\"sha256:sk-secret\" = \"a\"", "[keys]\n\"sk-secret\" = 1"]
+        {
+            let error = keys(text).unwrap_err().to_string();
+            assert!(!error.contains("sk-secret") && error.contains("accepted is"), "{error}");
+        }
+        let missing = Keys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()) }).unwrap_err();
+        assert!(missing.to_string().contains("/nonexistent/keys"));
+    }
+
+    #[test]
+    fn a_secret_does_not_print() {
+        assert_eq!(format!("{:?}", Secret::from("sk-secret")), "(secret)");
+    }
+
+    #[tokio::test]
+    async fn a_changed_file_is_followed_and_a_broken_one_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.toml");
+        std::fs::write(&path, "[keys]\n\"k1\" = \"a\"").unwrap();
+        let keys = Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()) }).unwrap());
+        let follower = tokio::spawn(keys.clone().follow_file(Duration::from_millis(5)));
+        std::fs::write(&path, "[keys]\n\"k2-longer\" = \"b\"").unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        while tenant(&keys, "x-api-key", "k2-longer").is_err() {
+            assert!(std::time::Instant::now() < deadline, "the new key was never read");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(tenant(&keys, "x-api-key", "k1").is_err());
+        std::fs::write(&path, "broken").unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(tenant(&keys, "x-api-key", "k2-longer").unwrap(), "b");
+        follower.abort();
+    }
+}

@@ -1,0 +1,133 @@
+//! The command line: few flags; everything else is `--config FILE` and `--set path=value`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, Overrides};
+use crate::{demo, serve, telemetry};
+
+/// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
+#[derive(Debug, Parser)]
+#[command(name = "ownerserve", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serves the OpenAI API in front of workers.
+    Serve(ServeArgs),
+    Demo(demo::Options),
+}
+
+/// What `serve` takes.
+#[derive(Clone, Debug, Default, Args)]
+struct ServeArgs {
+    /// Where clients connect [default: 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// Where operators connect: API and /metrics [default: 127.0.0.1:9464].
+    #[arg(long, value_name = "ADDR")]
+    operator_listen: Option<String>,
+    /// An engine; once for each. Behind #: prefill, decode or hybrid (default).
+    #[arg(long = "worker", value_name = "URL[#ROLE]")]
+    workers: Vec<String>,
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets one value of the configuration, for example steering.mode=shadow. Goes over the file; may be repeated.
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    settings: Vec<String>,
+    /// Folder of the durable ledger, made if missing [default: ./ownerserve-data].
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Ends when standard input closes.
+    #[arg(long, hide = true)]
+    exit_with_parent: bool,
+}
+
+impl ServeArgs {
+    fn overrides(&self) -> Overrides {
+        let quoted = |path: &str, value: String| format!("{path}={}", toml::Value::String(value));
+        let mut settings = Vec::new();
+        settings.extend(self.listen.clone().map(|value| quoted("proxy.listen", value)));
+        settings.extend(self.operator_listen.clone().map(|value| quoted("operator.listen", value)));
+        let folder = self.data_dir.as_ref().map(|folder| folder.to_string_lossy().into_owned());
+        settings.extend(folder.map(|value| quoted("ledger.data_dir", value)));
+        settings.extend(self.settings.iter().cloned());
+        Overrides { settings, workers: self.workers.clone() }
+    }
+}
+
+/// Runs the command that the process was started with.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    match cli.command {
+        Command::Serve(args) => runtime.block_on(run_serve(&args)),
+        Command::Demo(options) => runtime.block_on(demo::run(options)),
+    }
+}
+
+async fn run_serve(args: &ServeArgs) -> ExitCode {
+    if args.exit_with_parent {
+        demo::exit_with_parent();
+    }
+    telemetry::init_log();
+    let config = match Config::load(args.config.as_deref(), &args.overrides()) {
+        Ok(config) => config,
+        Err(error) => return failed(&error),
+    };
+    match serve::run(config).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+/// The only text that goes to the terminal without the log: why there is nothing to log.
+#[expect(clippy::print_stderr, reason = "the log may not exist yet, and people look here first")]
+pub(crate) fn failed(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("ownerserve: {error}");
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve_config(args: &[&str]) -> Config {
+        let cli = Cli::try_parse_from(["ownerserve", "serve"].iter().chain(args)).unwrap();
+        let Command::Serve(args) = cli.command else { panic!("serve was asked for") };
+        Config::load(None, &args.overrides()).unwrap()
+    }
+
+    #[test]
+    fn the_flags_are_settings_of_the_configuration() {
+        let config = serve_config(&[
+            "--listen=127.0.0.1:1",
+            "--operator-listen",
+            "[::1]:2",
+            "--worker=http://a:1#prefill",
+            "--worker=http://b:1",
+            "--data-dir=/tmp/with space",
+            "--set",
+            "steering.mode=shadow",
+        ]);
+        assert_eq!((config.proxy.listen.port(), config.operator.listen.to_string().as_str()), (1, "[::1]:2"));
+        assert_eq!(config.ledger.data_dir, PathBuf::from("/tmp/with space"));
+        assert_eq!(config.workers.len(), 2);
+        assert_eq!(config.steering.mode, crate::pipeline::steering::Mode::Shadow);
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,213 @@
+//! Configuration: a TOML file, then `--set path=value`, then the few flags. Sections sit beside the code that reads
+//! them; this module only puts them together and says clearly what is wrong.
+
+pub mod units;
+mod workers;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::auth::AuthConfig;
+use crate::forward::Bypass;
+use crate::operator::OperatorConfig;
+use crate::pipeline::steering::{Mode, Percent, Steering};
+use crate::server::ProxyConfig;
+use crate::upstream::UpstreamConfig;
+pub use workers::{WorkerConfig, WorkerUrl};
+
+/// Everything `ownerserve serve` can be told. Every field has a default but the workers.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The listener for clients.
+    pub proxy: ProxyConfig,
+    /// The listener for operators, `/metrics` included.
+    pub operator: OperatorConfig,
+    /// API keys.
+    pub auth: AuthConfig,
+    /// How workers are reached.
+    pub upstream: UpstreamConfig,
+    /// The engines.
+    pub workers: Vec<WorkerConfig>,
+    /// What is known of models, by served name.
+    pub models: BTreeMap<String, ModelConfig>,
+    /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
+    pub steering: SteeringConfig,
+    /// The ledger of owners and sessions.
+    pub ledger: LedgerConfig,
+}
+
+/// Section `[steering]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SteeringConfig {
+    /// Who decides: `own`, `shadow` or `sticky`.
+    pub mode: Mode,
+    /// In mode `own`, the share of sessions that it applies to, 0 to 100.
+    pub rollout_percent: Percent,
+    /// Where requests go that the planner does not route: `session_pinning`, `round_robin` or `least_loaded`.
+    pub bypass: Bypass,
+}
+
+impl SteeringConfig {
+    /// The part that can change at run time.
+    pub fn steering(self) -> Steering {
+        Steering { mode: self.mode, rollout_percent: self.rollout_percent }
+    }
+}
+
+/// Section `[models.NAME]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// Folder with `tokenizer.json`, chat template and `config.json`. Without it prompts are identified by their bytes.
+    pub text: Option<PathBuf>,
+    /// Tokens a chain block; must divide the block size of every engine that serves the model.
+    pub block: Option<u32>,
+    /// Revision of the weights, where several are in use.
+    pub revision: Option<String>,
+}
+
+/// Section `[ledger]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LedgerConfig {
+    /// Folder of the durable log and its snapshots; made if missing. Also `--data-dir`.
+    pub data_dir: PathBuf,
+    /// How long a worker stays an owner without being reached.
+    pub lease: units::Span,
+}
+
+impl Default for LedgerConfig {
+    fn default() -> Self {
+        Self { data_dir: PathBuf::from("ownerserve-data"), lease: units::Span::seconds(15) }
+    }
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("the configuration file {path} is not valid TOML: {source}")]
+    NotToml {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A setting on the command line has not the form it needs.
+    #[error("--set {text}: expected PATH=VALUE, for example --set steering.mode=shadow")]
+    NotASetting {
+        /// What was given.
+        text: String,
+    },
+    /// A setting goes through something that is not a section.
+    #[error("--set {path}: {inner} is not a section")]
+    NotASection {
+        /// The whole path.
+        path: String,
+        /// The part that is a value already.
+        inner: String,
+    },
+    /// A value is unknown, of the wrong type or out of range.
+    #[error("configuration: {path}: {problem}")]
+    Invalid {
+        /// Where.
+        path: String,
+        /// What is wrong, and what is accepted.
+        problem: String,
+    },
+}
+
+/// What the command line adds to the file.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// `--set` settings, in order.
+    pub settings: Vec<String>,
+    /// `--worker` URLs, added to the file's.
+    pub workers: Vec<String>,
+}
+
+impl Config {
+    /// The configuration of `file`, if any, with `overrides` on top.
+    pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let mut table = match file {
+            None => Table::new(),
+            Some(path) => read(path)?,
+        };
+        for setting in &overrides.settings {
+            set(&mut table, setting)?;
+        }
+        let mut config: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
+            let path = error.path().to_string();
+            ConfigError::Invalid { path, problem: error.into_inner().message().trim().to_owned() }
+        })?;
+        for url in &overrides.workers {
+            let invalid = |problem: String| ConfigError::Invalid { path: "--worker".into(), problem };
+            config.workers.push(WorkerConfig::at(url.parse().map_err(invalid)?));
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What no single field can say.
+    fn check(&self) -> Result<(), ConfigError> {
+        let invalid = |path: &str, problem: String| Err(ConfigError::Invalid { path: path.to_owned(), problem });
+        for (index, worker) in self.workers.iter().enumerate() {
+            if self.workers[..index].iter().any(|other| other.endpoint() == worker.endpoint()) {
+                return invalid("workers", format!("{} is listed twice", worker.endpoint()));
+            }
+        }
+        if self.proxy.connections == 0 || self.proxy.connections > 1_000_000 {
+            return invalid("proxy.connections", "accepted is 1 to 1000000".into());
+        }
+        if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
+            return invalid(&format!("models.{name}.block"), "accepted is 1 to 4096".into());
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<Table, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
+    text.parse().map_err(|source| ConfigError::NotToml { path: path.into(), source: Box::new(source) })
+}
+
+/// Puts one `path=value` into `table`. The value is TOML where it reads as TOML, and a plain text otherwise.
+fn set(table: &mut Table, setting: &str) -> Result<(), ConfigError> {
+    let not_a_setting = || ConfigError::NotASetting { text: setting.to_owned() };
+    let (path, value) = setting.split_once('=').ok_or_else(not_a_setting)?;
+    let mut parts: Vec<&str> = path.trim().split('.').collect();
+    if parts.iter().any(|part| part.is_empty()) {
+        return Err(not_a_setting());
+    }
+    let last = parts.pop().ok_or_else(not_a_setting)?;
+    let mut section = table;
+    for part in parts {
+        let inner = section.entry(part).or_insert_with(|| Value::Table(Table::new()));
+        section = inner
+            .as_table_mut()
+            .ok_or_else(|| ConfigError::NotASection { path: path.to_owned(), inner: part.to_owned() })?;
+    }
+    section.insert(last.to_owned(), value_of(value.trim()));
+    Ok(())
+}
+
+fn value_of(text: &str) -> Value {
+    let document: Result<Table, _> = format!("value = {text}").parse();
+    document.ok().and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests;

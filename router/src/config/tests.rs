@@ -1,0 +1,65 @@
+use super::*;
+use vocabulary::Role;
+
+fn load(text: &str, settings: &[&str], workers: &[&str]) -> Result<Config, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ownerserve.toml");
+    std::fs::write(&path, text).unwrap();
+    let own = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
+    Config::load(Some(&path), &Overrides { settings: own(settings), workers: own(workers) }).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_list_of_urls_and_nothing_else_is_enough() {
+    let config = load("", &[], &["http://127.0.0.1:8001", "http://h:2/v1/#prefill"]).unwrap();
+    assert_eq!(config.proxy.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(config.operator.listen.to_string(), "127.0.0.1:9464");
+    assert_eq!(config.proxy.body_limit, units::Size::mebibytes(64));
+    let seen: Vec<_> = config.workers.iter().map(|w| (w.endpoint().to_string(), w.role())).collect();
+    assert_eq!(seen, [("http://127.0.0.1:8001".into(), Role::Hybrid), ("http://h:2".into(), Role::Prefill)]);
+}
+
+#[test]
+fn settings_go_over_the_file_and_keep_their_types() {
+    let file = "[proxy]\nbody_limit = \"1MiB\"\n[steering]\nmode = \"shadow\"\n[[workers]]\nurl = \"http://a:1\"";
+    let settings =
+        ["proxy.body_limit=2048", "steering.mode=sticky", "steering.rollout_percent = 5", "ledger.data_dir=/tmp/x y"];
+    let config = load(file, &settings, &["http://b:1#decode"]).unwrap();
+    assert_eq!(config.proxy.body_limit, units::Size(2048));
+    assert_eq!(config.steering.mode, crate::pipeline::steering::Mode::Sticky);
+    assert_eq!(u8::from(config.steering.rollout_percent), 5);
+    assert_eq!(config.ledger.data_dir, PathBuf::from("/tmp/x y"));
+    assert_eq!(config.workers.len(), 2);
+    assert_eq!(config.workers[1].role(), Role::Decode);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
+    for (text, settings, wanted) in [
+        ("[proxy]\nbody_limt = 1", &[][..], "body_limt"),
+        ("[proxy]\nbody_limit = \"big\"", &[], "proxy.body_limit: \"big\" is not a size like \"512KiB\""),
+        ("[steering]\nmode = \"fast\"", &[], "`shadow`, `sticky`, `own`"),
+        (
+            "",
+            &["steering.rollout_percent=101"],
+            "steering.rollout_percent: 101 is not a percentage: 0 to 100 is accepted",
+        ),
+        ("", &["proxy.listen=nowhere"], "proxy.listen"),
+        ("", &["mode"], "expected PATH=VALUE"),
+        ("", &[".=1"], "expected PATH=VALUE"),
+        ("[proxy]\nconnections = 5", &["proxy.connections.max=1"], "connections is not a section"),
+        ("[[workers]]\nurl = \"ftp://a\"", &[], "workers[0].url: \"ftp://a\" is neither http nor https"),
+        ("[[workers]]\nurl = \"http://a\"\n[[workers]]\nurl = \"http://a/\"", &[], "listed twice"),
+        ("[models.m]\nblock = 0", &[], "models.m.block"),
+        ("[proxy", &[], "not valid TOML"),
+    ] {
+        let error = load(text, settings, &[]).unwrap_err();
+        assert!(error.contains(wanted), "{text} {settings:?}: {error}");
+    }
+    for url in ["localhost:8000", "http://", "http://u:p@h", "http://h/path", "http://h?x", "http://h#gpu", ""] {
+        let error = load("", &[], &[url]).unwrap_err();
+        assert!(error.contains("--worker") && error.contains("#prefill"), "{url}: {error}");
+    }
+    let missing = Config::load(Some(Path::new("/nonexistent.toml")), &Overrides::default()).unwrap_err();
+    assert!(missing.to_string().contains("/nonexistent.toml"));
+}

@@ -1,0 +1,97 @@
+//! Which engines there are: `[[workers]]` in the file, `--worker URL#role` on the command line.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use vocabulary::Role;
+
+use crate::auth::Secret;
+
+/// One engine.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerConfig {
+    /// Base URL, `http://host:port`, with `#prefill`, `#decode` or `#hybrid` behind it where it is not a hybrid.
+    pub url: WorkerUrl,
+    /// What it is for; goes before the URL's.
+    #[serde(default)]
+    pub role: Option<Role>,
+    /// The models it serves; asked from the engine (`GET /v1/models`) when empty.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// Sent to the engine as `Authorization: Bearer ...`, in place of the client's.
+    #[serde(default)]
+    pub api_key: Option<Secret>,
+    /// ZMQ endpoint of its KV events (`tcp://host:5557`); asked from the engine (`GET /kv_event_sources`) when missing.
+    #[serde(default)]
+    pub events: Option<String>,
+    /// ZMQ endpoint for replaying them.
+    #[serde(default)]
+    pub replay: Option<String>,
+}
+
+impl WorkerConfig {
+    /// An engine of which nothing but the URL is known.
+    pub fn at(url: WorkerUrl) -> Self {
+        Self { url, role: None, models: Vec::new(), api_key: None, events: None, replay: None }
+    }
+
+    /// Scheme, host and port.
+    pub fn endpoint(&self) -> &Arc<str> {
+        &self.url.endpoint
+    }
+
+    /// What it is for.
+    pub fn role(&self) -> Role {
+        self.role.or(self.url.role).unwrap_or_default()
+    }
+}
+
+/// `http://host:port#role`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WorkerUrl {
+    /// Scheme, host and port, without a trailing slash.
+    pub endpoint: Arc<str>,
+    /// What stands behind `#`.
+    pub role: Option<Role>,
+}
+
+impl FromStr for WorkerUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = |why: &str| {
+            Err(format!(
+                "{text:?} {why}; accepted is http://HOST:PORT or https://HOST:PORT, optionally #prefill, #decode or #hybrid"
+            ))
+        };
+        let (url, role) = match text.trim().split_once('#') {
+            None => (text.trim(), None),
+            Some((url, "prefill")) => (url, Some(Role::Prefill)),
+            Some((url, "decode")) => (url, Some(Role::Decode)),
+            Some((url, "hybrid")) => (url, Some(Role::Hybrid)),
+            Some((_, _)) => return refused("has an unknown role"),
+        };
+        // People copy the base URL of an OpenAI client.
+        let url = url.trim_end_matches('/');
+        let url = url.strip_suffix("/v1").unwrap_or(url);
+        let Ok(uri) = url.parse::<http::Uri>() else { return refused("is not a URL") };
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return refused("has no scheme or no host");
+        };
+        if !matches!(scheme, "http" | "https") {
+            return refused("is neither http nor https");
+        }
+        if authority.as_str().contains('@') || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return refused("has more than scheme, host and port");
+        }
+        Ok(Self { endpoint: format!("{scheme}://{authority}").to_ascii_lowercase().into(), role })
+    }
+}
+
+impl<'de> Deserialize<'de> for WorkerUrl {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,319 @@
+//! What clients are told when something goes wrong, and the one place where HTTP statuses are decided.
+//!
+//! Every message says what to do about it. Never a secret, never a path of this machine, never a panic's text.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+/// Everything that ends a client's request without an engine's answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// The body is not UTF-8.
+    #[error("The body is not valid UTF-8 (first bad byte at offset {offset}). Send JSON encoded as UTF-8.")]
+    NotUtf8 {
+        /// Where the first bad byte is.
+        offset: usize,
+    },
+    /// The body is not JSON.
+    #[error("The body is not valid JSON: {detail}. Send one JSON object.")]
+    NotJson {
+        /// What the parser met, and where.
+        detail: String,
+    },
+    /// A field is missing or of the wrong type or value.
+    #[error("Invalid value for '{param}': {expected}.")]
+    BadField {
+        /// The field, as a path.
+        param: String,
+        /// What is accepted.
+        expected: String,
+    },
+    /// No worker serves this model.
+    #[error("The model '{model}' does not exist here. GET /v1/models lists the models that are served.")]
+    UnknownModel {
+        /// What was asked for.
+        model: String,
+    },
+    /// No API key came along.
+    #[error("No API key was given. Send it as 'Authorization: Bearer KEY'.")]
+    NoKey,
+    /// The API key is not in the keys file.
+    #[error("Incorrect API key. Check the key, or ask the operator of this endpoint for one.")]
+    BadKey,
+    /// The path is not served.
+    #[error("Unknown path '{path}'. Served are the OpenAI API's inference paths; see the documentation.")]
+    UnknownPath {
+        /// The path, shortened.
+        path: String,
+    },
+    /// The path is served, but not with this method.
+    #[error("Method {method} is not allowed on this path; allowed: {allow}.")]
+    WrongMethod {
+        /// What was used.
+        method: String,
+        /// What is allowed.
+        allow: &'static str,
+    },
+    /// A stateful resource that this proxy does not know of.
+    #[error("No response '{id}' is known here. It may have expired, or the proxy was restarted since; create it anew.")]
+    UnknownResponse {
+        /// The resource.
+        id: String,
+    },
+    /// Part of the OpenAI API that has no meaning in front of several workers.
+    #[error("'{what}' is not offered by this endpoint: it needs state that engines behind it do not share.")]
+    NotOffered {
+        /// The part of the API.
+        what: String,
+    },
+    /// The body is larger than the limit.
+    #[error("The body is larger than {limit} bytes. Send less, or raise proxy.body_limit.")]
+    BodyTooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// The body did not arrive in time.
+    #[error("The body did not arrive in time. Send it without long pauses.")]
+    BodyTimeout,
+    /// The body ended early.
+    #[error("The body ended before it was complete. Send it again.")]
+    BodyBroken,
+    /// The body is compressed in a way we do not read.
+    #[error("Content-Encoding '{encoding}' is not supported. Send the body plain, or as gzip or deflate.")]
+    UnknownEncoding {
+        /// The header's value, shortened.
+        encoding: String,
+    },
+    /// The body is not what its `Content-Encoding` says.
+    #[error("The body is not valid {encoding}. Send it plain, or compress it as its Content-Encoding says.")]
+    BrokenEncoding {
+        /// What it should have been.
+        encoding: &'static str,
+    },
+    /// No worker that could serve this is up.
+    #[error("No worker for the model '{model}' is available now. Try again shortly.")]
+    NoWorker {
+        /// What was asked for.
+        model: String,
+    },
+    /// We are at a limit of our own.
+    #[error("This endpoint is at its limit: {what}. Try again shortly.")]
+    Overloaded {
+        /// Which limit.
+        what: &'static str,
+    },
+    /// This process is ending.
+    #[error("This endpoint is shutting down. Send the request again.")]
+    Stopping,
+    /// The worker could not be reached, or broke off before it answered.
+    #[error("The worker did not answer: {detail}. Send the request again.")]
+    WorkerFailed {
+        /// What happened, without addresses.
+        detail: String,
+    },
+    /// The worker took too long.
+    #[error("The worker did not answer in time. Send the request again, or ask for fewer tokens.")]
+    WorkerTimeout,
+    /// A bug of ours.
+    #[error("Internal error. The operator's log has the details under request {request}.")]
+    Internal {
+        /// The request's id in our log.
+        request: String,
+    },
+}
+
+/// What OpenAI's clients look at.
+struct Shape {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+}
+
+const fn shape(status: StatusCode, kind: &'static str, code: Option<&'static str>) -> Shape {
+    Shape { status, kind, code }
+}
+
+const BAD: &str = "invalid_request_error";
+const OURS: &str = "server_error";
+
+impl ApiError {
+    /// The HTTP status of this error.
+    pub fn status(&self) -> StatusCode {
+        self.shape().status
+    }
+
+    /// A short, bounded word for metrics and receipts.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Self::NotUtf8 { .. } => "not_utf8",
+            Self::NotJson { .. } => "not_json",
+            Self::BadField { .. } => "bad_field",
+            Self::UnknownModel { .. } => "unknown_model",
+            Self::NoKey | Self::BadKey => "api_key",
+            Self::UnknownPath { .. } => "unknown_path",
+            Self::WrongMethod { .. } => "wrong_method",
+            Self::UnknownResponse { .. } => "unknown_response",
+            Self::NotOffered { .. } => "not_offered",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::BodyTimeout => "body_timeout",
+            Self::BodyBroken => "body_broken",
+            Self::UnknownEncoding { .. } | Self::BrokenEncoding { .. } => "content_encoding",
+            Self::NoWorker { .. } => "no_worker",
+            Self::Overloaded { .. } => "overloaded",
+            Self::Stopping => "stopping",
+            Self::WorkerFailed { .. } => "worker_failed",
+            Self::WorkerTimeout => "worker_timeout",
+            Self::Internal { .. } => "internal",
+        }
+    }
+
+    /// A field that is missing or wrong.
+    pub fn field(param: &str, expected: impl Into<String>) -> Self {
+        Self::BadField { param: param.into(), expected: expected.into() }
+    }
+
+    /// When trying again makes sense.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::NoWorker { .. } | Self::Overloaded { .. } | Self::Stopping => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::NotUtf8 { .. } | Self::NotJson { .. } | Self::BodyBroken | Self::BrokenEncoding { .. } => {
+                shape(StatusCode::BAD_REQUEST, BAD, None)
+            }
+            Self::BadField { .. } => shape(StatusCode::BAD_REQUEST, BAD, Some("invalid_value")),
+            Self::UnknownModel { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("model_not_found")),
+            Self::NoKey | Self::BadKey => shape(StatusCode::UNAUTHORIZED, BAD, Some("invalid_api_key")),
+            Self::UnknownPath { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("unknown_url")),
+            Self::UnknownResponse { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("not_found")),
+            Self::WrongMethod { .. } => shape(StatusCode::METHOD_NOT_ALLOWED, BAD, Some("method_not_allowed")),
+            Self::NotOffered { .. } => shape(StatusCode::NOT_IMPLEMENTED, BAD, Some("not_implemented")),
+            Self::BodyTooLarge { .. } => shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large")),
+            Self::BodyTimeout => shape(StatusCode::REQUEST_TIMEOUT, BAD, Some("body_timeout")),
+            Self::UnknownEncoding { .. } => {
+                shape(StatusCode::UNSUPPORTED_MEDIA_TYPE, BAD, Some("unsupported_content_encoding"))
+            }
+            Self::Overloaded { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded")),
+            Self::NoWorker { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("no_worker")),
+            Self::Stopping => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("stopping")),
+            Self::WorkerFailed { .. } => shape(StatusCode::BAD_GATEWAY, OURS, Some("worker_failed")),
+            Self::WorkerTimeout => shape(StatusCode::GATEWAY_TIMEOUT, OURS, Some("worker_timeout")),
+            Self::Internal { .. } => shape(StatusCode::INTERNAL_SERVER_ERROR, OURS, Some("internal_error")),
+        }
+    }
+
+    /// `{"error": {"message", "type", "param", "code"}}`, as a body and as the payload of an error event in a stream.
+    pub fn json(&self) -> String {
+        let Shape { kind, code, .. } = self.shape();
+        let param = match self {
+            Self::BadField { param, .. } => Some(param.as_str()),
+            Self::UnknownModel { .. } => Some("model"),
+            _ => None,
+        };
+        error_json(&self.to_string(), kind, (param, code))
+    }
+
+    fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(span) = self.retry_after() {
+            headers.insert(RETRY_AFTER, HeaderValue::from(span.as_secs().max(1)));
+        }
+        match self {
+            Self::WrongMethod { allow, .. } => {
+                headers.insert(ALLOW, HeaderValue::from_static(allow));
+            }
+            Self::NoKey | Self::BadKey => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            // What is left of such a body cannot be told from the next request.
+            Self::BodyTimeout | Self::BodyBroken | Self::Stopping => {
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        headers
+    }
+}
+
+/// OpenAI's error object around `message`.
+fn error_json(message: &str, kind: &str, (param, code): (Option<&str>, Option<&str>)) -> String {
+    serde_json::json!({"error": {"message": message, "type": kind, "param": param, "code": code}}).to_string()
+}
+
+/// A whole HTTP/1.1 answer for clients whose request never became one: their headers did not arrive in time.
+pub(crate) fn headers_timeout_answer() -> Vec<u8> {
+    let message = "The request's headers did not arrive in time. Send them without long pauses.";
+    let body = error_json(message, BAD, (None, Some("headers_timeout")));
+    let status = StatusCode::REQUEST_TIMEOUT;
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::from(self.json()));
+        *response.status_mut() = self.status();
+        *response.headers_mut() = self.headers();
+        // For the log and the metrics of this request; never sent.
+        response.extensions_mut().insert(Cause(self.cause()));
+        response
+    }
+}
+
+/// Rides on an error response as an extension, so that whoever counts it knows why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause(pub &'static str);
+
+/// At most 200 characters of text that came from outside, for use in a message.
+pub(crate) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(200) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_openais_shape() {
+        let error = ApiError::UnknownModel { model: "gpt-9".into() };
+        let value: serde_json::Value = serde_json::from_str(&error.json()).unwrap();
+        assert_eq!(value["error"]["type"], "invalid_request_error");
+        assert_eq!(value["error"]["code"], "model_not_found");
+        assert_eq!(value["error"]["param"], "model");
+        assert!(value["error"]["message"].as_str().unwrap().contains("GET /v1/models"));
+        assert_eq!(error.status(), 404);
+    }
+
+    #[test]
+    fn trying_again_is_advised_where_it_helps_and_the_method_error_names_the_methods() {
+        let busy = ApiError::Overloaded { what: "connections" }.into_response();
+        assert_eq!((busy.status().as_u16(), busy.headers()[RETRY_AFTER].to_str().unwrap()), (429, "1"));
+        let wrong = ApiError::WrongMethod { method: "PUT".into(), allow: "GET, HEAD" }.into_response();
+        assert_eq!((wrong.status().as_u16(), wrong.headers()[ALLOW].to_str().unwrap()), (405, "GET, HEAD"));
+        assert_eq!(wrong.extensions().get(), Some(&Cause("wrong_method")));
+    }
+
+    #[test]
+    fn the_raw_answer_to_slow_headers_is_whole() {
+        let text = String::from_utf8(headers_timeout_answer()).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{head}");
+        assert!(head.contains(&format!("content-length: {}", body.len())));
+        assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
+    }
+}

@@ -1,0 +1,142 @@
+//! Sending a request to a worker as it is, with no plan: the least loaded one, and another if that one is dead.
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use vocabulary::{SessionId, TenantId, WorkerId};
+
+use crate::error::ApiError;
+use crate::gateway::Gateway;
+use crate::incoming::Incoming;
+use crate::relay::{Observer, relay};
+use crate::resources::IdSniffer;
+use crate::roster::{Order, Sent};
+use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
+
+/// Most workers tried for one request.
+const ATTEMPTS: usize = 3;
+
+/// How a worker is chosen where nothing is planned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bypass {
+    /// A session stays with the worker that its id hashes to; requests without one go to the least loaded.
+    #[default]
+    SessionPinning,
+    /// One after the other.
+    RoundRobin,
+    /// The one with the fewest requests of ours.
+    LeastLoaded,
+}
+
+/// Which workers will do.
+#[derive(Clone, Copy, Debug)]
+pub enum Where<'a> {
+    /// Any that serves the model; any at all for `None`.
+    Model(Option<&'a str>),
+    /// The one of these that the session's id hashes to.
+    Pinned(Option<&'a str>, SessionId),
+    /// This one only.
+    Only(WorkerId),
+}
+
+/// What is to be learned from the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Learn {
+    /// Nothing.
+    Nothing,
+    /// The id of the response that the worker made.
+    ResponseId,
+}
+
+/// Forwards `request` and relays the answer. A worker that cannot be reached, or that breaks before its answer begins,
+/// is left out and another one tried.
+pub async fn forward(
+    gateway: &Arc<Gateway>,
+    request: &Incoming,
+    to: Where<'_>,
+    learn: Learn,
+) -> Result<Response, ApiError> {
+    let mut tried = Vec::new();
+    loop {
+        let sent = choose(gateway, to, &tried)?;
+        let worker = sent.member().id;
+        match attempt(gateway, request, &sent).await {
+            Ok(answer) => {
+                let sniffer = (learn == Learn::ResponseId && answer.status().is_success()).then(IdSniffer::default);
+                let tenant = request.tenant.clone();
+                return Ok(relay(answer, Watch { gateway: gateway.clone(), tenant, sent, sniffer }));
+            }
+            Err(error) => {
+                tracing::warn!(worker = %sent.member().config.endpoint(), request = %request.id, %error, "try failed");
+                tried.push(worker);
+                if !error.retryable() || matches!(to, Where::Only(_)) || tried.len() == ATTEMPTS {
+                    return Err(client_error(&error));
+                }
+                gateway.metrics.requests.retries.with_label_values(&[error.cause()]).inc();
+            }
+        }
+    }
+}
+
+fn choose(gateway: &Gateway, to: Where<'_>, tried: &[WorkerId]) -> Result<Sent, ApiError> {
+    let gone = || ApiError::WorkerFailed { detail: "no worker that could serve this is reachable".into() };
+    let pick = |order, model| match gateway.roster.pick(order, model, tried) {
+        Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
+        picked => picked,
+    };
+    match to {
+        Where::Only(id) => gateway.roster.member(id).map(|member| gateway.roster.send_to(member)).ok_or_else(gone),
+        Where::Model(model) => pick(Order::of(gateway.config.steering.bypass, None), model),
+        Where::Pinned(model, session) => pick(Order::of(gateway.config.steering.bypass, Some(session)), model),
+    }
+}
+
+async fn attempt(
+    gateway: &Gateway,
+    request: &Incoming,
+    sent: &Sent,
+) -> Result<http::Response<WorkerBody>, UpstreamError> {
+    let member = sent.member();
+    let outgoing = Outgoing {
+        method: request.method.clone(),
+        path: request.path.clone(),
+        headers: gateway.headers_for(&member.config, &request.headers),
+        body: request.body.clone(),
+    };
+    gateway.upstream.send(member.config.endpoint(), outgoing).await
+}
+
+/// What a client is told about a worker's failure: not where it is.
+pub fn client_error(error: &UpstreamError) -> ApiError {
+    let failed = |detail: &str| ApiError::WorkerFailed { detail: detail.into() };
+    match error {
+        UpstreamError::Connect(_) => failed("it cannot be reached"),
+        UpstreamError::Broken(_) => failed("it broke off before its answer began"),
+        UpstreamError::Timeout(_) => ApiError::WorkerTimeout,
+        UpstreamError::Unsendable(_) => failed("the request cannot be put into HTTP"),
+    }
+}
+
+/// Keeps the request counted at its worker while the answer runs, and learns from it.
+struct Watch {
+    gateway: Arc<Gateway>,
+    tenant: TenantId,
+    sent: Sent,
+    sniffer: Option<IdSniffer>,
+}
+
+impl Observer for Watch {
+    fn piece(&mut self, data: &Bytes) {
+        if let Some(id) = self.sniffer.as_mut().and_then(|sniffer| sniffer.feed(data)) {
+            self.gateway.responses.learn(&self.tenant, &id, self.sent.member().id);
+        }
+    }
+
+    fn broken(&mut self, _: &crate::upstream::WorkerBodyError) -> ApiError {
+        self.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
+        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }
+    }
+}

@@ -1,0 +1,73 @@
+//! The operators' listener: metrics, health, what the router knows and why it decided, and the dial.
+//!
+//! It is bound to loopback unless told otherwise: whoever reaches it can change how traffic is routed.
+
+mod api;
+mod problem;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::header::CONTENT_TYPE;
+use serde::Deserialize;
+
+use crate::gateway::Gateway;
+use crate::pipeline::steering::Mode;
+pub use problem::Problem;
+
+/// Section `[operator]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OperatorConfig {
+    /// Where to listen; also `--operator-listen`.
+    pub listen: SocketAddr,
+}
+
+impl Default for OperatorConfig {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)) }
+    }
+}
+
+/// The operators' routes.
+pub fn routes(gateway: &Arc<Gateway>) -> Router {
+    let mode = get(api::mode).put(api::set_mode).patch(api::set_mode);
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/ownerserve/v1/mode", mode)
+        .route("/ownerserve/v1/workers", get(api::workers))
+        .fallback(|| async { Problem::unknown_path() })
+        .method_not_allowed_fallback(|| async { Problem::wrong_method() })
+        .with_state(gateway.clone())
+}
+
+async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
+    match gateway.roster.ready().next() {
+        Some(_) => "ok\n".into_response(),
+        None => Problem::not_ready("no worker answers").into_response(),
+    }
+}
+
+async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    refresh(&gateway);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics.render()).into_response()
+}
+
+/// Writes what is known elsewhere into the gauges.
+fn refresh(gateway: &Gateway) {
+    let process = &gateway.metrics.process;
+    let steering = gateway.steering.get();
+    for mode in [Mode::Shadow, Mode::Sticky, Mode::Own] {
+        process.mode.with_label_values(&[mode.as_str()]).set(i64::from(mode == steering.mode));
+    }
+    process.rollout.set(f64::from(u8::from(steering.rollout_percent)) / 100.0);
+}
+
+#[cfg(test)]
+mod tests;

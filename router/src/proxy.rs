@@ -1,0 +1,200 @@
+//! The clients' listener: which paths there are, who may call them, and what each request leaves in log and metrics.
+//!
+//! Only what stands in the table is served. Engines' administration paths are not in it and must never be.
+
+mod counted;
+mod routes;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use futures::FutureExt as _;
+use http::header::{ALLOW, HeaderName};
+use http::{HeaderValue, Method, StatusCode};
+use vocabulary::{RequestId, TenantId};
+
+use crate::error::{ApiError, Cause, shortened};
+use crate::forward::{Learn, Where, forward};
+use crate::gateway::Gateway;
+use crate::incoming::{Envelope, Incoming, new_request_id};
+use crate::pipeline::serve_generation;
+use crate::server::{BodyLimits, read_body, refuse};
+use counted::Counted;
+use routes::{NOT_OFFERED, ROUTES, Route, Served};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The clients' routes.
+pub fn routes(gateway: &Arc<Gateway>) -> Router {
+    let mut router = Router::new();
+    for route in ROUTES {
+        let gateway = gateway.clone();
+        router = router.route(route.path, any(move |request: Request| serve(gateway.clone(), route, request)));
+    }
+    let gateway = gateway.clone();
+    router.fallback(move |request: Request| serve(gateway.clone(), &routes::UNKNOWN, request))
+}
+
+/// One request from arrival to the head of its answer; the body is counted while it runs.
+async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -> Response {
+    let arrived = Instant::now();
+    let id = new_request_id();
+    let counted = Counted::begin(gateway.clone(), route.path, arrived);
+    let served = AssertUnwindSafe(dispatch(&gateway, route, request, (id, arrived))).catch_unwind().await;
+    let result = served.unwrap_or_else(|_| {
+        tracing::error!(request = %id, path = route.path, "a panic; please report it");
+        Err(ApiError::Internal { request: id.to_string() })
+    });
+    let mut response = result.unwrap_or_else(IntoResponse::into_response);
+    if let Some(Cause(cause)) = response.extensions().get() {
+        gateway.metrics.requests.errors.with_label_values(&[cause]).inc();
+        tracing::debug!(request = %id, path = route.path, status = response.status().as_u16(), cause, "refused");
+    }
+    if !response.headers().contains_key(REQUEST_ID)
+        && let Ok(value) = HeaderValue::try_from(id.to_string())
+    {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    counted.wrap(response)
+}
+
+/// Method, key and path decide; the body is read only for requests that pass.
+async fn dispatch(
+    gateway: &Arc<Gateway>,
+    route: &'static Route,
+    request: Request,
+    (id, arrived): (RequestId, Instant),
+) -> Result<Response, ApiError> {
+    let (head, body) = request.into_parts();
+    let limits = BodyLimits::from(&gateway.config.proxy);
+    let admitted = admit(gateway, route, &head);
+    let tenant = match admitted {
+        Ok(Admitted::Tenant(tenant)) => tenant,
+        Ok(Admitted::Options) => return Ok(options(route)),
+        Err(error) => return Err(refuse(&head.headers, body, limits, error)),
+    };
+    let body = read_body(&head.headers, body, limits).await?;
+    gateway.metrics.requests.body_bytes.observe(body.len() as f64);
+    let mut headers = head.headers;
+    headers.remove(http::header::CONTENT_ENCODING);
+    let path = head.uri.path_and_query().map_or(head.uri.path(), |path| path.as_str()).to_owned();
+    let incoming = Incoming { id, tenant, method: head.method, path, headers, body, arrived };
+    answer(gateway, route, incoming).await
+}
+
+enum Admitted {
+    Tenant(TenantId),
+    Options,
+}
+
+fn admit(gateway: &Gateway, route: &Route, head: &http::request::Parts) -> Result<Admitted, ApiError> {
+    match route.served {
+        Served::Unknown => {
+            let path = head.uri.path();
+            let stateful = NOT_OFFERED.iter().find(|prefix| is_under(path, prefix));
+            return Err(match stateful {
+                Some(prefix) => ApiError::NotOffered { what: (*prefix).to_owned() },
+                None => ApiError::UnknownPath { path: shortened(path) },
+            });
+        }
+        _ if head.method == Method::OPTIONS => return Ok(Admitted::Options),
+        _ if !route.allows(&head.method) => {
+            let method = shortened(head.method.as_str());
+            return Err(ApiError::WrongMethod { method, allow: route.allow });
+        }
+        Served::Alive | Served::Ready => return Ok(Admitted::Tenant(TenantId::default())),
+        _ => {}
+    }
+    let tenant = gateway.keys.tenant(&head.headers)?;
+    gateway.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
+    Ok(Admitted::Tenant(tenant))
+}
+
+fn is_under(path: &str, prefix: &str) -> bool {
+    path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn options(route: &Route) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(route.allow));
+    response
+}
+
+async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Result<Response, ApiError> {
+    match route.served {
+        Served::Generation(endpoint) => serve_generation(gateway, endpoint, request).await,
+        Served::ByModel => {
+            let envelope = Envelope::read(&request.body)?;
+            forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
+        }
+        Served::NewResponse => new_response(gateway, &request).await,
+        Served::StoredResponse => stored_response(gateway, &request).await,
+        Served::Models => crate::models::list(gateway).await,
+        Served::OneModel => {
+            let path = request.path.split('?').next().unwrap_or_default();
+            let id = path.strip_prefix("/v1/models/").unwrap_or_default();
+            crate::models::one(gateway, &percent_decoded(id)).await
+        }
+        Served::Alive => Ok("ok\n".into_response()),
+        Served::Ready => match gateway.roster.ready().next() {
+            Some(_) => Ok("ok\n".into_response()),
+            None => Err(ApiError::NoWorker { model: "any".into() }),
+        },
+        Served::Unknown => Err(ApiError::UnknownPath { path: shortened(&request.path) }),
+    }
+}
+
+/// A response that follows another goes to the worker that made that one, which alone has stored it.
+async fn new_response(gateway: &Arc<Gateway>, request: &Incoming) -> Result<Response, ApiError> {
+    let envelope = Envelope::read(&request.body)?;
+    let to = match envelope.previous_response_id.as_deref() {
+        None => Where::Model(envelope.model.as_deref()),
+        Some(id) => match gateway.responses.maker(&request.tenant, id) {
+            Some(worker) => Where::Only(worker),
+            None => return Err(ApiError::UnknownResponse { id: shortened(id) }),
+        },
+    };
+    forward(gateway, request, to, Learn::ResponseId).await
+}
+
+/// `GET`, `DELETE` and the sub-resources of `/v1/responses/{id}`.
+async fn stored_response(gateway: &Arc<Gateway>, request: &Incoming) -> Result<Response, ApiError> {
+    let path = request.path.split('?').next().unwrap_or_default();
+    let rest = path.strip_prefix("/v1/responses/").unwrap_or_default();
+    let id = rest.split('/').next().unwrap_or_default();
+    let unknown = || ApiError::UnknownResponse { id: shortened(id) };
+    let worker = gateway.responses.maker(&request.tenant, id).ok_or_else(unknown)?;
+    let response = forward(gateway, request, Where::Only(worker), Learn::Nothing).await?;
+    if request.method == Method::DELETE && response.status().is_success() {
+        gateway.responses.forget(&request.tenant, id);
+    }
+    Ok(response)
+}
+
+/// Model names hold slashes, which careful clients send as `%2F`. What is no valid escape stays as it is.
+fn percent_decoded(text: &str) -> String {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let escape = tail.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        match (first, escape) {
+            (b'%', Some(byte)) => {
+                decoded.push(byte);
+                rest = &tail[2..];
+            }
+            _ => {
+                decoded.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+#[cfg(test)]
+mod tests;

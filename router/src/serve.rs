@@ -1,0 +1,140 @@
+//! `ownerserve serve`: everything put together, from a configuration to two listeners, and back to nothing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::auth::KeysError;
+use crate::config::Config;
+use crate::gateway::Gateway;
+use crate::server::{Server, ServerLimits};
+use crate::{operator, proxy};
+
+/// Why it did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The keys file was refused.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
+    /// A listener could not be bound.
+    #[error("cannot listen on {address} ({setting}): {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// The setting that says so.
+        setting: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A running front door.
+#[derive(Debug)]
+pub struct Serving {
+    /// What its requests share.
+    pub gateway: Arc<Gateway>,
+    proxy: Server,
+    operator: Server,
+    background: Vec<JoinHandle<()>>,
+}
+
+impl Serving {
+    /// Starts everything and returns once both listeners are bound.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let gateway = Arc::new(Gateway::new(config)?);
+        let settings = &gateway.config.proxy;
+        let limits = ServerLimits {
+            header_timeout: settings.header_timeout.0,
+            connections: settings.connections,
+            drain_timeout: settings.drain_timeout.0,
+        };
+        let proxy = listen(settings.listen, "proxy.listen", proxy::routes(&gateway), limits).await?;
+        let small = ServerLimits { connections: 256, drain_timeout: Duration::from_secs(1), ..limits };
+        let address = gateway.config.operator.listen;
+        let operator = listen(address, "operator.listen", operator::routes(&gateway), small).await?;
+        let background = vec![
+            tokio::spawn(gateway.roster.clone().probe(gateway.upstream.clone(), Duration::from_secs(2))),
+            tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5))),
+        ];
+        let serving = Self { gateway, proxy, operator, background };
+        serving.announce();
+        Ok(serving)
+    }
+
+    /// Where clients connect.
+    pub fn proxy_address(&self) -> SocketAddr {
+        self.proxy.address()
+    }
+
+    /// Where operators connect.
+    pub fn operator_address(&self) -> SocketAddr {
+        self.operator.address()
+    }
+
+    /// Lets running requests end within the drain time-out, then ends everything.
+    pub async fn stop(self) {
+        let cut = self.proxy.stop().await;
+        if cut > 0 {
+            tracing::warn!(connections = cut, "connections were cut: the drain time-out was over");
+        }
+        self.operator.stop().await;
+        for task in self.background {
+            task.abort();
+        }
+    }
+
+    fn announce(&self) {
+        let gateway = &self.gateway;
+        tracing::info!(address = %self.proxy.address(), "clients connect here");
+        tracing::info!(address = %self.operator.address(), "operators connect here, /metrics included");
+        if !self.operator.address().ip().is_loopback() {
+            tracing::warn!("the operator API has no authentication and is not bound to loopback");
+        }
+        let steering = gateway.steering.get();
+        let percent = u8::from(steering.rollout_percent);
+        tracing::info!(mode = steering.mode.as_str(), rollout_percent = percent, "mode");
+        for worker in &gateway.config.workers {
+            tracing::info!(endpoint = %worker.endpoint(), role = worker.role().as_str(), "worker");
+        }
+        if gateway.config.workers.is_empty() {
+            tracing::warn!("no workers: give --worker URL, or [[workers]] in the configuration");
+        }
+    }
+}
+
+async fn listen(
+    address: SocketAddr,
+    setting: &'static str,
+    routes: axum::Router,
+    limits: ServerLimits,
+) -> Result<Server, StartError> {
+    Server::start(address, routes, limits).await.map_err(|source| StartError::Listen { address, setting, source })
+}
+
+/// Serves until SIGTERM or ctrl-c.
+pub async fn run(config: Config) -> Result<(), StartError> {
+    let serving = Serving::start(config).await?;
+    asked_to_end().await;
+    tracing::info!("ending: running requests may finish");
+    serving.stop().await;
+    Ok(())
+}
+
+/// Returns at SIGTERM or ctrl-c.
+pub async fn asked_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = match signal(SignalKind::terminate()) {
+        Ok(terminate) => terminate,
+        Err(error) => {
+            tracing::warn!(%error, "SIGTERM cannot be waited for");
+            let _ = tokio::signal::ctrl_c().await;
+            return;
+        }
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}

@@ -1,0 +1,167 @@
+//! The accept loop: TCP in, HTTP/1.1 requests to a service, bounds on everything a client can make us hold.
+//!
+//! It knows no path and no API. `axum::serve` is not used because it gives hyper no timer, without which slow headers
+//! are waited for for ever.
+
+mod body;
+mod connection;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioTimer;
+use serde::Deserialize;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+use crate::config::units::{Size, Span};
+pub(crate) use body::{BodyLimits, read_body, refuse};
+
+/// Section `[proxy]`: the listener for clients.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProxyConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Largest body of a request, decompressed.
+    pub body_limit: Size,
+    /// Longest time for a request's headers, counted from the opened connection or the end of the last answer; also
+    /// how long an idle connection is kept.
+    pub header_timeout: Span,
+    /// Longest pause inside a request's body.
+    pub body_pause: Span,
+    /// Longest time for a whole body.
+    pub body_timeout: Span,
+    /// Most open connections; more wait in the kernel's queue.
+    pub connections: usize,
+    /// Longest time that running requests get when the process is asked to end.
+    pub drain_timeout: Span,
+}
+
+impl Default for ProxyConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            body_limit: Size::mebibytes(64),
+            header_timeout: Span::seconds(60),
+            body_pause: Span::seconds(30),
+            body_timeout: Span::seconds(300),
+            connections: 16_384,
+            drain_timeout: Span::seconds(30),
+        }
+    }
+}
+
+/// What one listener allows.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerLimits {
+    /// See [`ProxyConfig::header_timeout`].
+    pub header_timeout: Duration,
+    /// See [`ProxyConfig::connections`].
+    pub connections: usize,
+    /// See [`ProxyConfig::drain_timeout`].
+    pub drain_timeout: Duration,
+}
+
+/// A listener at work. Dropping it does not stop it; [`Server::stop`] does.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    accepting: JoinHandle<()>,
+    places: Arc<Semaphore>,
+    limits: ServerLimits,
+}
+
+impl Server {
+    /// Binds `address` (port 0: any free one) and serves `routes` there.
+    pub async fn start(address: SocketAddr, routes: Router, limits: ServerLimits) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let (stop, stopping) = watch::channel(false);
+        let places = Arc::new(Semaphore::new(limits.connections));
+        let accepting = tokio::spawn(accept(listener, routes, Accepting { places: places.clone(), stopping, limits }));
+        Ok(Self { address, stop, accepting, places, limits })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Connections that are open now.
+    pub fn open_connections(&self) -> usize {
+        self.limits.connections.saturating_sub(self.places.available_permits())
+    }
+
+    /// Takes no new connections, lets running requests end within the drain time-out, then cuts what is left.
+    ///
+    /// Returns how many connections had to be cut.
+    pub async fn stop(self) -> usize {
+        let _ = self.stop.send(true);
+        let _ = self.accepting.await;
+        let all = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
+        let drained = tokio::time::timeout(self.limits.drain_timeout, self.places.acquire_many(all)).await;
+        match drained {
+            Ok(_) => 0,
+            // The connections' tasks see the channel close with `stop` and end.
+            Err(_) => self.limits.connections.saturating_sub(self.places.available_permits()),
+        }
+    }
+}
+
+struct Accepting {
+    places: Arc<Semaphore>,
+    stopping: watch::Receiver<bool>,
+    limits: ServerLimits,
+}
+
+async fn accept(listener: TcpListener, routes: Router, mut accepting: Accepting) {
+    let mut protocol = http1::Builder::new();
+    protocol.timer(TokioTimer::new()).header_read_timeout(accepting.limits.header_timeout).max_headers(256);
+    let mut stopping = accepting.stopping.clone();
+    loop {
+        let place = tokio::select! {
+            place = accepting.places.clone().acquire_owned() => place.expect("the semaphore is never closed"),
+            _ = stopping.wait_for(|stop| *stop) => return,
+        };
+        let stream = tokio::select! {
+            stream = next_stream(&listener) => stream,
+            _ = accepting.stopping.wait_for(|stop| *stop) => return,
+        };
+        let connection = connection::drive(stream, (protocol.clone(), routes.clone()), accepting.stopping.clone());
+        tokio::spawn(async move {
+            connection.await;
+            drop(place);
+        });
+    }
+}
+
+/// The next client. Errors of `accept` (a client gone again, no file descriptors left) are waited out.
+async fn next_stream(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Streamed answers are many small writes; with Nagle's algorithm each could wait 40 ms for an ACK.
+                if stream.set_nodelay(true).is_ok() {
+                    return stream;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+}
+
+/// The routes as hyper wants a service; axum's never fails.
+type Routed = Result<axum::response::Response, Infallible>;
+
+#[cfg(test)]
+mod tests;

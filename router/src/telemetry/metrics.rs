@@ -1,0 +1,315 @@
+//! The metrics, all of them: one struct of families over a registry of their own, never a global one.
+//!
+//! Every label has a bounded set of values: paths from the route table, words from enums, workers from the
+//! configuration, tenants from the keys file.
+
+use prometheus::{
+    Encoder as _, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    TextEncoder,
+};
+
+use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
+
+/// All families, by what they tell about.
+#[derive(Debug)]
+pub struct Metrics {
+    /// Clients' requests.
+    pub requests: Requests,
+    /// Decisions and what came of them.
+    pub plans: Plans,
+    /// The workers, one label value each.
+    pub workers: Workers,
+    /// The ledger as this node sees it.
+    pub ledger: Ledger,
+    /// This process.
+    pub process: Process,
+    registry: Registry,
+}
+
+/// What clients see.
+#[derive(Debug)]
+pub struct Requests {
+    /// `requests_total{path, code}`.
+    pub total: IntCounterVec,
+    /// `tenant_requests_total{tenant}`.
+    pub by_tenant: IntCounterVec,
+    /// `requests_in_flight`.
+    pub in_flight: IntGauge,
+    /// `request_duration_seconds{path}`: first byte in to last byte out.
+    pub duration: HistogramVec,
+    /// `time_to_first_token_seconds{kind}`: arrival to the first byte of the answer, by step kind.
+    pub first_token: HistogramVec,
+    /// `request_body_bytes`.
+    pub body_bytes: Histogram,
+    /// `errors_total{cause}`.
+    pub errors: IntCounterVec,
+    /// `stripped_parameters_total{name}`: parameters that concern transfers and came from clients.
+    pub stripped: IntCounterVec,
+    /// `retries_total{cause}`: tries of a request after the first.
+    pub retries: IntCounterVec,
+}
+
+/// What the pipeline decides, and what happened then.
+#[derive(Debug)]
+pub struct Plans {
+    /// `step_seconds{step}`: time spent in each of the eight steps.
+    pub step: HistogramVec,
+    /// `plan_actions_total{action}`.
+    pub actions: IntCounterVec,
+    /// `step_kinds_total{kind}`.
+    pub kinds: IntCounterVec,
+    /// `owner_lookups_total`: steps whose session or prefix had a live owner.
+    pub owner_lookups: IntCounter,
+    /// `owner_hits_total`: of these, the ones served at it.
+    pub owner_hits: IntCounter,
+    /// `overlap_tokens`: prompt tokens that the chosen worker held already.
+    pub overlap: Histogram,
+    /// `prompt_tokens_total{source}`: cached, computed or transferred.
+    pub prompt_tokens: IntCounterVec,
+    /// `completion_tokens_total`.
+    pub completion_tokens: IntCounter,
+    /// `kv_moved_bytes_total`: KV moved between workers, as planned.
+    pub moved_bytes: IntCounter,
+    /// `fallback_total{cause}`: steps served with less knowledge or another plan than wanted.
+    pub fallback: IntCounterVec,
+    /// `first_token_predicted_seconds`: the plans' prices, beside what was seen.
+    pub predicted: Histogram,
+}
+
+/// Refreshed from the fleet when scraped.
+#[derive(Debug)]
+pub struct Workers {
+    /// `worker_up{worker, role}`: 1 when it takes work.
+    pub up: IntGaugeVec,
+    /// `worker_requests_running{worker}`.
+    pub running: IntGaugeVec,
+    /// `worker_requests_waiting{worker}`.
+    pub waiting: IntGaugeVec,
+    /// `worker_backlog_tokens{worker}`.
+    pub backlog: IntGaugeVec,
+    /// `worker_kv_usage_ratio{worker}`.
+    pub kv_usage: GaugeVec,
+    /// `kv_knowledge{worker, state}`: 1 for the state that holds: exact, degraded or fallback.
+    pub knowledge: IntGaugeVec,
+    /// `kv_events_total{worker}`.
+    pub events: IntGaugeVec,
+    /// `kv_event_gaps_total{worker}`.
+    pub event_gaps: IntGaugeVec,
+    /// `kv_event_lag_seconds{worker}`.
+    pub event_lag: GaugeVec,
+}
+
+/// Refreshed from the view when scraped.
+#[derive(Debug)]
+pub struct Ledger {
+    /// `leases{state}`: live or expired, one a worker.
+    pub leases: IntGaugeVec,
+    /// `sessions`.
+    pub sessions: IntGauge,
+    /// `ledger_applied_index`.
+    pub applied: IntGauge,
+    /// `ledger_term`.
+    pub term: IntGauge,
+    /// `ledger_stale`: 1 while there is no quorum.
+    pub stale: IntGauge,
+    /// `ledger_queue_commands`.
+    pub queue: IntGauge,
+    /// `ledger_commits_total{outcome}`.
+    pub commits: IntCounterVec,
+    /// `ledger_commit_seconds`: from handing in a command to its outcome.
+    pub commit_seconds: Histogram,
+}
+
+/// What this process is and is set to.
+#[derive(Debug)]
+pub struct Process {
+    /// `build_info{version}`: always 1.
+    pub build: IntGaugeVec,
+    /// `mode{mode}`: 1 for the mode in force.
+    pub mode: IntGaugeVec,
+    /// `rollout_ratio`: the share of sessions that the mode applies to, 0 to 1.
+    pub rollout: Gauge,
+    /// `client_connections`.
+    pub connections: IntGauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new(Registry::new())
+    }
+}
+
+impl Metrics {
+    /// Registers every family with `registry`. Twice with the same one is a bug of ours.
+    pub fn new(registry: Registry) -> Self {
+        let families = Families(&registry);
+        let metrics = Self {
+            requests: Requests::new(&families),
+            plans: Plans::new(&families),
+            workers: Workers::new(&families),
+            ledger: Ledger::new(&families),
+            process: Process::new(&families),
+            registry,
+        };
+        metrics.process.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        metrics
+    }
+
+    /// All values in Prometheus' text format.
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = Vec::with_capacity(16 * 1024);
+        // Writing into memory cannot fail, and every family was checked when it was made.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        text
+    }
+}
+
+impl Requests {
+    fn new(f: &Families<'_>) -> Self {
+        Self {
+            total: f.counters("requests_total", "Requests answered, by path and HTTP status.", &["path", "code"]),
+            by_tenant: f.counters("tenant_requests_total", "Requests accepted, by tenant.", &["tenant"]),
+            in_flight: f.gauge("requests_in_flight", "Requests being served."),
+            duration: f.histograms(
+                "request_duration_seconds",
+                "From a request's arrival to the last byte of its answer.",
+                (&["path"], SECONDS),
+            ),
+            first_token: f.histograms(
+                "time_to_first_token_seconds",
+                "From a request's arrival to the first byte of its answer, by step kind.",
+                (&["kind"], SECONDS),
+            ),
+            body_bytes: f.histogram(
+                "request_body_bytes",
+                "Size of request bodies, decompressed.",
+                &[1024.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0, 8388608.0, 33554432.0],
+            ),
+            errors: f.counters("errors_total", "Requests that ended in an error of this proxy, by cause.", &["cause"]),
+            stripped: f.counters(
+                "stripped_parameters_total",
+                "Parameters taken out of clients' bodies because only routers may send them.",
+                &["name"],
+            ),
+            retries: f.counters("retries_total", "Tries of a request after its first, by cause.", &["cause"]),
+        }
+    }
+}
+
+impl Plans {
+    fn new(f: &Families<'_>) -> Self {
+        Self {
+            step: f.histograms("step_seconds", "Time spent in each step of the pipeline.", (&["step"], FINE_SECONDS)),
+            actions: f.counters("plan_actions_total", "Plans executed, by action.", &["action"]),
+            kinds: f.counters("step_kinds_total", "Agent steps, by kind.", &["kind"]),
+            owner_lookups: f.counter("owner_lookups_total", "Steps whose session or prefix had a live owner."),
+            owner_hits: f.counter("owner_hits_total", "Steps served at the owner of their session or prefix."),
+            overlap: f.histogram("overlap_tokens", "Prompt tokens that the chosen worker held already.", TOKENS),
+            prompt_tokens: f.counters(
+                "prompt_tokens_total",
+                "Prompt tokens by where their KV came from: cached, computed or transferred.",
+                &["source"],
+            ),
+            completion_tokens: f.counter("completion_tokens_total", "Tokens generated, as the engines count them."),
+            moved_bytes: f.counter("kv_moved_bytes_total", "KV bytes moved between workers, as planned."),
+            fallback: f.counters(
+                "fallback_total",
+                "Steps served with less knowledge, or by another plan, than wanted; by cause.",
+                &["cause"],
+            ),
+            predicted: f.histogram(
+                "first_token_predicted_seconds",
+                "Predicted time to the first token of executed plans.",
+                SECONDS,
+            ),
+        }
+    }
+}
+
+impl Workers {
+    fn new(f: &Families<'_>) -> Self {
+        let worker = &["worker"];
+        Self {
+            up: f.gauges("worker_up", "1 when the worker takes work.", &["worker", "role"]),
+            running: f.gauges("worker_requests_running", "Requests in the worker's batch.", worker),
+            waiting: f.gauges("worker_requests_waiting", "Requests waiting at the worker.", worker),
+            backlog: f.gauges("worker_backlog_tokens", "Prompt tokens still to be computed at the worker.", worker),
+            kv_usage: f.fractions("worker_kv_usage_ratio", "Share of the worker's KV blocks in use.", worker),
+            knowledge: f.gauges(
+                "kv_knowledge",
+                "1 for what is known of the worker's blocks: exact, degraded or fallback.",
+                &["worker", "state"],
+            ),
+            events: f.gauges("kv_events_total", "KV events applied since start.", worker),
+            event_gaps: f.gauges("kv_event_gaps_total", "Gaps seen in the worker's KV events since start.", worker),
+            event_lag: f.fractions("kv_event_lag_seconds", "Age of the newest KV event when it was applied.", worker),
+        }
+    }
+
+    /// Forgets every worker, before the ones that are there now are written anew.
+    pub fn reset(&self) {
+        for family in [&self.up, &self.running, &self.waiting, &self.backlog] {
+            family.reset();
+        }
+        for family in [&self.knowledge, &self.events, &self.event_gaps] {
+            family.reset();
+        }
+        self.kv_usage.reset();
+        self.event_lag.reset();
+    }
+}
+
+impl Ledger {
+    fn new(f: &Families<'_>) -> Self {
+        Self {
+            leases: f.gauges("leases", "Workers by the state of their lease: live or expired.", &["state"]),
+            sessions: f.gauge("sessions", "Sessions in the ledger."),
+            applied: f.gauge("ledger_applied_index", "Index of the last log entry applied here."),
+            term: f.gauge("ledger_term", "The quorum's term as known here."),
+            stale: f.gauge("ledger_stale", "1 while the ledger's view cannot be confirmed by a quorum."),
+            queue: f.gauge("ledger_queue_commands", "Commands waiting for the quorum."),
+            commits: f.counters("ledger_commits_total", "Commands handed in, by outcome.", &["outcome"]),
+            commit_seconds: f.histogram(
+                "ledger_commit_seconds",
+                "From handing in a command to its outcome.",
+                FINE_SECONDS,
+            ),
+        }
+    }
+}
+
+impl Process {
+    fn new(f: &Families<'_>) -> Self {
+        Self {
+            build: f.gauges("build_info", "Always 1; the version is the label.", &["version"]),
+            mode: f.gauges("mode", "1 for the mode in force: shadow, sticky or own.", &["mode"]),
+            rollout: f.fraction("rollout_ratio", "Share of sessions that mode own applies to."),
+            connections: f.gauge("client_connections", "Open connections of clients."),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_is_prefixed_and_a_value_shows() {
+        let metrics = Metrics::default();
+        metrics.requests.total.with_label_values(&["/v1/models", "200"]).inc();
+        metrics.plans.overlap.observe(100.0);
+        let text = String::from_utf8(metrics.render()).unwrap();
+        assert!(text.contains("ownerserve_requests_total{code=\"200\",path=\"/v1/models\"} 1"), "{text}");
+        assert!(text.contains("ownerserve_overlap_tokens_bucket{le=\"256\"} 1"));
+        assert!(text.lines().filter(|l| !l.starts_with('#')).all(|l| l.starts_with("ownerserve_")));
+    }
+
+    #[test]
+    fn a_worker_that_is_gone_leaves_no_series() {
+        let metrics = Metrics::default();
+        metrics.workers.running.with_label_values(&["127.0.0.1:1"]).set(3);
+        metrics.workers.kv_usage.with_label_values(&["127.0.0.1:1"]).set(0.5);
+        metrics.workers.reset();
+        assert!(!String::from_utf8(metrics.render()).unwrap().contains("127.0.0.1:1"));
+    }
+}

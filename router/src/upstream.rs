@@ -1,0 +1,312 @@
+//! The way to the workers: one pooled HTTP client whose requests end when their future or body is dropped.
+//!
+//! It changes no body and decompresses nothing. It decides nothing either: which worker is the caller's choice.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName};
+use http::{Method, Request, Response, Uri};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming as HyperBody;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use serde::Deserialize;
+use tokio::time::{Instant, Sleep};
+
+use crate::config::units::Span;
+
+/// Section `[upstream]`: how workers are reached.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct UpstreamConfig {
+    /// Longest time to open a connection.
+    pub connect_timeout: Span,
+    /// Longest time until a worker begins its answer. Answers that are not streamed begin when they are complete.
+    pub answer_timeout: Span,
+    /// Longest pause inside an answer.
+    pub pause_timeout: Span,
+    /// How long an idle connection is kept. Below the engines' own limit (uvicorn: 5 s), or requests meet closed ones.
+    pub idle_timeout: Span,
+    /// Most idle connections to one worker.
+    pub idle_connections: usize,
+}
+
+impl Default for UpstreamConfig {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Span::seconds(2),
+            answer_timeout: Span::seconds(3600),
+            pause_timeout: Span::seconds(600),
+            idle_timeout: Span::seconds(4),
+            idle_connections: 512,
+        }
+    }
+}
+
+/// A request for a worker, whole.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// The method.
+    pub method: Method,
+    /// Path and query, from the first slash.
+    pub path: String,
+    /// End-to-end headers; see [`end_to_end`].
+    pub headers: HeaderMap,
+    /// The body, sent as it is.
+    pub body: Bytes,
+}
+
+/// Why a worker gave no answer. Every one happened before the first byte of it.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// No connection could be made; the worker saw nothing of the request.
+    #[error("no connection: {0}")]
+    Connect(String),
+    /// The connection broke before an answer began.
+    #[error("the connection broke before an answer began: {0}")]
+    Broken(String),
+    /// The answer did not begin in time.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// The request cannot be sent at all.
+    #[error("the request cannot be sent: {0}")]
+    Unsendable(String),
+}
+
+impl UpstreamError {
+    /// Whether another worker may do better. A timed-out request may still run; trying again would double it.
+    pub fn retryable(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::Broken(_))
+    }
+
+    /// A bounded word for metrics.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Self::Connect(_) => "worker_connect",
+            Self::Broken(_) => "worker_broken",
+            Self::Timeout(_) => "worker_timeout",
+            Self::Unsendable(_) => "unsendable",
+        }
+    }
+}
+
+/// The client to all workers. Clones share one pool.
+#[derive(Clone)]
+pub struct Upstream {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    config: UpstreamConfig,
+}
+
+impl std::fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upstream").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Upstream {
+    /// A client with its own pool; connects to nobody yet.
+    pub fn new(config: UpstreamConfig) -> Self {
+        let mut http = HttpConnector::new();
+        http.set_nodelay(true);
+        http.enforce_http(false);
+        http.set_keepalive(Some(Duration::from_secs(30)));
+        http.set_connect_timeout(Some(config.connect_timeout.0));
+        let connector =
+            HttpsConnectorBuilder::new().with_tls_config(tls()).https_or_http().enable_http1().wrap_connector(http);
+        let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(config.idle_timeout.0)
+            .pool_max_idle_per_host(config.idle_connections)
+            .build(connector);
+        Self { client, config }
+    }
+
+    /// Sends `request` to the worker at `endpoint` (scheme, host and port) and waits for the head of its answer.
+    ///
+    /// Dropping the future, or the body of the answer, closes the connection, by which engines cancel the work.
+    pub async fn send(&self, endpoint: &str, request: Outgoing) -> Result<Response<WorkerBody>, UpstreamError> {
+        let uri: Uri = format!("{}{}", endpoint.trim_end_matches('/'), request.path)
+            .parse()
+            .map_err(|error| UpstreamError::Unsendable(format!("{error}")))?;
+        let mut outgoing = Request::new(Full::new(request.body));
+        *outgoing.method_mut() = request.method;
+        *outgoing.uri_mut() = uri;
+        *outgoing.headers_mut() = request.headers;
+        let limit = self.config.answer_timeout.0;
+        let answer = tokio::time::timeout(limit, self.client.request(outgoing)).await;
+        let answer = answer.map_err(|_| UpstreamError::Timeout(limit))?.map_err(|error| {
+            let detail = chain(&error);
+            if error.is_connect() { UpstreamError::Connect(detail) } else { UpstreamError::Broken(detail) }
+        })?;
+        Ok(answer.map(|body| WorkerBody::new(body, self.config.pause_timeout.0)))
+    }
+}
+
+/// TLS as the operating system trusts it, for workers behind `https`.
+fn tls() -> rustls::ClientConfig {
+    use rustls_platform_verifier::BuilderVerifierExt as _;
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring supports the default TLS versions");
+    match builder.clone().with_platform_verifier() {
+        Ok(builder) => builder.with_no_client_auth(),
+        // No trust store at all: https workers fail their handshakes, http ones do not care.
+        Err(_) => builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth(),
+    }
+}
+
+/// An error and what caused it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Why an answer ended before it was complete.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerBodyError {
+    /// The connection broke.
+    #[error("the worker's connection broke inside the answer: {0}")]
+    Broken(String),
+    /// The worker fell silent.
+    #[error("the worker sent nothing for {0:?}")]
+    Silent(Duration),
+}
+
+/// A worker's answer as it arrives, with a bound on its pauses.
+#[derive(Debug)]
+pub struct WorkerBody {
+    inner: HyperBody,
+    limit: Duration,
+    pause: Pin<Box<Sleep>>,
+    waiting: bool,
+}
+
+impl WorkerBody {
+    fn new(inner: HyperBody, limit: Duration) -> Self {
+        Self { inner, limit, pause: Box::pin(tokio::time::sleep(limit)), waiting: false }
+    }
+}
+
+impl HttpBody for WorkerBody {
+    type Data = Bytes;
+    type Error = WorkerBodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
+        match Pin::new(&mut self.inner).poll_frame(cx) {
+            Poll::Ready(frame) => {
+                self.waiting = false;
+                Poll::Ready(frame.map(|frame| frame.map_err(|error| WorkerBodyError::Broken(chain(&error)))))
+            }
+            Poll::Pending => {
+                if !self.waiting {
+                    self.waiting = true;
+                    let deadline = Instant::now() + self.limit;
+                    self.pause.as_mut().reset(deadline);
+                }
+                ready!(self.pause.as_mut().poll(cx));
+                Poll::Ready(Some(Err(WorkerBodyError::Silent(self.limit))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Headers that concern one connection only (RFC 9110, section 7.6.1), and those that the client library sets itself.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+/// `headers` without those that concern only the connection they came over. Everything else stays byte for byte.
+pub fn end_to_end(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = headers.clone();
+    let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    for name in named.flat_map(|list| list.split(',')) {
+        if let Ok(name) = HeaderName::from_bytes(name.trim().as_bytes()) {
+            kept.remove(name);
+        }
+    }
+    for name in HOP_BY_HOP {
+        kept.remove(name);
+    }
+    kept
+}
+
+/// A client's headers as they go to a worker: end to end, without host, length and `Expect`, which are made anew.
+pub fn request_headers(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = end_to_end(headers);
+    for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
+        kept.remove(name);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_concerns_the_connection_is_left_out() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "keep-alive, X-Hop"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+            ("transfer-encoding", "chunked"),
+            ("x-custom", "a"),
+            ("x-custom", "b"),
+            ("host", "proxy"),
+            ("content-length", "3"),
+            ("accept-encoding", "gzip"),
+        ] {
+            headers.append(HeaderName::from_static(name), value.parse().unwrap());
+        }
+        headers.append("x-latin", http::HeaderValue::from_bytes(b"caf\xe9").unwrap());
+        let kept = request_headers(&headers);
+        let values: Vec<_> = kept.get_all("x-custom").iter().map(|v| v.to_str().unwrap()).collect();
+        assert_eq!(values, ["a", "b"]);
+        assert_eq!(kept["x-latin"].as_bytes(), b"caf\xe9");
+        assert_eq!(kept.keys().count(), 3, "{kept:?}");
+        assert!(end_to_end(&headers).contains_key("host"));
+    }
+
+    #[tokio::test]
+    async fn a_dead_worker_is_a_connect_error_and_may_be_tried_elsewhere() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let request = Outgoing { method: Method::GET, path: "/".into(), headers: HeaderMap::new(), body: Bytes::new() };
+        let error = Upstream::new(UpstreamConfig::default()).send(&endpoint, request).await.unwrap_err();
+        assert!(matches!(error, UpstreamError::Connect(_)) && error.retryable(), "{error}");
+    }
+}
