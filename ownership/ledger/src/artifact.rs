@@ -87,12 +87,16 @@ impl Scope {
         Self(xxh3_64(&scoped))
     }
 
-    /// The id of an extent whose first kept point is `first`: xxh3-128 over scope, prefix and first block.
-    pub(crate) fn artifact(self, from: Blocks, first: PrefixId) -> ArtifactId {
-        let mut named = [0u8; 32];
+    /// The id of the extent that `epoch` made of blocks from `from` on, `first` being its first kept point. The
+    /// epoch is in it because the same blocks may be sealed again after they were forgotten.
+    pub(crate) fn artifact(self, from: Blocks, first: PrefixId, epoch: Epoch) -> ArtifactId {
+        let mut named = [0u8; 48];
         named[..8].copy_from_slice(&self.0.to_le_bytes());
         named[8..16].copy_from_slice(&from.0.to_le_bytes());
-        named[16..].copy_from_slice(&first.0.to_le_bytes());
+        named[16..32].copy_from_slice(&first.0.to_le_bytes());
+        named[32..36].copy_from_slice(&epoch.generation.to_le_bytes());
+        named[36..44].copy_from_slice(&epoch.index.to_le_bytes());
+        named[44..].copy_from_slice(&epoch.position.to_le_bytes());
         ArtifactId(xxh3_128(&named))
     }
 }

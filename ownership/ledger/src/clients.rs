@@ -33,8 +33,9 @@ pub(crate) enum Recall {
 }
 
 impl Client {
-    pub(crate) fn new(node: NodeId, epoch: Epoch) -> Self {
-        Self { node, epoch, wrote: epoch, floor: ClientSerial::default(), outcomes: OrdMap::new() }
+    /// A client that opened with the command of serial `first`; what came before it is not known here.
+    pub(crate) fn new(node: NodeId, epoch: Epoch, first: ClientSerial) -> Self {
+        Self { node, epoch, wrote: epoch, floor: first, outcomes: OrdMap::new() }
     }
 
     pub(crate) fn recall(&self, serial: ClientSerial) -> Recall {
@@ -49,15 +50,15 @@ impl Client {
     pub(crate) fn remember(&mut self, serial: ClientSerial, outcome: Outcome, keep: u32) {
         self.outcomes.insert(serial, outcome);
         while self.outcomes.len() > keep as usize {
-            let Some((oldest, _)) = self.outcomes.get_min().map(|(serial, _)| (*serial, ())) else { return };
+            let Some(oldest) = self.outcomes.get_min().map(|(serial, _)| *serial) else { return };
             self.outcomes.remove(&oldest);
             self.floor = ClientSerial(oldest.0.saturating_add(1));
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn remembered(&self) -> usize {
-        self.outcomes.len()
+    /// What it was answered, by serial.
+    pub(crate) fn outcomes(&self) -> &OrdMap<ClientSerial, Outcome> {
+        &self.outcomes
     }
 }
 
@@ -67,16 +68,23 @@ mod tests {
 
     #[test]
     fn outcomes_beyond_the_bound_are_unknown_and_never_fresh_again() {
-        let mut client = Client::new(NodeId(1), Epoch::default());
+        let mut client = Client::new(NodeId(1), Epoch::default(), ClientSerial(0));
         for n in 0..10 {
             client.remember(ClientSerial(n * 2), Outcome::Done, 4);
         }
-        assert_eq!(client.remembered(), 4);
+        assert_eq!(client.outcomes().len(), 4);
         assert_eq!(client.recall(ClientSerial(18)), Recall::Answered(Outcome::Done));
+        // 9 was never sent, but nobody can tell any more whether it was.
+        assert_eq!(client.recall(ClientSerial(9)), Recall::Forgotten);
         assert_eq!(client.recall(ClientSerial(10)), Recall::Forgotten);
-        // 11 was never sent, but nobody can tell any more whether it was.
-        assert_eq!(client.recall(ClientSerial(11)), Recall::Forgotten);
-        assert_eq!(client.recall(ClientSerial(13)), Recall::Fresh);
+        assert_eq!(client.recall(ClientSerial(11)), Recall::Fresh);
         assert_eq!(client.recall(ClientSerial(20)), Recall::Fresh);
+    }
+
+    #[test]
+    fn a_client_that_opens_late_does_not_execute_what_came_before() {
+        let client = Client::new(NodeId(1), Epoch::default(), ClientSerial(7));
+        assert_eq!(client.recall(ClientSerial(6)), Recall::Forgotten);
+        assert_eq!(client.recall(ClientSerial(7)), Recall::Fresh);
     }
 }

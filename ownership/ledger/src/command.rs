@@ -218,13 +218,15 @@ pub struct Fork {
     pub at: Place,
 }
 
-/// Moves the session and the extents that only it references. Refused when the session moved after `seen`.
+/// Moves the session, and the extents up to `head` that only it references. Refused when it moved after `seen`.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Migrate {
     /// The session.
     pub session: SessionId,
     /// Who has the blocks now.
     pub to: Owner,
+    /// The head whose blocks are there; without one, only the decode ownership moves.
+    pub head: Option<PrefixId>,
     /// The session's epoch that this was decided on.
     pub seen: Epoch,
 }

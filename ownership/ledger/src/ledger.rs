@@ -125,11 +125,7 @@ impl Indexes {
         for boundary in &artifact.boundaries {
             self.boundaries.insert((scope, boundary.point.id), artifact.id);
         }
-        if artifact.is_idle() {
-            self.idle.insert((artifact.touched, artifact.id));
-        }
-        self.replicas.extend(artifact.replicas.iter().map(|copy| (copy.expires, artifact.id, copy.holder)));
-        self.groups.extend(artifact.group.map(|group| (group, artifact.id)));
+        self.index_soft(artifact);
     }
 }
 

@@ -36,6 +36,11 @@ pub enum Movement {
 pub enum Outcome {
     /// Done, or nothing was to do.
     Done,
+    /// The session is open, and was last granted at this epoch.
+    Opened {
+        /// The fencing token.
+        epoch: Epoch,
+    },
     /// Ownership or a lease, since this epoch.
     Granted {
         /// The fencing token.

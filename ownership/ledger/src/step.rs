@@ -4,7 +4,7 @@ use vocabulary::{Blocks, Chain, Epoch, ModelId, NodeId, Owner, PrefixId, Session
 
 use crate::artifact::{KvShape, Origin};
 use crate::command::{Advance, ClaimOwner, Command, Migrate, OpenSession, Place, Seal, Subject};
-use crate::outcome::{Movement, Outcome};
+use crate::outcome::{Movement, Outcome, Refusal};
 use crate::{Point, Run};
 
 /// What a step does to the session's decode ownership.
@@ -60,7 +60,7 @@ impl Command {
         let origin =
             Origin { tenant: step.tenant.clone(), model: step.model.clone(), root: step.chain.root, shape: step.shape };
         let head = Place { scope: origin.scope(), point: run.end(), extent: None };
-        let base = Point::on(step.chain, step.base).map(|base| (base.id, step.router));
+        let base = Point::on(step.chain, step.base).map(|base| base.id);
         let mut batch = vec![Command::OpenSession(OpenSession {
             session: step.session,
             tenant: step.tenant.clone(),
@@ -68,12 +68,13 @@ impl Command {
             parent: step.parent,
         })];
         if let Custody::Moves { seen } = step.custody {
-            batch.push(Command::Migrate(Migrate { session: step.session, to: step.owner, seen }));
+            batch.push(Command::Migrate(Migrate { session: step.session, to: step.owner, head: base, seen }));
         }
         let owner = step.owner;
         batch.push(Command::Seal(Seal { session: Some(step.session), origin, run, extent: None, owner }));
         let (session, replaces) = (step.session, step.replaces);
-        batch.push(Command::Advance(Advance { session, head, replaces, intent: base }));
+        let intent = base.map(|base| (base, step.router));
+        batch.push(Command::Advance(Advance { session, head, replaces, intent }));
         if step.custody == Custody::Claims {
             batch.push(Command::ClaimOwner(ClaimOwner { subject: Subject::Session(session), owner }));
         }
@@ -99,19 +100,19 @@ impl StepOutcome {
     pub fn of(outcome: &Outcome) -> Self {
         let mut step = Self::default();
         let Outcome::Batch(parts) = outcome else { return step };
+        let mut base_lost = false;
         for part in parts {
             match part {
                 Outcome::Sealed { .. } => step.sealed = true,
                 Outcome::Advanced { movement } => step.movement = Some(*movement),
                 Outcome::Granted { epoch } => step.granted = Some(*epoch),
+                Outcome::Merged { .. } | Outcome::Refused(Refusal::UnknownPrefix) => base_lost = true,
                 _ => {}
             }
         }
-        // The seal's own refusal comes first; an advance to what was not sealed says the same again.
-        step.must_restart = !step.sealed
-            && parts
-                .iter()
-                .any(|p| matches!(p, Outcome::Merged { .. } | Outcome::Refused(crate::Refusal::UnknownPrefix)));
+        // An advance to what another refusal kept from being sealed finds no prefix either; that is no reason to retry.
+        let hopeless = |p: &Outcome| matches!(p, Outcome::Refused(refusal) if *refusal != Refusal::UnknownPrefix);
+        step.must_restart = base_lost && !step.sealed && !parts.iter().any(hopeless);
         step
     }
 }

@@ -1,0 +1,157 @@
+//! From an entry to its outcomes. Everything that changes the ledger starts here.
+
+mod custody;
+mod replicas;
+mod seal;
+mod sessions;
+mod sweep;
+mod workers;
+
+use vocabulary::{ClientId, ClientSerial, Epoch, Micros, NodeId};
+
+use crate::artifact::Artifact;
+use crate::clients::{Client, Recall};
+use crate::command::{Command, Entry, Place, Submission};
+use crate::ledger::Ledger;
+use crate::outcome::{Outcome, Refusal};
+
+/// How far one entry may move the ledger's clock.
+pub const MAX_CLOCK_STEP: Micros = Micros(1_000_000);
+
+/// The answer, or why nothing was changed.
+type Answer = Result<Outcome, Refusal>;
+
+impl Ledger {
+    /// Executes the entry at `index` of the Raft log; one outcome for each submission, in order.
+    ///
+    /// The clock takes the entry's time, but never goes back and never more than a second forward. Indexes must rise.
+    pub fn apply(&mut self, index: u64, entry: &Entry) -> Vec<Outcome> {
+        assert!(index > self.records.applied || self.records.applied == 0, "entry {index} is applied twice");
+        let clock = self.records.clock;
+        self.records.applied = index;
+        self.records.clock = entry.time.clamp(clock, clock.after(MAX_CLOCK_STEP));
+        self.sweep();
+        let mut epoch = Epoch { generation: self.records.generation, index, position: 0 };
+        entry.submissions.iter().map(|submission| self.submit(&mut epoch, submission)).collect()
+    }
+
+    /// Takes note of an entry that holds no commands (a new term, a membership), so that every index is accounted for.
+    pub fn skip(&mut self, index: u64) {
+        self.records.applied = self.records.applied.max(index);
+    }
+
+    /// Executes a command unless its serial was seen.
+    fn submit(&mut self, epoch: &mut Epoch, submission: &Submission) -> Outcome {
+        let Submission { client, serial, command } = submission;
+        if let Some(known) = self.records.clients.get(client) {
+            match known.recall(*serial) {
+                Recall::Answered(outcome) => return outcome,
+                Recall::Forgotten => return Outcome::UnknownOutcome,
+                Recall::Fresh => {}
+            }
+        }
+        if let Command::OpenClient(node) = command {
+            self.open_client(*epoch, (*client, *serial), *node);
+        } else if !self.records.clients.contains_key(client) {
+            return Outcome::Refused(Refusal::UnknownClient);
+        }
+        let outcome = match command {
+            Command::Batch(commands) => self.batch(epoch, commands),
+            single => self.execute(next(epoch), single),
+        };
+        let keep = self.records.limits.outcomes;
+        if let Some(client) = self.records.clients.get_mut(client) {
+            client.wrote = *epoch;
+            client.remember(*serial, outcome.clone(), keep);
+        }
+        outcome
+    }
+
+    fn batch(&mut self, epoch: &mut Epoch, commands: &[Command]) -> Outcome {
+        let nested = commands.iter().any(|command| matches!(command, Command::Batch(_) | Command::OpenClient(_)));
+        if nested || commands.len() > self.records.limits.batch as usize {
+            return Outcome::Refused(Refusal::BadBatch);
+        }
+        Outcome::Batch(commands.iter().map(|command| self.execute(next(epoch), command)).collect())
+    }
+
+    fn execute(&mut self, epoch: Epoch, command: &Command) -> Outcome {
+        let answer = match command {
+            Command::ClaimOwner(claim) => self.claim_owner(epoch, *claim),
+            Command::RenewLease(renewal) => Ok(self.renew_lease(renewal)),
+            Command::Release(release) => self.release(epoch, *release),
+            Command::ReplicateReadonly(copy) => self.replicate_readonly(*copy),
+            Command::DropReplica(copy) => self.drop_replica(*copy),
+            Command::Seal(seal) => self.seal(epoch, seal),
+            Command::OpenSession(open) => self.open_session(epoch, open),
+            Command::Advance(advance) => self.advance(*advance),
+            Command::Fork(fork) => self.fork(epoch, *fork),
+            Command::CloseSession(id) => {
+                self.remove_session(*id);
+                Ok(Outcome::Done)
+            }
+            Command::Migrate(migrate) => self.migrate(epoch, *migrate),
+            Command::RegisterWorker(register) => self.register_worker(epoch, register),
+            Command::RetireWorker(worker) => Ok(self.retire_worker(*worker)),
+            Command::SetGroup(set) => self.set_group(*set),
+            Command::Intent(intent) => self.set_intent(*intent),
+            Command::Expire(expire) => self.expire(*expire),
+            Command::OpenClient(_) => Ok(Outcome::Done),
+            Command::Batch(_) => Err(Refusal::BadBatch),
+        };
+        answer.unwrap_or_else(Outcome::Refused)
+    }
+
+    /// Opens a client, at the cost of the one that has been silent longest when there are too many.
+    fn open_client(&mut self, epoch: Epoch, (client, serial): (ClientId, ClientSerial), node: NodeId) {
+        if self.records.clients.contains_key(&client) {
+            return;
+        }
+        if self.records.clients.len() >= self.records.limits.clients as usize {
+            let silent = self.records.clients.iter().map(|(id, client)| (client.wrote, *id)).min();
+            silent.map(|(_, id)| self.records.clients.remove(&id));
+        }
+        self.records.clients.insert(client, Client::new(node, epoch, serial));
+    }
+
+    /// The extent that keeps a place as a boundary.
+    fn resolve(&self, place: Place) -> Result<&Artifact, Unresolved> {
+        let found = self.index.boundaries.get(&(place.scope, place.point.id)).and_then(|id| self.artifact(*id));
+        if let Some(artifact) = found {
+            let exact = artifact.kept(place.point.blocks).is_some_and(|kept| kept.point == place.point);
+            return if exact { Ok(artifact) } else { Err(Unresolved::Refused(Refusal::BadRun)) };
+        }
+        let hint = place.extent.and_then(|id| self.artifact(id)).filter(|a| a.origin.scope() == place.scope);
+        match hint.filter(|extent| extent.from() < place.point.blocks && place.point.blocks <= extent.end().blocks) {
+            None => Err(Unresolved::Refused(Refusal::UnknownPrefix)),
+            Some(extent) => {
+                let kept = extent.kept(place.point.blocks).map(|kept| kept.point);
+                Err(Unresolved::Merged(Outcome::Merged { extent: extent.id, kept }))
+            }
+        }
+    }
+}
+
+/// A place that is no kept boundary.
+enum Unresolved {
+    /// It lies inside an extent.
+    Merged(Outcome),
+    /// It is not known, or contradicts what is.
+    Refused(Refusal),
+}
+
+impl From<Unresolved> for Answer {
+    fn from(unresolved: Unresolved) -> Self {
+        match unresolved {
+            Unresolved::Merged(outcome) => Ok(outcome),
+            Unresolved::Refused(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// The epoch of the next command in an entry.
+fn next(epoch: &mut Epoch) -> Epoch {
+    let current = *epoch;
+    epoch.position += 1;
+    current
+}

@@ -1,0 +1,56 @@
+//! Read-only copies. A copied prefix is recorded on every extent it goes through, as far as it goes there.
+
+use super::Answer;
+use crate::artifact::{Attached, Replica};
+use crate::command::{DropReplica, ReplicateReadonly};
+use crate::ledger::Ledger;
+use crate::outcome::Outcome;
+
+impl Ledger {
+    pub(super) fn replicate_readonly(&mut self, copy: ReplicateReadonly) -> Answer {
+        self.check_live(copy.holder)?;
+        let artifact = match self.resolve(copy.place) {
+            Ok(artifact) => artifact.id,
+            Err(unresolved) => return unresolved.into(),
+        };
+        let expires = self.now().after(copy.ttl);
+        for here in self.path(artifact, copy.place.point) {
+            self.add_replica(here, Replica { holder: copy.holder, upto: here.at, expires });
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn add_replica(&mut self, here: Attached, mut copy: Replica) {
+        let owned = |holder| move |artifact: &&crate::Artifact| artifact.owner != Some(holder);
+        let Some(mut artifact) = self.artifact(here.artifact).filter(owned(copy.holder)).cloned() else { return };
+        if let Some(known) = artifact.replicas.iter().find(|known| known.holder == copy.holder) {
+            copy.expires = copy.expires.max(known.expires);
+            copy.upto = if known.upto.blocks > copy.upto.blocks { known.upto } else { copy.upto };
+        }
+        let now = self.now();
+        artifact.replicas.retain(|known| known.holder != copy.holder && known.expires > now);
+        if artifact.replicas.len() >= self.records.limits.replicas.max(1) as usize {
+            let first = artifact.replicas.iter().map(|known| (known.expires, known.holder)).min();
+            artifact.replicas.retain(|known| Some((known.expires, known.holder)) != first);
+        }
+        let place = artifact.replicas.partition_point(|known| known.holder < copy.holder);
+        artifact.replicas.insert(place, copy);
+        artifact.touched = now;
+        self.put_artifact(artifact);
+    }
+
+    pub(super) fn drop_replica(&mut self, copy: DropReplica) -> Answer {
+        let artifact = match self.resolve(copy.place) {
+            Ok(artifact) => artifact.id,
+            Err(unresolved) => return unresolved.into(),
+        };
+        for here in self.path(artifact, copy.place.point) {
+            let held = self.artifact(here.artifact).filter(|a| a.replicas.iter().any(|r| r.holder == copy.holder));
+            if let Some(mut artifact) = held.cloned() {
+                artifact.replicas.retain(|known| known.holder != copy.holder);
+                self.put_artifact(artifact);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}

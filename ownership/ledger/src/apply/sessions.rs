@@ -1,0 +1,138 @@
+//! Sessions, their heads, and what is on its way to them. Forks are decided by chain, never by epoch.
+
+use vocabulary::{Epoch, NodeId, PrefixId, SessionId};
+
+use super::{Answer, Unresolved};
+use crate::command::{Advance, Fork, OpenSession, Place, SetIntent};
+use crate::ledger::Ledger;
+use crate::outcome::{Movement, Outcome, Refusal};
+use crate::record::{Head, Intent, Session};
+
+/// Intents remembered for one session.
+const MAX_INTENTS: usize = 8;
+
+impl Ledger {
+    pub(super) fn open_session(&mut self, epoch: Epoch, open: &OpenSession) -> Answer {
+        if let Some(session) = self.session(open.session) {
+            let same = session.tenant == open.tenant && session.model == open.model;
+            return if same { Ok(Outcome::Opened { epoch: session.epoch }) } else { Err(Refusal::ForeignSession) };
+        }
+        while self.session_count() >= self.records.limits.sessions.max(1) as usize {
+            self.close_coldest_session();
+        }
+        self.put_session(Session {
+            id: open.session,
+            tenant: open.tenant.clone(),
+            model: open.model.clone(),
+            parent: open.parent,
+            heads: Vec::new(),
+            owner: None,
+            epoch,
+            opened: self.now(),
+            touched: self.now(),
+        });
+        Ok(Outcome::Opened { epoch })
+    }
+
+    pub(super) fn advance(&mut self, advance: Advance) -> Answer {
+        if let Some((base, router)) = advance.intent {
+            self.withdraw(advance.session, base, router);
+        }
+        let session = self.session(advance.session).ok_or(Refusal::UnknownSession)?;
+        let head = match self.head_at(session, advance.head) {
+            Ok(head) => head,
+            Err(unresolved) => return unresolved.into(),
+        };
+        let (heads, movement) = self.moved(session, head, advance.replaces);
+        let session = Session { heads, touched: self.now(), ..session.clone() };
+        self.put_session(session);
+        Ok(Outcome::Advanced { movement })
+    }
+
+    pub(super) fn fork(&mut self, epoch: Epoch, fork: Fork) -> Answer {
+        let parent = self.session(fork.parent).ok_or(Refusal::UnknownSession)?;
+        let head = match self.head_at(parent, fork.at) {
+            Ok(head) => head,
+            Err(unresolved) => return unresolved.into(),
+        };
+        if !parent.heads.iter().any(|known| self.descends(known, &head)) {
+            return Err(Refusal::UnknownPrefix);
+        }
+        let (tenant, model) = (parent.tenant.clone(), parent.model.clone());
+        self.open_session(epoch, &OpenSession { session: fork.child, tenant, model, parent: Some(fork.parent) })?;
+        self.advance(Advance { session: fork.child, head: fork.at, replaces: None, intent: None })
+    }
+
+    /// A place as a head of the session.
+    fn head_at(&self, session: &Session, place: Place) -> Result<Head, Unresolved> {
+        let artifact = self.resolve(place)?;
+        if artifact.origin.tenant != session.tenant || artifact.origin.model != session.model {
+            return Err(Unresolved::Refused(Refusal::ForeignSession));
+        }
+        Ok(Head { point: place.point, artifact: artifact.id, scope: place.scope, touched: self.now() })
+    }
+
+    /// A session's heads after it reached `new`.
+    fn moved(&self, session: &Session, new: Head, replaces: Option<PrefixId>) -> (Vec<Head>, Movement) {
+        let mut heads = session.heads.clone();
+        if let Some(known) = heads.iter().position(|head| self.descends(head, &new)) {
+            let head = heads.remove(known);
+            heads.push(Head { touched: new.touched, ..head });
+            return (heads, Movement::Unchanged);
+        }
+        let before = heads.len();
+        heads.retain(|head| !self.descends(&new, head));
+        let forwarded = heads.len() < before;
+        let before = heads.len();
+        heads.retain(|head| replaces != Some(head.point.id));
+        let replaced = heads.len() < before;
+        heads.push(new);
+        let surplus = heads.len().saturating_sub(self.records.limits.heads.max(1) as usize);
+        heads.drain(..surplus);
+        let movement = match (session.heads.is_empty(), forwarded, replaced) {
+            (true, ..) => Movement::First,
+            (_, true, _) => Movement::FastForward,
+            (.., true) => Movement::Replaced,
+            _ => Movement::Diverged,
+        };
+        (heads, movement)
+    }
+
+    /// Whether `head` is `ancestor` or lies beyond it on the same chain.
+    pub(crate) fn descends(&self, head: &Head, ancestor: &Head) -> bool {
+        let (mut id, mut upto) = (head.artifact, head.point.blocks);
+        while upto >= ancestor.point.blocks {
+            if id == ancestor.artifact {
+                return true;
+            }
+            let Some(parent) = self.artifact(id).and_then(|artifact| artifact.parent) else { return false };
+            (id, upto) = (parent.artifact, parent.at.blocks);
+        }
+        false
+    }
+
+    pub(super) fn set_intent(&mut self, set: SetIntent) -> Answer {
+        let Some((worker, ttl)) = set.step else {
+            self.withdraw(set.session, set.base, set.router);
+            return Ok(Outcome::Done);
+        };
+        let known = self.records.intents.get(&set.session);
+        if known.is_none() && self.records.intents.len() >= self.records.limits.intents as usize {
+            return Err(Refusal::Full);
+        }
+        let mut intents = known.map_or_else(Vec::new, |known| (**known).clone());
+        intents.retain(|intent| (intent.base, intent.router) != (set.base, set.router));
+        intents.push(Intent { base: set.base, worker, router: set.router, expires: self.now().after(ttl) });
+        let surplus = intents.len().saturating_sub(MAX_INTENTS);
+        intents.drain(..surplus);
+        self.put_intents(set.session, intents);
+        Ok(Outcome::Done)
+    }
+
+    fn withdraw(&mut self, session: SessionId, base: PrefixId, router: NodeId) {
+        let Some(known) = self.records.intents.get(&session) else { return };
+        let mut intents = (**known).clone();
+        intents.retain(|intent| (intent.base, intent.router) != (base, router));
+        self.put_intents(session, intents);
+    }
+}

@@ -1,0 +1,42 @@
+//! Forgetting what is over, a bounded piece with every entry.
+
+use vocabulary::{LedgerTime, Micros};
+
+use crate::ledger::Ledger;
+
+impl Ledger {
+    /// Forgets intents and copies whose time is over, and sessions and unreferenced extents that were idle too long.
+    pub(super) fn sweep(&mut self) {
+        let mut budget = self.records.limits.sweep;
+        while budget > 0 && self.sweep_one() {
+            budget -= 1;
+        }
+    }
+
+    /// Forgets one thing; false when there is nothing to forget.
+    fn sweep_one(&mut self) -> bool {
+        let now = self.now();
+        let limits = self.records.limits;
+        if let Some((_, session)) = self.index.intents.get_min().filter(|(end, _)| *end <= now).copied() {
+            let kept = self.intents(session).copied().collect();
+            self.put_intents(session, kept);
+        } else if let Some((_, id, holder)) = self.index.replicas.get_min().filter(|(end, ..)| *end <= now).copied() {
+            if let Some(mut artifact) = self.artifact(id).cloned() {
+                artifact.replicas.retain(|copy| copy.holder != holder);
+                self.put_artifact(artifact);
+            }
+        } else if self.index.sessions.get_min().is_some_and(|(touched, _)| is_idle(*touched, limits.session_idle, now))
+        {
+            self.close_coldest_session();
+        } else if self.index.idle.get_min().is_some_and(|(touched, _)| is_idle(*touched, limits.artifact_idle, now)) {
+            self.evict_coldest_artifact();
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+fn is_idle(touched: LedgerTime, after: Micros, now: LedgerTime) -> bool {
+    touched.after(after) <= now
+}

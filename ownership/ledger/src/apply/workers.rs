@@ -1,0 +1,85 @@
+//! Workers and their leases. A lease records that some router reached that process; its end changes plans only.
+
+use vocabulary::{Epoch, Owner, WorkerId};
+
+use super::Answer;
+use crate::command::{Expire, RegisterWorker, RenewLease};
+use crate::ledger::Ledger;
+use crate::outcome::{Outcome, Refusal};
+use crate::record::{Lease, Worker, WorkerSpec};
+
+impl Ledger {
+    /// Grants a lease to a life of a worker. The life that already holds one keeps its epoch.
+    ///
+    /// An older life is refused while a newer one's lease is held; after that it may be a clock that was set back.
+    pub(super) fn register_worker(&mut self, epoch: Epoch, register: &RegisterWorker) -> Answer {
+        let until = self.now().after(register.ttl);
+        let spec = WorkerSpec { ranks: register.spec.ranks.max(1), ..register.spec.clone() };
+        let known = self.worker(register.worker).filter(|worker| worker.is_live());
+        if known.is_some_and(|worker| worker.incarnation > register.incarnation) {
+            return Err(Refusal::StaleIncarnation);
+        }
+        let same = known.filter(|worker| worker.incarnation == register.incarnation);
+        let (epoch, until) = match same.map(|worker| (worker.epoch, worker.lease)) {
+            Some((granted, Lease::Held { until: held })) => (granted, until.max(held)),
+            _ => (epoch, until),
+        };
+        let full = self.records.workers.len() >= self.records.limits.workers as usize;
+        if full && self.worker(register.worker).is_none() && !self.evict_worker() {
+            return Err(Refusal::Full);
+        }
+        let (id, incarnation) = (register.worker, register.incarnation);
+        self.put_worker(Worker { id, spec, incarnation, epoch, lease: Lease::Held { until } });
+        Ok(Outcome::Granted { epoch })
+    }
+
+    pub(super) fn renew_lease(&mut self, renewal: &RenewLease) -> Outcome {
+        let until = self.now().after(renewal.ttl);
+        let mut refused = Vec::new();
+        for (id, incarnation) in &renewal.alive {
+            let held = self.worker(*id).filter(|worker| worker.is_live() && worker.incarnation == *incarnation);
+            match held.cloned() {
+                None => refused.push(*id),
+                Some(mut worker) => {
+                    if let Lease::Held { until: before } = worker.lease {
+                        worker.lease = Lease::Held { until: until.max(before) };
+                    }
+                    self.put_worker(worker);
+                }
+            }
+        }
+        let renewed = (renewal.alive.len() - refused.len()) as u32;
+        Outcome::Renewed { renewed, refused }
+    }
+
+    /// O(1): who is the effective owner of what this worker owned follows from the worker table.
+    pub(super) fn expire(&mut self, expire: Expire) -> Answer {
+        let mut worker = self.worker(expire.worker).ok_or(Refusal::UnknownWorker)?.clone();
+        let seen = worker.lease == Lease::Held { until: expire.deadline } && worker.epoch == expire.epoch;
+        if !seen || self.now() < expire.deadline {
+            return Err(Refusal::LeaseChanged);
+        }
+        worker.lease = Lease::Expired { at: self.now() };
+        self.put_worker(worker);
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn retire_worker(&mut self, id: WorkerId) -> Outcome {
+        if let Some(mut worker) =
+            self.worker(id).filter(|worker| !matches!(worker.lease, Lease::Retired { .. })).cloned()
+        {
+            worker.lease = Lease::Retired { at: self.now() };
+            self.put_worker(worker);
+        }
+        Outcome::Done
+    }
+
+    /// Whether `owner` may be granted anything.
+    pub(super) fn check_live(&self, owner: Owner) -> Result<(), Refusal> {
+        let worker = self.worker(owner.worker).ok_or(Refusal::UnknownWorker)?;
+        if !worker.is(owner) {
+            return Err(Refusal::StaleIncarnation);
+        }
+        if worker.is_live() { Ok(()) } else { Err(Refusal::LeaseOver) }
+    }
+}

@@ -1,0 +1,238 @@
+//! What must hold in every state and over every step: named checks, for unit, simulation and cluster tests alike.
+
+use std::collections::BTreeSet;
+
+use vocabulary::{ArtifactId, Epoch};
+
+use crate::artifact::Artifact;
+use crate::ledger::{Indexes, Ledger};
+use crate::point::WAYPOINT;
+use crate::record::{Lease, Session};
+
+/// A broken invariant.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{invariant}: {detail}")]
+pub struct Violation {
+    /// Which one.
+    pub invariant: &'static str,
+    /// Where.
+    pub detail: String,
+}
+
+/// A property of one state.
+pub type StateCheck = fn(&Ledger) -> Result<(), String>;
+
+/// A property of two states, the second of which came out of the first.
+pub type StepCheck = fn(&Ledger, &Ledger) -> Result<(), String>;
+
+/// Properties of every state.
+pub const STATE: &[(&str, StateCheck)] = &[
+    ("indexes follow from the records", indexes_follow),
+    ("expiry index and lease table are inverses", leases_are_inverses),
+    ("references equal what is referenced", references_are_exact),
+    ("the fork graph is acyclic", forks_are_acyclic),
+    ("a boundary is kept by one extent", boundaries_are_unique),
+    ("waypoints are kept without a gap", waypoints_are_kept),
+    ("a copy's digest equals the sealed digest", copies_match),
+    ("no head is an ancestor of another", heads_are_apart),
+    ("nothing is shared across tenants", tenants_are_apart),
+    ("every grant lies in the past", grants_are_past),
+    ("every table is bounded", tables_are_bounded),
+];
+
+/// Properties of every step.
+pub const STEP: &[(&str, StepCheck)] = &[
+    ("one owner per epoch", one_owner_per_epoch),
+    ("fencing tokens rise", tokens_rise),
+    ("no lease revives without a new grant", no_lease_revives),
+    ("no lease ends early", no_lease_ends_early),
+    ("a sealed artifact never changes", sealed_never_changes),
+    ("the clock never runs backwards", clock_never_runs_back),
+    ("a replayed serial returns the first outcome", outcomes_stay),
+];
+
+/// Checks one state.
+pub fn check(ledger: &Ledger) -> Result<(), Violation> {
+    STATE.iter().try_for_each(|(invariant, check)| check(ledger).map_err(|detail| Violation { invariant, detail }))
+}
+
+/// Checks a step from one state to a later one.
+pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), Violation> {
+    let violation = |invariant, detail| Violation { invariant, detail };
+    STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|detail| violation(invariant, detail)))
+}
+
+fn ensure(holds: bool, detail: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(detail()) }
+}
+
+fn indexes_follow(ledger: &Ledger) -> Result<(), String> {
+    ensure(ledger.index == Indexes::of(&ledger.records), || "an index differs from what the records say".into())
+}
+
+fn leases_are_inverses(ledger: &Ledger) -> Result<(), String> {
+    let held = ledger.workers().filter(|worker| worker.is_live()).count();
+    ensure(held == ledger.index.leases.len(), || format!("{held} held, {} indexed", ledger.index.leases.len()))?;
+    ledger.index.leases.iter().try_for_each(|(until, id)| {
+        let lease = ledger.worker(*id).map(|worker| worker.lease);
+        ensure(lease == Some(Lease::Held { until: *until }), || format!("{id} has {lease:?}, indexed at {until}"))
+    })
+}
+
+fn references_are_exact(ledger: &Ledger) -> Result<(), String> {
+    for artifact in ledger.artifacts() {
+        let sessions = ledger.sessions().filter(|s| s.heads.iter().any(|h| h.artifact == artifact.id));
+        let sessions: BTreeSet<_> = sessions.map(|session| session.id).collect();
+        ensure(sessions.iter().copied().eq(artifact.sessions.iter()), || format!("sessions of {}", artifact.id))?;
+        let hangs = |child: &&Artifact| child.parent.is_some_and(|parent| parent.artifact == artifact.id);
+        let children: BTreeSet<_> = ledger.artifacts().filter(hangs).map(|child| child.id).collect();
+        ensure(children.iter().copied().eq(artifact.children.iter()), || format!("children of {}", artifact.id))?;
+    }
+    let dangling = |session: &Session| session.heads.iter().any(|head| ledger.artifact(head.artifact).is_none());
+    ensure(!ledger.sessions().any(dangling), || "a head points at no extent".into())
+}
+
+/// A child starts after its parent's start, so no path of parents is a ring.
+fn forks_are_acyclic(ledger: &Ledger) -> Result<(), String> {
+    ledger.artifacts().try_for_each(|child| {
+        let Some(attached) = child.parent else { return Ok(()) };
+        let parent = ledger.artifact(attached.artifact).ok_or_else(|| format!("{} hangs on nothing", child.id))?;
+        let kept = parent.boundaries.iter().any(|boundary| boundary.point == attached.at);
+        ensure(kept, || format!("{} hangs on a point that {} does not keep", child.id, parent.id))?;
+        ensure(parent.from() < child.from() && child.from() < child.end().blocks, || format!("{} is empty", child.id))
+    })
+}
+
+fn boundaries_are_unique(ledger: &Ledger) -> Result<(), String> {
+    let kept: usize = ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
+    let indexed = ledger.index.boundaries.len();
+    ensure(kept == indexed, || format!("{kept} boundaries are kept, {indexed} can be found"))
+}
+
+fn waypoints_are_kept(ledger: &Ledger) -> Result<(), String> {
+    ledger.artifacts().try_for_each(|artifact| {
+        let rises = artifact.boundaries.windows(2).all(|pair| pair[0].point.blocks < pair[1].point.blocks);
+        let wanted = artifact.end().blocks.0 / WAYPOINT - artifact.from().0 / WAYPOINT;
+        let kept = artifact.boundaries.iter().filter(|boundary| boundary.point.blocks.0 % WAYPOINT == 0).count();
+        ensure(rises && kept as u64 == wanted, || format!("{}: {kept} waypoints of {wanted}", artifact.id))
+    })
+}
+
+fn copies_match(ledger: &Ledger) -> Result<(), String> {
+    ledger.artifacts().try_for_each(|artifact| {
+        let sealed = |point| artifact.boundaries.iter().any(|boundary| boundary.point == point);
+        let match_all = artifact.replicas.iter().all(|copy| sealed(copy.upto) && artifact.owner != Some(copy.holder));
+        let ordered = artifact.replicas.windows(2).all(|pair| pair[0].holder < pair[1].holder);
+        ensure(match_all && ordered, || format!("copies of {}", artifact.id))
+    })
+}
+
+fn heads_are_apart(ledger: &Ledger) -> Result<(), String> {
+    ledger.sessions().try_for_each(|session| {
+        let heads = &session.heads;
+        let apart = |a: usize, b: usize| a == b || !ledger.descends(&heads[a], &heads[b]);
+        let all = (0..heads.len()).all(|a| (0..heads.len()).all(|b| apart(a, b)));
+        ensure(all, || format!("heads of {}", session.id))
+    })
+}
+
+fn tenants_are_apart(ledger: &Ledger) -> Result<(), String> {
+    let tenant = |id: ArtifactId| ledger.artifact(id).map(|artifact| &artifact.origin);
+    ledger.artifacts().try_for_each(|artifact| {
+        let parent = artifact.parent.and_then(|parent| tenant(parent.artifact));
+        let own = &artifact.origin;
+        let same = parent.is_none_or(|parent| parent.scope() == own.scope() && parent.root == own.root);
+        ensure(same, || format!("{} extends another tenant's extent", artifact.id))
+    })?;
+    ledger.sessions().try_for_each(|session| {
+        let own = |id| tenant(id).is_some_and(|o| o.tenant == session.tenant && o.model == session.model);
+        ensure(session.heads.iter().all(|head| own(head.artifact)), || format!("heads of {}", session.id))
+    })
+}
+
+fn grants_are_past(ledger: &Ledger) -> Result<(), String> {
+    let past = |epoch: Epoch| epoch.index <= ledger.applied() && epoch.generation <= ledger.records.generation;
+    let workers = ledger.workers().map(|worker| worker.epoch);
+    let sessions = ledger.sessions().map(|session| session.epoch);
+    let boundaries = ledger.artifacts().flat_map(|a| a.boundaries.iter().map(|boundary| boundary.epoch));
+    let mut all = workers.chain(sessions).chain(ledger.artifacts().map(|a| a.epoch)).chain(boundaries);
+    ensure(all.all(past), || "a grant lies in the future".into())
+}
+
+fn tables_are_bounded(ledger: &Ledger) -> Result<(), String> {
+    let (limits, records) = (ledger.limits(), &ledger.records);
+    let within = [
+        (records.workers.len(), limits.workers),
+        (records.sessions.len(), limits.sessions),
+        (records.artifacts.len(), limits.artifacts),
+        (records.intents.len(), limits.intents),
+        (records.clients.len(), limits.clients),
+        (records.clients.values().map(|client| client.outcomes().len()).max().unwrap_or(0), limits.outcomes),
+        (ledger.sessions().map(|session| session.heads.len()).max().unwrap_or(0), limits.heads),
+        (ledger.artifacts().map(|artifact| artifact.replicas.len()).max().unwrap_or(0), limits.replicas),
+    ];
+    let broken = within.iter().position(|(len, limit)| *len > *limit as usize);
+    ensure(broken.is_none(), || format!("table {broken:?} holds {within:?}"))
+}
+
+fn one_owner_per_epoch(before: &Ledger, after: &Ledger) -> Result<(), String> {
+    for old in before.artifacts() {
+        let new = after.artifact(old.id).filter(|new| new.epoch == old.epoch);
+        ensure(new.is_none_or(|new| new.owner == old.owner), || format!("{} at {}", old.id, old.epoch))?;
+    }
+    for old in before.sessions() {
+        let new = after.session(old.id).filter(|new| new.epoch == old.epoch);
+        ensure(new.is_none_or(|new| new.owner == old.owner), || format!("{} at {}", old.id, old.epoch))?;
+    }
+    Ok(())
+}
+
+fn tokens_rise(before: &Ledger, after: &Ledger) -> Result<(), String> {
+    ensure(before.applied() <= after.applied(), || "the applied index fell".into())?;
+    let workers = before.workers().filter_map(|old| Some((old.epoch, after.worker(old.id)?.epoch)));
+    let sessions = before.sessions().filter_map(|old| Some((old.epoch, after.session(old.id)?.epoch)));
+    let artifacts = before.artifacts().filter_map(|old| Some((old.epoch, after.artifact(old.id)?.epoch)));
+    let mut all = workers.chain(sessions).chain(artifacts);
+    all.try_for_each(|(old, new)| {
+        ensure(old == new || (old < new && new.index > before.applied()), || format!("{old} became {new}"))
+    })
+}
+
+fn no_lease_revives(before: &Ledger, after: &Ledger) -> Result<(), String> {
+    before.workers().filter(|old| !old.is_live()).try_for_each(|old| {
+        let new = after.worker(old.id).filter(|new| new.is_live());
+        ensure(new.is_none_or(|new| new.epoch > old.epoch), || format!("{} without a grant", old.id))
+    })
+}
+
+fn no_lease_ends_early(before: &Ledger, after: &Ledger) -> Result<(), String> {
+    before.workers().try_for_each(|old| {
+        let (Lease::Held { until }, Some(new)) = (old.lease, after.worker(old.id)) else { return Ok(()) };
+        let early = matches!(new.lease, Lease::Expired { at } if at < until)
+            || matches!(new.lease, Lease::Held { until: now } if now < until && new.incarnation == old.incarnation);
+        ensure(!early, || format!("{} was promised until {until}, now {:?}", old.id, new.lease))
+    })
+}
+
+fn sealed_never_changes(before: &Ledger, after: &Ledger) -> Result<(), String> {
+    before.artifacts().try_for_each(|old| {
+        let Some(new) = after.artifact(old.id) else { return Ok(()) };
+        let same = (&old.origin, old.parent) == (&new.origin, new.parent) && old.end().blocks <= new.end().blocks;
+        let mut kept = new.boundaries.iter().filter(|boundary| boundary.point.blocks <= old.end().blocks);
+        let unchanged = kept.all(|boundary| old.boundaries.contains(boundary));
+        ensure(same && unchanged, || format!("{}", old.id))
+    })
+}
+
+fn clock_never_runs_back(before: &Ledger, after: &Ledger) -> Result<(), String> {
+    ensure(before.now() <= after.now(), || format!("{} became {}", before.now(), after.now()))
+}
+
+fn outcomes_stay(before: &Ledger, after: &Ledger) -> Result<(), String> {
+    for (id, old) in &before.records.clients {
+        let Some(new) = after.records.clients.get(id) else { continue };
+        let differs = |(serial, outcome)| new.outcomes().get(serial).is_some_and(|now| now != outcome);
+        ensure(!old.outcomes().iter().any(differs), || format!("{id}"))?;
+    }
+    Ok(())
+}

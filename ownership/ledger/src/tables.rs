@@ -1,0 +1,186 @@
+//! The only writers of records: each keeps the indexes in step with what it writes.
+
+use std::sync::Arc;
+
+use vocabulary::{ArtifactId, LedgerTime, SessionId};
+
+use crate::artifact::{Artifact, Boundary};
+use crate::ledger::{Indexes, Ledger};
+use crate::record::{Intent, Lease, Session, Worker};
+
+impl Ledger {
+    pub(crate) fn put_worker(&mut self, worker: Worker) {
+        let id = worker.id;
+        if let Lease::Held { until } = worker.lease {
+            self.index.leases.insert((until, id));
+        }
+        let until = |worker: &Worker| match worker.lease {
+            Lease::Held { until } => Some(until),
+            Lease::Expired { .. } | Lease::Retired { .. } => None,
+        };
+        let (new, old) = (until(&worker), self.records.workers.insert(id, Arc::new(worker)));
+        if let Some(until) = old.and_then(|old| until(&old)).filter(|old| new != Some(*old)) {
+            self.index.leases.remove(&(until, id));
+        }
+    }
+
+    /// Forgets a worker whose lease is over.
+    pub(crate) fn remove_worker(&mut self, worker: &Worker) {
+        if let Lease::Held { until } = worker.lease {
+            self.index.leases.remove(&(until, worker.id));
+        }
+        self.records.workers.remove(&worker.id);
+    }
+
+    /// Writes a session, and the references that its heads are.
+    pub(crate) fn put_session(&mut self, session: Session) {
+        let id = session.id;
+        let old = self.records.sessions.get(&id).cloned();
+        if let Some(old) = &old {
+            self.unindex_session(old);
+        }
+        self.index.sessions.insert((session.touched, id));
+        self.index.heads.extend(session.heads.iter().map(|head| (head.scope, head.point.id, id)));
+        let new = Arc::new(session);
+        self.records.sessions.insert(id, new.clone());
+        self.refer(old.as_deref(), Some(&new));
+    }
+
+    pub(crate) fn remove_session(&mut self, id: SessionId) {
+        if let Some(old) = self.records.sessions.remove(&id) {
+            self.unindex_session(&old);
+            self.refer(Some(&old), None);
+        }
+        self.put_intents(id, Vec::new());
+    }
+
+    fn unindex_session(&mut self, session: &Session) {
+        self.index.sessions.remove(&(session.touched, session.id));
+        for head in &session.heads {
+            self.index.heads.remove(&(head.scope, head.point.id, session.id));
+        }
+    }
+
+    /// Moves a session's references from the extents of its old heads to those of its new ones.
+    fn refer(&mut self, old: Option<&Session>, new: Option<&Session>) {
+        let holds = |session: Option<&Session>, id| session.is_some_and(|s| s.heads.iter().any(|h| h.artifact == id));
+        for head in new.iter().flat_map(|session| &session.heads).filter(|head| !holds(old, head.artifact)) {
+            self.edit_artifact(head.artifact, |artifact, session| artifact.sessions.insert(session), new);
+        }
+        for head in old.iter().flat_map(|session| &session.heads).filter(|head| !holds(new, head.artifact)) {
+            self.edit_artifact(head.artifact, |artifact, session| artifact.sessions.remove(session), old);
+        }
+    }
+
+    fn edit_artifact(
+        &mut self,
+        id: ArtifactId,
+        edit: impl FnOnce(&mut Artifact, SessionId) -> bool,
+        session: Option<&Session>,
+    ) {
+        if let (Some(mut artifact), Some(session)) = (self.artifact(id).cloned(), session) {
+            edit(&mut artifact, session.id);
+            self.put_artifact(artifact);
+        }
+    }
+
+    pub(crate) fn put_artifact(&mut self, artifact: Artifact) {
+        let id = artifact.id;
+        let old = self.records.artifacts.get(&id).cloned();
+        self.index_boundaries(old.as_deref(), &artifact);
+        if let Some(old) = &old {
+            self.index.unindex_soft(old);
+        }
+        self.index.index_soft(&artifact);
+        self.records.artifacts.insert(id, Arc::new(artifact));
+    }
+
+    /// Forgets an unreferenced extent.
+    pub(crate) fn remove_artifact(&mut self, id: ArtifactId) {
+        let Some(old) = self.records.artifacts.remove(&id) else { return };
+        let scope = old.origin.scope();
+        for boundary in &old.boundaries {
+            self.index.boundaries.remove(&(scope, boundary.point.id));
+        }
+        self.index.unindex_soft(&old);
+        if let Some(mut parent) = old.parent.and_then(|parent| self.artifact(parent.artifact).cloned()) {
+            parent.children.remove(id);
+            self.put_artifact(parent);
+        }
+    }
+
+    /// Indexes only the boundaries that changed: most of a long extent's never do.
+    fn index_boundaries(&mut self, old: Option<&Artifact>, new: &Artifact) {
+        let scope = new.origin.scope();
+        let before: &[Boundary] = old.map_or(&[], |old| &old.boundaries);
+        let same = before.iter().zip(&new.boundaries).take_while(|(a, b)| a.point == b.point).count();
+        for boundary in &before[same..] {
+            self.index.boundaries.remove(&(scope, boundary.point.id));
+        }
+        for boundary in &new.boundaries[same..] {
+            self.index.boundaries.insert((scope, boundary.point.id), new.id);
+        }
+    }
+
+    /// Replaces a session's intents.
+    pub(crate) fn put_intents(&mut self, session: SessionId, intents: Vec<Intent>) {
+        for old in self.records.intents.remove(&session).iter().flat_map(|old| old.iter()) {
+            self.index.intents.remove(&(old.expires, session));
+        }
+        self.index.intents.extend(intents.iter().map(|intent| (intent.expires, session)));
+        if !intents.is_empty() {
+            self.records.intents.insert(session, Arc::new(intents));
+        }
+    }
+
+    /// Closes the session that was idle longest.
+    pub(crate) fn close_coldest_session(&mut self) {
+        if let Some((_, id)) = self.index.sessions.get_min().copied() {
+            self.remove_session(id);
+        }
+    }
+
+    /// Forgets the unreferenced extent that was idle longest; false when every extent is referenced.
+    pub(crate) fn evict_coldest_artifact(&mut self) -> bool {
+        let coldest = self.index.idle.get_min().map(|(_, id)| *id);
+        if let Some(id) = coldest {
+            self.remove_artifact(id);
+        }
+        coldest.is_some()
+    }
+
+    /// Forgets the worker whose lease has been over longest; false when all are held.
+    pub(crate) fn evict_worker(&mut self) -> bool {
+        let over = |worker: &Worker| match worker.lease {
+            Lease::Held { .. } => None,
+            Lease::Expired { at } | Lease::Retired { at } => Some((at, worker.id)),
+        };
+        let coldest: Option<(LedgerTime, _)> = self.workers().filter_map(over).min();
+        let worker = coldest.and_then(|(_, id)| self.worker(id).cloned());
+        if let Some(worker) = &worker {
+            self.remove_worker(worker);
+        }
+        worker.is_some()
+    }
+}
+
+impl Indexes {
+    /// Everything about an extent but its boundaries.
+    pub(crate) fn index_soft(&mut self, artifact: &Artifact) {
+        if artifact.is_idle() {
+            self.idle.insert((artifact.touched, artifact.id));
+        }
+        self.replicas.extend(artifact.replicas.iter().map(|copy| (copy.expires, artifact.id, copy.holder)));
+        self.groups.extend(artifact.group.map(|group| (group, artifact.id)));
+    }
+
+    fn unindex_soft(&mut self, artifact: &Artifact) {
+        self.idle.remove(&(artifact.touched, artifact.id));
+        for copy in &artifact.replicas {
+            self.replicas.remove(&(copy.expires, artifact.id, copy.holder));
+        }
+        if let Some(group) = artifact.group {
+            self.groups.remove(&(group, artifact.id));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+use super::*;
+
+#[test]
+fn a_shared_preamble_is_one_extent_and_only_deltas_are_new() {
+    let mut bench = Bench::new();
+    for (id, letter) in [(1, 'b'), (2, 'c'), (3, 'd')] {
+        bench.step(step(id, &chain(&[('p', 128), (letter, 20)]), 0, 1));
+    }
+    let root = bench.extent(session(1));
+    assert_eq!((root.from(), root.children.len()), (Blocks(0), 2));
+    for id in [2, 3] {
+        let extent = bench.extent(session(id));
+        assert_eq!((extent.from(), extent.bytes()), (Blocks(128), Bytes(2_000)));
+        assert_eq!(extent.parent.unwrap().artifact, root.id);
+    }
+}
+
+#[test]
+fn an_extent_with_two_sessions_is_not_joined() {
+    let mut bench = Bench::new();
+    let one = chain(&[('a', 30)]);
+    bench.step(step(1, &one, 0, 1));
+    bench.step(step(2, &one, 0, 1));
+    bench.step(step(1, &chain(&[('a', 50)]), 30, 1));
+    assert_eq!(bench.ledger.artifact_count(), 2);
+    assert_eq!(bench.extent(session(2)).end().id, one.head());
+    bench.step(step(1, &chain(&[('a', 70)]), 50, 1));
+    assert_eq!(bench.ledger.artifact_count(), 2, "its own extent grows");
+}
+
+#[test]
+fn a_fork_opens_a_session_at_a_prefix_of_another() {
+    let mut bench = Bench::new();
+    let one = chain(&[('a', 100)]);
+    bench.step(step(1, &one, 0, 1));
+    let fork = |at: Place, child| Command::Fork(Fork { parent: session(1), child: session(child), at });
+    let first = bench.run(fork(place(&one, 64), 2));
+    assert_eq!(first, Outcome::Advanced { movement: Movement::First });
+    assert_eq!(bench.run(fork(place(&one, 64), 2)), Outcome::Advanced { movement: Movement::Unchanged });
+    assert_eq!(bench.session(session(2)).parent, Some(session(1)));
+    assert_eq!(bench.extent(session(1)).sessions.len(), 2);
+    bench.step(step(2, &chain(&[('a', 64), ('b', 5)]), 64, 1));
+    assert_eq!(bench.extent(session(2)).from(), Blocks(64));
+    let foreign = chain(&[('z', 10)]);
+    assert_eq!(bench.run(fork(place(&foreign, 10), 3)), Outcome::Refused(Refusal::UnknownPrefix));
+}
+
+#[test]
+fn a_dropped_boundary_answers_with_the_extent_it_became_part_of() {
+    let mut bench = Bench::new();
+    for n in 1..=20 {
+        bench.step(step(1, &chain(&[('a', n * 5)]), (n - 1) * 5, 1));
+    }
+    let extent = bench.extent(session(1)).id;
+    let all = chain(&[('a', 100)]);
+    let hinted = |blocks| Place { extent: Some(extent), ..place(&all, blocks) };
+    let at = |p: Place| Command::Fork(Fork { parent: session(1), child: session(2), at: p });
+    assert_eq!(bench.run(at(hinted(20))), Outcome::Merged { extent, kept: None });
+    let kept = Point::on(&all, Blocks(85));
+    assert_eq!(bench.run(at(hinted(88))), Outcome::Merged { extent, kept });
+    assert_eq!(bench.run(at(place(&all, 20))), Outcome::Refused(Refusal::UnknownPrefix));
+    assert_eq!(bench.run(at(place(&all, 85))), Outcome::Advanced { movement: Movement::First });
+}
+
+#[test]
+fn a_fork_at_a_dropped_boundary_attaches_at_the_deepest_kept_point_before_it() {
+    let mut bench = Bench::new();
+    for n in 1..=40 {
+        bench.step(step(1, &chain(&[('a', n * 10)]), (n - 1) * 10, 1));
+    }
+    let branch = chain(&[('a', 215), ('b', 30)]);
+    assert_eq!(bench.locate(None, &branch).known(), Blocks(192));
+    bench.step(step(2, &branch, 192, 1));
+    let extent = bench.extent(session(2));
+    assert_eq!((extent.from(), extent.end().blocks), (Blocks(192), Blocks(245)));
+}
+
+#[test]
+fn closing_a_session_frees_what_only_it_referenced_and_idle_extents_go_in_time() {
+    let mut bench = Bench::new();
+    bench.step(step(1, &chain(&[('a', 64), ('b', 10)]), 0, 1));
+    bench.step(step(2, &chain(&[('a', 64), ('c', 10)]), 0, 1));
+    assert_eq!(bench.run(Command::CloseSession(session(2))), Outcome::Done);
+    assert_eq!(bench.run(Command::CloseSession(session(2))), Outcome::Done);
+    assert_eq!(bench.ledger.artifact_count(), 2, "kept for whoever comes back");
+    bench.pass(Micros(bench.ledger.limits().artifact_idle.0 + 1_000_000));
+    assert_eq!(bench.ledger.artifact_count(), 1);
+    assert!(bench.extent(session(1)).children.is_empty());
+    bench.run(Command::CloseSession(session(1)));
+    assert_eq!(bench.ledger.session_count(), 0);
+}
+
+#[test]
+fn a_full_directory_forgets_the_coldest_unreferenced_extents_then_refuses() {
+    let mut bench = Bench::empty(Limits { artifacts: 2, ..Limits::default() });
+    bench.run(register(1, 1));
+    bench.step(step(1, &chain(&[('a', 10)]), 0, 1));
+    bench.step(step(2, &chain(&[('b', 10)]), 0, 1));
+    assert!(!bench.step(step(3, &chain(&[('c', 10)]), 0, 1)).sealed);
+    bench.run(Command::CloseSession(session(1)));
+    assert!(bench.step(step(3, &chain(&[('c', 10)]), 0, 1)).sealed);
+    assert_eq!(bench.locate(None, &chain(&[('a', 10)])).sealed, None);
+}
+
+#[test]
+fn a_full_session_table_closes_the_session_that_was_idle_longest() {
+    let mut bench = Bench::empty(Limits { sessions: 2, ..Limits::default() });
+    bench.run(register(1, 1));
+    for (id, letter) in [(1, 'a'), (2, 'b')] {
+        bench.step(step(id, &chain(&[(letter, 10)]), 0, 1));
+    }
+    bench.step(step(1, &chain(&[('a', 20)]), 10, 1));
+    bench.step(step(3, &chain(&[('c', 10)]), 0, 1));
+    assert!(bench.ledger.session(session(2)).is_none());
+    assert!(bench.ledger.session(session(1)).is_some());
+}
+
+#[test]
+fn tenants_with_equal_text_share_nothing() {
+    let mut bench = Bench::new();
+    let (text, other) = (chain(&[('a', 100)]), TenantId(Arc::from("other")));
+    bench.step(step(1, &text, 0, 1));
+    let theirs = Scope::of(&other, KvFormat(0));
+    let query = Query { scope: theirs, session: None, chain: &text, preamble: Blocks(0) };
+    assert_eq!(bench.ledger.locate(query), Located { lineage: Lineage::New, sealed: None });
+    bench.step(StepCommit { tenant: &other, session: session(2), ..step(2, &text, 0, 2) });
+    assert_eq!(bench.ledger.artifact_count(), 2);
+    assert_ne!(bench.extent(session(1)).id, bench.extent(session(2)).id);
+    // A foreign session id does not open the door either.
+    let outcome = bench.step(StepCommit { tenant: &other, ..step(1, &chain(&[('a', 120)]), 100, 2) });
+    assert_eq!(outcome.movement, None);
+    assert_eq!(bench.session(session(1)).head().unwrap().point.id, text.head());
+}
+
+#[test]
+fn kv_of_another_format_is_another_artifact() {
+    let mut bench = Bench::new();
+    let text = chain(&[('a', 100)]);
+    bench.step(step(1, &text, 0, 1));
+    let fp8 = KvShape { format: KvFormat(8), ..shape() };
+    bench.step(StepCommit { shape: fp8, ..step(2, &text, 0, 2) });
+    assert_eq!(bench.ledger.artifact_count(), 2);
+}
+
+#[test]
+fn malformed_runs_are_refused_and_change_nothing() {
+    let mut bench = Bench::new();
+    let text = chain(&[('a', 200)]);
+    let origin = Origin { tenant: tenant(), model: ModelId::from("tiny"), root: text.root, shape: shape() };
+    let good = Run::of(&text, Blocks(0), Blocks(200)).unwrap();
+    let mut gap = good.clone();
+    gap.points.retain(|point| point.blocks != Blocks(64));
+    let foreign_root = Run { base: Point { blocks: Blocks(0), id: PrefixId(1) }, ..good.clone() };
+    let hash = bench.ledger.records.artifacts.clone();
+    for run in [gap, foreign_root, Run { points: Vec::new(), ..good }] {
+        let seal = Seal { session: None, origin: origin.clone(), run, extent: None, owner: owner(1) };
+        assert_eq!(bench.run(Command::Seal(seal)), Outcome::Refused(Refusal::BadRun));
+    }
+    assert_eq!(bench.ledger.records.artifacts, hash);
+}
