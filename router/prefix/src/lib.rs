@@ -1,1 +1,34 @@
-//! prefix.
+//! Who is this prompt? Renders chat templates, tokenizes, and names every prefix by a rolling hash, in blocks.
+//!
+//! Pure but for [`ModelText::load`], which reads the model's files: no clock (the time is an argument), no network, no
+//! randomness. It never guesses: where the token ids cannot be foreseen with certainty the prompt is identified by its
+//! canonical bytes instead, and says why. It never panics on what a client sent.
+
+mod canonical;
+mod chat;
+mod completion;
+mod content_format;
+mod decoder;
+mod error;
+mod folder;
+mod identify;
+mod json_value;
+mod kind;
+mod model_text;
+mod prompt;
+mod python;
+mod strftime;
+mod template;
+mod to_json;
+mod tokenizer;
+
+pub use chat::ChatBody;
+pub use decoder::TextDecoder;
+pub use error::PrefixError;
+pub use folder::{ModelFiles, ModelTextSource};
+pub use identify::{Asked, Identifier, IdentifierOptions, Limits};
+pub use kind::TemplateKind;
+pub use model_text::ModelText;
+pub use prompt::{Content, FallbackReason, Identity, Prompt};
+pub use strftime::WallTime;
+pub use tokenizer::SpecialTokens;

@@ -1,0 +1,160 @@
+//! The bytes that stand for a prompt whose token ids cannot be foreseen.
+//!
+//! They are append-stable: a conversation that only grew has canonical bytes that only grew. So the fields that a
+//! template puts first (tools, documents, template arguments) come first, each message follows on a line of its own,
+//! and nothing closes the list. Line feeds cannot occur inside, since JSON escapes them in strings and the others are
+//! dropped with the rest of the insignificant white space. Strings stay as they were sent, escapes and all.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// The fields of a chat or completion request, unread.
+#[derive(Deserialize)]
+struct RawBody<'a> {
+    #[serde(borrow, default)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    documents: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    chat_template: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    chat_template_kwargs: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    messages: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    prompt: Option<&'a RawValue>,
+}
+
+/// The canonical bytes of a request, at most `limit` of them.
+pub(crate) fn canonical(body: &[u8], limit: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(body.len().min(limit));
+    let is_object = body.trim_ascii_start().starts_with(b"{");
+    match serde_json::from_slice::<RawBody<'_>>(body) {
+        Ok(raw) if is_object => raw.write(&mut out, limit),
+        // No object, or a field twice: the engine decides what it means, equal bytes still mean the same.
+        _ => out.extend_from_slice(&body[..body.len().min(limit)]),
+    }
+    out.truncate(limit);
+    out
+}
+
+impl RawBody<'_> {
+    fn write(&self, out: &mut Vec<u8>, limit: usize) {
+        let head = [
+            ("tools", self.tools),
+            ("documents", self.documents),
+            ("chat_template", self.chat_template),
+            ("chat_template_kwargs", self.chat_template_kwargs),
+        ];
+        for (name, value) in head {
+            if let Some(value) = value {
+                line(name, value.get(), out);
+            }
+        }
+        let list = self.messages.map(|raw| (raw, serde_json::from_str::<Vec<&RawValue>>(raw.get())));
+        match list {
+            Some((_, Ok(messages))) => {
+                for message in messages {
+                    if out.len() >= limit {
+                        return;
+                    }
+                    line("", message.get(), out);
+                }
+            }
+            Some((raw, Err(_))) => line("messages", raw.get(), out),
+            None => {}
+        }
+        if let Some(prompt) = self.prompt {
+            out.extend_from_slice(b"prompt:");
+            // Without the closing quote, so that a longer text extends a shorter one.
+            compact(prompt.get().strip_suffix('"').unwrap_or(prompt.get()), out);
+        }
+    }
+}
+
+fn line(name: &str, json: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(name.as_bytes());
+    out.push(b':');
+    compact(json, out);
+    out.push(b'\n');
+}
+
+/// Copies valid JSON without the white space between its tokens.
+fn compact(json: &str, out: &mut Vec<u8>) {
+    let mut in_string = false;
+    let mut escaped = false;
+    for &byte in json.as_bytes() {
+        if in_string {
+            in_string = escaped || byte != b'"';
+            escaped = !escaped && byte == b'\\';
+        } else if byte.is_ascii_whitespace() {
+            continue;
+        } else {
+            in_string = byte == b'"';
+        }
+        out.push(byte);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(body: &str) -> String {
+        String::from_utf8(canonical(body.as_bytes(), 10_000)).unwrap()
+    }
+
+    #[test]
+    fn insignificant_white_space_and_other_fields_do_not_matter() {
+        let plain = bytes(r#"{"model":"m","messages":[{"role":"user","content":" a  b "}],"temperature":1}"#);
+        let airy = bytes("{ \"messages\" : [ {\n\"role\": \"user\",\t\"content\": \" a  b \" } ] }");
+        assert_eq!(plain, airy);
+        assert_eq!(plain, ":{\"role\":\"user\",\"content\":\" a  b \"}\n");
+    }
+
+    #[test]
+    fn a_grown_conversation_extends_the_bytes() {
+        let short = bytes(r#"{"messages":[{"content":"]}\""}],"tools":[{"a":1}]}"#);
+        let long = bytes(r#"{"tools":[{"a":1}],"messages":[{"content":"]}\""},{"content":"x"}]}"#);
+        assert!(long.starts_with(&short), "{short} {long}");
+        assert!(short.starts_with("tools:[{\"a\":1}]\n"));
+    }
+
+    #[test]
+    fn a_longer_text_prompt_extends_a_shorter_one() {
+        let short = bytes(r#"{"prompt":"once upon"}"#);
+        assert!(bytes(r#"{"prompt":"once upon a time"}"#).starts_with(&short));
+        assert_eq!(bytes(r#"{"prompt": [1, 2]}"#), "prompt:[1,2]");
+    }
+
+    #[test]
+    fn strings_with_quotes_and_backslashes_keep_their_spaces() {
+        assert_eq!(bytes(r#"{"prompt":"a \" b \\"}"#), r#"prompt:"a \" b \\"#);
+        assert_eq!(bytes(r#"{"messages":[{"a \\":" \\\" "} ,1]}"#), ":{\"a \\\\\":\" \\\\\\\" \"}\n:1\n");
+    }
+
+    #[test]
+    fn null_fields_count_as_absent() {
+        assert_eq!(bytes(r#"{"tools":null,"prompt":"a"}"#), "prompt:\"a");
+    }
+
+    #[test]
+    fn what_is_not_json_stands_for_itself() {
+        for body in ["", "{", "[1]", "nonsense", "{\"messages\":1,\"messages\":2}"] {
+            assert_eq!(bytes(body), body);
+        }
+        assert_eq!(canonical(b"\xff\xfe", 10), b"\xff\xfe");
+    }
+
+    #[test]
+    fn lone_surrogates_are_kept_as_sent() {
+        assert_eq!(bytes(r#"{"prompt":"\ud800x"}"#), r#"prompt:"\ud800x"#);
+    }
+
+    #[test]
+    fn the_limit_holds_for_json_and_for_everything_else() {
+        let body = format!("{{\"messages\":[{}]}}", vec!["\"0123456789\""; 50].join(","));
+        assert_eq!(canonical(body.as_bytes(), 100).len(), 100);
+        assert_eq!(canonical(&[b'x'; 500], 100).len(), 100);
+    }
+}

@@ -1,0 +1,197 @@
+//! From a request's bytes to a [`Prompt`]: by token ids where they can be foreseen, by canonical bytes otherwise.
+
+use std::sync::Arc;
+
+use vocabulary::{Bytes, Chain, Namespace, PrefixId, RootKeys, Seed, Tokens};
+
+use crate::canonical::canonical;
+use crate::completion::{CompletionBody, OnePrompt};
+use crate::{ChatBody, Content, FallbackReason, Identity, ModelText, PrefixError, Prompt, SpecialTokens, WallTime};
+
+/// Characters of an error's text that are kept for the log.
+const DETAIL_CHARS: usize = 300;
+
+/// Bounds on what one request may cost here.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of a rendered prompt, and of canonical bytes.
+    pub rendered: Bytes,
+    /// Instructions of the template engine a rendering.
+    pub template_steps: u64,
+    /// Prompts of one completion request.
+    pub prompts: usize,
+    /// Memory for token ids of text segments seen before; 0 turns the cache off.
+    pub segment_cache: Bytes,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { rendered: Bytes(64 << 20), template_steps: 20_000_000, prompts: 1024, segment_cache: Bytes(64 << 20) }
+    }
+}
+
+/// What an [`Identifier`] is made of.
+#[derive(Clone, Debug)]
+pub struct IdentifierOptions {
+    /// The model; its `tokenizer` is replaced by the digest of `text`, or by nothing.
+    pub namespace: Namespace,
+    /// The cluster's seed.
+    pub seed: Seed,
+    /// Tokens of a chain block.
+    pub block: Tokens,
+    /// Tokenizer and template, when the operator gave them.
+    pub text: Option<Arc<ModelText>>,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+/// The identity side of one served model.
+#[derive(Clone, Debug)]
+pub struct Identifier {
+    namespace: Namespace,
+    bytes_namespace: Namespace,
+    seed: Seed,
+    block: Tokens,
+    text: Option<Arc<ModelText>>,
+    limits: Limits,
+}
+
+/// What a request adds to its body: the keys of its root, and the time for templates that print a date.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked<'a> {
+    /// Adapter, salt and content.
+    pub keys: RootKeys<'a>,
+    /// Now.
+    pub now: WallTime,
+}
+
+impl Identifier {
+    /// The identifier of one model. A block of 0 tokens counts as 16.
+    pub fn new(options: IdentifierOptions) -> Self {
+        let IdentifierOptions { mut namespace, seed, block, text, limits } = options;
+        let bytes_namespace = Namespace { tokenizer: "".into(), ..namespace.clone() };
+        namespace.tokenizer = text.as_ref().map_or_else(|| "".into(), |text| text.digest().clone());
+        let block = if block == Tokens::ZERO { Tokens(16) } else { block };
+        Self { namespace, bytes_namespace, seed, block, text, limits }
+    }
+
+    /// The namespace of exact chains, which engine events share.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Tokens of a chain block.
+    pub fn block(&self) -> Tokens {
+        self.block
+    }
+
+    /// The cluster's seed.
+    pub fn seed(&self) -> Seed {
+        self.seed
+    }
+
+    /// Tokenizer and template, when there are any.
+    pub fn text(&self) -> Option<&Arc<ModelText>> {
+        self.text.as_ref()
+    }
+
+    /// The root of exact chains with these keys.
+    pub fn root(&self, keys: RootKeys<'_>) -> PrefixId {
+        self.namespace.root(self.seed, keys)
+    }
+
+    /// Identifies a chat request by its whole body.
+    pub fn chat(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
+        match self.chat_ids(body, asked.now) {
+            Ok(ids) => self.exact(ids, asked.keys),
+            Err(error) => self.fallback(body, &error, asked.keys),
+        }
+    }
+
+    /// Identifies a completion request by its whole body: one prompt, or one for each of a batch; never none.
+    pub fn completion(&self, body: &[u8], asked: Asked<'_>) -> Vec<Prompt> {
+        match self.completion_ids(body) {
+            Ok(batch) => batch.into_iter().map(|ids| self.exact(ids, asked.keys)).collect(),
+            Err(error) => vec![self.fallback(body, &error, asked.keys)],
+        }
+    }
+
+    /// A prompt whose token ids are already known.
+    pub fn exact(&self, ids: Vec<u32>, keys: RootKeys<'_>) -> Prompt {
+        let chain = Chain::over_tokens(self.root(keys), self.seed, self.block, &ids);
+        Prompt { content: Content::Tokens(ids), chain, identity: Identity::Exact, detail: None }
+    }
+
+    /// A prompt known by the canonical bytes of its request.
+    pub fn fallback(&self, body: &[u8], error: &PrefixError, keys: RootKeys<'_>) -> Prompt {
+        let bytes = canonical(body, usize::try_from(self.limits.rendered.0).unwrap_or(usize::MAX));
+        let root = self.bytes_namespace.root(self.seed, keys);
+        let chain = Chain::over_bytes(root, self.seed, self.block, &bytes);
+        let detail: String = error.to_string().chars().take(DETAIL_CHARS).collect();
+        Prompt {
+            content: Content::Bytes(bytes),
+            chain,
+            identity: Identity::Fallback(reason(error, body)),
+            detail: Some(detail.into()),
+        }
+    }
+
+    fn model_text(&self) -> Result<&ModelText, PrefixError> {
+        self.text.as_deref().ok_or(PrefixError::Unforeseeable {
+            reason: FallbackReason::NoTokenizer,
+            detail: "no tokenizer is configured for this model",
+        })
+    }
+
+    fn chat_ids(&self, body: &[u8], now: WallTime) -> Result<Vec<u32>, PrefixError> {
+        let text = self.model_text()?;
+        text.encode_chat(&ChatBody::parse(body)?, now)
+    }
+
+    fn completion_ids(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, PrefixError> {
+        let body = CompletionBody::parse(body)?;
+        let special = if body.adds_special_tokens() { SpecialTokens::With } else { SpecialTokens::Without };
+        let prompts = body.prompts(self.limits.prompts)?.into_iter();
+        prompts
+            .map(|prompt| match prompt {
+                OnePrompt::Ids(ids) => Ok(ids),
+                OnePrompt::Text(text) => self.model_text()?.encode(&text, special),
+            })
+            .collect()
+    }
+}
+
+/// The error's label; parse errors are looked at more closely, since serde keeps only their text.
+fn reason(error: &PrefixError, body: &[u8]) -> FallbackReason {
+    match error {
+        PrefixError::Body(error) if error.to_string().contains(crate::json_value::UNSUPPORTED_NUMBER) => {
+            FallbackReason::UnsupportedNumber
+        }
+        PrefixError::Body(_) if has_lone_surrogate(body) => FallbackReason::LoneSurrogate,
+        other => other.reason(),
+    }
+}
+
+/// Whether some `\uXXXX` is half of a surrogate pair without its other half.
+fn has_lone_surrogate(body: &[u8]) -> bool {
+    let unit = |at: usize| -> Option<u16> {
+        let digits = body.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut at = 0;
+    while at + 1 < body.len() {
+        if body[at] != b'\\' {
+            at += 1;
+            continue;
+        }
+        match (unit(at), unit(at + 6)) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => at += 12,
+            (Some(0xd800..=0xdfff), _) => return true,
+            _ => at += 2,
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests;

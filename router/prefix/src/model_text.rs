@@ -1,0 +1,251 @@
+//! A model's text side: its tokenizer, special tokens and chat template, loaded once and shared.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use minijinja::Value;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::chat::Variables;
+use crate::folder::ModelFiles;
+use crate::python;
+use crate::template::{ChatTemplate, Size, TemplateText};
+use crate::tokenizer::TextTokenizer;
+use crate::{ChatBody, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateKind, WallTime};
+
+/// What `transformers` appends to find the end of a message that is to be continued.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// A tokenizer with its chat template. Immutable; share it behind an `Arc`.
+#[derive(Debug)]
+pub struct ModelText {
+    tokenizer: TextTokenizer,
+    template: Option<ChatTemplate>,
+    kind: TemplateKind,
+    /// `bos_token` and its like, as template variables.
+    special: Variables,
+    eos: Vec<u32>,
+    digest: Arc<str>,
+    limits: Limits,
+}
+
+impl ModelText {
+    /// Loads and verifies a model's text files with the default [`Limits`].
+    pub fn load(source: ModelTextSource<'_>) -> Result<Self, PrefixError> {
+        Self::load_within(source, Limits::default())
+    }
+
+    /// Loads and verifies a model's text files.
+    pub fn load_within(source: ModelTextSource<'_>, limits: Limits) -> Result<Self, PrefixError> {
+        let files = source.files()?;
+        let mut config = json("tokenizer_config.json", files.tokenizer_config.as_deref())?;
+        let model = json("config.json", files.config.as_deref())?;
+        let generation = json("generation_config.json", files.generation_config.as_deref())?;
+        fill(&mut config, json("special_tokens_map.json", files.special_tokens_map.as_deref())?);
+        let tokenizer = TextTokenizer::load(&files.tokenizer_json, &config, &limits)?;
+        let text = template_text(&files, &config, &model);
+        let digest = digest(&files.tokenizer_json, &config, text.as_ref());
+        let template = text.map(|text| ChatTemplate::compile(text, &limits)).transpose()?;
+        let mut loaded = Self {
+            special: special_tokens(&config),
+            eos: end_ids(&tokenizer, &config, &[&generation, &model]),
+            kind: TemplateKind::Unsafe,
+            tokenizer,
+            template,
+            digest,
+            limits,
+        };
+        loaded.kind = TemplateKind::probe(&loaded);
+        Ok(loaded)
+    }
+
+    /// Names tokenizer and template; equal on all routers of a cluster. It is [`vocabulary::Namespace::tokenizer`].
+    pub fn digest(&self) -> &Arc<str> {
+        &self.digest
+    }
+
+    /// How the template treats earlier turns.
+    pub fn template_kind(&self) -> TemplateKind {
+        self.kind
+    }
+
+    /// The rendered prompt of a chat request.
+    pub fn render(&self, chat: &ChatBody, now: WallTime) -> Result<String, PrefixError> {
+        let template = self.template.as_ref().ok_or(PrefixError::Unforeseeable {
+            reason: FallbackReason::UnsupportedTemplate,
+            detail: "the model's folder has no chat template that can be rendered here",
+        })?;
+        let mut messages = chat.messages(template.format())?;
+        let continued = match chat.continues_final_message() {
+            true => Some(mark_final_message(template, &mut messages)?),
+            false => None,
+        };
+        let mut variables = self.special.clone();
+        variables.extend(chat.variables()?);
+        variables.push(("messages".into(), messages.into_iter().map(Value::from_pairs).collect()));
+        let size = Size { hint: 4096, limit: usize::try_from(self.limits.rendered.0).unwrap_or(usize::MAX) };
+        let rendered = template.render(variables, now, size)?;
+        match continued {
+            Some(text) => cut_at_mark(rendered, &text),
+            None => Ok(rendered),
+        }
+    }
+
+    /// The token ids of a chat request's prompt.
+    pub fn encode_chat(&self, chat: &ChatBody, now: WallTime) -> Result<Vec<u32>, PrefixError> {
+        let special = if chat.adds_special_tokens() { SpecialTokens::With } else { SpecialTokens::Without };
+        self.encode(&self.render(chat, now)?, special)
+    }
+
+    /// Text to token ids.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, PrefixError> {
+        self.tokenizer.encode(text, special)
+    }
+
+    /// Token ids to text. Unknown ids are skipped, bytes that are no character become U+FFFD.
+    pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, PrefixError> {
+        self.tokenizer.decode(ids, special)
+    }
+
+    /// Distinct tokens. Ids of sparse vocabularies may lie beyond.
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.vocab_size()
+    }
+
+    /// Ids that end an answer; empty when no file names one.
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Whether an id is a special token.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.tokenizer.is_special(id)
+    }
+
+    /// All special tokens.
+    pub fn special_ids(&self) -> impl Iterator<Item = u32> {
+        self.tokenizer.special_ids()
+    }
+
+    /// The id of a token by its text.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.id(token)
+    }
+
+    pub(crate) fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
+    }
+}
+
+/// Appends the tag to the text that is to be continued and returns that text.
+fn mark_final_message(template: &ChatTemplate, messages: &mut [Variables]) -> Result<String, PrefixError> {
+    let refused = |detail| PrefixError::unforeseeable(FallbackReason::Malformed, detail);
+    let content = messages.last_mut().and_then(|last| last.iter_mut().find(|(key, _)| key.as_str() == Some("content")));
+    let Some((_, content)) = content.filter(|_| template.mentions("content")) else {
+        return Err(refused("continue_final_message: the template takes no content"));
+    };
+    if let Some(text) = content.as_str().map(str::to_owned) {
+        *content = Value::from(format!("{text}{CONTINUE_TAG}"));
+        return Ok(text);
+    }
+    let mut parts: Vec<Value> = content.try_iter()?.collect();
+    let text_of = |part: &Value| part.get_attr("text").ok().and_then(|text| text.as_str().map(str::to_owned));
+    let last = parts.iter_mut().rev().find_map(|part| text_of(part).map(|text| (part, text)));
+    let (part, text) = last.ok_or_else(|| refused("continue_final_message: the last message has no text"))?;
+    *part = Value::from_pairs([("type", Value::from("text")), ("text", Value::from(format!("{text}{CONTINUE_TAG}")))]);
+    *content = Value::from(parts);
+    Ok(text)
+}
+
+/// The rendering up to the tag; white space before it goes where the template trims.
+fn cut_at_mark(mut rendered: String, text: &str) -> Result<String, PrefixError> {
+    let missing = PrefixError::unforeseeable(
+        FallbackReason::TemplateError,
+        "continue_final_message: the final message does not appear in the rendered prompt",
+    );
+    let Some(at) = rendered.rfind(CONTINUE_TAG.trim_end()) else { return Err(missing) };
+    if !rendered.contains(text.trim_matches(python::is_space)) {
+        return Err(missing);
+    }
+    let keeps_space = rendered[at..].starts_with(CONTINUE_TAG);
+    let end = if keeps_space { at } else { rendered[..at].trim_end_matches(python::is_space).len() };
+    rendered.truncate(end);
+    Ok(rendered)
+}
+
+type Json = serde_json::Value;
+
+fn json(file: &'static str, bytes: Option<&[u8]>) -> Result<Json, PrefixError> {
+    let Some(bytes) = bytes else { return Ok(Json::Null) };
+    serde_json::from_slice(bytes).map_err(|source| PrefixError::File { file, source })
+}
+
+/// Adds the entries that the config lacks.
+fn fill(config: &mut Json, more: Json) {
+    if config.is_null() {
+        *config = Json::Object(serde_json::Map::new());
+    }
+    if let (Some(config), Json::Object(more)) = (config.as_object_mut(), more) {
+        for (key, value) in more {
+            config.entry(key).or_insert(value);
+        }
+    }
+}
+
+/// The template's text, unless the engine is known to render this model by other means.
+fn template_text(files: &ModelFiles<'_>, config: &Json, model: &Json) -> Option<TemplateText> {
+    if model["model_type"] == "gpt_oss" {
+        return None;
+    }
+    if let Some(bytes) = &files.chat_template {
+        return Some(TemplateText { plain: String::from_utf8_lossy(bytes).into_owned(), with_tools: None });
+    }
+    let owned = |json: &Json| json.as_str().map(str::to_owned);
+    let named = |name| {
+        let list = config["chat_template"].as_array()?;
+        list.iter().find(|entry| entry["name"] == name).and_then(|entry| owned(&entry["template"]))
+    };
+    let plain = owned(&config["chat_template"]).or_else(|| named("default"))?;
+    Some(TemplateText { plain, with_tools: named("tool_use") })
+}
+
+fn token_text(token: &Json) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+/// Every `*_token` with a text.
+fn special_tokens(config: &Json) -> Variables {
+    let entries = config.as_object().into_iter().flatten();
+    let tokens = entries.filter(|(key, _)| key.ends_with("_token"));
+    tokens.filter_map(|(key, token)| Some((Value::from(key.as_str()), Value::from(token_text(token)?)))).collect()
+}
+
+fn end_ids(tokenizer: &TextTokenizer, config: &Json, files: &[&Json]) -> Vec<u32> {
+    let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
+    let declared = files.iter().map(|file| &file["eos_token_id"]).find(|ids| !ids.is_null());
+    let mut ids: Vec<u32> = match declared {
+        Some(Json::Array(list)) => list.iter().filter_map(id).collect(),
+        Some(one) => id(one).into_iter().collect(),
+        None => Vec::new(),
+    };
+    ids.extend(token_text(&config["eos_token"]).and_then(|token| tokenizer.id(token)));
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// xxh3-128 over everything that decides ids, each part with its length before it.
+fn digest(tokenizer: &[u8], config: &Json, template: Option<&TemplateText>) -> Arc<str> {
+    let special = config.as_object().into_iter().flatten();
+    let special = special.filter(|(key, _)| key.ends_with("_token") || *key == "added_tokens_decoder");
+    let special: Vec<String> = special.map(|(key, value)| format!("{key}={value}")).collect();
+    let plain = template.map_or("", |text| text.plain.as_str());
+    let with_tools = template.and_then(|text| text.with_tools.as_deref()).unwrap_or("");
+    let mut hash = Xxh3::new();
+    let parts = [Cow::Borrowed(tokenizer), Cow::Owned(special.join("\n").into_bytes())];
+    for part in parts.iter().map(|part| &**part).chain([plain.as_bytes(), with_tools.as_bytes()]) {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    format!("xxh3:{:032x}", hash.digest128()).into()
+}

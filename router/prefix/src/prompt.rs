@@ -1,0 +1,122 @@
+//! What `identify` returns: the prompt's ids or bytes, its chain of blocks, and how far they can be trusted.
+
+use vocabulary::{Chain, Seed, Tokens};
+
+/// A prompt that has been identified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// What the chain was computed over.
+    pub content: Content,
+    /// The names of its prefixes at block boundaries.
+    pub chain: Chain,
+    /// Whether the chain is over the engine's own token ids.
+    pub identity: Identity,
+    /// What was met, for the log, when the identity is a fallback.
+    pub detail: Option<Box<str>>,
+}
+
+/// What a chain was computed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The token ids the engine will see.
+    Tokens(Vec<u32>),
+    /// Canonical bytes of the request; see the crate's documentation of `canonical`.
+    Bytes(Vec<u8>),
+}
+
+/// How a prompt is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// By token ids: engine events match exactly.
+    Exact,
+    /// By canonical bytes: ownership and affinity work, overlap with engine events does not.
+    Fallback(FallbackReason),
+}
+
+/// Why a prompt is known by its bytes only. Bounded: it labels a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FallbackReason {
+    /// No tokenizer was given for the model.
+    NoTokenizer,
+    /// The model has no chat template that can be rendered here.
+    UnsupportedTemplate,
+    /// The template refused the conversation or failed.
+    TemplateError,
+    /// The tokenizer failed.
+    TokenizerError,
+    /// Images, audio, video or embeddings.
+    Multimodal,
+    /// A string holds half of a surrogate pair, which is not text.
+    LoneSurrogate,
+    /// A number that Python and JSON print differently.
+    UnsupportedNumber,
+    /// An option of the request changes the ids in a way only the engine knows.
+    UnsupportedOption,
+    /// Over a limit on rendered size, template work or prompts a request.
+    TooLarge,
+    /// Not the JSON that the endpoint takes; the engine will say so.
+    Malformed,
+}
+
+impl FallbackReason {
+    /// All of them, for metrics that start at zero.
+    pub const ALL: [Self; 10] = [
+        Self::NoTokenizer,
+        Self::UnsupportedTemplate,
+        Self::TemplateError,
+        Self::TokenizerError,
+        Self::Multimodal,
+        Self::LoneSurrogate,
+        Self::UnsupportedNumber,
+        Self::UnsupportedOption,
+        Self::TooLarge,
+        Self::Malformed,
+    ];
+
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::NoTokenizer => "no_tokenizer",
+            Self::UnsupportedTemplate => "unsupported_template",
+            Self::TemplateError => "template_error",
+            Self::TokenizerError => "tokenizer_error",
+            Self::Multimodal => "multimodal",
+            Self::LoneSurrogate => "lone_surrogate",
+            Self::UnsupportedNumber => "unsupported_number",
+            Self::UnsupportedOption => "unsupported_option",
+            Self::TooLarge => "too_large",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+impl std::fmt::Display for FallbackReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+impl Prompt {
+    /// The token ids, when they are known.
+    pub fn tokens(&self) -> Option<&[u32]> {
+        match &self.content {
+            Content::Tokens(ids) => Some(ids),
+            Content::Bytes(_) => None,
+        }
+    }
+
+    /// The chain of this prompt followed by the `answer`'s ids. `None` for a prompt known by its bytes only.
+    pub fn chain_with(&self, seed: Seed, answer: &[u32]) -> Option<Chain> {
+        let prompt = self.tokens()?;
+        let block = self.chain.block.0 as usize;
+        let sealed = self.chain.ids.len() * block;
+        let mut rest = Vec::with_capacity(prompt.len() - sealed + answer.len());
+        rest.extend_from_slice(&prompt[sealed..]);
+        rest.extend_from_slice(answer);
+        let more = Chain::over_tokens(self.chain.head(), seed, self.chain.block, &rest);
+        let mut chain = self.chain.clone();
+        chain.ids.extend(more.ids);
+        chain.tokens = Tokens((prompt.len() + answer.len()) as u64);
+        Some(chain)
+    }
+}

@@ -1,0 +1,80 @@
+//! Where Python's strings and numbers differ from Rust's, as far as chat templates can see it.
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, State, Value};
+
+/// What `str.isspace` and `str.strip` count as white: Unicode's set plus the four ASCII separators.
+pub(crate) fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
+/// Python's methods on strings, maps and lists.
+pub(crate) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    if let (Some(text), true) = (value.as_str(), args.is_empty() && value.kind() == ValueKind::String) {
+        match name {
+            "strip" => return Ok(Value::from(text.trim_matches(is_space))),
+            "lstrip" => return Ok(Value::from(text.trim_start_matches(is_space))),
+            "rstrip" => return Ok(Value::from(text.trim_end_matches(is_space))),
+            "split" => return Ok(text.split(is_space).filter(|word| !word.is_empty()).map(Value::from).collect()),
+            "isspace" => return Ok(Value::from(!text.is_empty() && text.chars().all(is_space))),
+            _ => {}
+        }
+    }
+    match (name, value.as_str(), args.first().and_then(Value::as_str)) {
+        ("removeprefix", Some(text), Some(part)) => Ok(Value::from(text.strip_prefix(part).unwrap_or(text))),
+        ("removesuffix", Some(text), Some(part)) => Ok(Value::from(text.strip_suffix(part).unwrap_or(text))),
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+    }
+}
+
+/// `repr(float)`: the shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
+pub(crate) fn float(value: f64) -> String {
+    if value.is_nan() {
+        return "NaN".into();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "Infinity" } else { "-Infinity" }.into();
+    }
+    let scientific = format!("{value:e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    match exponent.parse::<i32>().unwrap_or(0) {
+        -4..=15 => format!("{value:?}"),
+        exponent if exponent < 0 => format!("{mantissa}e-{:02}", -exponent),
+        exponent => format!("{mantissa}e+{exponent:02}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_print_as_python_prints_them() {
+        let cases = [
+            (0.0, "0.0"),
+            (1.0, "1.0"),
+            (-2.5, "-2.5"),
+            (0.1, "0.1"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (1.5e-7, "1.5e-07"),
+            (1e15, "1000000000000000.0"),
+            (123_456_789_012_345_680.0, "1.2345678901234568e+17"),
+            (1e16, "1e+16"),
+            (1e22, "1e+22"),
+            (1.7976931348623157e308, "1.7976931348623157e+308"),
+            (5e-324, "5e-324"),
+            (f64::NAN, "NaN"),
+            (f64::NEG_INFINITY, "-Infinity"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(float(value), expected);
+        }
+    }
+
+    #[test]
+    fn the_ascii_separators_are_white_in_python() {
+        assert!([' ', '\t', '\n', '\u{1c}', '\u{1f}', '\u{85}', '\u{a0}', '\u{3000}'].into_iter().all(is_space));
+        assert!(!['a', '\0', '\u{200b}', '\u{feff}', '\u{1b}'].into_iter().any(is_space));
+    }
+}

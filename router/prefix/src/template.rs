@@ -1,0 +1,157 @@
+//! Chat templates rendered as `transformers`' `apply_chat_template` renders them, within bounds.
+
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+
+use crate::content_format::ContentFormat;
+use crate::{Limits, PrefixError, WallTime, python, to_json};
+
+const DEFAULT: &str = "chat_template";
+const WITH_TOOLS: &str = "tool_use";
+/// Macros within macros; a server thread's stack is smaller than the engine's default assumes.
+const MAX_RECURSION: usize = 100;
+
+/// The templates of one model, compiled.
+#[derive(Debug)]
+pub(crate) struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+    has_tool_template: bool,
+    format: ContentFormat,
+}
+
+/// A template's text, and the other one that some models use when there are tools.
+#[derive(Clone, Debug)]
+pub(crate) struct TemplateText {
+    pub plain: String,
+    pub with_tools: Option<String>,
+}
+
+impl ChatTemplate {
+    /// Compiles a model's templates.
+    pub(crate) fn compile(text: TemplateText, limits: &Limits) -> Result<Self, PrefixError> {
+        let mut environment = environment(limits);
+        let format = ContentFormat::of(&text.plain);
+        environment.add_template_owned(DEFAULT, without_generation_tags(&text.plain))?;
+        let has_tool_template = text.with_tools.is_some();
+        if let Some(with_tools) = text.with_tools {
+            environment.add_template_owned(WITH_TOOLS, without_generation_tags(&with_tools))?;
+        }
+        Ok(Self { environment, source: text.plain, has_tool_template, format })
+    }
+
+    /// The shape in which messages' content must be given.
+    pub(crate) fn format(&self) -> ContentFormat {
+        self.format
+    }
+
+    /// Whether the text of the template names a field at all.
+    pub(crate) fn mentions(&self, field: &str) -> bool {
+        self.source.contains(field)
+    }
+
+    /// Renders with these variables. `hint` is the expected size, `limit` the most bytes that may come out.
+    pub(crate) fn render(
+        &self,
+        mut variables: Vec<(Value, Value)>,
+        now: WallTime,
+        size: Size,
+    ) -> Result<String, Error> {
+        let tools = variables.iter().any(|(name, value)| name.as_str() == Some("tools") && !value.is_none());
+        let name = if tools && self.has_tool_template { WITH_TOOLS } else { DEFAULT };
+        variables.push((Value::from("strftime_now"), strftime_now(now)));
+        let mut out = Bounded { bytes: Vec::with_capacity(size.hint.min(size.limit)), limit: size.limit };
+        self.environment.get_template(name)?.render_captured_to(Value::from_pairs(variables), &mut out)?;
+        String::from_utf8(out.bytes).map_err(|_| Error::new(ErrorKind::BadSerialization, "rendered text is not UTF-8"))
+    }
+}
+
+/// Bytes a rendering is expected to take, and may take.
+#[derive(Clone, Copy)]
+pub(crate) struct Size {
+    pub hint: usize,
+    pub limit: usize,
+}
+
+fn environment(limits: &Limits) -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the default delimiters are valid"));
+    environment.set_recursion_limit(MAX_RECURSION);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_debug(false);
+    environment.set_fuel(Some(limits.template_steps));
+    environment.set_unknown_method_callback(python::method);
+    environment.add_filter("tojson", to_json::filter);
+    environment.add_filter("trim", trim);
+    environment.add_function("raise_exception", raise_exception);
+    environment
+}
+
+fn trim(text: &str, chars: Option<&str>) -> String {
+    match chars {
+        Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
+        None => text.trim_matches(python::is_space).to_owned(),
+    }
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(now: WallTime) -> Value {
+    Value::from_function(move |format: &str| {
+        now.format(format).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): a directive is not supported"))
+        })
+    })
+}
+
+/// `{% generation %}` only marks what a model wrote, for training; the text inside is rendered as it is.
+fn without_generation_tags(template: &str) -> String {
+    let mut out = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inside = &tag[2..end];
+        match inside.trim_matches(['-', '+']).trim() {
+            "generation" => out.push_str(&tag[..end].replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag[..end].replace("endgeneration", "endif")),
+            _ => out.push_str(&tag[..end]),
+        }
+        out.push_str("%}");
+        rest = &tag[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// A buffer that refuses to grow beyond its limit.
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + more.len() > self.limit {
+            return Err(io::Error::other("the rendered prompt is over its limit"));
+        }
+        self.bytes.extend_from_slice(more);
+        Ok(more.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! The `tojson` filter as `transformers` defines it: Python's `json.dumps`, not Jinja's HTML-safe one.
+
+use std::fmt::Write;
+
+use minijinja::value::{Kwargs, ObjectRepr, Rest, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+use crate::json_value::entries;
+use crate::python;
+
+/// Deeper than JSON bodies can be; a template that nests further is broken.
+const MAX_DEPTH: usize = 160;
+const MAX_INDENT: usize = 64;
+
+/// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+pub(crate) fn filter(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    let argument = |place: usize| -> Result<Value, Error> {
+        let named = kwargs.get::<Option<Value>>(names[place])?;
+        Ok(named.or_else(|| args.get(place).cloned()).unwrap_or_default())
+    };
+    let indent = indent(&argument(1)?)?;
+    let (comma, colon) = separators(&argument(2)?, indent.is_some())?;
+    let style = Style { ascii: argument(0)?.is_true(), indent, comma, colon, sort: argument(3)?.is_true() };
+    kwargs.assert_all_used()?;
+    let mut writer = Writer { out: String::new(), style: &style, depth: 0 };
+    writer.value(value)?;
+    Ok(Value::from(writer.out))
+}
+
+struct Style {
+    ascii: bool,
+    indent: Option<String>,
+    comma: String,
+    colon: String,
+    sort: bool,
+}
+
+fn indent(argument: &Value) -> Result<Option<String>, Error> {
+    if argument.is_none() || argument.is_undefined() {
+        return Ok(None);
+    }
+    if let Some(text) = argument.as_str() {
+        return Ok(Some(text.chars().take(MAX_INDENT).collect()));
+    }
+    match argument.as_i64() {
+        Some(spaces) if spaces <= MAX_INDENT as i64 => Ok(Some(" ".repeat(spaces.max(0) as usize))),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "tojson: indent must be a small number or a string")),
+    }
+}
+
+fn separators(argument: &Value, indented: bool) -> Result<(String, String), Error> {
+    if argument.is_none() || argument.is_undefined() {
+        return Ok((if indented { "," } else { ", " }.into(), ": ".into()));
+    }
+    match argument.try_iter()?.collect::<Vec<_>>().as_slice() {
+        [comma, colon] => Ok((comma.to_string(), colon.to_string())),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair")),
+    }
+}
+
+struct Writer<'a> {
+    out: String,
+    style: &'a Style,
+    depth: usize,
+}
+
+impl Writer<'_> {
+    fn value(&mut self, value: &Value) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.number(value)?,
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Seq => self.list(value)?,
+            ValueKind::Map => self.object(value)?,
+            ValueKind::Iterable if value.as_object().is_some_and(|o| o.repr() == ObjectRepr::Iterable) => {
+                self.list(value)?
+            }
+            kind => {
+                return Err(Error::new(ErrorKind::BadSerialization, format!("tojson: {kind} is not JSON")));
+            }
+        }
+        Ok(())
+    }
+
+    fn number(&mut self, value: &Value) -> Result<(), Error> {
+        if value.is_integer() {
+            let _ = write!(self.out, "{value}");
+            return Ok(());
+        }
+        self.out.push_str(&python::float(f64::try_from(value.clone())?));
+        Ok(())
+    }
+
+    fn list(&mut self, value: &Value) -> Result<(), Error> {
+        self.open('[')?;
+        let mut first = true;
+        for item in value.try_iter()? {
+            self.separate(&mut first);
+            self.value(&item)?;
+        }
+        self.close(']', first);
+        Ok(())
+    }
+
+    fn object(&mut self, value: &Value) -> Result<(), Error> {
+        let mut pairs: Vec<(Value, Value)> = entries(value).collect();
+        if self.style.sort {
+            pairs.sort_by_cached_key(|(key, _)| key.to_string());
+        }
+        self.open('{')?;
+        let mut first = true;
+        for (key, value) in &pairs {
+            self.separate(&mut first);
+            self.key(key)?;
+            self.out.push_str(&self.style.colon);
+            self.value(value)?;
+        }
+        self.close('}', first);
+        Ok(())
+    }
+
+    fn key(&mut self, key: &Value) -> Result<(), Error> {
+        if let Some(text) = key.as_str() {
+            self.string(text);
+            return Ok(());
+        }
+        self.out.push('"');
+        self.value(key)?;
+        self.out.push('"');
+        Ok(())
+    }
+
+    fn open(&mut self, bracket: char) -> Result<(), Error> {
+        self.depth += 1;
+        self.out.push(bracket);
+        match self.depth > MAX_DEPTH {
+            true => Err(Error::new(ErrorKind::BadSerialization, "tojson: nested too deeply")),
+            false => Ok(()),
+        }
+    }
+
+    fn separate(&mut self, first: &mut bool) {
+        if !std::mem::take(first) {
+            self.out.push_str(&self.style.comma);
+        }
+        self.line();
+    }
+
+    fn close(&mut self, bracket: char, empty: bool) {
+        self.depth -= 1;
+        if !empty {
+            self.line();
+        }
+        self.out.push(bracket);
+    }
+
+    fn line(&mut self) {
+        if let Some(indent) = &self.style.indent {
+            self.out.push('\n');
+            for _ in 0..self.depth {
+                self.out.push_str(indent);
+            }
+        }
+    }
+
+    /// A string in quotes; runs without anything to escape are copied whole.
+    fn string(&mut self, text: &str) {
+        self.out.reserve(text.len() + 2);
+        self.out.push('"');
+        let mut from = 0;
+        for (at, c) in text.char_indices() {
+            if !matches!(c, '"' | '\\' | '\0'..='\u{1f}') && (c.is_ascii() || !self.style.ascii) {
+                continue;
+            }
+            self.out.push_str(&text[from..at]);
+            from = at + c.len_utf8();
+            self.escape(c);
+        }
+        self.out.push_str(&text[from..]);
+        self.out.push('"');
+    }
+
+    fn escape(&mut self, c: char) {
+        match c {
+            '"' => self.out.push_str("\\\""),
+            '\\' => self.out.push_str("\\\\"),
+            '\n' => self.out.push_str("\\n"),
+            '\r' => self.out.push_str("\\r"),
+            '\t' => self.out.push_str("\\t"),
+            '\u{8}' => self.out.push_str("\\b"),
+            '\u{c}' => self.out.push_str("\\f"),
+            _ => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(self.out, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use minijinja::Environment;
+
+    use super::*;
+    use crate::json_value::JsonValue;
+
+    fn render(json: &str, call: &str) -> Result<String, Error> {
+        let mut environment = Environment::new();
+        environment.add_filter("tojson", filter);
+        let value = serde_json::from_str::<JsonValue>(json).unwrap().0;
+        environment.render_str(&format!("{{{{ x | {call} }}}}"), minijinja::context! { x => value })
+    }
+
+    fn check(json: &str, call: &str, expected: &str) {
+        assert_eq!(render(json, call).unwrap(), expected, "{json} {call}");
+    }
+
+    #[test]
+    fn html_is_not_escaped_and_unicode_stays() {
+        check(r#"{"b":"<a href='x'>&","a":"é 🌍"}"#, "tojson", r#"{"b": "<a href='x'>&", "a": "é 🌍"}"#);
+    }
+
+    #[test]
+    fn ascii_on_request_uses_surrogate_pairs() {
+        check(r#""é🌍""#, "tojson(ensure_ascii=true)", r#""\u00e9\ud83c\udf0d""#);
+        check(r#""é""#, "tojson(true)", r#""\u00e9""#);
+    }
+
+    #[test]
+    fn control_characters_have_pythons_escapes() {
+        check(r#""\u0000\b\t\n\f\r\u001f\u007f\"\\/""#, "tojson", "\"\\u0000\\b\\t\\n\\f\\r\\u001f\u{7f}\\\"\\\\/\"");
+    }
+
+    #[test]
+    fn indented_output_is_that_of_json_dumps() {
+        check(
+            r#"{"a":[1,{"b":[]}],"c":{}}"#,
+            "tojson(indent=2)",
+            "{\n  \"a\": [\n    1,\n    {\n      \"b\": []\n    }\n  ],\n  \"c\": {}\n}",
+        );
+        check("[1,2]", "tojson(indent='\t')", "[\n\t1,\n\t2\n]");
+        check("[1,2]", "tojson(indent=0)", "[\n1,\n2\n]");
+        check("[1,2]", "tojson(indent=none)", "[1, 2]");
+    }
+
+    #[test]
+    fn separators_and_sorting_are_options() {
+        check(r#"{"b":1,"a":[2,3]}"#, "tojson(separators=(',', ':'))", r#"{"b":1,"a":[2,3]}"#);
+        check(r#"{"b":1,"a":[2,3]}"#, "tojson(sort_keys=true)", r#"{"a": [2, 3], "b": 1}"#);
+    }
+
+    #[test]
+    fn numbers_and_constants_are_pythons() {
+        check("[1,-2.0,1e-7,1e5,true,false,null]", "tojson", "[1, -2.0, 1e-07, 100000.0, true, false, null]");
+    }
+
+    #[test]
+    fn an_undefined_value_a_bad_indent_and_unknown_options_are_refused() {
+        assert!(render("{}", "attr('missing') | tojson").is_err());
+        for call in ["tojson(indent=[])", "tojson(indent=1000)", "tojson(separators=(','))", "tojson(cls=1)"] {
+            assert!(render("1", call).is_err(), "{call}");
+        }
+    }
+}

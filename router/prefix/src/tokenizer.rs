@@ -1,0 +1,145 @@
+//! Text to token ids and back.
+
+use fastokens::Tokenizer;
+use fastokens::decoders::Decoder;
+use serde_json::Value;
+
+use crate::{Limits, PrefixError};
+
+/// Whether special tokens take part: when encoding, the ones a post-processor adds (begin and end of text); when
+/// decoding, all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// With them.
+    With,
+    /// Without them.
+    Without,
+}
+
+/// Text whose ids must decode to the same text, or the tokenizer is not what we think it is.
+const SAMPLES: [&str; 5] = [
+    "The quick brown fox jumps over the lazy dog.",
+    "fn main() {\n\tprintln!(\"{}\", 0x1F);\n}\n\n  indented",
+    "naïve café, Ελληνικά, русский, 日本語, 한국어",
+    "🌍👩‍👩‍👧 e\u{301}",
+    "12345.678 a  b   c\r\n",
+];
+
+/// A loaded `tokenizer.json`.
+pub(crate) struct TextTokenizer {
+    inner: Tokenizer,
+    /// Ids become bytes one by one, whatever stands around them.
+    byte_level: bool,
+}
+
+impl TextTokenizer {
+    /// Builds the tokenizer; `config` is `tokenizer_config.json`, which may declare more added tokens.
+    pub(crate) fn load(json: &[u8], config: &Value, limits: &Limits) -> Result<Self, PrefixError> {
+        let mut json: Value =
+            serde_json::from_slice(json).map_err(|source| PrefixError::File { file: "tokenizer.json", source })?;
+        merge_added_tokens(&mut json, config);
+        let mut inner = Tokenizer::from_json(json)?;
+        // Engines truncate and pad by request, never by file.
+        inner.set_truncation(None);
+        inner.set_padding(None);
+        inner.enable_segment_cache(usize::try_from(limits.segment_cache.0).unwrap_or(usize::MAX));
+        let byte_level = matches!(inner.decoder(), Some(Decoder::ByteLevel(_)));
+        let tokenizer = Self { inner, byte_level };
+        tokenizer.verify()?;
+        Ok(tokenizer)
+    }
+
+    fn verify(&self) -> Result<(), PrefixError> {
+        for text in SAMPLES {
+            let ids = self.encode(text, SpecialTokens::Without)?;
+            let back = self.decode(&ids, SpecialTokens::With)?;
+            if back != text && self.inner.normalizer().is_none() {
+                return Err(PrefixError::RoundTrip { text, back });
+            }
+            if self.encode(text, SpecialTokens::Without)? != ids {
+                return Err(PrefixError::RoundTrip { text, back: "other ids the second time".into() });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, PrefixError> {
+        Ok(self.inner.encode_with_special_tokens(text, special == SpecialTokens::With)?)
+    }
+
+    pub(crate) fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, PrefixError> {
+        Ok(self.inner.decode(ids, special == SpecialTokens::Without)?)
+    }
+
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.inner.vocab_size()
+    }
+
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        self.inner.is_special_token(id)
+    }
+
+    pub(crate) fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    pub(crate) fn special_ids(&self) -> impl Iterator<Item = u32> {
+        self.inner.added_token_configs().iter().filter(|token| token.special).map(|token| token.id)
+    }
+
+    /// Appends the bytes that an id stands for by itself. `false` where that depends on its neighbours.
+    pub(crate) fn push_bytes(&self, id: u32, out: &mut Vec<u8>) -> bool {
+        if !self.byte_level {
+            return false;
+        }
+        let Some(token) = self.inner.id_to_token(id) else { return true };
+        let start = out.len();
+        for c in token.chars() {
+            match byte_of(c) {
+                Some(byte) => out.push(byte),
+                None => {
+                    // Added tokens are written as they are.
+                    out.truncate(start);
+                    out.extend_from_slice(token.as_bytes());
+                    break;
+                }
+            }
+        }
+        true
+    }
+}
+
+impl std::fmt::Debug for TextTokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TextTokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
+}
+
+/// GPT-2's alphabet for bytes: printable ones stand for themselves, the others follow from U+0100 on, in order.
+fn byte_of(c: char) -> Option<u8> {
+    let is_printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(c) {
+        code if is_printable(code) => u8::try_from(code).ok(),
+        code @ 0x100..=0x120 => u8::try_from(code - 0x100).ok(),
+        code @ 0x121..=0x142 => u8::try_from(code - 0x121 + 0x7f).ok(),
+        0x143 => Some(0xad),
+        _ => None,
+    }
+}
+
+/// Some models declare added tokens in `tokenizer_config.json` only; where both files speak, `tokenizer.json` is right.
+fn merge_added_tokens(json: &mut Value, config: &Value) {
+    let Some(more) = config["added_tokens_decoder"].as_object() else { return };
+    let Some(tokenizer) = json.as_object_mut() else { return };
+    let known = tokenizer.entry("added_tokens").or_insert_with(|| Value::Array(Vec::new()));
+    let Some(known) = known.as_array_mut() else { return };
+    for (id, token) in more {
+        let (Ok(id), Some(content)) = (id.parse::<u32>(), token["content"].as_str()) else { continue };
+        if known.iter().any(|token| token["id"] == id || token["content"] == content) {
+            continue;
+        }
+        let mut token = token.clone();
+        token["id"] = id.into();
+        known.push(token);
+    }
+}
