@@ -1,1 +1,23 @@
-//! A simulated worker behind a real HTTP server.
+//! A simulated worker: the engine model behind real sockets, on the wire a vLLM. It never looks at who calls it, and
+//! it knows nothing of the router in front of it.
+
+mod clock;
+mod codec;
+mod driver;
+mod error;
+mod event_frames;
+mod histogram;
+mod http;
+mod options;
+mod publisher;
+mod side_channel;
+mod speech;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+pub use codec::{ChatEnding, ChatPrompt, CodecError, TextCodec};
+pub use engine_model::Profile;
+pub use error::SimError;
+pub use options::{EventFault, EventFaultError, EventOptions, SimOptions};
+pub use worker::SimWorker;

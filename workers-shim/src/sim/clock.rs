@@ -1,0 +1,33 @@
+//! Engine time: real time since the start, times the speed-up.
+
+use std::time::{Duration, Instant};
+
+use vocabulary::Micros;
+
+/// Runs from its making.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    start: Instant,
+    speed_up: f64,
+}
+
+impl Clock {
+    pub(crate) fn new(speed_up: f64) -> Self {
+        Self { start: Instant::now(), speed_up }
+    }
+
+    pub(crate) fn now(&self) -> Micros {
+        Micros((self.start.elapsed().as_secs_f64() * 1e6 * self.speed_up) as u64)
+    }
+
+    /// When engine time will be `at`.
+    pub(crate) fn instant(&self, at: Micros) -> Instant {
+        self.start + self.real(at)
+    }
+
+    /// How long a span of engine time takes.
+    pub(crate) fn real(&self, span: Micros) -> Duration {
+        const YEAR: f64 = 31_536_000.0;
+        Duration::from_secs_f64((span.0 as f64 / 1e6 / self.speed_up).min(YEAR))
+    }
+}

@@ -1,0 +1,126 @@
+//! What operators ask of a worker: what it is, how it is, and the administration that no router may forward.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::App;
+use super::errors::Fault;
+use super::fields::{Fields, wrong};
+
+/// The version that it speaks like.
+pub(crate) const VERSION: &str = "0.32.0";
+
+/// Alive or dead, without a body.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> StatusCode {
+    match app.driver.is_dead() {
+        true => StatusCode::SERVICE_UNAVAILABLE,
+        false => StatusCode::OK,
+    }
+}
+
+/// The version.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": VERSION}))
+}
+
+/// Requests under way.
+pub(crate) async fn load(State(app): State<Arc<App>>) -> Json<Value> {
+    let (stats, _) = app.driver.measures();
+    Json(json!({"server_load": stats.running + stats.waiting + stats.pulling}))
+}
+
+/// The model and its adapters.
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let adapters: Vec<String> = app.adapters.lock().iter().cloned().collect();
+    let base = model(&app, &app.model, Value::Null);
+    let data: Vec<Value> =
+        [base].into_iter().chain(adapters.iter().map(|name| model(&app, name, json!(app.model)))).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+fn model(app: &App, name: &str, parent: Value) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": app.started as u64,
+        "owned_by": "vllm",
+        "root": name,
+        "parent": parent,
+        "max_model_len": app.profile.context_tokens,
+        "permission": [],
+    })
+}
+
+/// Where KV events are told.
+pub(crate) async fn kv_event_sources(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!([{
+        "data_parallel_rank": 0,
+        "endpoint": app.endpoints.events,
+        "replay_endpoint": app.endpoints.replay,
+        "topic": &*app.endpoints.topic,
+    }]))
+}
+
+/// Forget the prefix cache.
+pub(crate) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response {
+    app.administered();
+    let cleared = app.driver.with(|engine, _| engine.reset_prefix_cache());
+    tracing::info!(cleared, "prefix cache reset asked for");
+    Json(json!({"success": cleared})).into_response()
+}
+
+/// Discard all KV and serve nobody until woken.
+pub(crate) async fn sleep(State(app): State<Arc<App>>) -> StatusCode {
+    app.administered();
+    app.asleep.store(true, Ordering::Relaxed);
+    app.driver.with(|engine, _| engine.reset_prefix_cache());
+    StatusCode::OK
+}
+
+/// Serve again.
+pub(crate) async fn wake_up(State(app): State<Arc<App>>) -> StatusCode {
+    app.administered();
+    app.asleep.store(false, Ordering::Relaxed);
+    StatusCode::OK
+}
+
+/// Whether it sleeps.
+pub(crate) async fn is_sleeping(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"is_sleeping": app.asleep.load(Ordering::Relaxed)}))
+}
+
+/// Serve one more adapter.
+pub(crate) async fn load_adapter(State(app): State<Arc<App>>, body: Bytes) -> Result<String, Fault> {
+    const MOST: usize = 64;
+    app.administered();
+    let name = adapter_name(&body)?;
+    let mut adapters = app.adapters.lock();
+    if name == app.model || adapters.len() >= MOST {
+        return Err(wrong("lora_name", "the name is taken, or too many adapters are loaded"));
+    }
+    adapters.insert(name.clone());
+    Ok(format!("Success: LoRA adapter '{name}' added successfully."))
+}
+
+/// Serve one adapter less.
+pub(crate) async fn unload_adapter(State(app): State<Arc<App>>, body: Bytes) -> Result<String, Fault> {
+    app.administered();
+    let name = adapter_name(&body)?;
+    match app.adapters.lock().remove(&name) {
+        true => Ok(format!("Success: LoRA adapter '{name}' removed successfully.")),
+        false => Err(Fault::not_found(format!("The lora adapter '{name}' cannot be found."), Some("lora_name"))),
+    }
+}
+
+fn adapter_name(body: &Bytes) -> Result<String, Fault> {
+    let fields = Fields::parse(body)?;
+    let name = fields.text("lora_name")?.filter(|name| !name.is_empty() && name.len() <= 128);
+    name.map(str::to_owned).ok_or_else(|| wrong("lora_name", "Field required"))
+}

@@ -1,0 +1,89 @@
+//! Errors as vLLM 0.32 shapes them.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use engine_model::Refused;
+use serde_json::{Value, json};
+
+use crate::sim::codec::CodecError;
+
+/// An error's answer.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Fault {
+    pub(crate) status: StatusCode,
+    kind: &'static str,
+    message: String,
+    param: Option<&'static str>,
+}
+
+impl Fault {
+    /// The client's fault, with the field if there is one to blame.
+    pub(crate) fn bad_request(message: impl Into<String>, param: Option<&'static str>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", message: message.into(), param }
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>, param: Option<&'static str>) -> Self {
+        Self { status: StatusCode::NOT_FOUND, kind: "NotFoundError", message: message.into(), param }
+    }
+
+    /// What a caller sees of any failure inside.
+    pub(crate) fn internal() -> Self {
+        let message = "Internal server error".to_owned();
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError", message, param: None }
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            kind: "ServiceUnavailableError",
+            message: message.into(),
+            param: None,
+        }
+    }
+
+    /// OpenAI's object.
+    pub(crate) fn body(&self) -> Value {
+        let code = self.status.as_u16();
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": code}})
+    }
+
+    /// Anthropic's object.
+    pub(crate) fn anthropic(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::NOT_FOUND => "not_found_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+    }
+}
+
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.body())).into_response()
+    }
+}
+
+impl From<CodecError> for Fault {
+    fn from(error: CodecError) -> Self {
+        Self::bad_request(error.to_string(), None)
+    }
+}
+
+impl From<Refused> for Fault {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::EmptyPrompt => Self::bad_request("The decoder prompt cannot be empty", Some("prompt")),
+            Refused::TooLong { prompt, context } => Self::bad_request(
+                format!(
+                    "This model's maximum context length is {context} tokens. However, your request has {prompt} \
+                     input tokens. Please reduce the length of the input messages."
+                ),
+                Some("input_tokens"),
+            ),
+            Refused::QueueFull { .. } => Self::unavailable(refused.to_string()),
+            Refused::Dead => Self::internal(),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! `/v1/messages` and its token count: Anthropic's words for a chat.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::sim::codec::{ChatEnding, ChatPrompt};
+
+use super::App;
+use super::ask::{Ask, Delivery};
+use super::choice::{End, Part};
+use super::errors::Fault;
+use super::fields::{Fields, wrong};
+use super::generate::{begin, whole};
+use super::sse::{Script, named, stream_answer};
+use super::totals::Totals;
+
+/// The route.
+pub(crate) async fn messages(app: State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Response {
+    match answer(&app, &headers, &body).await {
+        Ok(response) => response,
+        Err(fault) => (fault.status, Json(fault.anthropic())).into_response(),
+    }
+}
+
+/// The token count's route.
+pub(crate) async fn count_tokens(app: State<Arc<App>>, body: Bytes) -> Response {
+    match Fields::parse(&body).and_then(|fields| prompt_of(&app, &fields)) {
+        Ok(prompt) => Json(json!({"input_tokens": prompt.len()})).into_response(),
+        Err(fault) => (fault.status, Json(fault.anthropic())).into_response(),
+    }
+}
+
+async fn answer(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<Response, Fault> {
+    let fields = Fields::parse(body)?;
+    fields.required("max_tokens")?;
+    let ask = Ask::read(app, (headers, &fields), &["max_tokens"], "chatcmpl-")?;
+    let prompt = prompt_of(app, &fields)?;
+    let choices = begin(app, &ask, &[prompt])?;
+    if ask.delivery != Delivery::Whole {
+        let totals = Totals::new(ask.remote_cached);
+        return Ok(stream_answer(choices, 1, totals, MessageScript { ask, end: None }));
+    }
+    let answer = whole(app, &ask, choices).await?;
+    let (part, end) = &answer.choices[0];
+    let mut body = message(&ask, answer.totals.anthropic());
+    body["content"] = json!([{"type": "text", "text": part.text}]);
+    body["stop_reason"] = stop_reason(end).into();
+    if !answer.params.is_null() {
+        body["kv_transfer_params"] = answer.params;
+    }
+    Ok(Json(body).into_response())
+}
+
+fn message(ask: &Ask, usage: Value) -> Value {
+    json!({
+        "id": ask.id, "type": "message", "role": "assistant", "content": [], "model": ask.model,
+        "stop_reason": null, "usage": usage,
+    })
+}
+
+fn stop_reason(end: &End) -> &'static str {
+    match (end.reason, &end.stop) {
+        ("length", _) => "max_tokens",
+        (_, Value::Null) => "end_turn",
+        _ => "stop_sequence",
+    }
+}
+
+/// Anthropic's messages as OpenAI's: the system text first, content blocks as parts.
+fn prompt_of(app: &App, fields: &Fields) -> Result<Vec<u32>, Fault> {
+    let list = fields.list("messages")?.ok_or_else(|| wrong("messages", "Field required"))?;
+    if list.is_empty() || !list.iter().all(|message| message.get("role").is_some_and(Value::is_string)) {
+        return Err(wrong("messages", "Input should be a list of messages with a role"));
+    }
+    let system = fields.get("system").map(|text| json!({"role": "system", "content": text}));
+    let messages: Vec<Value> = system.into_iter().chain(list.iter().cloned()).collect();
+    let tools = fields.list("tools")?;
+    Ok(app.codec.encode_chat(ChatPrompt { messages: &messages, tools, ending: ChatEnding::Generate })?)
+}
+
+struct MessageScript {
+    ask: Ask,
+    end: Option<&'static str>,
+}
+
+impl Script for MessageScript {
+    fn open(&mut self) -> String {
+        let start = message(&self.ask, json!({"input_tokens": 0, "output_tokens": 0}));
+        let block = json!({"type": "text", "text": ""});
+        named("message_start", &json!({"type": "message_start", "message": start}))
+            + &named("content_block_start", &json!({"type": "content_block_start", "index": 0, "content_block": block}))
+    }
+
+    fn part(&mut self, _: u32, part: &Part) -> String {
+        self.end = part.end.as_ref().map(stop_reason).or(self.end);
+        if part.text.is_empty() {
+            return String::new();
+        }
+        let delta = json!({"type": "text_delta", "text": part.text});
+        named("content_block_delta", &json!({"type": "content_block_delta", "index": 0, "delta": delta}))
+    }
+
+    fn close(&mut self, totals: &Totals) -> String {
+        let delta = json!({"stop_reason": self.end, "stop_sequence": null});
+        named("content_block_stop", &json!({"type": "content_block_stop", "index": 0}))
+            + &named("message_delta", &json!({"type": "message_delta", "delta": delta, "usage": totals.anthropic()}))
+            + &named("message_stop", &json!({"type": "message_stop"}))
+    }
+
+    fn fail(&mut self, fault: &Fault) -> String {
+        named("error", &fault.anthropic())
+    }
+}

@@ -1,0 +1,115 @@
+//! `/metrics`, under vLLM 0.32's names.
+
+use std::fmt::{Display, Write};
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use engine_model::Stats;
+
+use super::App;
+
+/// The route.
+pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render(&app)).into_response()
+}
+
+fn render(app: &App) -> String {
+    let (stats, latencies) = app.driver.measures();
+    let labels = format!("engine=\"0\",model_name=\"{}\"", app.model);
+    let mut page = Page { text: String::new(), labels: labels.clone() };
+    let _ = writeln!(page.text, "# TYPE process_start_time_seconds gauge");
+    let _ = writeln!(page.text, "process_start_time_seconds {:?}", app.started);
+    gauges(&mut page, app, &stats);
+    counters(&mut page, &stats);
+    transfers(&mut page, app, &stats);
+    page.text += &latencies.first_token.render("vllm:time_to_first_token_seconds", &labels);
+    page.text += &latencies.per_token.render("vllm:inter_token_latency_seconds", &labels);
+    page.text += &latencies.whole.render("vllm:e2e_request_latency_seconds", &labels);
+    page.text
+}
+
+struct Page {
+    text: String,
+    labels: String,
+}
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str) {
+        let _ = writeln!(self.text, "# HELP {name} See vLLM.\n# TYPE {name} {kind}");
+    }
+
+    fn one(&mut self, (name, kind): (&str, &str), value: impl Display) {
+        self.family(name, kind);
+        let _ = writeln!(self.text, "{name}{{{}}} {value}", self.labels);
+    }
+
+    fn by(&mut self, (name, kind): (&str, &str), label: &str, values: &[(&str, u64)]) {
+        self.family(name, kind);
+        for (which, value) in values {
+            let _ = writeln!(self.text, "{name}{{{},{label}=\"{which}\"}} {value}.0", self.labels);
+        }
+    }
+}
+
+fn gauges(page: &mut Page, app: &App, stats: &Stats) {
+    let waiting = stats.waiting + stats.pulling;
+    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.blocks);
+    page.one(("vllm:num_requests_running", "gauge"), format!("{}.0", stats.running));
+    page.one(("vllm:num_requests_waiting", "gauge"), format!("{waiting}.0"));
+    let reasons = [("capacity", u64::from(stats.waiting)), ("deferred", u64::from(stats.pulling))];
+    page.by(("vllm:num_requests_waiting_by_reason", "gauge"), "reason", &reasons);
+    page.one(("vllm:kv_cache_usage_perc", "gauge"), format!("{usage:?}"));
+    page.family("vllm:cache_config_info", "gauge");
+    let (block, blocks) = (app.profile.block_tokens, app.profile.blocks);
+    let _ = writeln!(
+        page.text,
+        "vllm:cache_config_info{{block_size=\"{block}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",\
+         engine=\"0\",kv_cache_size_tokens=\"{}\",num_gpu_blocks=\"{blocks}\",prefix_caching_hash_algo=\"sha256\"}} 1.0",
+        app.profile.capacity()
+    );
+}
+
+fn counters(page: &mut Page, stats: &Stats) {
+    let counter = |name| (name, "counter");
+    let prompt = &stats.prompt;
+    let all = prompt.computed + prompt.cached + prompt.external;
+    let one = |page: &mut Page, name, value: u64| page.one(counter(name), format!("{value}.0"));
+    one(page, "vllm:prefix_cache_queries_total", all);
+    one(page, "vllm:prefix_cache_hits_total", prompt.cached);
+    one(page, "vllm:external_prefix_cache_queries_total", prompt.external);
+    one(page, "vllm:external_prefix_cache_hits_total", prompt.external);
+    one(page, "vllm:prompt_tokens_total", all);
+    one(page, "vllm:generation_tokens_total", stats.generated);
+    one(page, "vllm:num_preemptions_total", stats.preemptions);
+    let sources = [
+        ("local_compute", prompt.computed),
+        ("local_cache_hit", prompt.cached),
+        ("external_kv_transfer", prompt.external),
+    ];
+    page.by(counter("vllm:prompt_tokens_by_source_total"), "source", &sources);
+    let tiers =
+        [("device", prompt.cached), ("host", 0), ("p2p", prompt.external), ("disk", 0), ("external_unspecified", 0)];
+    page.by(counter("vllm:prompt_tokens_cached_by_source_total"), "source", &tiers);
+    let ends = &stats.finishes;
+    let reasons =
+        [("stop", ends.stop), ("length", ends.length), ("abort", ends.abort), ("error", ends.error), ("repetition", 0)];
+    page.by(counter("vllm:request_success_total"), "finished_reason", &reasons);
+}
+
+fn transfers(page: &mut Page, app: &App, stats: &Stats) {
+    let transfers = &stats.transfers;
+    let seconds = app.clock.real(vocabulary::Micros(transfers.micros)).as_secs_f64();
+    let labels = page.labels.clone();
+    for (name, sum) in
+        [("vllm:nixl_xfer_time_seconds", seconds), ("vllm:nixl_bytes_transferred", transfers.bytes.0 as f64)]
+    {
+        page.family(name, "histogram");
+        let count = transfers.done;
+        let _ = writeln!(page.text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}.0");
+        let _ = writeln!(page.text, "{name}_count{{{labels}}} {count}.0\n{name}_sum{{{labels}}} {sum:?}");
+    }
+    page.one(("vllm:nixl_num_failed_transfers_total", "counter"), format!("{}.0", transfers.failed));
+    page.one(("vllm:nixl_num_kv_expired_reqs_total", "counter"), format!("{}.0", stats.expired_holds));
+}

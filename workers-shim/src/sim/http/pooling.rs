@@ -1,0 +1,162 @@
+//! `/v1/embeddings`, `/v1/rerank`, `/v1/score`: numbers that depend on the tokens and on nothing else.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::App;
+use super::completions::prompts_of;
+use super::errors::Fault;
+use super::fields::{Fields, wrong};
+
+/// Numbers in an embedding.
+const WIDTH: u64 = 64;
+
+/// The route of embeddings.
+pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
+    let fields = Fields::parse(&body)?;
+    let model = model_of(&app, &fields)?;
+    let inputs = prompts_of(&app, fields.required("input")?)?;
+    let packed = match fields.text("encoding_format")? {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => return Err(wrong("encoding_format", "Input should be 'float' or 'base64'")),
+    };
+    let data: Vec<Value> = inputs
+        .iter()
+        .enumerate()
+        .map(|(index, tokens)| {
+            let vector = embed(tokens);
+            let embedding = if packed { json!(base64(&vector)) } else { json!(vector) };
+            json!({"index": index, "object": "embedding", "embedding": embedding})
+        })
+        .collect();
+    let tokens: usize = inputs.iter().map(Vec::len).sum();
+    Ok(Json(json!({
+        "id": format!("embd-{:016x}", app.next_number()), "object": "list", "created": app.unix_seconds(),
+        "model": model, "data": data, "usage": usage(tokens),
+    })))
+}
+
+/// The route of reranking.
+pub(crate) async fn rerank(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
+    let fields = Fields::parse(&body)?;
+    let model = model_of(&app, &fields)?;
+    let query = fields.text("query")?.ok_or_else(|| wrong("query", "Field required"))?;
+    let documents = texts(fields.required("documents")?, "documents")?;
+    let (scores, tokens) = scored(&app, &[query], &documents)?;
+    let mut order: Vec<usize> = (0..documents.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.truncate(fields.count("top_n", 0)?.filter(|n| *n > 0).map_or(usize::MAX, |n| n as usize));
+    let result = |at: &usize| json!({"index": at, "document": {"text": documents[*at], "multi_modal": null}, "relevance_score": scores[*at]});
+    Ok(Json(json!({
+        "id": format!("rerank-{:016x}", app.next_number()), "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "results": order.iter().map(result).collect::<Vec<_>>(),
+    })))
+}
+
+/// The route of scoring: one text against each, or pairs.
+pub(crate) async fn score(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
+    let fields = Fields::parse(&body)?;
+    let model = model_of(&app, &fields)?;
+    let (left, right) =
+        (fields.get("text_1").or(fields.get("queries")), fields.get("text_2").or(fields.get("documents")));
+    let (Some(left), Some(right)) = (left, right) else { return Err(wrong("text_1", "Field required")) };
+    let (left, right) = (texts(left, "text_1")?, texts(right, "text_2")?);
+    if left.len() != 1 && left.len() != right.len() {
+        return Err(wrong("text_1", "Input lengths must be either 1:1, 1:N or N:N"));
+    }
+    let (scores, tokens) = scored(&app, &left, &right)?;
+    let result = |(index, score): (usize, &f64)| json!({"index": index, "object": "score", "score": score});
+    Ok(Json(json!({
+        "id": format!("score-{:016x}", app.next_number()), "object": "list", "created": app.unix_seconds(),
+        "model": model, "data": scores.iter().enumerate().map(result).collect::<Vec<_>>(), "usage": usage(tokens),
+    })))
+}
+
+fn model_of(app: &App, fields: &Fields) -> Result<String, Fault> {
+    app.awake()?;
+    let model = fields.text("model")?.unwrap_or(&app.model);
+    app.adapter_of(model)?;
+    Ok(model.to_owned())
+}
+
+fn texts<'a>(value: &'a Value, name: &'static str) -> Result<Vec<&'a str>, Fault> {
+    let text = |value: &'a Value| value.as_str().or_else(|| value.get("text").and_then(Value::as_str));
+    let texts: Option<Vec<&str>> = match value {
+        Value::Array(items) => items.iter().map(text).collect(),
+        one => text(one).map(|text| vec![text]),
+    };
+    texts.filter(|texts| !texts.is_empty()).ok_or_else(|| wrong(name, "Input should be a string or a list of strings"))
+}
+
+/// Cosine of the embeddings, and the tokens that it took.
+fn scored(app: &App, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize), Fault> {
+    let encode = |texts: &[&str]| texts.iter().map(|text| app.codec.encode(text)).collect::<Result<Vec<_>, _>>();
+    let (left, right) = (encode(left)?, encode(right)?);
+    let tokens = left.iter().chain(&right).map(Vec::len).sum();
+    let left: Vec<Vec<f32>> = left.iter().map(|tokens| embed(tokens)).collect();
+    let cosine = |(at, tokens): (usize, &Vec<u32>)| {
+        let own = &left[at.min(left.len() - 1)];
+        own.iter().zip(embed(tokens)).map(|(a, b)| f64::from(a * b)).sum()
+    };
+    Ok((right.iter().enumerate().map(cosine).collect(), tokens))
+}
+
+/// A unit vector: every token adds its own direction, so that texts with common words are close.
+fn embed(tokens: &[u32]) -> Vec<f32> {
+    let mut vector = vec![0f32; WIDTH as usize];
+    for token in tokens {
+        let direction = xxh3_64_with_seed(&token.to_le_bytes(), 7);
+        for (at, value) in vector.iter_mut().enumerate() {
+            *value += if direction >> at & 1 == 1 { 1.0 } else { -1.0 };
+        }
+    }
+    let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+    vector.iter().map(|value| value / length).collect()
+}
+
+fn usage(tokens: usize) -> Value {
+    json!({"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null})
+}
+
+/// Little-endian floats, as OpenAI packs them.
+fn base64(vector: &[f32]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let word = chunk.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        for at in 0..4 {
+            let letter = LETTERS[(word >> (18 - 6 * at) & 63) as usize] as char;
+            text.push(if at <= chunk.len() { letter } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_pads_as_everybody_does() {
+        assert_eq!(base64(&[1.0]), "AACAPw==");
+        assert_eq!(base64(&[1.0, -2.0]), "AACAPwAAAMA=");
+        assert_eq!(base64(&[0.0, 0.0, 0.0]), "AAAAAAAAAAAAAAAA");
+    }
+
+    #[test]
+    fn embeddings_are_unit_vectors_and_like_texts_are_close() {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let (a, near, far) = (embed(&[1, 2, 3, 4]), embed(&[1, 2, 3, 9]), embed(&[20, 21, 22, 23]));
+        assert!((dot(&a, &a) - 1.0).abs() < 1e-5);
+        assert!(dot(&a, &near) > dot(&a, &far));
+        assert!(embed(&[]).iter().all(|value| *value == 0.0));
+    }
+}

@@ -1,0 +1,222 @@
+//! `/v1/responses`: whole answers are kept for a while, so that the next request can name one.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::sim::codec::{ChatEnding, ChatPrompt};
+
+use super::App;
+use super::ask::{Ask, Delivery};
+use super::choice::Part;
+use super::errors::Fault;
+use super::fields::{Fields, wrong};
+use super::generate::{begin, whole};
+use super::sse::{Script, named, stream_answer};
+use super::totals::Totals;
+
+/// A response that can be continued.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    id: String,
+    messages: Vec<Value>,
+    body: Value,
+}
+
+/// Responses that are kept, oldest first.
+pub(crate) type Store = std::collections::VecDeque<Kept>;
+/// How many.
+const KEPT: usize = 256;
+
+/// The route.
+pub(crate) async fn responses(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
+    let fields = Fields::parse(&body)?;
+    let ask = Ask::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
+    let mut messages = messages_of(&app, &fields)?;
+    let chat = ChatPrompt { messages: &messages, tools: fields.list("tools")?, ending: ChatEnding::Generate };
+    let choices = begin(&app, &ask, &[app.codec.encode_chat(chat)?])?;
+    let draft = draft(&app, &ask, &fields)?;
+    if ask.delivery != Delivery::Whole {
+        let totals = Totals::new(ask.remote_cached);
+        let script = ResponseScript { id: ask.id, draft, text: String::new(), reason: "stop", sent: 0 };
+        return Ok(stream_answer(choices, 1, totals, script));
+    }
+    let answer = whole(&app, &ask, choices).await?;
+    let (part, end) = &answer.choices[0];
+    let mut body = complete(draft, (&ask.id, &part.text, end.reason), answer.totals.responses());
+    body["kv_transfer_params"] = answer.params;
+    if fields.get("store").and_then(Value::as_bool).unwrap_or(true) {
+        messages.push(json!({"role": "assistant", "content": part.text}));
+        keep(&app, Kept { id: ask.id, messages, body: body.clone() });
+    }
+    Ok(Json(body).into_response())
+}
+
+/// The route of a kept response.
+pub(crate) async fn kept(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Fault> {
+    Ok(Json(find(&app, &id)?.body).into_response())
+}
+
+fn keep(app: &App, kept: Kept) {
+    let mut store = app.responses.lock();
+    if store.len() == KEPT {
+        store.pop_front();
+    }
+    store.push_back(kept);
+}
+
+fn find(app: &App, id: &str) -> Result<Kept, Fault> {
+    let found = app.responses.lock().iter().find(|kept| kept.id == id).cloned();
+    found.ok_or_else(|| Fault::not_found(format!("Response with id '{id}' not found."), Some("response_id")))
+}
+
+fn messages_of(app: &App, fields: &Fields) -> Result<Vec<Value>, Fault> {
+    let mut messages = match fields.text("previous_response_id")? {
+        Some(id) => find(app, id)?.messages,
+        None => Vec::new(),
+    };
+    if let Some(text) = fields.text("instructions")? {
+        messages.insert(0, json!({"role": "system", "content": text}));
+    }
+    match fields.required("input")? {
+        Value::String(text) => messages.push(json!({"role": "user", "content": text})),
+        Value::Array(items) => messages.extend(items.iter().map(message_of)),
+        _ => return Err(wrong("input", "Input should be a valid string or list")),
+    }
+    match messages.is_empty() {
+        true => Err(wrong("input", "Input should not be empty")),
+        false => Ok(messages),
+    }
+}
+
+/// An input item as a chat message.
+fn message_of(item: &Value) -> Value {
+    let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
+    match kind {
+        "function_call_output" => json!({"role": "tool", "content": item["output"]}),
+        "function_call" => {
+            let function = json!({"name": item["name"], "arguments": item["arguments"]});
+            json!({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]})
+        }
+        _ => {
+            let role = item.get("role").and_then(Value::as_str).unwrap_or("user");
+            json!({"role": role, "content": item["content"]})
+        }
+    }
+}
+
+/// A response before its output.
+fn draft(app: &App, ask: &Ask, fields: &Fields) -> Result<Value, Fault> {
+    Ok(json!({
+        "id": ask.id,
+        "created_at": app.unix_seconds(),
+        "incomplete_details": null,
+        "instructions": fields.text("instructions")?,
+        "metadata": fields.get("metadata"),
+        "model": ask.model,
+        "object": "response",
+        "output": [],
+        "parallel_tool_calls": true,
+        "temperature": fields.number("temperature")?.unwrap_or(1.0),
+        "tool_choice": "none",
+        "tools": [],
+        "top_p": 1.0,
+        "background": false,
+        "max_output_tokens": fields.whole("max_output_tokens")?,
+        "previous_response_id": fields.text("previous_response_id")?,
+        "service_tier": "auto",
+        "status": "in_progress",
+        "truncation": "disabled",
+        "usage": null,
+        "user": null,
+    }))
+}
+
+fn output_item(id: &str, text: &str) -> Value {
+    let content = json!({"annotations": [], "text": text, "type": "output_text", "logprobs": null});
+    json!({
+        "id": id.replace("resp_", "msg_"), "content": [content], "role": "assistant", "status": "completed",
+        "type": "message", "phase": null,
+    })
+}
+
+fn complete(mut draft: Value, (id, text, reason): (&str, &str, &str), usage: Value) -> Value {
+    draft["output"] = json!([output_item(id, text)]);
+    draft["usage"] = usage;
+    draft["status"] = if reason == "length" { "incomplete".into() } else { "completed".into() };
+    if reason == "length" {
+        draft["incomplete_details"] = json!({"reason": "max_output_tokens"});
+    }
+    draft
+}
+
+struct ResponseScript {
+    id: String,
+    draft: Value,
+    text: String,
+    reason: &'static str,
+    sent: u64,
+}
+
+impl ResponseScript {
+    fn event(&mut self, kind: &str, mut fields: Value) -> String {
+        fields["type"] = kind.into();
+        fields["sequence_number"] = self.sent.into();
+        self.sent += 1;
+        named(kind, &fields)
+    }
+
+    fn item(&mut self, kind: &str, item: Value) -> String {
+        self.event(kind, json!({"output_index": 0, "item": item}))
+    }
+
+    fn inside(&mut self, kind: &str, mut fields: Value) -> String {
+        fields["item_id"] = self.id.replace("resp_", "msg_").into();
+        fields["output_index"] = 0.into();
+        fields["content_index"] = 0.into();
+        self.event(kind, fields)
+    }
+}
+
+impl Script for ResponseScript {
+    fn open(&mut self) -> String {
+        let response = json!({"response": self.draft});
+        let mut item = output_item(&self.id, "");
+        item["content"] = json!([]);
+        item["status"] = "in_progress".into();
+        let empty = json!({"part": {"annotations": [], "text": "", "type": "output_text", "logprobs": []}});
+        self.event("response.created", response.clone())
+            + &self.event("response.in_progress", response)
+            + &self.item("response.output_item.added", item)
+            + &self.inside("response.content_part.added", empty)
+    }
+
+    fn part(&mut self, _: u32, part: &Part) -> String {
+        self.reason = part.end.as_ref().map_or(self.reason, |end| end.reason);
+        self.text += &part.text;
+        match part.text.is_empty() {
+            true => String::new(),
+            false => self.inside("response.output_text.delta", json!({"delta": part.text, "logprobs": []})),
+        }
+    }
+
+    fn close(&mut self, totals: &Totals) -> String {
+        let text = std::mem::take(&mut self.text);
+        let item = output_item(&self.id, &text);
+        let body = complete(self.draft.take(), (&self.id, &text, self.reason), totals.responses());
+        let last = if self.reason == "length" { "response.incomplete" } else { "response.completed" };
+        self.inside("response.output_text.done", json!({"text": text, "logprobs": []}))
+            + &self.inside("response.content_part.done", json!({"part": item["content"][0]}))
+            + &self.item("response.output_item.done", item)
+            + &self.event(last, json!({"response": body}))
+    }
+
+    fn fail(&mut self, fault: &Fault) -> String {
+        named("error", &fault.body())
+    }
+}

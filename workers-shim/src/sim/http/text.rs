@@ -1,0 +1,37 @@
+//! `/tokenize` and `/detokenize`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use serde_json::{Value, json};
+
+use super::App;
+use super::chat::prompt_of;
+use super::errors::Fault;
+use super::fields::{Fields, token_ids, wrong};
+
+/// Text or chat to tokens.
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
+    let fields = Fields::parse(&body)?;
+    app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;
+    let tokens = match fields.text("prompt")? {
+        Some(text) => app.codec.encode(text)?,
+        None => prompt_of(&app, &fields)?,
+    };
+    let strings = fields.flag("return_token_strs")?;
+    let texts = strings.then(|| tokens.iter().map(|id| app.codec.decode(&[*id])).collect::<Vec<_>>());
+    Ok(Json(json!({
+        "count": tokens.len(), "max_model_len": app.profile.context_tokens, "tokens": tokens, "token_strs": texts,
+    })))
+}
+
+/// Tokens to text.
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
+    let fields = Fields::parse(&body)?;
+    app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;
+    let list = fields.list("tokens")?.ok_or_else(|| wrong("tokens", "Field required"))?;
+    let tokens = app.known(token_ids(list, "tokens")?)?;
+    Ok(Json(json!({"prompt": app.codec.decode(&tokens)})))
+}

@@ -1,0 +1,100 @@
+//! What a simulated worker is started with. Free of any command line: whoever has one fills this in.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use engine_model::Profile;
+use vocabulary::Role;
+
+/// Everything about one simulated worker.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// HTTP; port 0 takes any free one.
+    pub listen: SocketAddr,
+    /// The name under which the model is served.
+    pub model: String,
+    /// A label: it changes what the worker says of itself, not what it can do.
+    pub role: Role,
+    /// How fast and how large.
+    pub profile: Profile,
+    /// Engine seconds that pass in a real one.
+    pub speed_up: f64,
+    /// KV events.
+    pub events: EventOptions,
+    /// Where the KV side channel listens; the address is handed to consumers.
+    pub side_channel: SocketAddr,
+    /// Largest request body in bytes.
+    pub body_limit: usize,
+}
+
+/// How KV events are told.
+#[derive(Clone, Debug)]
+pub struct EventOptions {
+    /// Where live events are published; port 0 takes any free one.
+    pub listen: SocketAddr,
+    /// Where replay is asked for; port 0 takes any free one.
+    pub replay: SocketAddr,
+    /// Batches kept for replay.
+    pub buffer: usize,
+    /// First frame of every message; none for vLLM's `kv@ADDRESS@MODEL`.
+    pub topic: Option<String>,
+    /// What goes wrong on the way.
+    pub fault: EventFault,
+}
+
+/// What goes wrong with events on their way to live subscribers. Replay always has them all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EventFault {
+    /// Every so many batches, one is sent twice.
+    pub duplicate: Option<NonZeroU64>,
+    /// Every so many batches, one is not sent.
+    pub gap: Option<NonZeroU64>,
+}
+
+/// A fault that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{0}` is not an event fault: write duplicate=N, gap=N or both with a comma")]
+pub struct EventFaultError(String);
+
+impl FromStr for EventFault {
+    type Err = EventFaultError;
+
+    fn from_str(text: &str) -> Result<Self, EventFaultError> {
+        let mut fault = Self::default();
+        for part in text.split(',') {
+            let wrong = || EventFaultError(part.to_owned());
+            let (name, number) = part.split_once('=').ok_or_else(wrong)?;
+            let number = Some(number.trim().parse().map_err(|_| wrong())?);
+            match name.trim() {
+                "duplicate" => fault.duplicate = number,
+                "gap" => fault.gap = number,
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(fault)
+    }
+}
+
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        Self {
+            listen: ANY,
+            model: "tiny".to_owned(),
+            role: Role::Hybrid,
+            profile: Profile::default(),
+            speed_up: 1.0,
+            events: EventOptions::default(),
+            side_channel: ANY,
+            body_limit: 64 << 20,
+        }
+    }
+}
+
+impl Default for EventOptions {
+    fn default() -> Self {
+        Self { listen: ANY, replay: ANY, buffer: 10_000, topic: None, fault: EventFault::default() }
+    }
+}

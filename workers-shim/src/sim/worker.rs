@@ -1,0 +1,162 @@
+//! A simulated worker from start to stop.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use engine_model::Engine;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::clock::Clock;
+use super::codec::TextCodec;
+use super::driver::Driver;
+use super::error::SimError;
+use super::event_frames::default_topic;
+use super::http::{App, Identity, routes};
+use super::options::SimOptions;
+use super::publisher::{Endpoints, Publisher};
+use super::side_channel;
+use super::speech::voice_of;
+
+/// Connections at a time.
+const CONNECTIONS: usize = 4096;
+/// A client that takes longer for its headers is cut off.
+const HEADER_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a stop waits for answers under way.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running simulated worker. Dropped, it is killed: connections break as if the process had died.
+pub struct SimWorker {
+    address: SocketAddr,
+    endpoints: Endpoints,
+    app: Arc<App>,
+    stop: watch::Sender<()>,
+    server: JoinHandle<()>,
+    _tasks: JoinSet<()>,
+}
+
+impl SimWorker {
+    /// Start one. All sockets are bound when this returns.
+    pub async fn start(options: SimOptions, codec: Arc<dyn TextCodec>) -> Result<Self, SimError> {
+        if !(options.speed_up > 0.0 && options.speed_up.is_finite()) {
+            return Err(SimError::Option { option: "speed_up", must: "positive" });
+        }
+        let (listener, address) = listen(options.listen).await?;
+        let (side, side_address) = listen(options.side_channel).await?;
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let life = started.to_bits() ^ u64::from(address.port());
+        let profile = Arc::new(options.profile);
+        let engine = Engine::new(profile.clone(), voice_of(&*codec)?, life)?;
+        let topic = default_topic(address, &options.model);
+        let (publisher, sockets, endpoints) = Publisher::bind(&options.events, profile.block_tokens, topic).await?;
+        let clock = Clock::new(options.speed_up);
+        let driver = Driver::new(engine, clock, publisher);
+        let identity = Identity { engine: engine_id(life).into(), side_channel: side_address };
+        tracing::info!(%address, role = options.role.as_str(), model = options.model, "simulated worker");
+        let mut tasks = JoinSet::new();
+        tasks.spawn(driver.clone().run());
+        tasks.spawn(sockets.run());
+        tasks.spawn(side_channel::serve(side, identity.engine.clone(), driver.clone()));
+        let app = Arc::new(App {
+            driver,
+            codec,
+            identity,
+            model: options.model,
+            profile,
+            endpoints: endpoints.clone(),
+            clock,
+            started,
+            state: Default::default(),
+        });
+        let (stop, stopped) = watch::channel(());
+        let server = tokio::spawn(serve(listener, routes(app.clone(), options.body_limit), stopped));
+        Ok(Self { address, endpoints, app, stop, server, _tasks: tasks })
+    }
+
+    /// Where it listens for HTTP.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where it publishes KV events.
+    pub fn events_endpoint(&self) -> &str {
+        &self.endpoints.events
+    }
+
+    /// Where events are replayed.
+    pub fn replay_endpoint(&self) -> &str {
+        &self.endpoints.replay
+    }
+
+    /// How often engine administration was asked of it, by any path.
+    pub fn administrations(&self) -> u64 {
+        self.app.administrations()
+    }
+
+    /// Let the engine die and the server live on, as a crashed engine core does.
+    pub fn break_engine(&self) {
+        self.app.driver.with(|engine, now| engine.die(now));
+    }
+
+    /// Take no more connections, finish answers under way, end.
+    pub async fn stop(mut self) {
+        drop(std::mem::replace(&mut self.stop, watch::channel(()).0));
+        let _ = tokio::time::timeout(STOP_PATIENCE, &mut self.server).await;
+    }
+}
+
+impl Drop for SimWorker {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), SimError> {
+    let wrong = |source| SimError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(wrong)?;
+    let bound = listener.local_addr().map_err(wrong)?;
+    Ok((listener, bound))
+}
+
+fn engine_id(life: u64) -> String {
+    let a = xxhash_rust::xxh3::xxh3_64_with_seed(&life.to_le_bytes(), 1);
+    let b = xxhash_rust::xxh3::xxh3_64_with_seed(&life.to_le_bytes(), 2);
+    format!("{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", a >> 32, a >> 16 & 0xffff, a & 0xffff, b >> 48, b & 0xffff_ffff_ffff)
+}
+
+async fn serve(listener: TcpListener, routes: Router, mut stopped: watch::Receiver<()>) {
+    let graceful = GracefulShutdown::new();
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(serve_one(stream, routes.clone(), graceful.watcher()))),
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            },
+            Some(_) = connections.join_next() => {}
+            _ = stopped.changed() => break,
+        }
+    }
+    drop(listener);
+    graceful.shutdown().await;
+    while connections.join_next().await.is_some() {}
+}
+
+async fn serve_one(stream: TcpStream, routes: Router, watcher: hyper_util::server::graceful::Watcher) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY");
+    }
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_PATIENCE)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "connection");
+    }
+}
