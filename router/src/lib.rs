@@ -18,4 +18,6 @@ pub mod roster;
 pub mod serve;
 pub mod server;
 pub mod telemetry;
+#[cfg(test)]
+mod testing;
 pub mod upstream;

@@ -103,6 +103,12 @@ impl Member {
         self.state.load().models.clone()
     }
 
+    /// As a worker looks that died after its last probe.
+    #[cfg(test)]
+    pub(crate) fn pretend_ready(&self, model: &str) {
+        self.state.store(Arc::new(State { health: Health::Ready, models: vec![ModelId::from(model)] }));
+    }
+
     fn serves(&self, model: &str) -> bool {
         self.state.load().models.iter().any(|name| *name.0 == *model)
     }
@@ -140,6 +146,7 @@ impl Roster {
     pub fn pick(&self, order: Order, model: Option<&str>, tried: &[WorkerId]) -> Result<Sent, ApiError> {
         let known = |member: &&Arc<Member>| model.is_none_or(|model| member.serves(model));
         if let Some(model) = model
+            && !self.members.is_empty()
             && !self.members.iter().any(|member| member.serves(model))
             && self.members.iter().all(|member| !member.models().is_empty())
         {

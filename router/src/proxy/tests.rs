@@ -1,1 +1,339 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http::Request;
+use tokio::io::AsyncWriteExt as _;
+
+use crate::testing::{Worker, front, front_of, get, post, raw, read_until, request_bytes, rest, send, until};
+
+const CHAT: &str = "/v1/chat/completions";
+
+async fn worker() -> Arc<Worker> {
+    Worker::start("one", "tiny").await
+}
+
+#[tokio::test]
+async fn bad_input_gets_an_openai_error_and_harms_nothing() {
+    let worker = worker().await;
+    let front = front(&[&worker], &["proxy.body_limit=100000"]).await;
+    let cases: [(&str, &[u8], u16, &str); 12] = [
+        (CHAT, b"{\"model\":\"tiny\"", 400, ""),
+        (CHAT, b"", 400, ""),
+        (CHAT, b"[]", 400, ""),
+        (CHAT, b"{\"model\":\"tiny\",\"x\":\"\xff\xfe\"}", 400, ""),
+        (CHAT, b"{\"model\":7}", 400, "invalid_value"),
+        (CHAT, b"{\"model\":\"tiny\",\"stream\":1}", 400, "invalid_value"),
+        (CHAT, b"{\"model\":\"gpt-9\"}", 404, "model_not_found"),
+        ("/v1/completions", b"{\"model\":\"gpt-9\"}", 404, "model_not_found"),
+        ("/v1/embeddings", b"{\"model\":\"gpt-9\"}", 404, "model_not_found"),
+        ("/tokenize", b"nonsense", 400, ""),
+        ("/v1/responses", b"{\"previous_response_id\":\"resp_9\"}", 404, "not_found"),
+        (CHAT, &[b' '; 100_001], 413, "body_too_large"),
+    ];
+    for (path, body, status, code) in cases {
+        let got = post(front.proxy_address(), path, Bytes::copy_from_slice(body)).await;
+        assert_eq!((got.status, got.error_code().as_str()), (status, code), "{path} {:?}", got.body);
+    }
+    let zstd = Request::post(CHAT).header("content-encoding", "zstd");
+    let got = send(front.proxy_address(), zstd, "{}").await;
+    assert_eq!((got.status, got.error_code().as_str()), (415, "unsupported_content_encoding"));
+    assert_eq!(worker.seen().len(), 0, "none of it reached the worker");
+    assert_eq!(post(front.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_although_the_client_goes_on_sending() {
+    let worker = worker().await;
+    let front = front(&[&worker], &["proxy.body_limit=1000"]).await;
+    // Chunked, so that only reading finds out; far larger than the socket's buffers.
+    let mut stream = raw(
+        front.proxy_address(),
+        format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes(),
+    )
+    .await;
+    stream.write_all(&[b"5dc\r\n".as_slice(), &[b'x'; 1500], b"\r\n0\r\n\r\n"].concat()).await.unwrap();
+    let answer = read_until(&mut stream, "body_too_large").await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    // With a length the body is not even asked for.
+    let mut stream = raw(
+        front.proxy_address(),
+        format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9999\r\n\r\n").as_bytes(),
+    )
+    .await;
+    let answer = read_until(&mut stream, "body_too_large").await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
+#[tokio::test]
+async fn slow_headers_and_slow_bodies_are_timed_out_with_an_error() {
+    let worker = worker().await;
+    let front = front(&[&worker], &["proxy.header_timeout=\"150ms\"", "proxy.body_pause=\"150ms\""]).await;
+    let mut headers = raw(front.proxy_address(), b"POST /v1/models HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
+    let answer = rest(&mut headers).await;
+    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("headers_timeout"), "{answer}");
+    let mut body = raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\"}")[..70]).await;
+    let answer = rest(&mut body).await;
+    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("body_timeout"), "{answer}");
+    let mut idle = raw(front.proxy_address(), b"").await;
+    assert_eq!(rest(&mut idle).await, "", "an idle connection is closed without a word");
+    assert_eq!(get(front.proxy_address(), "/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_the_work_streamed_or_not() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    for behave in ["hang", "stream"] {
+        let body = format!("{{\"model\":\"tiny\",\"behave\":\"{behave}\"}}");
+        let mut client = raw(front.proxy_address(), &request_bytes(CHAT, &body)).await;
+        until("the worker is at work", || worker.at_work.count() == 1).await;
+        if behave == "stream" {
+            read_until(&mut client, "data: 0").await;
+        }
+        drop(client);
+        until("the worker was told to stop", || worker.at_work.count() == 0).await;
+        until("the request is over here too", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    }
+    let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
+    assert!(text.contains("requests_total{code=\"499\",path=\"/v1/chat/completions\"} 1"), "{text}");
+    // In the middle of the body, too.
+    drop(raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\"}")[..70]).await);
+    assert_eq!(post(front.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await.status, 200);
+}
+
+#[tokio::test]
+async fn bodies_and_headers_arrive_byte_for_byte_both_ways() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    // Odd spacing, an unknown field, a lone surrogate, a number that floats would round, an escaped slash.
+    let body = "{ \"x_unknown\" : [1e400, 12345678901234567890123],\n\t\"model\":\"tiny\", \"messages\":[{\"role\":\"user\",\
+                \"content\":\"\\ud800 \\/ é\"}] }";
+    let request = Request::post(format!("{CHAT}?a=b%20c"))
+        .header("X-Custom", "a, b")
+        .header("x-custom", http::HeaderValue::from_bytes(b"caf\xe9").unwrap())
+        .header("authorization", "Bearer for-the-engine")
+        .header("connection", "x-hop")
+        .header("x-hop", "1")
+        .header("traceparent", "00-1-2-01");
+    let got = send(front.proxy_address(), request, body).await;
+    let seen = worker.last();
+    assert_eq!((seen.method.as_str(), seen.path.as_str()), ("POST", "/v1/chat/completions?a=b%20c"));
+    assert_eq!(seen.body, body);
+    let custom: Vec<_> = seen.headers.get_all("x-custom").iter().map(|value| value.as_bytes()).collect();
+    assert_eq!(custom, [&b"a, b"[..], b"caf\xe9"]);
+    assert_eq!(seen.headers["authorization"], "Bearer for-the-engine");
+    assert_eq!(seen.headers["traceparent"], "00-1-2-01");
+    assert_eq!(seen.headers["host"], worker.address.to_string());
+    assert!(!seen.headers.contains_key("x-hop") && !seen.headers.contains_key("connection"));
+    assert_eq!((got.status, got.headers["x-engine"].to_str().unwrap()), (200, "yes"));
+    assert!(!got.headers.contains_key("connection"), "the worker's connection is not the client's");
+    assert!(got.headers["x-request-id"].to_str().unwrap().starts_with("req-"));
+    let refused = post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"behave\":\"refuse\"}").await;
+    assert_eq!((refused.status, &refused.body[..]), (422, &b"engine's own words"[..]));
+}
+
+#[tokio::test]
+async fn a_compressed_body_reaches_the_engine_plain() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut encoder, b"{\"model\":\"tiny\"}").unwrap();
+    let request = Request::post(CHAT).header("content-encoding", "gzip");
+    assert_eq!(send(front.proxy_address(), request, encoder.finish().unwrap()).await.status, 200);
+    assert_eq!(worker.last().body, "{\"model\":\"tiny\"}");
+    assert!(!worker.last().headers.contains_key("content-encoding"));
+}
+
+#[tokio::test]
+async fn a_piece_of_a_stream_arrives_before_the_next_one_exists() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let body = "{\"model\":\"tiny\",\"behave\":\"stream\"}";
+    let mut client = raw(front.proxy_address(), &request_bytes(CHAT, body)).await;
+    let head = read_until(&mut client, "data: 0\n\n").await;
+    assert!(head.contains("text/event-stream"), "{head}");
+    for n in 1..4 {
+        worker.go_on.add_permits(1);
+        read_until(&mut client, &format!("data: {n}\n\n")).await;
+    }
+}
+
+#[tokio::test]
+async fn small_writes_do_not_wait_for_acknowledgements() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let request = request_bytes(CHAT, "{\"model\":\"tiny\",\"behave\":\"two writes\"}");
+    let mut client = raw(front.proxy_address(), b"").await;
+    let mut spans = Vec::new();
+    for _ in 0..9 {
+        let begun = Instant::now();
+        client.write_all(&request).await.unwrap();
+        read_until(&mut client, "0\r\n\r\n").await;
+        spans.push(begun.elapsed());
+    }
+    spans.sort();
+    assert!(spans[4] < Duration::from_millis(35), "with Nagle's algorithm each takes over 40 ms: {spans:?}");
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_inside_a_stream_leaves_an_explicit_error() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let got = post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"behave\":\"die\"}").await;
+    let text = String::from_utf8(got.body.to_vec()).unwrap();
+    let (cut, told) = text.split_once("\n\nevent: error\ndata: ").expect("an error event");
+    assert_eq!(cut, "data: {\"cut\":");
+    let error: serde_json::Value = serde_json::from_str(told.trim()).unwrap();
+    assert_eq!(error["error"]["code"], "worker_failed");
+}
+
+#[tokio::test]
+async fn a_dead_worker_is_passed_over_and_without_any_there_is_a_clear_error() {
+    let alive = worker().await;
+    let dead = Worker::start("two", "tiny").await;
+    let front = front(&[&alive], &[]).await;
+    // Ready by the last probe, and then gone: its port refuses.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let gone = format!("http://{}", closed.local_addr().unwrap());
+    drop(closed);
+    let both = front_of(&[gone, alive.url()], &["steering.bypass=round_robin"]).await;
+    both.gateway.roster.members()[0].pretend_ready("tiny");
+    for _ in 0..4 {
+        both.gateway.roster.members()[0].pretend_ready("tiny");
+        assert_eq!(post(both.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await.status, 200);
+    }
+    assert!(both.gateway.metrics.requests.retries.with_label_values(&["worker_connect"]).get() >= 1);
+    drop((front, dead));
+
+    let none = front_of(&[], &[]).await;
+    let got = post(none.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await;
+    assert_eq!((got.status, got.error_code().as_str()), (503, "no_worker"));
+    assert_eq!(got.headers["retry-after"], "1");
+    assert_eq!(get(none.proxy_address(), "/readyz").await.status, 503);
+    assert_eq!(get(none.proxy_address(), "/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn only_listed_paths_exist_and_administration_never_reaches_a_worker() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    for path in [
+        "/sleep",
+        "/wake_up",
+        "/reset_prefix_cache",
+        "/flush_cache",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/collective_rpc",
+        "/server_info",
+        "/metrics",
+        "/v1/chat/completions/../../../sleep",
+        "/v1/chat/completions/render",
+        "/v1//chat/completions",
+        "/V1/chat/completions",
+        "/v1/chat/completions/",
+        "/ownerserve/v1/mode",
+        "/",
+    ] {
+        let got = post(front.proxy_address(), path, "{\"model\":\"tiny\"}").await;
+        assert_eq!((got.status, got.error_code().as_str()), (404, "unknown_url"), "{path}");
+    }
+    for path in ["/v1/files", "/v1/batches/b1/cancel", "/v1/assistants", "/v1/threads/t/runs"] {
+        let got = post(front.proxy_address(), path, "{}").await;
+        assert_eq!((got.status, got.error_code().as_str()), (501, "not_implemented"), "{path}");
+    }
+    for path in ["/v1/responses/resp_x", "/v1/responses/..", "/v1/responses/%2e%2e%2fsleep"] {
+        let got = get(front.proxy_address(), path).await;
+        assert_eq!((got.status, got.error_code().as_str()), (404, "not_found"), "{path}");
+    }
+    assert_eq!(worker.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn methods_are_checked_and_options_and_head_answered() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let at = front.proxy_address();
+    let got = get(at, CHAT).await;
+    assert_eq!((got.status, got.headers["allow"].to_str().unwrap()), (405, "POST, OPTIONS"));
+    assert_eq!(got.error_code(), "method_not_allowed");
+    let got = send(at, Request::options(CHAT), "").await;
+    assert_eq!((got.status, got.headers["allow"].to_str().unwrap()), (204, "POST, OPTIONS"));
+    let got = send(at, Request::head("/v1/models"), "").await;
+    assert_eq!((got.status, got.body.len()), (200, 0));
+    assert_ne!(got.headers["content-length"], "0");
+    assert_eq!(send(at, Request::delete("/v1/models"), "").await.status, 405);
+    assert_eq!(worker.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn models_are_the_union_of_the_workers_and_entries_stay_as_they_are() {
+    let (a, b) = (Worker::start("a", "org/m1").await, Worker::start("b", "m2").await);
+    let again = Worker::start("again", "m2").await;
+    let front = front(&[&a, &b, &again], &[]).await;
+    until("all are ready", || front.gateway.roster.ready().count() == 3).await;
+    let list = get(front.proxy_address(), "/v1/models").await.json();
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!((list["object"].as_str().unwrap(), ids), ("list", vec!["org/m1", "m2"]));
+    assert_eq!(list["data"][1]["x_extra"], 1);
+    for path in ["/v1/models/org/m1", "/v1/models/org%2Fm1"] {
+        assert_eq!(get(front.proxy_address(), path).await.json()["owned_by"], "a", "{path}");
+    }
+    let unknown = get(front.proxy_address(), "/v1/models/m9").await;
+    assert_eq!((unknown.status, unknown.error_code().as_str()), (404, "model_not_found"));
+    for (model, name) in [("org/m1", "a"), ("m2", "b")] {
+        let body = format!("{{\"model\":\"{model}\"}}");
+        let got = post(front.proxy_address(), "/v1/embeddings", body).await.json();
+        assert!(got["served_by"] == name || (model == "m2" && got["served_by"] == "again"), "{got}");
+    }
+}
+
+#[tokio::test]
+async fn a_stored_response_is_found_at_its_maker_and_at_nobody_elses_tenant() {
+    let (a, b) = (Worker::start("a", "tiny").await, Worker::start("b", "tiny").await);
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
+    let file = format!("auth.keys_file={}", keys.display());
+    let front = front(&[&a, &b], &[&file, "steering.bypass=round_robin"]).await;
+    until("both are ready", || front.gateway.roster.ready().count() == 2).await;
+    let at = front.proxy_address();
+    let ask = |request: http::request::Builder, key: &str, body: &'static str| {
+        send(at, request.header("authorization", format!("Bearer {key}")), body)
+    };
+    let path = "/v1/responses";
+    let made = ask(Request::post(path), "k1", "{\"model\":\"tiny\"}").await.json();
+    let (id, maker) = (made["id"].as_str().unwrap(), made["served_by"].clone());
+    for _ in 0..3 {
+        let got = ask(Request::get(format!("{path}/{id}?stream=false")), "k1", "").await;
+        assert_eq!(got.json()["served_by"], maker);
+        let next = format!("{{\"model\":\"tiny\",\"previous_response_id\":\"{id}\"}}");
+        let got = send(at, Request::post(path).header("authorization", "Bearer k1"), next).await;
+        assert_eq!(got.json()["served_by"], maker);
+    }
+    assert_eq!(ask(Request::get(format!("{path}/{id}")), "k2", "").await.status, 404, "another tenant's");
+    assert_eq!(ask(Request::post(format!("{path}/{id}/cancel")), "k1", "").await.json()["served_by"], maker);
+    assert_eq!(ask(Request::delete(format!("{path}/{id}")), "k1", "").await.status, 200);
+    assert_eq!(ask(Request::get(format!("{path}/{id}")), "k1", "").await.status, 404, "deleted");
+}
+
+#[tokio::test]
+async fn keys_are_asked_for_and_not_passed_on() {
+    let worker = worker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, "[keys]\n\"sk-right\" = \"team\"").unwrap();
+    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let at = front.proxy_address();
+    for request in [Request::post(CHAT), Request::post(CHAT).header("authorization", "Bearer sk-wrong")] {
+        let got = send(at, request, "{\"model\":\"tiny\"}").await;
+        assert_eq!((got.status, got.error_code().as_str()), (401, "invalid_api_key"));
+    }
+    assert_eq!(get(at, "/v1/models").await.status, 401);
+    assert_eq!(get(at, "/readyz").await.status, 200);
+    assert_eq!(worker.seen().len(), 0);
+    let right = Request::post(CHAT).header("authorization", "Bearer sk-right");
+    assert_eq!(send(at, right, "{\"model\":\"tiny\"}").await.status, 200);
+    assert!(!worker.last().headers.contains_key("authorization"));
+}

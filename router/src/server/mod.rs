@@ -68,7 +68,7 @@ pub struct ServerLimits {
     pub drain_timeout: Duration,
 }
 
-/// A listener at work. Dropping it does not stop it; [`Server::stop`] does.
+/// A listener at work. [`Server::stop`] ends it gently; dropping it cuts every connection.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,

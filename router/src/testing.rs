@@ -1,0 +1,263 @@
+//! For tests only: a worker that records what reaches it, a front door before it, and a client that can misbehave.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use futures::StreamExt as _;
+use http::{HeaderMap, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use crate::config::{Config, Overrides};
+use crate::serve::Serving;
+use crate::server::{Server, ServerLimits};
+
+/// What a worker received.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// A worker on a port of its own. How it behaves is asked for by the body's field `behave`.
+pub(crate) struct Worker {
+    pub(crate) address: SocketAddr,
+    pub(crate) name: String,
+    seen: Mutex<Vec<Seen>>,
+    /// Requests at work now; a cancelled one leaves.
+    pub(crate) at_work: Arc<AtWork>,
+    /// One permit lets one held stream go on.
+    pub(crate) go_on: Semaphore,
+    server: OnceLock<Server>,
+}
+
+#[derive(Default)]
+pub(crate) struct AtWork(Mutex<usize>);
+
+impl AtWork {
+    pub(crate) fn count(&self) -> usize {
+        *self.0.lock()
+    }
+}
+
+struct Working(Arc<AtWork>);
+
+impl Working {
+    fn begin(at_work: &Arc<AtWork>) -> Self {
+        *at_work.0.lock() += 1;
+        Self(at_work.clone())
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        *self.0.0.lock() -= 1;
+    }
+}
+
+const LIMITS: ServerLimits =
+    ServerLimits { header_timeout: Duration::from_secs(30), connections: 1000, drain_timeout: Duration::from_secs(1) };
+
+impl Worker {
+    /// Serves one model called `model`; answers carry `name`.
+    pub(crate) async fn start(name: &str, model: &'static str) -> Arc<Self> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let worker = Arc::new(Self {
+            address,
+            name: name.into(),
+            seen: Mutex::default(),
+            at_work: Arc::default(),
+            go_on: Semaphore::new(0),
+            server: OnceLock::new(),
+        });
+        let shared = worker.clone();
+        let routes = Router::new().fallback(move |request: Request| answer(shared.clone(), model, request));
+        let server = Server::start(address, routes, LIMITS).await.unwrap();
+        worker.server.set(server).unwrap();
+        worker
+    }
+
+    /// Everything but probes.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().clone()
+    }
+
+    pub(crate) fn last(&self) -> Seen {
+        self.seen().pop().expect("something reached the worker")
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    let path = head.uri.to_string();
+    if path == "/v1/models" {
+        let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "x_extra": 1});
+        return axum::Json(serde_json::json!({"object": "list", "data": [entry]})).into_response();
+    }
+    worker.seen.lock().push(Seen { method: head.method.to_string(), path, headers: head.headers, body: body.clone() });
+    let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let working = Working::begin(&worker.at_work);
+    match asked["behave"].as_str().unwrap_or("answer") {
+        "hang" => std::future::pending().await,
+        "stream" => stream(worker, working),
+        "two writes" => {
+            let pieces = futures::stream::iter(["data: a\n\n", "data: b\n\n"]).then(|piece| async move {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                Ok::<_, std::io::Error>(piece)
+            });
+            ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
+        }
+        "die" => {
+            let pieces = futures::stream::iter([Ok("data: {\"cut\":"), Err(std::io::Error::other("killed"))]);
+            let pieces = pieces.then(|piece| async {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                piece
+            });
+            ([("content-type", "text/event-stream; charset=utf-8")], Body::from_stream(pieces)).into_response()
+        }
+        "refuse" => (StatusCode::UNPROCESSABLE_ENTITY, [("x-engine", "said no")], "engine's own words").into_response(),
+        _ => {
+            let id = format!("resp_{}", worker.name);
+            let json = serde_json::json!({"id": id, "served_by": worker.name});
+            ([("x-engine", "yes"), ("connection", "close")], axum::Json(json)).into_response()
+        }
+    }
+}
+
+/// One event at once, then one for each permit, for ever.
+fn stream(worker: Arc<Worker>, working: Working) -> Response {
+    let pieces = futures::stream::unfold((worker, working, 0), |(worker, working, n)| async move {
+        if n > 0 {
+            worker.go_on.acquire().await.unwrap().forget();
+        }
+        Some((Ok::<_, std::io::Error>(format!("data: {n}\n\n")), (worker, working, n + 1)))
+    });
+    ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
+}
+
+/// A front door before these workers, ready to serve, with `settings` as `--set` takes them.
+pub(crate) async fn front(workers: &[&Arc<Worker>], settings: &[&str]) -> Serving {
+    let urls = workers.iter().map(|worker| worker.url()).collect::<Vec<_>>();
+    front_of(&urls, settings).await
+}
+
+pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Serving {
+    let fixed = ["proxy.listen=127.0.0.1:0", "operator.listen=127.0.0.1:0", "proxy.drain_timeout=\"2s\""];
+    let settings = fixed.iter().chain(settings).map(|setting| (*setting).to_owned()).collect();
+    let config = Config::load(None, &Overrides { settings, workers: urls.to_vec() }).unwrap();
+    let serving = Serving::start(config).await.unwrap();
+    if !urls.is_empty() {
+        until("a worker is ready", || serving.gateway.roster.ready().next().is_some()).await;
+    }
+    serving
+}
+
+/// Waits for `happened`, at most five seconds.
+pub(crate) async fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    while !happened() {
+        assert!(std::time::Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// An answer, whole.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Got {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {:?}", self.body))
+    }
+
+    /// Checks OpenAI's error shape; gives the code.
+    pub(crate) fn error_code(&self) -> String {
+        let json = self.json();
+        let error = &json["error"];
+        assert!(error["message"].as_str().is_some_and(|text| text.len() > 10), "{json}");
+        assert!(error["type"].is_string() && error.get("param").is_some(), "{json}");
+        error["code"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// Sends one request and reads its answer.
+pub(crate) async fn send(address: SocketAddr, request: http::request::Builder, body: impl Into<Bytes>) -> Got {
+    let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let mut request = request.body(Full::new(body.into())).unwrap();
+    *request.uri_mut() = format!("http://{address}{}", request.uri()).parse().unwrap();
+    let answer = client.request(request).await.unwrap();
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    Got { status: head.status.as_u16(), headers: head.headers, body }
+}
+
+/// `POST` of JSON.
+pub(crate) async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Got {
+    let request = http::Request::post(path).header("content-type", "application/json");
+    send(address, request, body).await
+}
+
+/// `GET`.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Got {
+    send(address, http::Request::get(path), Bytes::new()).await
+}
+
+/// A connection that sends exactly these bytes.
+pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream
+}
+
+/// Everything up to the end of the connection.
+pub(crate) async fn rest(stream: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut bytes)).await;
+    read.expect("the connection ends").unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Reads until `wanted` was seen.
+pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+    let mut text = String::new();
+    let mut piece = [0; 4096];
+    while !text.contains(wanted) {
+        let read = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut piece)).await;
+        let count = read.unwrap_or_else(|_| panic!("never came: {wanted:?}; so far {text:?}")).unwrap();
+        assert!(count > 0, "ended before {wanted:?}: {text:?}");
+        text.push_str(&String::from_utf8_lossy(&piece[..count]));
+    }
+    text
+}
+
+/// A request in bytes, with a length.
+pub(crate) fn request_bytes(path: &str, body: &str) -> Vec<u8> {
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
