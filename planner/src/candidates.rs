@@ -189,7 +189,7 @@ impl Maker<'_> {
         Leg { worker: at.view.id, rank: at.holding.rank, tokens_cached: cached, tokens_computed }
     }
 
-    /// What others keep of the prompt; after a move the old owner's copy is nobody's.
+    /// What others keep of the prompt, if more than the target; after a move the old owner's copy is nobody's.
     fn elsewhere(&self, target: usize, claim: &Claim) -> Tokens {
         match claim {
             Claim::Move { .. } => Tokens::ZERO,
@@ -209,10 +209,8 @@ impl Maker<'_> {
             return Claim::Borrow;
         }
         let lives_there = |owner: usize| owner == target || self.at(target).holding.held > self.at(owner).holding.held;
-        let why = self.table.leave.or_else(|| {
-            let moved_before = !replicates && self.table.owner.is_some_and(lives_there);
-            moved_before.then_some(MoveReason::StateIsThere)
-        });
+        let there = self.table.owner.is_some_and(lives_there).then_some(MoveReason::StateIsThere);
+        let why = self.table.leave.or(there);
         why.map_or(Claim::Borrow, |why| Claim::Move { from, epoch: session.epoch, why })
     }
 

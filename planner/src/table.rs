@@ -21,8 +21,8 @@ pub(crate) struct Table<'a> {
     pub(crate) leave: Option<MoveReason>,
     /// Whether draining workers may serve: only when nobody else can.
     last_resort: LastResort,
-    /// The two that hold most of the prompt, deepest first.
-    deepest: [Option<(usize, Tokens)>; 2],
+    /// Who holds most of the prompt, and how much.
+    deepest: Option<(usize, Tokens)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,9 +63,9 @@ impl<'a> Table<'a> {
             .or(draining.then_some(Refused::Draining))
     }
 
-    /// The other worker that holds most of the prompt, and how much.
+    /// Who holds most of the prompt, and how much, unless it is this worker itself.
     pub(crate) fn deepest_other(&self, at: usize) -> Option<(usize, Tokens)> {
-        self.deepest.into_iter().flatten().find(|(place, _)| *place != at)
+        self.deepest.filter(|(place, _)| *place != at)
     }
 
     /// Tokens of the prompt that may be replicated: sealed, and not all of it.
@@ -186,20 +186,11 @@ fn fabric<'a>(standing: &Standing<'a>) -> Option<&'a str> {
     standing.view.link.as_ref().filter(|link| usable(link)).map(|link| &*link.fabric)
 }
 
-fn deepest(standings: &[Standing<'_>]) -> [Option<(usize, Tokens)>; 2] {
-    let key = |at: usize| (standings[at].holding.held, standings[at].weight, Reverse(standings[at].view.id));
-    let (mut first, mut second): (Option<usize>, Option<usize>) = (None, None);
-    for (at, standing) in standings.iter().enumerate() {
-        if standing.barred.is_some() || standing.holding.held == Tokens::ZERO {
-            continue;
-        }
-        if first.is_none_or(|best| key(at) > key(best)) {
-            second = first.replace(at);
-        } else if second.is_none_or(|best| key(at) > key(best)) {
-            second = Some(at);
-        }
-    }
-    [first, second].map(|place| place.map(|at| (at, standings[at].holding.held)))
+fn deepest(standings: &[Standing<'_>]) -> Option<(usize, Tokens)> {
+    let holds = |s: &Standing<'_>| s.barred.is_none() && s.holding.held > Tokens::ZERO;
+    let holders = standings.iter().enumerate().filter(|(_, standing)| holds(standing));
+    let most = holders.max_by_key(|(_, s)| (s.holding.held, s.weight, Reverse(s.view.id)));
+    most.map(|(at, standing)| (at, standing.holding.held))
 }
 
 /// Why nobody can serve: the first thing that everybody lacks.

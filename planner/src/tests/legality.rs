@@ -102,6 +102,12 @@ fn a_replicate_moves_sealed_blocks_that_the_source_holds_up_to_a_boundary() {
     assert_eq!(spoilt(FETCH, |_, plan| replicate(plan, "a", 0)), Illegal::NotSealed(Blocks(0)));
     assert_eq!(spoilt(FETCH, |_, plan| replicate(plan, "a", 100)), Illegal::NotSealed(Blocks(100)));
     assert_eq!(spoilt(FETCH, |s, _| s.session.sealed = Blocks(98)), Illegal::NotSealed(Blocks(99)));
+    let whole = spoilt(FETCH, |scene, plan| {
+        scene.session.sealed = Blocks(100);
+        scene.overlaps[0].blocks = Blocks(100);
+        replicate(plan, "a", 100);
+    });
+    assert_eq!(whole, Illegal::NotSealed(Blocks(100)), "the last token is computed where the answer is");
     assert_eq!(spoilt(FETCH, |s, _| s.overlaps.clear()), Illegal::NotHeld(id("a")));
     assert_eq!(spoilt(FETCH, |s, _| s.workers[0].capacity.block = Tokens(32)), Illegal::Unaligned(Blocks(99)));
     assert_eq!(spoilt(FETCH, |s, _| s.workers[1].capacity.block = Tokens(32)), Illegal::Unaligned(Blocks(99)));

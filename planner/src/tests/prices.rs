@@ -71,6 +71,8 @@ fn memory_is_what_others_keep_too_and_what_is_displaced_weighed_by_lambda() {
     assert_eq!(at("worker b hybrid holds=30\n worker a hybrid holds=50"), 320 * 100_000);
     assert_eq!(at("worker b hybrid holds=50\n worker a hybrid holds=30"), 0);
     assert_eq!(at("worker b hybrid holds=50 usage=0.5"), (800 + 100) * 50_000, "prompt and answer, by half");
+    assert_eq!(at("worker b hybrid usage=NaN"), at("worker b hybrid usage=1"), "unknown is full");
+    assert_eq!(at("worker b hybrid usage=7"), at("worker b hybrid usage=1"));
     let moved = "session owner=a sealed=50\n worker a hybrid holds=50 health=draining";
     assert_eq!(at(&format!("{moved}\n worker b hybrid")), 0, "after a move the old copy is nobody's");
 }

@@ -95,18 +95,55 @@ fn a_tail_recompute_that_is_switched_off_is_still_one_leg() {
 
 #[test]
 fn more_than_half_computed_is_no_tail() {
-    // b holds 40 of the 99 blocks that a could send; a link this slow never pays.
+    // a could send 98 blocks, but never pays over a link this slow.
     let scene = |held| {
         format!(
-            "session owner=a sealed=99
-             ask transfers=yes
-             worker a hybrid holds=99 running=64
+            "session owner=a sealed=98
+             worker a hybrid holds=98 running=64
              worker b hybrid holds={held} fixed=1000000"
         )
-        .replace("ask transfers=yes\n", "\n")
     };
-    assert_eq!(decide(&scene(40)), "colocated_prefill at b 640+960, borrow");
-    assert_eq!(decide(&scene(50)), "tail_recompute at b 800+800, borrow");
+    assert_eq!(decide(&scene(48)), "colocated_prefill at b 768+832, borrow");
+    assert_eq!(decide(&scene(49)), "tail_recompute at b 784+816, borrow");
+}
+
+#[test]
+fn a_source_that_holds_all_that_can_be_used_sends_it_without_a_tail() {
+    // The last block of the prompt is held too, but an engine computes it again in any case.
+    check(
+        "session owner=a sealed=3000
+         policy off=remote_prefill
+         ask prompt=48000
+         worker a hybrid holds=3000 backlog=15000
+         worker c decode holds=3000 running=60
+         worker b hybrid",
+        "artifact_fetch at b 47984+16, 2999 blocks from c, borrow",
+    );
+}
+
+#[test]
+fn an_owner_whose_memory_is_full_loses_the_session() {
+    let scene = |usage| {
+        format!(
+            "session owner=a sealed=3000
+             ask prompt=58000
+             worker a hybrid holds=3000 running=16 usage={usage}
+             worker b hybrid"
+        )
+    };
+    let fetch = "artifact_fetch at b 48000+10000, 3000 blocks from a, borrow";
+    assert_eq!(decide(&scene("0.94")), fetch);
+    let migration = "state_migration at b 48000+10000, 3000 blocks from a, move (owner_overloaded)";
+    assert_eq!(decide(&scene("0.95")), migration);
+}
+
+#[test]
+fn a_promise_of_a_rank_that_is_not_there_is_not_believed() {
+    let mut scene = Scene::read("session promise=a:99\n worker a hybrid ranks=2");
+    scene.session.promises[0].rank = vocabulary::DpRank(2);
+    assert_eq!(scene.plan().plan.decode.tokens_cached.0, 0);
+    scene.session.promises[0].rank = vocabulary::DpRank(1);
+    assert_eq!(scene.plan().plan.decode.tokens_cached.0, 1_264);
 }
 
 #[test]
@@ -170,6 +207,19 @@ fn ownership_follows_a_session_that_lives_elsewhere_by_now() {
          worker a hybrid holds=60
          worker b hybrid holds=99",
         "colocated_prefill at b 1584+16, move (state_is_there)",
+    );
+}
+
+#[test]
+fn a_session_that_lives_elsewhere_is_completed_there_and_owned_there() {
+    check(
+        "session owner=a sealed=3000
+         policy off=remote_prefill
+         ask prompt=58000
+         worker a hybrid holds=1600
+         worker b hybrid holds=2000
+         worker c decode holds=3000 running=60",
+        "state_migration at b 48000+10000, 3000 blocks from c, move (state_is_there)",
     );
 }
 
