@@ -1,3 +1,4 @@
 //! Engines as they are: their dialects, their events and metrics, the fleet made of them, and simulated ones.
 
+pub mod dialect;
 pub mod sim;
