@@ -1,4 +1,3 @@
 //! Engines as they are: their dialects, their events and metrics, the fleet made of them, and simulated ones.
 
-pub mod dialect;
 pub mod sim;
