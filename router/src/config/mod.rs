@@ -16,7 +16,7 @@ use crate::operator::OperatorConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 use crate::server::ProxyConfig;
 use crate::upstream::UpstreamConfig;
-pub use workers::{WorkerConfig, WorkerUrl};
+pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
 /// Everything `ownerserve serve` can be told. Every field has a default but the workers.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -154,7 +154,8 @@ impl Config {
             ConfigError::Invalid { path, problem: error.into_inner().message().trim().to_owned() }
         })?;
         for url in &overrides.workers {
-            let invalid = |problem: String| ConfigError::Invalid { path: "--worker".into(), problem };
+            let invalid =
+                |error: WorkerUrlError| ConfigError::Invalid { path: "--worker".into(), problem: error.to_string() };
             config.workers.push(WorkerConfig::at(url.parse().map_err(invalid)?));
         }
         config.check()?;

@@ -57,15 +57,21 @@ pub struct WorkerUrl {
     pub role: Option<Role>,
 }
 
-impl FromStr for WorkerUrl {
-    type Err = String;
+/// A text that names no worker.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{text:?} {why}; accepted is http://HOST:PORT or https://HOST:PORT, optionally #prefill, #decode or #hybrid behind it"
+)]
+pub struct WorkerUrlError {
+    text: String,
+    why: &'static str,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused = |why: &str| {
-            Err(format!(
-                "{text:?} {why}; accepted is http://HOST:PORT or https://HOST:PORT, optionally #prefill, #decode or #hybrid"
-            ))
-        };
+impl FromStr for WorkerUrl {
+    type Err = WorkerUrlError;
+
+    fn from_str(text: &str) -> Result<Self, WorkerUrlError> {
+        let refused = |why| Err(WorkerUrlError { text: crate::error::shortened(text), why });
         let (url, role) = match text.trim().split_once('#') {
             None => (text.trim(), None),
             Some((url, "prefill")) => (url, Some(Role::Prefill)),
