@@ -50,10 +50,17 @@ impl Serving {
             connections: settings.connections,
             drain_timeout: settings.drain_timeout.0,
         };
-        let proxy = listen(settings.listen, "proxy.listen", proxy::routes(&gateway), limits).await?;
+        let open = gateway.metrics.process.connections.clone();
+        let routes = proxy::routes(&gateway);
+        let proxy = Server::start(settings.listen, routes, limits, open)
+            .await
+            .map_err(|source| StartError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
         let small = ServerLimits { connections: 256, drain_timeout: Duration::from_secs(1), ..limits };
         let address = gateway.config.operator.listen;
-        let operator = listen(address, "operator.listen", operator::routes(&gateway), small).await?;
+        let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
+        let operator = Server::start(address, operator::routes(&gateway), small, uncounted)
+            .await
+            .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let background = vec![
             tokio::spawn(gateway.roster.clone().probe(gateway.upstream.clone(), Duration::from_secs(2))),
             tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5))),
@@ -102,15 +109,6 @@ impl Serving {
             tracing::warn!("no workers: give --worker URL, or [[workers]] in the configuration");
         }
     }
-}
-
-async fn listen(
-    address: SocketAddr,
-    setting: &'static str,
-    routes: axum::Router,
-    limits: ServerLimits,
-) -> Result<Server, StartError> {
-    Server::start(address, routes, limits).await.map_err(|source| StartError::Listen { address, setting, source })
 }
 
 /// Serves until SIGTERM or ctrl-c.

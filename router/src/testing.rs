@@ -89,7 +89,8 @@ impl Worker {
         });
         let shared = worker.clone();
         let routes = Router::new().fallback(move |request: Request| answer(shared.clone(), model, request));
-        let server = Server::start(address, routes, LIMITS).await.unwrap();
+        let server =
+            Server::start(address, routes, LIMITS, prometheus::IntGauge::new("w", "w").unwrap()).await.unwrap();
         worker.server.set(server).unwrap();
         worker
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
+use prometheus::IntGauge;
 use serde::Deserialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -79,24 +80,25 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds `address` (port 0: any free one) and serves `routes` there.
-    pub async fn start(address: SocketAddr, routes: Router, limits: ServerLimits) -> std::io::Result<Self> {
+    /// Binds `address` (port 0: any free one) and serves `routes` there; `open` shows the connections.
+    pub async fn start(
+        address: SocketAddr,
+        routes: Router,
+        limits: ServerLimits,
+        open: IntGauge,
+    ) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
         let places = Arc::new(Semaphore::new(limits.connections));
-        let accepting = tokio::spawn(accept(listener, routes, Accepting { places: places.clone(), stopping, limits }));
+        let accepting =
+            tokio::spawn(accept(listener, routes, Accepting { places: places.clone(), stopping, limits, open }));
         Ok(Self { address, stop, accepting, places, limits })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
-    }
-
-    /// Connections that are open now.
-    pub fn open_connections(&self) -> usize {
-        self.limits.connections.saturating_sub(self.places.available_permits())
     }
 
     /// Takes no new connections, lets running requests end within the drain time-out, then cuts what is left.
@@ -119,6 +121,7 @@ struct Accepting {
     places: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
     limits: ServerLimits,
+    open: IntGauge,
 }
 
 async fn accept(listener: TcpListener, routes: Router, mut accepting: Accepting) {
@@ -135,8 +138,11 @@ async fn accept(listener: TcpListener, routes: Router, mut accepting: Accepting)
             _ = accepting.stopping.wait_for(|stop| *stop) => return,
         };
         let connection = connection::drive(stream, (protocol.clone(), routes.clone()), accepting.stopping.clone());
+        let open = accepting.open.clone();
+        open.inc();
         tokio::spawn(async move {
             connection.await;
+            open.dec();
             drop(place);
         });
     }

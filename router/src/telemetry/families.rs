@@ -1,13 +1,18 @@
 //! Making metric families. Names, units and label sets are fixed here at start; a wrong one is a bug of ours.
 
+use std::cell::RefCell;
+
 use prometheus::core::Collector;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry,
 };
 
-/// Registers families under the prefix `ownerserve_`.
-pub(super) struct Families<'a>(pub(super) &'a Registry);
+/// Registers families under the prefix `ownerserve_`, and remembers their names.
+pub(super) struct Families<'a> {
+    registry: &'a Registry,
+    names: RefCell<Vec<String>>,
+}
 
 /// Seconds from 10 microseconds to 100: steps inside the router.
 pub(super) const FINE_SECONDS: &[f64] = &[
@@ -30,9 +35,19 @@ fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("ownerserve_{name}"), help)
 }
 
-impl Families<'_> {
+impl<'a> Families<'a> {
+    pub(super) fn new(registry: &'a Registry) -> Self {
+        Self { registry, names: RefCell::default() }
+    }
+
+    /// Of all families made so far.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.names.borrow().clone()
+    }
+
     fn register<C: Collector + Clone + 'static>(&self, family: C) -> C {
-        self.0.register(Box::new(family.clone())).expect("every metric is registered once");
+        self.names.borrow_mut().extend(family.desc().iter().map(|desc| desc.fq_name.clone()));
+        self.registry.register(Box::new(family.clone())).expect("every metric is registered once");
         family
     }
 

@@ -3,6 +3,7 @@
 //! Every label has a bounded set of values: paths from the route table, words from enums, workers from the
 //! configuration, tenants from the keys file.
 
+use planner::{Action, StepKind};
 use prometheus::{
     Encoder as _, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder,
@@ -24,6 +25,7 @@ pub struct Metrics {
     /// This process.
     pub process: Process,
     registry: Registry,
+    names: Vec<String>,
 }
 
 /// What clients see.
@@ -92,11 +94,15 @@ pub struct Workers {
     /// `kv_knowledge{worker, state}`: 1 for the state that holds: exact, degraded or fallback.
     pub knowledge: IntGaugeVec,
     /// `kv_events_total{worker}`.
-    pub events: IntGaugeVec,
+    pub events: IntCounterVec,
     /// `kv_event_gaps_total{worker}`.
-    pub event_gaps: IntGaugeVec,
+    pub event_gaps: IntCounterVec,
     /// `kv_event_lag_seconds{worker}`.
     pub event_lag: GaugeVec,
+    /// `residency_blocks{worker}`: blocks it is known to hold.
+    pub blocks: IntGaugeVec,
+    /// `residency_distinct_blocks`: the same, each counted once.
+    pub distinct_blocks: IntGauge,
 }
 
 /// Refreshed from the view when scraped.
@@ -142,17 +148,23 @@ impl Default for Metrics {
 impl Metrics {
     /// Registers every family with `registry`. Twice with the same one is a bug of ours.
     pub fn new(registry: Registry) -> Self {
-        let families = Families(&registry);
+        let families = Families::new(&registry);
         let metrics = Self {
             requests: Requests::new(&families),
             plans: Plans::new(&families),
             workers: Workers::new(&families),
             ledger: Ledger::new(&families),
             process: Process::new(&families),
+            names: families.names(),
             registry,
         };
         metrics.process.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         metrics
+    }
+
+    /// The names of all families, with their prefix, without the suffixes of histograms.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// All values in Prometheus' text format.
@@ -196,8 +208,23 @@ impl Requests {
     }
 }
 
+/// The eight steps, as `step_seconds` names them.
+pub const STEPS: [&str; 8] = ["parse", "identify", "locate", "classify", "plan", "execute", "stream", "commit"];
+/// Where a prompt token's KV came from, as `prompt_tokens_total` names it.
+pub const SOURCES: [&str; 3] = ["cached", "computed", "transferred"];
+
 impl Plans {
     fn new(f: &Families<'_>) -> Self {
+        let plans = Self::families(f);
+        // Series that exist from the start, so that their first count is an increase from zero.
+        STEPS.iter().for_each(|step| drop(plans.step.with_label_values(&[step])));
+        SOURCES.iter().for_each(|source| drop(plans.prompt_tokens.with_label_values(&[source])));
+        Action::ALL.iter().for_each(|action| drop(plans.actions.with_label_values(&[action.as_str()])));
+        StepKind::ALL.iter().for_each(|kind| drop(plans.kinds.with_label_values(&[kind.as_str()])));
+        plans
+    }
+
+    fn families(f: &Families<'_>) -> Self {
         Self {
             step: f.histograms("step_seconds", "Time spent in each step of the pipeline.", (&["step"], FINE_SECONDS)),
             actions: f.counters("plan_actions_total", "Plans executed, by action.", &["action"]),
@@ -240,20 +267,23 @@ impl Workers {
                 "1 for what is known of the worker's blocks: exact, degraded or fallback.",
                 &["worker", "state"],
             ),
-            events: f.gauges("kv_events_total", "KV events applied since start.", worker),
-            event_gaps: f.gauges("kv_event_gaps_total", "Gaps seen in the worker's KV events since start.", worker),
+            events: f.counters("kv_events_total", "KV events applied since start.", worker),
+            event_gaps: f.counters("kv_event_gaps_total", "Gaps seen in the worker's KV events since start.", worker),
             event_lag: f.fractions("kv_event_lag_seconds", "Age of the newest KV event when it was applied.", worker),
+            blocks: f.gauges("residency_blocks", "Blocks that the worker is known to hold.", worker),
+            distinct_blocks: f
+                .gauge("residency_distinct_blocks", "Blocks that any worker is known to hold, each once."),
         }
     }
 
     /// Forgets every worker, before the ones that are there now are written anew.
     pub fn reset(&self) {
-        for family in [&self.up, &self.running, &self.waiting, &self.backlog] {
+        for family in [&self.up, &self.running, &self.waiting, &self.backlog, &self.knowledge, &self.blocks] {
             family.reset();
         }
-        for family in [&self.knowledge, &self.events, &self.event_gaps] {
-            family.reset();
-        }
+        // Counters too: their source counts, and a counter can only be set by starting it anew.
+        self.events.reset();
+        self.event_gaps.reset();
         self.kv_usage.reset();
         self.event_lag.reset();
     }
@@ -291,6 +321,8 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -302,6 +334,23 @@ mod tests {
         assert!(text.contains("ownerserve_requests_total{code=\"200\",path=\"/v1/models\"} 1"), "{text}");
         assert!(text.contains("ownerserve_overlap_tokens_bucket{le=\"256\"} 1"));
         assert!(text.lines().filter(|l| !l.starts_with('#')).all(|l| l.starts_with("ownerserve_")));
+    }
+
+    #[test]
+    fn the_dashboard_shows_every_family_and_nothing_else() {
+        let dashboard = include_str!("../../../configs/grafana/ownerserve.json");
+        let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+        let targets =
+            json["panels"].as_array().unwrap().iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+        let queries: String = targets.map(|target| format!("{} ", target["expr"].as_str().unwrap())).collect();
+        let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+        let base = |name: &str| {
+            let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
+            histogram.unwrap_or(name).to_owned()
+        };
+        let shown: BTreeSet<_> = queries.split(word).filter(|w| w.starts_with("ownerserve_")).map(base).collect();
+        let known: BTreeSet<_> = Metrics::default().names().iter().cloned().collect();
+        assert_eq!(shown, known);
     }
 
     #[test]
