@@ -19,17 +19,18 @@ doc:
 
 # Arrows, sizes, habits, licences.
 rules:
-    cargo test --release --locked -p tests --test rules
+    cargo test --release --locked --workspace --test rules
 
 # What a tool can put right.
 fix:
     cargo fmt --all
     cargo clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
-    cargo run --release -q -p tests --bin ratchet -- tighten
+    cargo build --release --workspace --bins
+    target/release/ratchet tighten
 
 # Records what is above a measure of STYLE.md; defend the diff.
-ratchet:
-    cargo run --release -q -p tests --bin ratchet -- accept
+ratchet: build
+    target/release/ratchet accept
 
 # The binary.
 build:
@@ -50,8 +51,8 @@ test *suites:
     ./test {{suites}}
 
 # What the proxy adds, beside a direct connection and HAProxy.
-bench *options:
-    cargo run --release -q -p tests --bin bench -- {{options}}
+bench *options: build
+    target/release/bench {{options}}
 
 # Recorded agent sessions over simulated workers, with a live view.
 demo *options:

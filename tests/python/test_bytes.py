@@ -38,14 +38,14 @@ def test_unknown_headers_arrive_and_hop_by_hop_ones_do_not(recorded):
 ])
 def test_what_concerns_transfers_is_taken_out_of_a_clients_body(recorded, field):
     recorder, serve = recorded
-    before = serve.metric("stripped_fields_total")
+    before = serve.metric("stripped_parameters_total")
     body = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}],' + field.encode() + b',"seed":1}'
     assert exchange(serve.port, body).status == 200
     arrived = json.loads(recorder.posts()[0].body)
     assert "kv_transfer_params" not in arrived
     assert "kv_cache_report_mode" not in arrived.get("vllm_xargs", {})
     assert arrived["seed"] == 1
-    assert serve.metric("stripped_fields_total") == before + 1
+    assert serve.metric("stripped_parameters_total") == before + 1
 
 
 def test_the_same_words_inside_a_message_stay(recorded):

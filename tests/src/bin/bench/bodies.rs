@@ -1,0 +1,96 @@
+//! Requests of agents: small ones stand alone, larger ones are sessions whose history grows by 1 to 2 KB a step.
+
+use crate::worker::MODEL;
+
+const WORDS: [&str; 16] = [
+    "the ",
+    "function ",
+    "returns ",
+    "when ",
+    "cache ",
+    "block ",
+    "prefix\\n",
+    "error: ",
+    "self.inner ",
+    "42 ",
+    "\\\"quoted\\\" ",
+    "src/main.rs ",
+    "é ",
+    "日本 ",
+    "await?; ",
+    "--- ",
+];
+/// Smaller bodies are no sessions.
+const SESSIONS_FROM: usize = 4 << 10;
+
+/// How a worker is to answer.
+#[derive(Clone, Copy)]
+pub(crate) struct Answering {
+    /// Events of the answer.
+    pub(crate) events: usize,
+    /// Between two of them.
+    pub(crate) pause_us: u64,
+}
+
+/// The steps of one client, one session after the other.
+pub(crate) struct Steps {
+    size: usize,
+    answering: Answering,
+    client: usize,
+    session: usize,
+    history: String,
+    seed: u64,
+}
+
+impl Steps {
+    /// Of a client whose bodies are `size` on average.
+    pub(crate) fn new(client: usize, size: usize, answering: Answering) -> Steps {
+        let seed = (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Steps { size, answering, client, session: 0, history: String::new(), seed }
+    }
+
+    /// The name of the session that the last body belongs to.
+    pub(crate) fn session(&self) -> String {
+        format!("bench-{}-{}-{}", self.size, self.client, self.session)
+    }
+
+    /// The next body.
+    pub(crate) fn next_body(&mut self) -> Vec<u8> {
+        let restart = self.size < SESSIONS_FROM || self.history.len() > self.size + self.size / 4;
+        if restart || self.history.is_empty() {
+            self.session += 1;
+            self.history.clear();
+            let start = if self.size < SESSIONS_FROM { self.size.saturating_sub(200) } else { self.size * 3 / 4 };
+            self.turn("system", start);
+        } else {
+            let more = 512 + (self.random() % 512) as usize;
+            self.turn("assistant", more);
+            self.turn("user", more);
+        }
+        // The worker reads how to answer from the start of the body.
+        let Answering { events, pause_us } = self.answering;
+        let head =
+            format!(r#"{{"max_tokens":{events},"pause_us":{pause_us},"model":"{MODEL}","stream":true,"messages":["#);
+        [head.as_bytes(), self.history.as_bytes(), b"]}"].concat()
+    }
+
+    fn turn(&mut self, role: &str, bytes: usize) {
+        if !self.history.is_empty() {
+            self.history.push(',');
+        }
+        self.history.push_str(&format!(r#"{{"role":"{role}","content":""#));
+        let end = self.history.len() + bytes;
+        while self.history.len() < end {
+            let word = WORDS[(self.random() >> 33) as usize % WORDS.len()];
+            self.history.push_str(word);
+        }
+        self.history.push_str("\"}");
+    }
+
+    fn random(&mut self) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed
+    }
+}

@@ -1,0 +1,84 @@
+//! What OwnerServe adds to a request, beside a direct connection and HAProxy in the same run.
+//!
+//!     bench [--quick] [--json FILE] [--bin OWNERSERVE]
+//!
+//! Ratios are taken between neighbours in time: request by request for latency, window by window for CPU. Absolute times say little
+//! on a shared machine. Fails when a streamed answer takes 40 ms longer than on a direct connection, whatever else it finds.
+
+mod bodies;
+mod client;
+mod measure;
+mod options;
+mod process;
+mod report;
+mod worker;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use options::Options;
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    /// The command line is wrong.
+    #[error("{0}; usage: bench [--quick] [--json FILE] [--bin OWNERSERVE]")]
+    Usage(String),
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The answer.
+        source: std::io::Error,
+    },
+    /// A server answered with something else than the measured answer.
+    #[error("{target} answered {got}")]
+    Answer {
+        /// Who.
+        target: String,
+        /// What.
+        got: String,
+    },
+}
+
+impl BenchError {
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
+        let what = what.into();
+        move |source| BenchError::System { what, source }
+    }
+}
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime.map_err(BenchError::system("start a runtime")).and_then(|runtime| {
+        let options = Options::parse(std::env::args().skip(1))?;
+        runtime.block_on(run(&options))
+    });
+    // Nothing is left to do when the terminal is gone too.
+    match done {
+        Ok(stalled) if stalled.is_empty() => ExitCode::SUCCESS,
+        Ok(stalled) => {
+            let _ = writeln!(std::io::stderr(), "a streamed answer stalls behind {}", stalled.join(", "));
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Measures, prints, and returns the targets behind which a stream stalls.
+async fn run(options: &Options) -> Result<Vec<String>, BenchError> {
+    let workers = [worker::start()?, worker::start()?];
+    let targets = process::Targets::start(workers, &options.binary).await?;
+    let results = measure::all(&targets, options).await?;
+    let mut out = std::io::stdout();
+    out.write_all(report::table(&results).as_bytes()).map_err(BenchError::system("print the table"))?;
+    if let Some(path) = &options.json {
+        let json = serde_json::to_string_pretty(&results).expect("numbers and names make JSON");
+        std::fs::write(path, json).map_err(BenchError::system(path.display().to_string()))?;
+    }
+    Ok(results.stalled())
+}

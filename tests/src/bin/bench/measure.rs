@@ -1,0 +1,176 @@
+//! The measurements: latency request by request across the targets, CPU and throughput window by window.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::BenchError;
+use crate::bodies::{Answering, Steps};
+use crate::client::Client;
+use crate::options::Options;
+use crate::process::{Target, Targets};
+
+/// Sizes of bodies.
+const SIZES: [usize; 4] = [1 << 10, 32 << 10, 128 << 10, 512 << 10];
+/// Clients in a window.
+const CLIENTS: usize = 16;
+/// A stream whose events come apart, so that a proxy which waits for acknowledgements is seen doing so.
+const APART: Answering = Answering { events: 8, pause_us: 2_000 };
+const AT_ONCE: Answering = Answering { events: 8, pause_us: 0 };
+/// Delayed acknowledgements take 40 ms; half of that is no noise.
+const STALL: Duration = Duration::from_millis(20);
+const STALL_REQUESTS: usize = 40;
+
+/// Everything that was measured.
+#[derive(Serialize)]
+pub(crate) struct Results {
+    /// One of each size and target, targets together.
+    pub(crate) costs: Vec<Cost>,
+    /// One of each target.
+    pub(crate) streams: Vec<Stream>,
+}
+
+impl Results {
+    /// The targets behind which a stream stalls.
+    pub(crate) fn stalled(&self) -> Vec<String> {
+        let stalled = self.streams.iter().filter(|stream| stream.added_us > STALL.as_secs_f64() * 1e6);
+        stalled
+            .filter(|stream| stream.target.starts_with("ownerserve"))
+            .map(|stream| stream.target.to_owned())
+            .collect()
+    }
+}
+
+/// What one size costs at one target.
+#[derive(Clone, Serialize)]
+pub(crate) struct Cost {
+    /// Who.
+    pub(crate) target: &'static str,
+    /// Bytes of a body.
+    pub(crate) size: usize,
+    /// Median time to the first byte, one client.
+    pub(crate) first_byte_us: f64,
+    /// Median of what it is above its direct neighbour.
+    pub(crate) added_us: f64,
+    /// Its CPU a request, 16 clients.
+    pub(crate) cpu_us: Option<f64>,
+    /// Requests a second, 16 clients that share the machine with it.
+    pub(crate) per_second: f64,
+}
+
+/// A streamed answer over an ordinary keep-alive connection.
+#[derive(Serialize)]
+pub(crate) struct Stream {
+    /// Who.
+    pub(crate) target: &'static str,
+    /// Median of the whole answer.
+    pub(crate) whole_us: f64,
+    /// Median of what it is above its direct neighbour.
+    pub(crate) added_us: f64,
+}
+
+/// Measures everything.
+pub(crate) async fn all(targets: &Targets, options: &Options) -> Result<Results, BenchError> {
+    let mut results = Results { costs: Vec::new(), streams: streams(targets).await? };
+    for size in SIZES {
+        let latencies = latencies(targets, Steps::new(0, size, AT_ONCE), options.requests).await?;
+        let direct: Vec<f64> = latencies[0].iter().map(|timing| timing.0).collect();
+        let mut windows = vec![Vec::new(); targets.all.len()];
+        for turn in 0..options.windows {
+            for at in 0..targets.all.len() {
+                let at = (at + turn) % targets.all.len();
+                windows[at].push(window(&targets.all[at], size, options.window).await?);
+            }
+        }
+        for (at, target) in targets.all.iter().enumerate() {
+            let first: Vec<f64> = latencies[at].iter().map(|timing| timing.0).collect();
+            let cpu: Vec<f64> = windows[at].iter().filter_map(|window| window.cpu_us).collect();
+            results.costs.push(Cost {
+                target: target.name,
+                size,
+                added_us: median(first.iter().zip(&direct).map(|(own, direct)| own - direct)),
+                first_byte_us: median(first),
+                cpu_us: (!cpu.is_empty()).then(|| median(cpu)),
+                per_second: median(windows[at].iter().map(|window| window.per_second)),
+            });
+        }
+    }
+    Ok(results)
+}
+
+async fn streams(targets: &Targets) -> Result<Vec<Stream>, BenchError> {
+    let timings = latencies(targets, Steps::new(0, 1 << 10, APART), STALL_REQUESTS).await?;
+    let whole = |at: usize| timings[at].iter().map(|timing| timing.1).collect::<Vec<f64>>();
+    let direct = whole(0);
+    let stream = |(at, target): (usize, &Target)| Stream {
+        target: target.name,
+        added_us: median(whole(at).iter().zip(&direct).map(|(own, direct)| own - direct)),
+        whole_us: median(whole(at)),
+    };
+    Ok(targets.all.iter().enumerate().map(stream).collect())
+}
+
+/// First-byte and whole time of the same requests at every target, in microseconds. Who goes first changes with each request.
+async fn latencies(targets: &Targets, mut steps: Steps, requests: usize) -> Result<Vec<Vec<(f64, f64)>>, BenchError> {
+    let mut clients = Vec::new();
+    for target in &targets.all {
+        clients.push(Client::connect(target.name, target.address).await?);
+    }
+    let mut timings = vec![Vec::with_capacity(requests); clients.len()];
+    for turn in 0..requests {
+        let body = steps.next_body();
+        let session = steps.session();
+        for at in 0..clients.len() {
+            let at = (at + turn) % clients.len();
+            let timing = clients[at].chat(&session, &body).await?;
+            timings[at].push((timing.first_byte.as_secs_f64() * 1e6, timing.whole.as_secs_f64() * 1e6));
+        }
+    }
+    Ok(timings)
+}
+
+#[derive(Clone)]
+struct Window {
+    cpu_us: Option<f64>,
+    per_second: f64,
+}
+
+async fn window(target: &Target, size: usize, length: Duration) -> Result<Window, BenchError> {
+    let start = Instant::now();
+    let before = target.cpu_seconds();
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 1..=CLIENTS {
+        let steps = Steps::new(client, size, AT_ONCE);
+        clients.spawn(ask_until((target.name, target.address), steps, start + length));
+    }
+    let mut requests = 0;
+    while let Some(asked) = clients.join_next().await {
+        requests += asked.expect("a client does not panic")?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let used = target.cpu_seconds().zip(before).map(|(after, before)| (after - before) * 1e6 / f64::from(requests));
+    Ok(Window { cpu_us: used, per_second: f64::from(requests) / seconds })
+}
+
+/// One client's requests, one after the other; returns how many.
+async fn ask_until(
+    (name, address): (&'static str, SocketAddr),
+    mut steps: Steps,
+    end: Instant,
+) -> Result<u32, BenchError> {
+    let mut client = Client::connect(name, address).await?;
+    let mut requests = 0;
+    while Instant::now() < end {
+        let body = steps.next_body();
+        client.chat(&steps.session(), &body).await?;
+        requests += 1;
+    }
+    Ok(requests)
+}
+
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

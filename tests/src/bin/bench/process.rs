@@ -1,0 +1,145 @@
+//! The proxies that are compared, as processes that end with this one, and their CPU time.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::BenchError;
+use crate::client::Client;
+
+const READY_WITHIN: Duration = Duration::from_secs(20);
+/// The kernel counts CPU time in hundredths of a second for every program, whatever its own tick is.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Something that requests are sent to.
+pub(crate) struct Target {
+    /// For the table.
+    pub(crate) name: &'static str,
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    process: Option<Running>,
+}
+
+impl Target {
+    /// CPU seconds used so far; none where the target is this program.
+    pub(crate) fn cpu_seconds(&self) -> Option<f64> {
+        let pid = self.process.as_ref()?.child.id();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name of the program may hold spaces; what follows its parenthesis does not.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks: f64 = [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<f64>().ok()).sum();
+        Some(ticks / TICKS_PER_SECOND)
+    }
+}
+
+struct Running {
+    child: Child,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only when it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A direct connection first, then every proxy.
+pub(crate) struct Targets {
+    /// In the order of the table.
+    pub(crate) all: Vec<Target>,
+    folder: PathBuf,
+}
+
+impl Drop for Targets {
+    fn drop(&mut self) {
+        self.all.clear();
+        // A folder that stays behind is in the system's place for them.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Targets {
+    /// Starts the proxies in front of the workers and waits until each serves.
+    pub(crate) async fn start(workers: [SocketAddr; 2], binary: &Path) -> Result<Targets, BenchError> {
+        let folder = std::env::temp_dir().join(format!("ownerserve-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(BenchError::system("make a folder"))?;
+        let mut targets = Targets { all: vec![Target { name: "direct", address: workers[0], process: None }], folder };
+        targets.haproxy(workers)?;
+        targets.ownerserve(workers, binary, ("ownerserve", "own"))?;
+        targets.ownerserve(workers, binary, ("ownerserve sticky", "sticky"))?;
+        for target in &targets.all {
+            serving(target).await?;
+        }
+        Ok(targets)
+    }
+
+    fn haproxy(&mut self, workers: [SocketAddr; 2]) -> Result<(), BenchError> {
+        let address = free_address()?;
+        let config = format!(
+            "global\n  nbthread 2\n  maxconn 4000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  \
+             timeout server 60s\n  http-reuse always\nfrontend f\n  bind {address}\n  default_backend b\nbackend b\n  \
+             balance roundrobin\n  server w1 {}\n  server w2 {}\n",
+            workers[0], workers[1]
+        );
+        let path = self.folder.join("haproxy.cfg");
+        std::fs::write(&path, config).map_err(BenchError::system("write haproxy.cfg"))?;
+        // Debian keeps it where only root looks.
+        let program =
+            ["/usr/sbin/haproxy", "/usr/local/sbin/haproxy"].into_iter().find(|path| Path::new(path).exists());
+        let mut command = Command::new(program.unwrap_or("haproxy"));
+        command.arg("-db").arg("-f").arg(path);
+        self.spawn("haproxy", address, command)
+    }
+
+    fn ownerserve(
+        &mut self,
+        workers: [SocketAddr; 2],
+        binary: &Path,
+        (name, mode): (&'static str, &str),
+    ) -> Result<(), BenchError> {
+        let (address, operator) = (free_address()?, free_address()?);
+        let mut command = Command::new(binary);
+        command.args(["serve", "--listen", &address.to_string(), "--operator-listen", &operator.to_string()]);
+        command.arg("--data-dir").arg(self.folder.join(mode)).arg("--set").arg(format!("steering.mode={mode}"));
+        command.args(workers.map(|worker| format!("--worker=http://{worker}"))).env("RUST_LOG", "warn");
+        self.spawn(name, address, command)
+    }
+
+    fn spawn(&mut self, name: &'static str, address: SocketAddr, mut command: Command) -> Result<(), BenchError> {
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.spawn().map_err(BenchError::system(format!("start {name}")))?;
+        let deadline = Instant::now() + READY_WITHIN;
+        let mut running = Running { child };
+        while TcpStream::connect(address).is_err() {
+            let ended = running.child.try_wait().map_err(BenchError::system(name))?;
+            if ended.is_some() || Instant::now() > deadline {
+                return Err(BenchError::Answer { target: name.into(), got: format!("nothing: {ended:?}") });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.all.push(Target { name, address, process: Some(running) });
+        Ok(())
+    }
+}
+
+/// Waits until it answers a request, workers found and all.
+async fn serving(target: &Target) -> Result<(), BenchError> {
+    let deadline = Instant::now() + READY_WITHIN;
+    let body =
+        br#"{"max_tokens":1,"pause_us":0,"model":"bench","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+    loop {
+        let mut client = Client::connect(target.name, target.address).await?;
+        match client.chat("bench-warm", body).await {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+fn free_address() -> Result<SocketAddr, BenchError> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BenchError::system("find a free port"))?;
+    listener.local_addr().map_err(BenchError::system("find a free port"))
+}

@@ -1,0 +1,55 @@
+//! The results as a table for people.
+
+use std::fmt::Write;
+
+use crate::measure::{Cost, Results};
+
+/// Ratios stand beside what they are ratios of.
+pub(crate) fn table(results: &Results) -> String {
+    let mut out = String::from(
+        "\nFirst byte at 1 client, CPU and throughput at 16 clients; medians.\n\n\
+         body     target               first byte   of direct     added   of haproxy's   CPU/request   of haproxy's   of direct's req/s\n",
+    );
+    for cost in &results.costs {
+        line(&mut out, cost, results);
+    }
+    out.push_str("\nA streamed answer, 8 events 2 ms apart, ordinary keep-alive connection:\n\n");
+    for stream in &results.streams {
+        let _ = writeln!(
+            out,
+            "         {:<20} {:>9.1} ms   {:>+7.2} ms",
+            stream.target,
+            stream.whole_us / 1e3,
+            stream.added_us / 1e3
+        );
+    }
+    out
+}
+
+fn line(out: &mut String, cost: &Cost, results: &Results) {
+    let beside = |target: &str| results.costs.iter().find(|other| other.size == cost.size && other.target == target);
+    let (Some(direct), Some(haproxy)) = (beside("direct"), beside("haproxy")) else { return };
+    let proxied = cost.target != "direct";
+    let added = if proxied { format!("{:.0} us", cost.added_us) } else { String::new() };
+    let added_ratio = if proxied { times(cost.added_us / haproxy.added_us) } else { String::new() };
+    let cpu = cost.cpu_us.map_or(String::new(), |cpu| format!("{cpu:.0} us"));
+    let cpu_ratio = cost.cpu_us.zip(haproxy.cpu_us).map_or(String::new(), |(own, other)| times(own / other));
+    // Writing into a text cannot fail.
+    let _ = writeln!(
+        out,
+        "{:>4} KB  {:<20} {:>7.0} us {:>11} {:>9} {:>14} {:>13} {:>14} {:>19}",
+        cost.size >> 10,
+        cost.target,
+        cost.first_byte_us,
+        times(cost.first_byte_us / direct.first_byte_us),
+        added,
+        added_ratio,
+        cpu,
+        cpu_ratio,
+        times(cost.per_second / direct.per_second),
+    );
+}
+
+fn times(ratio: f64) -> String {
+    format!("{ratio:.2}x")
+}

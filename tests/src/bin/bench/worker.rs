@@ -1,0 +1,114 @@
+//! A tiny, fast worker on a thread of its own: it reads the request, answers at once, and knows nothing of tokens.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::BenchError;
+
+/// The served model.
+pub(crate) const MODEL: &str = "bench";
+const MODELS: &str = r#"{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"bench"}]}"#;
+/// Only the start of a body is looked at.
+const LOOKED_AT: usize = 64;
+
+/// Starts it; it ends with this process.
+pub(crate) fn start() -> Result<SocketAddr, BenchError> {
+    let listener =
+        std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BenchError::system("listen for a worker"))?;
+    listener.set_nonblocking(true).map_err(BenchError::system("listen for a worker"))?;
+    let address = listener.local_addr().map_err(BenchError::system("listen for a worker"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(BenchError::system("start a worker"))?;
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            let Ok(listener) = TcpListener::from_std(listener) else { return };
+            while let Ok((connection, _)) = listener.accept().await {
+                // A connection that breaks is the other side's business.
+                tokio::spawn(async move { serve(connection).await.ok() });
+            }
+        });
+    });
+    Ok(address)
+}
+
+async fn serve(mut connection: TcpStream) -> std::io::Result<()> {
+    connection.set_nodelay(true)?;
+    let mut buffer = Vec::with_capacity(64 << 10);
+    loop {
+        let head = loop {
+            if let Some(end) = end_of_head(&buffer) {
+                break end;
+            }
+            if connection.read_buf(&mut buffer).await? == 0 {
+                return Ok(());
+            }
+        };
+        let length = content_length(&buffer[..head]);
+        buffer.reserve((head + length).saturating_sub(buffer.len()));
+        while buffer.len() < head + length {
+            if connection.read_buf(&mut buffer).await? == 0 {
+                return Ok(());
+            }
+        }
+        let streamed = buffer.starts_with(b"POST /v1/chat/completions");
+        if streamed {
+            let start = String::from_utf8_lossy(&buffer[head..(head + length).min(head + LOOKED_AT)]).into_owned();
+            stream(&mut connection, number(&start, "max_tokens"), number(&start, "pause_us")).await?;
+        } else {
+            let body = if buffer.starts_with(b"GET /v1/models") { MODELS } else { "" };
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            connection.write_all(answer.as_bytes()).await?;
+        }
+        buffer.drain(..head + length);
+    }
+}
+
+async fn stream(connection: &mut TcpStream, events: u64, pause_us: u64) -> std::io::Result<()> {
+    let mut out = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    for at in 0..events.clamp(1, 10_000) {
+        let choice = format!(r#"{{"index":0,"delta":{{"content":"t{at} "}},"finish_reason":null}}"#);
+        event(&mut out, &choice);
+        if pause_us > 0 {
+            connection.write_all(&out).await?;
+            out.clear();
+            tokio::time::sleep(Duration::from_micros(pause_us)).await;
+        }
+    }
+    event(&mut out, r#"{"index":0,"delta":{},"finish_reason":"stop"}"#);
+    out.extend_from_slice(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
+    connection.write_all(&out).await
+}
+
+fn event(out: &mut Vec<u8>, choice: &str) {
+    let data = format!(
+        "data: {{\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"{MODEL}\",\"choices\":[{choice}]}}\n\n"
+    );
+    out.extend_from_slice(format!("{:x}\r\n{data}\r\n", data.len()).as_bytes());
+}
+
+/// The number of a field in the start of a body; 0 without it.
+fn number(start: &str, field: &str) -> u64 {
+    let after = start.split_once(&format!("\"{field}\":")).map_or("", |(_, after)| after);
+    let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
+}
+
+/// Where the body starts.
+pub(crate) fn end_of_head(buffer: &[u8]) -> Option<usize> {
+    buffer.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
+}
+
+/// The length that a head announces; 0 without one.
+pub(crate) fn content_length(head: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(head).to_ascii_lowercase();
+    let value = text.lines().find_map(|line| line.strip_prefix("content-length:").map(str::trim).map(str::to_owned));
+    value.and_then(|value| value.parse().ok()).unwrap_or(0)
+}
