@@ -26,6 +26,8 @@ pub enum Goal {
     BoolParameters,
     /// No name that says nothing.
     VagueNames,
+    /// No error that is a string.
+    StringErrors,
 }
 
 impl Goal {
@@ -36,7 +38,7 @@ impl Goal {
             Goal::FunctionLines => 60,
             Goal::Arguments => 4,
             Goal::StructFields => 12,
-            Goal::BoolParameters | Goal::VagueNames => 0,
+            Goal::BoolParameters | Goal::VagueNames | Goal::StringErrors => 0,
         }
     }
 }
@@ -128,5 +130,6 @@ fn in_file(path: &str, measures: &Measures) -> Vec<Offence> {
     }
     found.extend(measures.structs.iter().map(|(name, fields)| at(Goal::StructFields, name, *fields)));
     found.extend(measures.vague_names.iter().map(|name| at(Goal::VagueNames, name, 1)));
+    found.push(Offence { goal: Goal::StringErrors, place: path.to_owned(), size: measures.string_errors });
     found
 }
