@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_model::{BlockImage, Engine, Finish, Output, OutputKind, Refused, Request, RequestId, Source, Stats};
@@ -38,6 +39,7 @@ struct Shared {
     wake: Notify,
     clock: Clock,
     publisher: Publisher,
+    turns: AtomicU64,
 }
 
 struct State {
@@ -85,7 +87,8 @@ impl Drop for Ticket {
 impl Driver {
     pub(crate) fn new(engine: Engine, clock: Clock, publisher: Publisher) -> Self {
         let state = State { engine, clients: HashMap::new(), latencies: Latencies::default() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), wake: Notify::new(), clock, publisher }) }
+        let (state, wake, turns) = (Mutex::new(state), Notify::new(), AtomicU64::new(0));
+        Self { shared: Arc::new(Shared { state, wake, clock, publisher, turns }) }
     }
 
     /// Hand a request to the engine.
@@ -130,6 +133,11 @@ impl Driver {
         self.shared.state.lock().engine.is_dead()
     }
 
+    /// How often the engine was looked at.
+    pub(crate) fn turns(&self) -> u64 {
+        self.shared.turns.load(Ordering::Relaxed)
+    }
+
     /// Run the engine. Ends only by being aborted.
     pub(crate) async fn run(self) {
         loop {
@@ -138,6 +146,7 @@ impl Driver {
                 let outputs = state.engine.advance(self.shared.clock.now());
                 (outputs, state.engine.next_event())
             };
+            self.shared.turns.fetch_add(1, Ordering::Relaxed);
             self.tell(outputs);
             let woken = self.shared.wake.notified();
             match next.map(|at| self.shared.clock.instant(at).max(Instant::now() + TICK)) {

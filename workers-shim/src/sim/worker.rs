@@ -99,6 +99,11 @@ impl SimWorker {
         self.app.administrations()
     }
 
+    /// How often the engine was looked at: an idle one is left alone.
+    pub fn turns(&self) -> u64 {
+        self.app.driver.turns()
+    }
+
     /// Let the engine die and the server live on, as a crashed engine core does.
     pub fn break_engine(&self) {
         self.app.driver.with(|engine, now| engine.die(now));

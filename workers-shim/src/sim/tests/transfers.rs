@@ -1,0 +1,169 @@
+//! KV between workers, over their side channels.
+
+use super::*;
+
+/// A producer's leg.
+pub(super) async fn produce(producer: &Bench, prompt: &[u32]) -> Value {
+    let mut ask = completion(prompt, 1);
+    ask["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    let params = producer.ask("/v1/completions", ask).await["kv_transfer_params"].clone();
+    assert_eq!((&params["do_remote_prefill"], &params["remote_num_tokens"]), (&json!(true), &json!(prompt.len())));
+    params
+}
+
+fn consuming(prompt: &[u32], max_tokens: u32, params: Value) -> Value {
+    let mut ask = completion(prompt, max_tokens);
+    ask["kv_transfer_params"] = params;
+    ask
+}
+
+const EXTERNAL: &str =
+    "vllm:prompt_tokens_by_source_total{engine=\"0\",model_name=\"tiny\",source=\"external_kv_transfer\"}";
+
+#[tokio::test]
+async fn a_prompt_computed_elsewhere_is_answered_as_if_computed_here() {
+    let (p, d) = (Bench::new().await, Bench::new().await);
+    let prompt = words(1, 75);
+    let params = produce(&p, &prompt).await;
+    let body = d.ask("/v1/completions", consuming(&prompt, 12, params)).await;
+    assert_eq!(text(&body), alone(&prompt, 12).await);
+    assert_eq!(d.metric(EXTERNAL).await, 75.0);
+    assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "the producer's count");
+    p.until("vllm:kv_cache_usage_perc", 0.0).await;
+    let again = d.ask("/v1/completions", completion(&prompt, 12)).await;
+    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 72, "the consumer caches it");
+}
+
+#[tokio::test]
+async fn chat_legs_work_streamed_too() {
+    let (p, d, single) = (Bench::new().await, Bench::new().await, Bench::new().await);
+    let messages = json!([{"role": "user", "content": "some words to begin with ".repeat(8)}]);
+    let ask = json!({"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 9});
+    let mut leg = ask.clone();
+    leg["max_tokens"] = json!(1);
+    leg["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    let params = p.ask("/v1/chat/completions", leg.clone()).await["kv_transfer_params"].clone();
+    let mut serve = ask.clone();
+    serve["stream"] = json!(true);
+    serve["kv_transfer_params"] = params;
+    let stream = d.send("/v1/chat/completions", &serve).await.text().await.unwrap();
+    let told: String = payloads(&stream).iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(told, text(&single.ask("/v1/chat/completions", ask).await));
+    assert!(d.metric(EXTERNAL).await > 0.0);
+    leg["stream"] = json!(true);
+    let stream = p.send("/v1/chat/completions", &leg).await.text().await.unwrap();
+    assert!(!stream.contains("remote_request_id"), "a streaming producer never returns parameters");
+}
+
+#[tokio::test]
+async fn messages_and_responses_hand_off_too() {
+    let p = Bench::new().await;
+    let params = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    let messages = json!({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}],
+                          "kv_transfer_params": params});
+    assert!(p.ask("/v1/messages", messages).await["kv_transfer_params"]["remote_request_id"].is_string());
+    let responses = json!({"model": "tiny", "max_output_tokens": 1, "input": "hello", "kv_transfer_params": params});
+    assert!(p.ask("/v1/responses", responses).await["kv_transfer_params"]["remote_request_id"].is_string());
+}
+
+#[tokio::test]
+async fn replicating_a_sealed_prefix_lets_the_target_serve_as_the_owner_would() {
+    let (owner, target) = (Bench::new().await, Bench::new().await);
+    let history = words(1, 100);
+    let expected = text(&owner.ask("/v1/completions", completion(&history, 10)).await);
+    let sealed = &history[..96];
+    let params = produce(&owner, sealed).await;
+    assert_eq!(params["remote_prefill_cached_tokens"], 88, "the owner had all but the last block");
+    target.ask("/v1/completions", consuming(sealed, 1, params)).await;
+    let served = target.ask("/v1/completions", completion(&history, 10)).await;
+    assert_eq!(text(&served), expected);
+    assert_eq!(served["usage"]["prompt_tokens_details"]["cached_tokens"], 96);
+}
+
+#[tokio::test]
+async fn foreign_and_used_parameters_give_wrong_text_and_no_error() {
+    let (p, d) = (Bench::new().await, Bench::new().await);
+    let (mine, other) = (words(1, 75), words(2, 75));
+    let foreign = produce(&p, &other).await;
+    let body = d.ask("/v1/completions", consuming(&mine, 12, foreign)).await;
+    assert_ne!(text(&body), alone(&mine, 12).await);
+    let fresh = words(3, 75);
+    let params = produce(&p, &fresh).await;
+    let consumer = Bench::new().await;
+    let first = consumer.ask("/v1/completions", consuming(&fresh, 12, params.clone())).await;
+    assert_eq!(text(&first), alone(&fresh, 12).await);
+    p.until("vllm:kv_cache_usage_perc", 0.0).await;
+    let second = Bench::new().await.ask("/v1/completions", consuming(&fresh, 12, params)).await;
+    assert_ne!(text(&second), text(&first));
+}
+
+#[tokio::test]
+async fn absent_parameters_mean_that_the_consumer_computes() {
+    let d = Bench::new().await;
+    let prompt = words(1, 75);
+    let body = d.ask("/v1/completions", consuming(&prompt, 12, json!(null))).await;
+    assert_eq!(text(&body), alone(&prompt, 12).await);
+    assert_eq!(d.metric(EXTERNAL).await, 0.0);
+}
+
+#[tokio::test]
+async fn a_dead_producer_fails_its_consumer_after_vllms_patience() {
+    let p = Bench::new().await;
+    let d = Bench::with(SimOptions { speed_up: 50.0, ..options() }).await;
+    let prompt = words(1, 75);
+    let params = produce(&p, &prompt).await;
+    drop(p);
+    let began = std::time::Instant::now();
+    let (status, body) = d.post("/v1/completions", consuming(&prompt, 12, params)).await;
+    assert_eq!((status, &body["error"]["type"]), (500, &json!("InternalServerError")));
+    assert!(began.elapsed() > Duration::from_millis(376), "18.8 s, fifty times as fast");
+    assert_eq!(text(&d.ask("/v1/completions", completion(&prompt, 12)).await), alone(&prompt, 12).await);
+}
+
+#[tokio::test]
+async fn another_engine_on_the_same_port_is_noticed() {
+    let p = Bench::new().await;
+    let d = Bench::with(SimOptions { speed_up: 100.0, ..options() }).await;
+    let prompt = words(1, 75);
+    let mut params = produce(&p, &prompt).await;
+    params["remote_engine_id"] = json!("00000000-0000-0000-0000-000000000000");
+    assert_eq!(d.post("/v1/completions", consuming(&prompt, 12, params)).await.0, 500);
+}
+
+#[tokio::test]
+async fn blocks_that_nobody_pulls_are_freed_when_the_lease_ends() {
+    let p = Bench::with(SimOptions { speed_up: 40.0, ..options() }).await;
+    produce(&p, &words(1, 75)).await;
+    assert!(p.metric("vllm:kv_cache_usage_perc").await > 0.0);
+    p.until("vllm:nixl_num_kv_expired_reqs_total", 1.0).await;
+    assert_eq!(p.metric("vllm:kv_cache_usage_perc").await, 0.0);
+}
+
+#[tokio::test]
+async fn parameters_without_a_request_hang_and_kill_the_engine_when_the_client_leaves() {
+    let (p, d) = (Bench::new().await, Bench::new().await);
+    let prompt = words(1, 75);
+    let mut params = produce(&p, &prompt).await;
+    params.as_object_mut().unwrap().remove("remote_request_id");
+    let hanging = d.client.post(d.url("/v1/completions")).json(&consuming(&prompt, 4, params));
+    assert!(hanging.timeout(Duration::from_millis(300)).send().await.unwrap_err().is_timeout());
+    for _ in 0..100 {
+        if d.get("/health").await.0 == 503 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(d.post("/v1/completions", completion(&prompt, 4)).await.0, 500);
+}
+
+#[tokio::test]
+async fn a_transfer_takes_the_links_time() {
+    let slow = Profile { link_bytes_per_second: 75.0 * 131_072.0 * 4.0, ..profile() };
+    let (p, d) = (Bench::new().await, Bench::with(SimOptions { profile: slow, ..options() }).await);
+    let prompt = words(1, 75);
+    let params = produce(&p, &prompt).await;
+    let began = std::time::Instant::now();
+    d.ask("/v1/completions", consuming(&prompt, 1, params)).await;
+    let took = began.elapsed();
+    assert!(took > Duration::from_millis(250), "{took:?}");
+}
