@@ -2,7 +2,26 @@
 //!
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 
+mod clock;
+mod committed;
+mod counters;
+mod data_dir;
+mod directory;
+mod error;
+mod log_store;
+mod machine;
+mod network;
+mod raft;
+mod snapshots;
+mod ticker;
 mod view;
+mod wal;
+mod writer;
 
+pub use counters::Readings;
+pub use data_dir::ClusterId;
+pub use directory::{Directory, Options};
+pub use error::{OwnershipError, SubmitError};
 pub use ledger;
 pub use view::{Quorum, View};
+pub use writer::Ticket;

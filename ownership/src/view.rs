@@ -1,7 +1,9 @@
 //! The read view: the ledger as this node last applied it. Reading it takes no lock, no network and no copy.
 
 use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use arc_swap::ArcSwap;
 use ledger::Ledger;
 use vocabulary::NodeId;
 
@@ -40,5 +42,40 @@ impl Deref for View {
 
     fn deref(&self) -> &Ledger {
         &self.ledger
+    }
+}
+
+/// Where the current view hangs. Readers take no lock; the two writers (apply, quorum watch) take turns.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    view: ArcSwap<View>,
+    turn: Mutex<()>,
+}
+
+impl Default for Publisher {
+    /// Before the log is read nothing is known: stale.
+    fn default() -> Self {
+        let quorum = Quorum { stale: true, ..Quorum::default() };
+        Self { view: ArcSwap::from_pointee(View { quorum, ..View::default() }), turn: Mutex::default() }
+    }
+}
+
+impl Publisher {
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.view.load_full()
+    }
+
+    pub(crate) fn ledger(&self, ledger: Ledger) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let quorum = self.view.load().quorum;
+        self.view.store(Arc::new(View { ledger, quorum }));
+    }
+
+    pub(crate) fn quorum(&self, quorum: Quorum) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.view.load_full();
+        if old.quorum != quorum {
+            self.view.store(Arc::new(View { ledger: old.ledger.clone(), quorum }));
+        }
     }
 }

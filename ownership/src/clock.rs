@@ -1,0 +1,70 @@
+//! The ledger's clock as a leader drives it: the clock it found, plus its own monotonic time since.
+
+use std::time::Instant;
+
+use ledger::MAX_CLOCK_STEP;
+use vocabulary::{LedgerTime, Micros};
+
+/// The clock of one term of office.
+///
+/// It never shows more than one step beyond what it showed before: time in which this process did not run is not
+/// counted, because nobody could renew a lease then.
+#[derive(Debug)]
+pub(crate) struct LeaderClock {
+    office: Instant,
+    last: LedgerTime,
+    read: Instant,
+}
+
+impl LeaderClock {
+    /// Takes office at `now`, when the ledger's clock shows `ledger`.
+    pub(crate) fn take_office(ledger: LedgerTime, now: Instant) -> Self {
+        Self { office: now, last: ledger, read: now }
+    }
+
+    /// The time of the next entry.
+    pub(crate) fn read(&mut self, now: Instant) -> LedgerTime {
+        let passed = Micros::of(now.saturating_duration_since(self.read)).min(MAX_CLOCK_STEP);
+        self.last = self.last.after(passed);
+        self.read = self.read.max(now);
+        self.last
+    }
+
+    /// Monotonic time in office.
+    pub(crate) fn in_office(&self, now: Instant) -> Micros {
+        Micros::of(now.saturating_duration_since(self.office))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn it_goes_on_from_the_ledgers_clock_and_follows_monotonic_time() {
+        let start = Instant::now();
+        let mut clock = LeaderClock::take_office(LedgerTime(5_000), start);
+        assert_eq!(clock.read(start), LedgerTime(5_000));
+        assert_eq!(clock.read(start + Duration::from_micros(300)), LedgerTime(5_300));
+        assert_eq!(clock.read(start + Duration::from_micros(900)), LedgerTime(5_900));
+        assert_eq!(clock.in_office(start + Duration::from_micros(900)), Micros(900));
+    }
+
+    #[test]
+    fn a_pause_counts_as_one_step() {
+        let start = Instant::now();
+        let mut clock = LeaderClock::take_office(LedgerTime(0), start);
+        let late = start + Duration::from_secs(60);
+        assert_eq!(clock.read(late), LedgerTime(MAX_CLOCK_STEP.0));
+        assert_eq!(clock.read(late + Duration::from_micros(10)), LedgerTime(MAX_CLOCK_STEP.0 + 10));
+    }
+
+    #[test]
+    fn an_instant_from_before_does_not_move_it_back() {
+        let start = Instant::now();
+        let mut clock = LeaderClock::take_office(LedgerTime(7), start + Duration::from_secs(1));
+        assert_eq!(clock.read(start), LedgerTime(7));
+    }
+}

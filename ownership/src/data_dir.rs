@@ -1,0 +1,169 @@
+//! The data directory: whose it is, and that only one process works in it.
+
+use std::fmt;
+use std::fs::{self, File, TryLockError};
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vocabulary::NodeId;
+
+use crate::error::OwnershipError;
+
+/// A cluster's identity: made once, by the node that founded it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ClusterId(pub u128);
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cluster-{:032x}", self.0)
+    }
+}
+
+impl From<ClusterId> for String {
+    fn from(id: ClusterId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for ClusterId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let digits = text.strip_prefix("cluster-").filter(|digits| digits.len() == 32);
+        let id = digits.and_then(|digits| u128::from_str_radix(digits, 16).ok());
+        id.map(Self).ok_or("a cluster id is `cluster-` and 32 hexadecimal digits")
+    }
+}
+
+/// Who works in a data directory. Written once; node ids are never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Identity {
+    pub(crate) cluster: ClusterId,
+    pub(crate) node: NodeId,
+}
+
+/// An opened data directory; the lock goes with it.
+#[derive(Debug)]
+pub(crate) struct DataDir {
+    root: PathBuf,
+    pub(crate) identity: Identity,
+    _lock: File,
+}
+
+impl DataDir {
+    /// Opens the directory, or founds a cluster in an empty one.
+    pub(crate) fn open(root: &Path, expected: Option<ClusterId>) -> Result<Self, OwnershipError> {
+        fs::create_dir_all(root).map_err(OwnershipError::io(root))?;
+        let lock = lock(root)?;
+        let path = root.join("identity.json");
+        let identity = match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|error| OwnershipError::Damaged { path: path.clone(), detail: error.to_string() })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => found(root, &path, expected)?,
+            Err(error) => return Err(OwnershipError::io(&path)(error)),
+        };
+        let Identity { cluster: found, .. } = identity;
+        match expected {
+            Some(expected) if expected != found => Err(OwnershipError::OtherCluster { path, found, expected }),
+            _ => Ok(Self { root: root.to_owned(), identity, _lock: lock }),
+        }
+    }
+
+    /// A file or folder in it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+}
+
+fn lock(root: &Path) -> Result<File, OwnershipError> {
+    let path = root.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(OwnershipError::io(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OwnershipError::Locked { path }),
+        Err(TryLockError::Error(error)) => Err(OwnershipError::io(&path)(error)),
+    }
+}
+
+/// Writes the identity of a new cluster. A folder that holds a log without an identity lost it, and is left alone.
+fn found(root: &Path, path: &Path, expected: Option<ClusterId>) -> Result<Identity, OwnershipError> {
+    for orphan in ["log", "snapshot", "committed"] {
+        if root.join(orphan).exists() {
+            let detail = format!("it is missing, but there is a {orphan}");
+            return Err(OwnershipError::Damaged { path: path.to_owned(), detail });
+        }
+    }
+    let identity = Identity { cluster: expected.unwrap_or_else(|| ClusterId(random())), node: NodeId(1) };
+    let bytes = serde_json::to_vec_pretty(&identity).expect("an identity encodes");
+    write_durably(path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(path))?;
+    Ok(identity)
+}
+
+/// Replaces a file so that after a crash either the old or the new content is there, never a part.
+pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = File::options().create(true).truncate(true).read(true).write(true).open(&new)?;
+    write(&mut file)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Bits that no other process drew: the operating system seeds every `RandomState`.
+pub(crate) fn random() -> u128 {
+    let draw = || u128::from(RandomState::new().hash_one(std::process::id()));
+    draw() << 64 | draw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_folder_founds_a_cluster_that_keeps_its_identity() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = DataDir::open(folder.path(), None).unwrap().identity;
+        let again = DataDir::open(folder.path(), Some(first.cluster)).unwrap().identity;
+        assert_eq!(first, again);
+        let other = tempfile::tempdir().unwrap();
+        assert_ne!(DataDir::open(other.path(), None).unwrap().identity.cluster, first.cluster);
+    }
+
+    #[test]
+    fn another_clusters_folder_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(DataDir::open(folder.path(), Some(ClusterId(1))).unwrap());
+        let error = DataDir::open(folder.path(), Some(ClusterId(2))).unwrap_err();
+        assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_folder_in_use_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = DataDir::open(folder.path(), None).unwrap();
+        let error = DataDir::open(folder.path(), None).unwrap_err();
+        assert!(matches!(error, OwnershipError::Locked { .. }), "{error}");
+        drop(held);
+        DataDir::open(folder.path(), None).unwrap();
+    }
+
+    #[test]
+    fn a_log_without_an_identity_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("log")).unwrap();
+        let error = DataDir::open(folder.path(), None).unwrap_err();
+        assert!(error.to_string().contains("there is a log"), "{error}");
+        fs::remove_dir(folder.path().join("log")).unwrap();
+        fs::write(folder.path().join("identity.json"), "{").unwrap();
+        let error = DataDir::open(folder.path(), None).unwrap_err();
+        assert!(matches!(error, OwnershipError::Damaged { .. }), "{error}");
+    }
+}

@@ -1,0 +1,88 @@
+//! What can go wrong, whose fault it is, and what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::data_dir::ClusterId;
+
+/// Why a directory could not be opened or kept running.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnershipError {
+    /// The disk or its rights.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Another process works in the data directory.
+    #[error("{path} is in use by another process; every node needs a data directory of its own", path = path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The data directory belongs to another cluster.
+    #[error("{path} belongs to cluster {found}, not to {expected}", path = path.display())]
+    OtherCluster {
+        /// The identity file.
+        path: PathBuf,
+        /// Whose it is.
+        found: ClusterId,
+        /// Whose it should be.
+        expected: ClusterId,
+    },
+    /// A file does not hold what was written. Nothing is skipped or repaired.
+    #[error("{path} is damaged: {detail}; restore it from a backup or from the other nodes", path = path.display())]
+    Damaged {
+        /// The file, or the folder of the log.
+        path: PathBuf,
+        /// Where in it and how.
+        detail: String,
+    },
+    /// The log ends before what it had committed.
+    #[error("{path} ends at entry {last}, but entry {committed} was committed: acknowledged writes are missing", path = path.display())]
+    EntriesMissing {
+        /// The folder of the log.
+        path: PathBuf,
+        /// The last entry that is there.
+        last: u64,
+        /// The last entry that must be there.
+        committed: u64,
+    },
+    /// The quorum did not come up, or stopped.
+    #[error("the quorum is not running: {0}")]
+    Quorum(String),
+}
+
+impl OwnershipError {
+    pub(crate) fn io(path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.as_ref().to_owned();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// Why a command was not taken, or its outcome is not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The queue is full: the quorum is slower than its writers, or gone. The command was not taken.
+    #[error("the commit queue is full")]
+    QueueFull,
+    /// The directory is closed. The command was not taken.
+    #[error("the directory is closed")]
+    Closed,
+    /// The quorum failed after it was sent: it may or may not have been executed.
+    #[error("the outcome is unknown")]
+    UnknownOutcome,
+}
+
+impl SubmitError {
+    /// The word for metrics.
+    pub fn cause(self) -> &'static str {
+        match self {
+            SubmitError::QueueFull => "queue_full",
+            SubmitError::Closed => "closed",
+            SubmitError::UnknownOutcome => "unknown_outcome",
+        }
+    }
+}

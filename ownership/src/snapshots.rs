@@ -1,0 +1,156 @@
+//! Snapshots: one file, replaced as a whole, checked as a whole.
+//!
+//! Layout: magic (8 bytes), length of the body (8, little endian), xxh3-128 of the body (16), body: MessagePack of the
+//! metadata and of the ledger.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use ledger::Ledger;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use crate::data_dir::write_durably;
+use crate::error::OwnershipError;
+use crate::raft::SnapshotMeta;
+
+const MAGIC: &[u8; 8] = b"OWNSNAP1";
+const HEADER: u64 = 32;
+
+/// A snapshot's body.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Body {
+    pub(crate) meta: SnapshotMeta,
+    pub(crate) ledger: Ledger,
+}
+
+/// Where the current snapshot lies.
+#[derive(Clone, Debug)]
+pub(crate) struct SnapshotFile {
+    path: PathBuf,
+}
+
+impl SnapshotFile {
+    pub(crate) fn at(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Replaces the snapshot; durable when this returns.
+    pub(crate) fn write(&self, meta: &SnapshotMeta, ledger: &Ledger) -> io::Result<()> {
+        #[derive(Serialize)]
+        struct BodyRef<'a> {
+            meta: &'a SnapshotMeta,
+            ledger: &'a Ledger,
+        }
+        write_durably(&self.path, |file| {
+            file.write_all(&[0; HEADER as usize])?;
+            let mut body = Hashed { to: BufWriter::new(&mut *file), hash: Xxh3::new(), length: 0 };
+            rmp_serde::encode::write(&mut body, &BodyRef { meta, ledger }).map_err(io::Error::other)?;
+            body.flush()?;
+            let (length, sum) = (body.length, body.hash.digest128());
+            drop(body);
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(MAGIC)?;
+            file.write_all(&length.to_le_bytes())?;
+            file.write_all(&sum.to_le_bytes())
+        })
+    }
+
+    /// The snapshot's file, if there is one.
+    pub(crate) fn open(&self) -> io::Result<Option<File>> {
+        match File::open(&self.path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads and checks the current snapshot.
+    pub(crate) fn read(&self) -> Result<Option<Body>, OwnershipError> {
+        let file = self.open().map_err(OwnershipError::io(&self.path))?;
+        file.map(|file| read(file, &self.path)).transpose()
+    }
+}
+
+/// Reads and checks a snapshot, from this node's disk or from another node.
+pub(crate) fn read(mut file: File, path: &Path) -> Result<Body, OwnershipError> {
+    let damaged = |detail: String| OwnershipError::Damaged { path: path.to_owned(), detail };
+    let mut header = [0u8; HEADER as usize];
+    file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
+    file.read_exact(&mut header).map_err(|_| damaged("it ends inside its header".into()))?;
+    let (magic, rest) = header.split_at(8);
+    let (length, sum) = rest.split_at(8);
+    if magic != MAGIC {
+        return Err(damaged("it does not start as a snapshot does (offset 0)".into()));
+    }
+    let mut body = Vec::new();
+    file.read_to_end(&mut body).map_err(OwnershipError::io(path))?;
+    if (body.len() as u64).to_le_bytes() != *length {
+        return Err(damaged(format!(
+            "its body at offset {HEADER} has {} bytes, not as many as were written",
+            body.len()
+        )));
+    }
+    if xxh3_128(&body).to_le_bytes() != *sum {
+        return Err(damaged(format!("the checksum of its body at offset {HEADER} is wrong")));
+    }
+    rmp_serde::from_slice(&body)
+        .map_err(|error| damaged(format!("its body at offset {HEADER} is no snapshot: {error}")))
+}
+
+/// A writer that hashes and counts what goes through.
+struct Hashed<W> {
+    to: W,
+    hash: Xxh3,
+    length: u64,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        self.length += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written() -> (tempfile::TempDir, SnapshotFile) {
+        let folder = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotFile::at(folder.path().join("snapshot"));
+        assert!(snapshots.read().unwrap().is_none());
+        snapshots.write(&SnapshotMeta::default(), &Ledger::default()).unwrap();
+        (folder, snapshots)
+    }
+
+    #[test]
+    fn a_snapshot_reads_back_what_was_written() {
+        let (_folder, snapshots) = written();
+        let body = snapshots.read().unwrap().unwrap();
+        assert_eq!(body.ledger, Ledger::default());
+        assert_eq!(body.meta, SnapshotMeta::default());
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_cut_is_found() {
+        let (_folder, snapshots) = written();
+        let good = std::fs::read(&snapshots.path).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            std::fs::write(&snapshots.path, &bad).unwrap();
+            let error = snapshots.read().err().unwrap_or_else(|| panic!("byte {at} is not checked"));
+            assert!(error.to_string().contains("snapshot"), "{error}");
+            std::fs::write(&snapshots.path, &good[..at]).unwrap();
+            assert!(snapshots.read().is_err(), "cut at {at}");
+        }
+    }
+}
