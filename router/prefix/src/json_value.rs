@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use crate::python::ExponentFloat;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -60,6 +61,7 @@ impl<'de> Visitor<'de> for ValueSeed {
             value.fract() == 0.0 && (value.abs() >= 9.2e18 || value == 0.0 && value.is_sign_negative());
         match may_be_an_integer {
             true => Err(E::custom(UNSUPPORTED_NUMBER)),
+            false if ExponentFloat::is_one(value) => Ok(Value::from_object(ExponentFloat(value))),
             false => Ok(Value::from(value)),
         }
     }

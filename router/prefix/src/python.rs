@@ -1,6 +1,8 @@
 //! Where Python's strings and numbers differ from Rust's, as far as chat templates can see it.
 
-use minijinja::value::ValueKind;
+use std::sync::Arc;
+
+use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Error, State, Value};
 
 /// What `str.isspace` and `str.strip` count as white: Unicode's set plus the four ASCII separators.
@@ -41,6 +43,34 @@ pub(crate) fn float(value: f64) -> String {
         -4..=15 => format!("{value:?}"),
         exponent if exponent < 0 => format!("{mantissa}e-{:02}", -exponent),
         exponent => format!("{mantissa}e+{exponent:02}"),
+    }
+}
+
+/// A float that Python writes with an exponent. The engine's own floats never do, so it is a value of its own:
+/// printed right everywhere, refused in arithmetic.
+#[derive(Clone, Copy)]
+pub(crate) struct ExponentFloat(pub f64);
+
+impl ExponentFloat {
+    /// Whether `value` is one.
+    pub(crate) fn is_one(value: f64) -> bool {
+        value != 0.0 && !(1e-4..1e16).contains(&value.abs())
+    }
+}
+
+impl std::fmt::Debug for ExponentFloat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&float(self.0))
+    }
+}
+
+impl Object for ExponentFloat {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
     }
 }
 

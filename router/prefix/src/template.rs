@@ -90,7 +90,9 @@ fn environment(limits: &Limits) -> Environment<'static> {
     environment
 }
 
-fn trim(text: &str, chars: Option<&str>) -> String {
+/// Like Jinja's, of anything that prints; nothing is the empty text.
+fn trim(value: &Value, chars: Option<&str>) -> String {
+    let text = value.to_string();
     match chars {
         Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
         None => text.trim_matches(python::is_space).to_owned(),

@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, ObjectRepr, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use crate::json_value::entries;
-use crate::python;
+use crate::python::{self, ExponentFloat};
 
 /// Deeper than JSON bodies can be; a template that nests further is broken.
 const MAX_DEPTH: usize = 160;
@@ -76,6 +76,9 @@ impl Writer<'_> {
             ValueKind::Map => self.object(value)?,
             ValueKind::Iterable if value.as_object().is_some_and(|o| o.repr() == ObjectRepr::Iterable) => {
                 self.list(value)?
+            }
+            ValueKind::Plain if value.downcast_object_ref::<ExponentFloat>().is_some() => {
+                let _ = write!(self.out, "{value}");
             }
             kind => {
                 return Err(Error::new(ErrorKind::BadSerialization, format!("tojson: {kind} is not JSON")));
