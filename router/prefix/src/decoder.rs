@@ -89,3 +89,96 @@ impl TextDecoder {
 fn may_continue(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ModelFiles, ModelTextSource};
+    use proptest::prelude::*;
+    use std::path::Path;
+
+    fn model(folder: &str) -> ModelText {
+        let files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+        ModelText::load(ModelTextSource::Files(files)).unwrap()
+    }
+
+    thread_local! {
+        static TINY: ModelText = model("../../configs/models/tiny");
+        static PIECES: ModelText = model("testdata/models/mistral_like");
+    }
+
+    #[test]
+    fn an_incomplete_character_is_held_back_until_it_is_whole() {
+        TINY.with(|tiny| {
+            let ids = tiny.encode("a🌍b", SpecialTokens::Without).unwrap();
+            let mut decoder = TextDecoder::new(SpecialTokens::With);
+            let pieces: Vec<String> = ids.iter().map(|id| decoder.push(tiny, &[*id]).unwrap()).collect();
+            assert_eq!(pieces.concat(), "a🌍b");
+            assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')), "{pieces:?}");
+            assert!(pieces.len() > 3, "the earth takes several ids: {pieces:?}");
+        });
+    }
+
+    #[test]
+    fn an_answer_that_ends_inside_a_character_ends_in_a_replacement() {
+        TINY.with(|tiny| {
+            let ids = tiny.encode("🌍", SpecialTokens::Without).unwrap();
+            let mut decoder = TextDecoder::new(SpecialTokens::With);
+            assert_eq!(decoder.push(tiny, &ids[..ids.len() - 1]).unwrap(), "");
+            assert_eq!(decoder.finish(tiny).unwrap(), "\u{fffd}");
+            assert_eq!(decoder.finish(tiny).unwrap(), "");
+        });
+    }
+
+    #[test]
+    fn special_tokens_are_shown_or_not() {
+        TINY.with(|tiny| {
+            let ids = tiny.encode("hi<|im_end|>", SpecialTokens::Without).unwrap();
+            assert_eq!(TextDecoder::new(SpecialTokens::With).push(tiny, &ids).unwrap(), "hi<|im_end|>");
+            assert_eq!(TextDecoder::new(SpecialTokens::Without).push(tiny, &ids).unwrap(), "hi");
+        });
+    }
+
+    #[test]
+    fn ids_that_never_make_a_character_do_not_pile_up() {
+        PIECES.with(|model| {
+            let byte = model.id("<0xF0>").unwrap();
+            let mut decoder = TextDecoder::new(SpecialTokens::With);
+            for _ in 0..1_000 {
+                decoder.push(model, &[byte]).unwrap();
+                assert!(decoder.window.len() <= 2 * MAX_HELD_IDS, "{}", decoder.window.len());
+            }
+        });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_ids_decode_piecewise_as_at_once(ids in prop::collection::vec(0u32..4_200, 0..40), cut in 1usize..5) {
+            TINY.with(|tiny| {
+                for special in [SpecialTokens::With, SpecialTokens::Without] {
+                    let mut decoder = TextDecoder::new(special);
+                    let mut text: String = ids.chunks(cut).map(|ids| decoder.push(tiny, ids).unwrap()).collect();
+                    text.push_str(&decoder.finish(tiny).unwrap());
+                    prop_assert_eq!(text, tiny.decode(&ids, special).unwrap());
+                }
+                Ok(())
+            })?;
+        }
+
+        #[test]
+        fn any_text_survives_both_kinds_of_tokenizer(text in "\\PC{0,30}") {
+            for model in [&TINY, &PIECES] {
+                model.with(|model| {
+                    let ids = model.encode(&text, SpecialTokens::Without).unwrap();
+                    let mut decoder = TextDecoder::new(SpecialTokens::With);
+                    let mut back: String = ids.iter().map(|id| decoder.push(model, &[*id]).unwrap()).collect();
+                    back.push_str(&decoder.finish(model).unwrap());
+                    prop_assert_eq!(&back, &model.decode(&ids, SpecialTokens::With).unwrap());
+                    Ok(())
+                })?;
+            }
+        }
+    }
+}

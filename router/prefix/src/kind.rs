@@ -1,20 +1,207 @@
 //! How a chat template treats earlier turns, found out by rendering synthetic conversations at load.
 
-use crate::ModelText;
+use crate::{ChatBody, ModelText, WallTime};
 
 /// Whether a longer conversation's prompt starts with the shorter one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TemplateKind {
-    /// Every turn only appends.
+    /// Every step's prompt starts with the whole prompt of the step before.
     AppendOnly,
-    /// The last turns are rendered differently once more follows; what lies before stays.
+    /// What follows the last user message, and that message itself, may be rendered differently once more follows
+    /// (thoughts dropped, tools moved to the newest turn); everything before it stays.
     RewritesLastTurns,
     /// A later turn may change any earlier part, or the template could not be probed.
     Unsafe,
 }
 
 impl TemplateKind {
-    pub(crate) fn probe(_text: &ModelText) -> Self {
-        Self::Unsafe
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::AppendOnly => "append_only",
+            Self::RewritesLastTurns => "rewrites_last_turns",
+            Self::Unsafe => "unsafe",
+        }
+    }
+
+    /// The worst of what the probes show; a probe that the template refuses says nothing.
+    pub(crate) fn probe(text: &ModelText) -> Self {
+        let shown = PROBES.iter().filter_map(|probe| probe.kind(text));
+        shown.max().unwrap_or(Self::Unsafe)
+    }
+}
+
+/// A conversation whose every message holds a marker of its own.
+struct Probe {
+    /// Fields of the request before the messages.
+    head: &'static str,
+    turns: &'static [Turn],
+}
+
+#[derive(Clone, Copy)]
+struct Turn {
+    role: Role,
+    /// A text found in this message only.
+    marker: &'static str,
+    json: &'static str,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+const fn turn(role: Role, marker: &'static str, json: &'static str) -> Turn {
+    Turn { role, marker, json }
+}
+
+const SYSTEM: Turn = turn(Role::System, "heron", r#"{"role":"system","content":"heron"}"#);
+const ASK: [Turn; 4] = [
+    turn(Role::User, "otter", r#"{"role":"user","content":"otter"}"#),
+    turn(Role::User, "crane", r#"{"role":"user","content":"crane"}"#),
+    turn(Role::User, "gecko", r#"{"role":"user","content":"gecko"}"#),
+    turn(Role::User, "raven", r#"{"role":"user","content":"raven"}"#),
+];
+const SAY: [Turn; 3] = [
+    turn(Role::Assistant, "viper", r#"{"role":"assistant","content":"viper"}"#),
+    turn(Role::Assistant, "bison", r#"{"role":"assistant","content":"bison"}"#),
+    turn(Role::Assistant, "moose", r#"{"role":"assistant","content":"moose"}"#),
+];
+const THINK: [Turn; 2] = [
+    turn(Role::Assistant, "lemur", r#"{"role":"assistant","reasoning":"hidden","content":"lemur"}"#),
+    turn(Role::Assistant, "tapir", r#"{"role":"assistant","content":"<think>\nhidden\n</think>\n\ntapir"}"#),
+];
+const CALL: [Turn; 3] = [
+    turn(
+        Role::Assistant,
+        "finch",
+        r#"{"role":"assistant","reasoning":"hidden","content":"","tool_calls":[{"id":"callfinch","type":"function","function":{"name":"look","arguments":"{\"at\":\"finch\"}"}}]}"#,
+    ),
+    turn(
+        Role::Assistant,
+        "quail",
+        r#"{"role":"assistant","content":"","tool_calls":[{"id":"callquail","type":"function","function":{"name":"look","arguments":"{\"at\":\"quail\"}"}}]}"#,
+    ),
+    turn(
+        Role::Assistant,
+        "stork",
+        r#"{"role":"assistant","content":"","tool_calls":[{"id":"callstork","type":"function","function":{"name":"look","arguments":"{\"at\":\"stork\"}"}}]}"#,
+    ),
+];
+const RESULT: [Turn; 3] = [
+    turn(Role::Tool, "mouse", r#"{"role":"tool","tool_call_id":"callfinch","content":"mouse"}"#),
+    turn(Role::Tool, "shrew", r#"{"role":"tool","tool_call_id":"callquail","content":"shrew"}"#),
+    turn(Role::Tool, "camel", r#"{"role":"tool","tool_call_id":"callstork","content":"camel"}"#),
+];
+const TOOLS: &str = r#""tools":[{"type":"function","function":{"name":"look","description":"Looks","parameters":{"type":"object","properties":{"at":{"type":"string"}}}}}],"#;
+
+const PROBES: [Probe; 4] = [
+    Probe { head: "", turns: &[ASK[0], SAY[0], ASK[1], SAY[1], ASK[2], SAY[2], ASK[3]] },
+    Probe { head: "", turns: &[SYSTEM, ASK[0], SAY[0], ASK[1], SAY[1], ASK[2]] },
+    Probe { head: "", turns: &[ASK[0], THINK[0], ASK[1], THINK[1], ASK[2], SAY[2], ASK[3]] },
+    Probe {
+        head: TOOLS,
+        turns: &[ASK[0], CALL[0], RESULT[0], CALL[1], RESULT[1], SAY[0], ASK[1], CALL[2], RESULT[2], SAY[1], ASK[2]],
+    },
+];
+
+/// The prompt of one step of a probe, and how many messages it holds.
+struct Step {
+    turns: usize,
+    prompt: String,
+}
+
+impl Probe {
+    /// What the prompts of all pairs of steps show; `None` when the template refuses the conversation.
+    fn kind(&self, text: &ModelText) -> Option<TemplateKind> {
+        let ends = (1..=self.turns.len()).filter(|n| matches!(self.turns[n - 1].role, Role::User | Role::Tool));
+        let steps: Vec<Step> = ends.map(|turns| self.step(text, turns)).collect::<Option<_>>()?;
+        let pairs =
+            steps.iter().enumerate().flat_map(|(n, early)| steps[n + 1..].iter().map(move |late| (early, late)));
+        pairs.map(|(early, late)| self.compare(early, late)).max()
+    }
+
+    fn step(&self, text: &ModelText, turns: usize) -> Option<Step> {
+        let messages: Vec<&str> = self.turns[..turns].iter().map(|turn| turn.json).collect();
+        let body = format!("{{{}\"messages\":[{}]}}", self.head, messages.join(","));
+        let prompt = text.render(&ChatBody::parse(body.as_bytes()).ok()?, WallTime::default()).ok()?;
+        Some(Step { turns, prompt })
+    }
+
+    fn compare(&self, early: &Step, late: &Step) -> TemplateKind {
+        let same = early.prompt.bytes().zip(late.prompt.bytes()).take_while(|(a, b)| a == b).count();
+        if same == early.prompt.len() {
+            return TemplateKind::AppendOnly;
+        }
+        let turns = &self.turns[..early.turns];
+        let last_question = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
+        // A system prompt may move along with the newest turn.
+        let mut settled = turns[..last_question].iter().filter(|turn| turn.role != Role::System);
+        let stays = |turn: &Turn| early.prompt.find(turn.marker).is_none_or(|at| at + turn.marker.len() <= same);
+        match settled.all(stays) {
+            true => TemplateKind::RewritesLastTurns,
+            false => TemplateKind::Unsafe,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ModelFiles, ModelTextSource};
+    use std::path::Path;
+
+    fn folder(path: &str) -> ModelFiles<'static> {
+        ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+    }
+
+    fn kind(files: ModelFiles<'_>) -> TemplateKind {
+        ModelText::load(ModelTextSource::Files(files)).unwrap().template_kind()
+    }
+
+    fn of_template(template: &str) -> TemplateKind {
+        let chat_template = Some(template.as_bytes().to_vec().into());
+        kind(ModelFiles { chat_template, ..folder("../../configs/models/tiny") })
+    }
+
+    #[test]
+    fn the_families_are_what_they_are_known_to_be() {
+        assert_eq!(kind(folder("../../configs/models/tiny")), TemplateKind::AppendOnly);
+        assert_eq!(kind(folder("testdata/models/llama_like")), TemplateKind::AppendOnly);
+        assert_eq!(kind(folder("testdata/models/qwen_like")), TemplateKind::RewritesLastTurns);
+        assert_eq!(kind(folder("testdata/models/mistral_like")), TemplateKind::RewritesLastTurns);
+    }
+
+    #[test]
+    fn a_template_that_counts_messages_at_its_head_is_unsafe() {
+        let template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}";
+        assert_eq!(of_template(template), TemplateKind::Unsafe);
+    }
+
+    #[test]
+    fn a_template_that_drops_old_turns_is_unsafe() {
+        assert_eq!(of_template("{% for m in messages[-3:] %}[{{ m.content }}]{% endfor %}"), TemplateKind::Unsafe);
+    }
+
+    #[test]
+    fn a_generation_prompt_that_the_answer_does_not_keep_rewrites_the_last_turn() {
+        let template = "{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}{% if add_generation_prompt %}[assistant <think>{% endif %}";
+        assert_eq!(of_template(template), TemplateKind::RewritesLastTurns);
+    }
+
+    #[test]
+    fn a_template_that_refuses_every_probe_and_a_missing_one_are_unsafe() {
+        assert_eq!(of_template("{{ raise_exception('no') }}"), TemplateKind::Unsafe);
+        let files = ModelFiles { chat_template: None, ..folder("../../configs/models/tiny") };
+        assert_eq!(kind(files), TemplateKind::Unsafe);
+    }
+
+    #[test]
+    fn a_template_without_system_turns_or_tools_is_judged_by_the_rest() {
+        let template = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no') }}{% endif %}{{ m.role }}: {{ m.content }};{% endfor %}";
+        assert_eq!(of_template(template), TemplateKind::AppendOnly);
     }
 }

@@ -249,3 +249,6 @@ fn digest(tokenizer: &[u8], config: &Json, template: Option<&TemplateText>) -> A
     }
     format!("xxh3:{:032x}", hash.digest128()).into()
 }
+
+#[cfg(test)]
+mod tests;
