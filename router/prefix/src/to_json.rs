@@ -20,7 +20,7 @@ pub(crate) fn filter(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
         Ok(named.or_else(|| args.get(place).cloned()).unwrap_or_default())
     };
     let indent = indent(&argument(1)?)?;
-    let (comma, colon) = separators(&argument(2)?, indent.is_some())?;
+    let (comma, colon) = separators(&argument(2)?, indent.as_deref())?;
     let style = Style { ascii: argument(0)?.is_true(), indent, comma, colon, sort: argument(3)?.is_true() };
     kwargs.assert_all_used()?;
     let mut writer = Writer { out: String::new(), style: &style, depth: 0 };
@@ -49,9 +49,9 @@ fn indent(argument: &Value) -> Result<Option<String>, Error> {
     }
 }
 
-fn separators(argument: &Value, indented: bool) -> Result<(String, String), Error> {
+fn separators(argument: &Value, indent: Option<&str>) -> Result<(String, String), Error> {
     if argument.is_none() || argument.is_undefined() {
-        return Ok((if indented { "," } else { ", " }.into(), ": ".into()));
+        return Ok((if indent.is_some() { "," } else { ", " }.into(), ": ".into()));
     }
     match argument.try_iter()?.collect::<Vec<_>>().as_slice() {
         [comma, colon] => Ok((comma.to_string(), colon.to_string())),
@@ -98,12 +98,13 @@ impl Writer<'_> {
 
     fn list(&mut self, value: &Value) -> Result<(), Error> {
         self.open('[')?;
-        let mut first = true;
+        let mut items = 0;
         for item in value.try_iter()? {
-            self.separate(&mut first);
+            self.separate(items);
             self.value(&item)?;
+            items += 1;
         }
-        self.close(']', first);
+        self.close(']', items);
         Ok(())
     }
 
@@ -113,14 +114,13 @@ impl Writer<'_> {
             pairs.sort_by_cached_key(|(key, _)| key.to_string());
         }
         self.open('{')?;
-        let mut first = true;
-        for (key, value) in &pairs {
-            self.separate(&mut first);
+        for (before, (key, value)) in pairs.iter().enumerate() {
+            self.separate(before);
             self.key(key)?;
             self.out.push_str(&self.style.colon);
             self.value(value)?;
         }
-        self.close('}', first);
+        self.close('}', pairs.len());
         Ok(())
     }
 
@@ -144,16 +144,17 @@ impl Writer<'_> {
         }
     }
 
-    fn separate(&mut self, first: &mut bool) {
-        if !std::mem::take(first) {
+    /// Before an item that has `before` others before it.
+    fn separate(&mut self, before: usize) {
+        if before > 0 {
             self.out.push_str(&self.style.comma);
         }
         self.line();
     }
 
-    fn close(&mut self, bracket: char, empty: bool) {
+    fn close(&mut self, bracket: char, items: usize) {
         self.depth -= 1;
-        if !empty {
+        if items > 0 {
             self.line();
         }
         self.out.push(bracket);
