@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Overrides};
-use crate::{demo, serve, telemetry};
+use crate::{demo, serve, sim_command, telemetry};
 
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
@@ -20,6 +20,7 @@ struct Cli {
 enum Command {
     /// Serves the OpenAI API in front of workers.
     Serve(ServeArgs),
+    SimWorker(sim_command::SimArgs),
     Demo(demo::Options),
 }
 
@@ -71,6 +72,7 @@ pub fn main() -> ExitCode {
     };
     match cli.command {
         Command::Serve(args) => runtime.block_on(run_serve(&args)),
+        Command::SimWorker(args) => runtime.block_on(run_sim_worker(&args)),
         Command::Demo(options) => runtime.block_on(demo::run(options)),
     }
 }
@@ -85,6 +87,17 @@ async fn run_serve(args: &ServeArgs) -> ExitCode {
         Err(error) => return failed(&error),
     };
     match serve::run(config).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+async fn run_sim_worker(args: &sim_command::SimArgs) -> ExitCode {
+    if args.exit_with_parent {
+        demo::exit_with_parent();
+    }
+    telemetry::init_log();
+    match sim_command::run(args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }

@@ -17,6 +17,7 @@ pub mod resources;
 pub mod roster;
 pub mod serve;
 pub mod server;
+pub mod sim_command;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;

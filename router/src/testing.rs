@@ -258,6 +258,11 @@ pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     text
 }
 
+/// Everything up to the end of a chunked answer.
+pub(crate) async fn rest_of_answer(stream: &mut TcpStream) -> String {
+    read_until(stream, "\r\n0\r\n\r\n").await
+}
+
 /// A request in bytes, with a length.
 pub(crate) fn request_bytes(path: &str, body: &str) -> Vec<u8> {
     format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()

@@ -1,0 +1,209 @@
+//! `ownerserve sim-worker`: a simulated engine that speaks the small model's text, or another model's.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use prefix::{ChatBody, ModelFiles, ModelText, ModelTextSource, PrefixError, SpecialTokens, WallTime};
+use serde_json::json;
+use vocabulary::Role;
+use workers_shim::sim::{
+    ChatEnding, ChatPrompt, CodecError, EventFault, EventOptions, Profile, SimError, SimOptions, SimWorker, TextCodec,
+};
+
+use crate::serve::asked_to_end;
+
+/// Runs a simulated engine: vLLM on the wire, no model inside.
+#[derive(Clone, Debug, Args)]
+pub struct SimArgs {
+    /// Where it serves HTTP; port 0 takes any free one, which the log tells.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    listen: SocketAddr,
+    /// What it says it is for.
+    #[arg(long, default_value = "hybrid")]
+    role: SimRole,
+    /// The name under which it serves its model.
+    #[arg(long, value_name = "NAME", default_value = "tiny")]
+    model: String,
+    /// Model folder with tokenizer.json and chat template, in place of the small built-in one.
+    #[arg(long, value_name = "DIR")]
+    text: Option<PathBuf>,
+    /// Speeds and capacities (TOML), as in configs/profiles.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// How many times faster than the modelled engine it runs.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    speed_up: f64,
+    /// Where it publishes KV events [default: any free port]; told by GET /kv_event_sources.
+    #[arg(long, value_name = "ADDR")]
+    events_listen: Option<SocketAddr>,
+    /// What goes wrong with events on their way, for tests: duplicate=N, gap=N.
+    #[arg(long, value_name = "FAULTS")]
+    events_fault: Option<EventFault>,
+    /// Ends when standard input closes.
+    #[arg(long, hide = true)]
+    pub(crate) exit_with_parent: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum SimRole {
+    /// Computes prompts for others.
+    Prefill,
+    /// Generates answers.
+    Decode,
+    /// Both.
+    Hybrid,
+}
+
+impl From<SimRole> for Role {
+    fn from(role: SimRole) -> Self {
+        match role {
+            SimRole::Prefill => Self::Prefill,
+            SimRole::Decode => Self::Decode,
+            SimRole::Hybrid => Self::Hybrid,
+        }
+    }
+}
+
+/// Why no simulated worker runs.
+#[derive(Debug, thiserror::Error)]
+pub enum SimCommandError {
+    /// The profile cannot be read.
+    #[error("cannot read the profile {path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The profile is not what it should be.
+    #[error("the profile {path}: {source}")]
+    Profile {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// The model's text files cannot be used.
+    #[error(transparent)]
+    Text(#[from] PrefixError),
+    /// It does not start.
+    #[error(transparent)]
+    Start(#[from] SimError),
+}
+
+/// Runs one until SIGTERM or ctrl-c.
+pub async fn run(args: &SimArgs) -> Result<(), SimCommandError> {
+    let codec = ModelCodec::load(args.text.clone())?;
+    let worker = SimWorker::start(options(args)?, Arc::new(codec)).await?;
+    tracing::info!(address = %worker.address(), events = worker.events_endpoint(), "a simulated worker serves here");
+    asked_to_end().await;
+    worker.stop().await;
+    Ok(())
+}
+
+fn options(args: &SimArgs) -> Result<SimOptions, SimCommandError> {
+    let profile = match &args.profile {
+        None => Profile::default(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| SimCommandError::Unreadable { path: path.clone(), source })?;
+            toml::from_str(&text)
+                .map_err(|source| SimCommandError::Profile { path: path.clone(), source: Box::new(source) })?
+        }
+    };
+    // Beside HTTP, on the same interface.
+    let beside = |address: IpAddr| SocketAddr::new(address, 0);
+    let events = args.events_listen.unwrap_or(beside(args.listen.ip()));
+    Ok(SimOptions {
+        listen: args.listen,
+        model: args.model.clone(),
+        role: args.role.into(),
+        profile,
+        speed_up: args.speed_up,
+        events: EventOptions {
+            listen: events,
+            replay: beside(events.ip()),
+            fault: args.events_fault.unwrap_or_default(),
+            ..EventOptions::default()
+        },
+        side_channel: beside(args.listen.ip()),
+        ..SimOptions::default()
+    })
+}
+
+/// The text side of a model as a simulated engine wants it.
+#[derive(Debug)]
+pub struct ModelCodec {
+    text: ModelText,
+    eos: u32,
+}
+
+impl ModelCodec {
+    /// Of a model folder; of the built-in small model without one.
+    pub fn load(folder: Option<PathBuf>) -> Result<Self, PrefixError> {
+        let text = match folder {
+            Some(folder) => ModelText::load(ModelTextSource::Folder(folder))?,
+            None => built_in_text()?,
+        };
+        let eos = text.eos().first().copied().or_else(|| text.special_ids().next()).unwrap_or_default();
+        Ok(Self { text, eos })
+    }
+}
+
+impl TextCodec for ModelCodec {
+    fn encode_chat(&self, chat: ChatPrompt<'_>) -> Result<Vec<u32>, CodecError> {
+        let mut body = json!({
+            "messages": chat.messages,
+            "add_generation_prompt": chat.ending == ChatEnding::Generate,
+            "continue_final_message": chat.ending == ChatEnding::Continue,
+        });
+        if let Some(tools) = chat.tools {
+            body["tools"] = json!(tools);
+        }
+        let tokens = ChatBody::parse(body.to_string().as_bytes())
+            .and_then(|body| self.text.encode_chat(&body, WallTime { unix_seconds: unix_seconds() }));
+        tokens.map_err(|error| CodecError(error.to_string()))
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>, CodecError> {
+        self.text.encode(text, SpecialTokens::With).map_err(|error| CodecError(error.to_string()))
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        // Ids come from the engine itself, which says only tokens of this vocabulary.
+        self.text.decode(tokens, SpecialTokens::Without).unwrap_or_default()
+    }
+
+    fn vocabulary_size(&self) -> u32 {
+        u32::try_from(self.text.vocab_size()).unwrap_or(u32::MAX)
+    }
+
+    fn eos(&self) -> u32 {
+        self.eos
+    }
+
+    fn specials(&self) -> Vec<u32> {
+        self.text.special_ids().collect()
+    }
+}
+
+fn unix_seconds() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or_default()
+}
+
+/// The small model that simulated workers speak.
+pub fn built_in_text() -> Result<ModelText, PrefixError> {
+    ModelText::load(ModelTextSource::Files(ModelFiles {
+        tokenizer_json: include_bytes!("../../configs/models/tiny/tokenizer.json").as_slice().into(),
+        tokenizer_config: Some(include_bytes!("../../configs/models/tiny/tokenizer_config.json").as_slice().into()),
+        chat_template: Some(include_bytes!("../../configs/models/tiny/chat_template.jinja").as_slice().into()),
+        config: Some(include_bytes!("../../configs/models/tiny/config.json").as_slice().into()),
+        ..ModelFiles::default()
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+use clap::Parser;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{front_of, get, post, raw, read_until, request_bytes, until};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    sim: SimArgs,
+}
+
+fn args(flags: &[&str]) -> SimArgs {
+    Cli::try_parse_from(["sim-worker", "--listen=127.0.0.1:0"].iter().chain(flags)).unwrap().sim
+}
+
+async fn sim(flags: &[&str]) -> SimWorker {
+    SimWorker::start(options(&args(flags)).unwrap(), Arc::new(ModelCodec::load(None).unwrap())).await.unwrap()
+}
+
+fn url(worker: &SimWorker) -> String {
+    format!("http://{}", worker.address())
+}
+
+#[test]
+fn flags_become_options_and_a_bad_profile_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p.toml");
+    std::fs::write(&path, "blocks = 128\ncontext_tokens = 1024").unwrap();
+    let profile = format!("--profile={}", path.display());
+    let options = super::options(&args(&["--role=decode", "--speed-up=5", &profile, "--events-fault=gap=3"])).unwrap();
+    assert_eq!((options.role, options.speed_up, options.profile.blocks), (Role::Decode, 5.0, 128));
+    assert_eq!(options.events.fault.gap.map(u64::from), Some(3));
+    std::fs::write(&path, "bloks = 128").unwrap();
+    let error = super::options(&args(&[&profile])).unwrap_err().to_string();
+    assert!(error.contains("p.toml") && error.contains("bloks"), "{error}");
+    assert!(Cli::try_parse_from(["sim-worker", "--role=gpu"]).is_err());
+}
+
+#[test]
+fn the_codec_renders_and_reads_back() {
+    let codec = ModelCodec::load(None).unwrap();
+    let messages = [json!({"role": "user", "content": "Where is my bag?"})];
+    let chat = |ending| codec.encode_chat(ChatPrompt { messages: &messages, tools: None, ending }).unwrap();
+    let (open, closed) = (chat(ChatEnding::Generate), chat(ChatEnding::Closed));
+    assert!(open.len() > closed.len() && open.starts_with(&closed));
+    assert!(codec.decode(&open).contains("Where is my bag?"));
+    assert_eq!(codec.decode(&codec.encode("plain text").unwrap()), "plain text");
+    assert!(codec.eos() < codec.vocabulary_size());
+    let wrong = [json!({"role": 7})];
+    assert!(codec.encode_chat(ChatPrompt { messages: &wrong, tools: None, ending: ChatEnding::Generate }).is_err());
+}
+
+#[tokio::test]
+async fn a_simulated_worker_is_served_through_the_front_door() {
+    let worker = sim(&["--speed-up=50"]).await;
+    let front = front_of(&[url(&worker)], &[]).await;
+    let at = front.proxy_address();
+    let models = get(at, "/v1/models").await.json();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    let chat = |stream: bool| {
+        json!({"model": "tiny", "max_tokens": 8, "temperature": 0, "stream": stream,
+               "messages": [{"role": "user", "content": "Where is my bag?"}]})
+        .to_string()
+    };
+    let whole = post(at, "/v1/chat/completions", chat(false)).await;
+    assert_eq!(whole.status, 200, "{:?}", whole.body);
+    let text = whole.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let stream = post(at, "/v1/chat/completions", chat(true)).await;
+    assert!(stream.headers["content-type"].to_str().unwrap().starts_with("text/event-stream"));
+    let events = String::from_utf8(stream.body.to_vec()).unwrap();
+    assert!(events.trim_end().ends_with("data: [DONE]"), "{events}");
+    let pieces = events.lines().filter_map(|line| line.strip_prefix("data: {"));
+    let said: String = pieces
+        .map(|piece| serde_json::from_str::<Value>(&format!("{{{piece}")).unwrap())
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
+        .collect();
+    assert_eq!(said, text);
+    let direct = post(worker.address(), "/v1/chat/completions", chat(false)).await.json();
+    assert_eq!(direct["choices"][0]["message"]["content"].as_str(), Some(text.as_str()));
+    let ids = post(at, "/tokenize", json!({"model": "tiny", "prompt": "bag"}).to_string()).await.json();
+    assert!(ids["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{ids}");
+    assert_eq!(worker.administrations(), 0);
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_is_replaced_before_its_answer_and_confessed_inside_it() {
+    let (first, second) = (sim(&["--speed-up=0.5"]).await, sim(&["--speed-up=50"]).await);
+    let front = front_of(&[url(&first), url(&second)], &["steering.bypass=round_robin"]).await;
+    until("both are ready", || front.gateway.roster.ready().count() == 2).await;
+    let body = |stream: bool| {
+        json!({"model": "tiny", "max_tokens": 400, "ignore_eos": true, "prompt": "Go on.", "stream": stream})
+            .to_string()
+    };
+    // Two at once, so that one is at the slow worker, whole answers and streams each.
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let mut stream = raw(front.proxy_address(), &request_bytes("/v1/completions", &body(true))).await;
+        read_until(&mut stream, "data: {").await;
+        streams.push(stream);
+    }
+    let at = front.proxy_address();
+    let whole: Vec<_> = (0..2)
+        .map(|_| {
+            let body = body(false);
+            tokio::spawn(async move { post(at, "/v1/completions", body).await })
+        })
+        .collect();
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    drop(first);
+    for answer in whole {
+        assert_eq!(answer.await.unwrap().status, 200, "nobody notices a worker that had not answered");
+    }
+    let mut confessed = 0;
+    for mut stream in streams {
+        let end = crate::testing::rest_of_answer(&mut stream).await;
+        confessed += usize::from(end.contains("event: error"));
+        assert!(end.contains("event: error") ^ end.contains("[DONE]"), "{end}");
+    }
+    assert_eq!(confessed, 1);
+}
