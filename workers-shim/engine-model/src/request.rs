@@ -21,6 +21,18 @@ pub struct Request {
     pub keys: CacheKeys,
     /// Whether KV comes or goes.
     pub transfer: Transfer,
+    /// What listeners are told of it.
+    pub report: Report,
+}
+
+/// What listeners are told of a request's blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Report {
+    /// Those that it adds to the prefix cache.
+    #[default]
+    Added,
+    /// Those that it found there too, as if they were stored once more. They are not.
+    Full,
 }
 
 /// How an answer is drawn and when it ends.

@@ -80,7 +80,7 @@ impl Engine {
     fn admit(&mut self, id: RequestId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         if sequence.memory.blocks.is_empty() {
-            sequence.adopt_prefix(&mut self.pool);
+            self.news.extend(sequence.adopt_prefix(&mut self.pool));
         }
         let rest = sequence.pending();
         if sequence.lacking(rest) > self.pool.free() {

@@ -1,5 +1,6 @@
 //! A request that an engine has taken: its tokens, its blocks and how far they are computed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vocabulary::Micros;
@@ -7,13 +8,14 @@ use vocabulary::Micros;
 use crate::keys::block_key;
 use crate::pool::{BlockId, Content, Pool};
 use crate::voice::{Fingerprint, Voice};
-use crate::{BlockImage, CacheKeys, Finish, FinishReason, KvEvent, Request, Sampling, StoredBlocks, Transfer};
+use crate::{BlockImage, CacheKeys, Finish, FinishReason, KvEvent, Report, Request, Sampling, StoredBlocks, Transfer};
 
 /// A live request.
 pub(crate) struct Sequence {
     pub(crate) name: Arc<str>,
     pub(crate) sampling: Sampling,
     pub(crate) transfer: Transfer,
+    report: Report,
     pub(crate) tokens: Vec<u32>,
     pub(crate) memory: Memory,
     pub(crate) counts: Counts,
@@ -64,6 +66,7 @@ impl Sequence {
             name: request.name,
             sampling: request.sampling,
             transfer: request.transfer,
+            report: request.report,
             tokens: request.prompt,
             memory,
             counts,
@@ -86,11 +89,16 @@ impl Sequence {
     }
 
     /// Take the longest cached prefix, but never the last token: something must be computed to draw the next one.
-    pub(crate) fn adopt_prefix(&mut self, pool: &mut Pool) {
+    /// Returns what listeners are told, if they asked for more than what is new.
+    pub(crate) fn adopt_prefix(&mut self, pool: &mut Pool) -> Option<KvEvent> {
         let most = (self.tokens.len() - 1) / self.memory.block_tokens;
         self.memory.adopt(&self.tokens, most, pool);
         let found = self.memory.computed.min(self.counts.prompt);
+        let first = self.counts.cached.is_none();
         self.counts.cached.get_or_insert(found);
+        let all = 0..self.memory.sealed;
+        let told = first && self.report == Report::Full && !all.is_empty();
+        told.then(|| KvEvent::Stored(self.memory.describe(all, &self.tokens)))
     }
 
     /// Blocks that lack for `tokens` more tokens.
@@ -202,19 +210,22 @@ impl Memory {
         if to <= from {
             return None;
         }
-        let parent = from.checked_sub(1).map(|block| self.name(block, tokens));
-        let hashes: Vec<u64> = (from..to).map(|block| self.name(block, tokens)).collect();
-        for (id, hash) in self.blocks[from..to].iter().zip(&hashes) {
+        let stored = self.describe(from..to, tokens);
+        for (id, hash) in self.blocks[from..to].iter().zip(&stored.hashes) {
             pool.seal(*id, *hash);
         }
         self.sealed = to;
-        Some(StoredBlocks {
-            hashes,
-            parent,
-            tokens: tokens[from * self.block_tokens..to * self.block_tokens].to_vec(),
-            salt: self.keys.salt.clone().filter(|_| from == 0),
+        Some(stored)
+    }
+
+    fn describe(&mut self, blocks: Range<usize>, tokens: &[u32]) -> StoredBlocks {
+        StoredBlocks {
+            parent: blocks.start.checked_sub(1).map(|block| self.name(block, tokens)),
+            hashes: blocks.clone().map(|block| self.name(block, tokens)).collect(),
+            tokens: tokens[blocks.start * self.block_tokens..blocks.end * self.block_tokens].to_vec(),
+            salt: self.keys.salt.clone().filter(|_| blocks.start == 0),
             adapter: self.keys.adapter.clone(),
-        })
+        }
     }
 
     fn state(&self, pool: &Pool) -> Fingerprint {

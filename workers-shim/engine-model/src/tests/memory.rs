@@ -166,3 +166,19 @@ fn prompt_tokens_are_counted_by_where_they_came_from() {
     assert_eq!((stats.prompt.computed, stats.prompt.cached, stats.prompt.external), (24, 20, 0));
     assert_eq!((stats.generated, stats.finishes.length), (6, 2));
 }
+
+#[test]
+fn a_full_report_tells_blocks_again_that_are_stored_once() {
+    let mut rig = Rig::new(small());
+    rig.answer(request(&prompt(1, 14), 1));
+    let mut ask = request(&prompt(1, 14), 1);
+    ask.report = Report::Full;
+    rig.answer(ask);
+    assert_eq!(rig.events[1], rig.events[0], "told again");
+    rig.answer(request(&prompt(2, 199), 1));
+    rig.answer(request(&prompt(3, 199), 1));
+    let first = stored(&rig.events[0][0]).hashes[0];
+    assert_eq!(rig.copies().get(&first), Some(&1), "a listener that counts is misled: that is the trap");
+    let id = rig.submit(request(&prompt(1, 14), 1));
+    assert_eq!(rig.finish(id).cached, 0);
+}

@@ -1,6 +1,7 @@
 //! Tests of the model through its face: prompts in, answers and events out.
 
 mod batching;
+mod disorder;
 mod memory;
 mod text;
 mod transfers;
@@ -11,8 +12,8 @@ use std::sync::Arc;
 use vocabulary::Micros;
 
 use crate::{
-    CacheKeys, Ending, Engine, Finish, FinishReason, KvEvent, OutputKind, Profile, Request, RequestId, Sampling,
-    Source, Transfer, Voice,
+    CacheKeys, Ending, Engine, Finish, FinishReason, KvEvent, OutputKind, Profile, Report, Request, RequestId,
+    Sampling, Source, Transfer, Voice,
 };
 
 pub(super) const EOS: u32 = 2;
@@ -53,6 +54,7 @@ pub(super) fn request(prompt: &[u32], max_tokens: u32) -> Request {
         sampling: Sampling { max_tokens, ending: Ending::Ignored, ..Sampling::default() },
         keys: CacheKeys::default(),
         transfer: Transfer::None,
+        report: Report::Added,
     }
 }
 

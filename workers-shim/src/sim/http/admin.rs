@@ -38,7 +38,7 @@ pub(crate) async fn load(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// The model and its adapters.
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let adapters: Vec<String> = app.adapters.lock().iter().cloned().collect();
+    let adapters: Vec<String> = app.state.adapters.lock().iter().cloned().collect();
     let base = model(&app, &app.model, Value::Null);
     let data: Vec<Value> =
         [base].into_iter().chain(adapters.iter().map(|name| model(&app, name, json!(app.model)))).collect();
@@ -79,7 +79,7 @@ pub(crate) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response 
 /// Discard all KV and serve nobody until woken.
 pub(crate) async fn sleep(State(app): State<Arc<App>>) -> StatusCode {
     app.administered();
-    app.asleep.store(true, Ordering::Relaxed);
+    app.state.asleep.store(true, Ordering::Relaxed);
     app.driver.with(|engine, _| engine.reset_prefix_cache());
     StatusCode::OK
 }
@@ -87,13 +87,13 @@ pub(crate) async fn sleep(State(app): State<Arc<App>>) -> StatusCode {
 /// Serve again.
 pub(crate) async fn wake_up(State(app): State<Arc<App>>) -> StatusCode {
     app.administered();
-    app.asleep.store(false, Ordering::Relaxed);
+    app.state.asleep.store(false, Ordering::Relaxed);
     StatusCode::OK
 }
 
 /// Whether it sleeps.
 pub(crate) async fn is_sleeping(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"is_sleeping": app.asleep.load(Ordering::Relaxed)}))
+    Json(json!({"is_sleeping": app.state.asleep.load(Ordering::Relaxed)}))
 }
 
 /// Serve one more adapter.
@@ -101,7 +101,7 @@ pub(crate) async fn load_adapter(State(app): State<Arc<App>>, body: Bytes) -> Re
     const MOST: usize = 64;
     app.administered();
     let name = adapter_name(&body)?;
-    let mut adapters = app.adapters.lock();
+    let mut adapters = app.state.adapters.lock();
     if name == app.model || adapters.len() >= MOST {
         return Err(wrong("lora_name", "the name is taken, or too many adapters are loaded"));
     }
@@ -113,7 +113,7 @@ pub(crate) async fn load_adapter(State(app): State<Arc<App>>, body: Bytes) -> Re
 pub(crate) async fn unload_adapter(State(app): State<Arc<App>>, body: Bytes) -> Result<String, Fault> {
     app.administered();
     let name = adapter_name(&body)?;
-    match app.adapters.lock().remove(&name) {
+    match app.state.adapters.lock().remove(&name) {
         true => Ok(format!("Success: LoRA adapter '{name}' removed successfully.")),
         false => Err(Fault::not_found(format!("The lora adapter '{name}' cannot be found."), Some("lora_name"))),
     }

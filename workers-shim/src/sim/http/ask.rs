@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::HeaderMap;
-use engine_model::{CacheKeys, Ending, Request, Sampling, Transfer};
+use engine_model::{CacheKeys, Ending, Report, Request, Sampling, Transfer};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::App;
@@ -30,6 +30,7 @@ pub(crate) struct Ask {
     sampling: Sampling,
     keys: CacheKeys,
     transfer: Transfer,
+    report: Report,
 }
 
 /// How an answer is delivered.
@@ -53,6 +54,7 @@ impl Ask {
     ) -> Result<Self, Fault> {
         let model = fields.text("model")?.unwrap_or(&app.model).to_owned();
         let adapter = app.adapter_of(&model)?;
+        no_priority(fields)?;
         let params = fields.object("kv_transfer_params")?;
         let longest = limits.iter().map(|name| fields.count(name, 1)).collect::<Result<Vec<_>, _>>()?;
         let keys = CacheKeys { salt: cache_salt(fields)?, adapter };
@@ -66,6 +68,7 @@ impl Ask {
             longest: longest.into_iter().flatten().next(),
             sampling: sampling(fields)?,
             transfer: transfer_of(params),
+            report: report(fields)?,
             keys,
             model,
         })
@@ -98,6 +101,7 @@ impl Ask {
             sampling,
             keys: self.keys.clone(),
             transfer: self.transfer.clone(),
+            report: self.report,
         })
     }
 }
@@ -141,6 +145,21 @@ fn sampling(fields: &Fields) -> Result<Sampling, Fault> {
         salt: seed.map(|seed| xxh3_64(&seed.to_le_bytes())),
         stop: token_ids(fields.list("stop_token_ids")?.unwrap_or_default(), "stop_token_ids")?,
     })
+}
+
+fn no_priority(fields: &Fields) -> Result<(), Fault> {
+    match fields.whole("priority")? {
+        None | Some(0) => Ok(()),
+        Some(priority) => {
+            let message = format!("Got priority {priority} but priority scheduling is not enabled.");
+            Err(Fault::bad_request(message, Some("priority")))
+        }
+    }
+}
+
+fn report(fields: &Fields) -> Result<Report, Fault> {
+    let mode = fields.object("vllm_xargs")?.and_then(|args| args.get("kv_cache_report_mode"));
+    Ok(if mode.is_some_and(|mode| mode == "full") { Report::Full } else { Report::Added })
 }
 
 fn stops(fields: &Fields) -> Result<Vec<String>, Fault> {

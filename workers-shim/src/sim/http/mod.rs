@@ -50,25 +50,17 @@ pub(crate) struct App {
     pub(crate) clock: Clock,
     /// When this life began, in seconds since the epoch.
     pub(crate) started: f64,
-    pub(crate) state: Mutable,
+    pub(crate) state: Changing,
 }
 
 /// What administration and use change.
 #[derive(Default)]
-pub(crate) struct Mutable {
+pub(crate) struct Changing {
     adapters: Mutex<BTreeSet<String>>,
     responses: Mutex<responses::Store>,
     asleep: AtomicBool,
     administered: AtomicU64,
     numbers: AtomicU64,
-}
-
-impl std::ops::Deref for App {
-    type Target = Mutable;
-
-    fn deref(&self) -> &Mutable {
-        &self.state
-    }
 }
 
 impl App {
@@ -83,7 +75,7 @@ impl App {
 
     /// A number that no other answer of this life has, without a pattern.
     fn next_number(&self) -> u64 {
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let number = self.state.numbers.fetch_add(1, Ordering::Relaxed);
         xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_le_bytes(), self.started.to_bits())
     }
 
@@ -101,7 +93,7 @@ impl App {
         if model == self.model {
             return Ok(None);
         }
-        match self.adapters.lock().get(model) {
+        match self.state.adapters.lock().get(model) {
             Some(name) => Ok(Some(Arc::from(name.as_str()))),
             None => Err(Fault::not_found(format!("The model `{model}` does not exist."), Some("model"))),
         }
@@ -116,7 +108,7 @@ impl App {
     }
 
     fn awake(&self) -> Result<(), Fault> {
-        match self.asleep.load(Ordering::Relaxed) {
+        match self.state.asleep.load(Ordering::Relaxed) {
             true => Err(Fault::unavailable("The engine is asleep.")),
             false => Ok(()),
         }

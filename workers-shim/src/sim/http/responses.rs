@@ -63,7 +63,7 @@ pub(crate) async fn kept(State(app): State<Arc<App>>, Path(id): Path<String>) ->
 }
 
 fn keep(app: &App, kept: Kept) {
-    let mut store = app.responses.lock();
+    let mut store = app.state.responses.lock();
     if store.len() == KEPT {
         store.pop_front();
     }
@@ -71,7 +71,7 @@ fn keep(app: &App, kept: Kept) {
 }
 
 fn find(app: &App, id: &str) -> Result<Kept, Fault> {
-    let found = app.responses.lock().iter().find(|kept| kept.id == id).cloned();
+    let found = app.state.responses.lock().iter().find(|kept| kept.id == id).cloned();
     found.ok_or_else(|| Fault::not_found(format!("Response with id '{id}' not found."), Some("response_id")))
 }
 

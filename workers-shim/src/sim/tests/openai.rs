@@ -219,6 +219,7 @@ async fn wrong_requests_get_vllms_errors() {
         ("/v1/completions", json!({"model": "tiny", "prompt": "x", "stream_options": {}}), 400),
         ("/v1/completions", json!({"model": "tiny", "prompt": "x", "stop": [""]}), 400),
         ("/v1/completions", json!({"model": "tiny", "prompt": "x", "cache_salt": ""}), 400),
+        ("/v1/completions", json!({"model": "tiny", "prompt": "x", "priority": 1}), 400),
         ("/v1/completions", json!(["x"]), 400),
     ];
     for (path, body, expected) in cases {

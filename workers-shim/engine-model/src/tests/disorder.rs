@@ -1,0 +1,148 @@
+//! Random work in random order: whatever happens, answers are right, memory adds up, and listeners are not misled.
+
+use super::*;
+
+/// A small generator, so that a failing seed can be run again.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % sides
+    }
+}
+
+/// Prompts that share beginnings, as sessions do.
+fn some_prompt(dice: &mut Dice) -> Vec<u32> {
+    let session = prompt(dice.roll(5) as u32, 120);
+    let kept = 1 + dice.roll(110) as usize;
+    let mut tokens = session[..kept].to_vec();
+    if dice.roll(2) == 0 {
+        tokens.extend(prompt(100 + dice.roll(3) as u32, 1 + dice.roll(12) as u32));
+    }
+    tokens
+}
+
+#[test]
+fn answers_stay_right_when_memory_is_short_and_clients_leave() {
+    for seed in 0..40 {
+        let mut dice = Dice(seed);
+        let mut rig = Rig::new(Profile { blocks: 50, max_running: 6, step_tokens: 24, ..small() });
+        let mut asked = Vec::new();
+        for _ in 0..30 {
+            let (tokens, length) = (some_prompt(&mut dice), 1 + dice.roll(40) as u32);
+            let id = rig.submit(request(&tokens, length));
+            asked.push((id, tokens, length));
+            rig.advance(rig.now + Micros(dice.roll(9_000)));
+            if dice.roll(5) == 0 {
+                let victim = asked[dice.roll(asked.len() as u64) as usize].0;
+                rig.engine.cancel(rig.now, victim);
+            }
+        }
+        while let Some(next) = rig.engine.next_event() {
+            rig.advance(next);
+        }
+        rig.advance(rig.now);
+        for (id, tokens, length) in &asked {
+            let finish = rig.finishes.get(id).unwrap_or_else(|| panic!("seed {seed}: {id:?} ends"));
+            let said = rig.texts.get(id).cloned().unwrap_or_default();
+            match reason(finish) {
+                FinishReason::Length => assert_eq!(said, alone(tokens, *length), "seed {seed}: {id:?}"),
+                FinishReason::Abort => assert!(alone(tokens, *length).starts_with(&said), "seed {seed}: {id:?}"),
+                other => panic!("seed {seed}: {other:?}"),
+            }
+            assert_eq!(finish.generated as usize, said.len());
+        }
+        memory_adds_up(&mut rig, seed);
+    }
+}
+
+fn memory_adds_up(rig: &mut Rig, seed: u64) {
+    let stats = rig.engine.stats();
+    assert_eq!((stats.blocks_used, stats.running, stats.waiting), (0, 0, 0), "seed {seed}");
+    let copies = rig.copies();
+    assert!(copies.values().all(|count| *count > 0), "seed {seed}: nothing is removed that was not stored");
+    assert!(copies.values().sum::<i32>() <= 50, "seed {seed}: no more is told than fits");
+    let tokens = stats.prompt;
+    let ends = stats.finishes;
+    assert_eq!(ends.length + ends.abort, 30, "seed {seed}");
+    assert!(tokens.computed > 0 && tokens.external == 0, "seed {seed}");
+}
+
+#[test]
+fn what_a_listener_believes_is_what_a_request_finds() {
+    for seed in 0..40 {
+        let mut dice = Dice(1_000 + seed);
+        let mut rig = Rig::new(Profile { blocks: 50, ..small() });
+        for _ in 0..25 {
+            let tokens = some_prompt(&mut dice);
+            rig.answer(request(&tokens, 1 + dice.roll(10) as u32));
+        }
+        let believed = believed_tokens(&rig);
+        let tokens = some_prompt(&mut dice);
+        let expected = believed.iter().filter(|held| tokens[..tokens.len() - 1].starts_with(held)).map(Vec::len).max();
+        let id = rig.submit(request(&tokens, 1));
+        assert_eq!(rig.finish(id).cached as usize, expected.unwrap_or(0), "seed {seed}");
+    }
+}
+
+/// Every prefix that the events so far leave in the cache without a hole.
+fn believed_tokens(rig: &Rig) -> Vec<Vec<u32>> {
+    let copies = rig.copies();
+    let mut prefixes: HashMap<u64, Vec<u32>> = HashMap::new();
+    for event in rig.all_events() {
+        let KvEvent::Stored(stored) = event else { continue };
+        let mut before = stored.parent.map(|parent| prefixes[&parent].clone()).unwrap_or_default();
+        for (hash, block) in stored.hashes.iter().zip(stored.tokens.chunks(4)) {
+            before.extend(block);
+            prefixes.insert(*hash, before.clone());
+        }
+    }
+    let mut whole: Vec<Vec<u32>> =
+        prefixes.into_iter().filter(|(hash, _)| copies.contains_key(hash)).map(|(_, tokens)| tokens).collect();
+    whole.sort_by_key(Vec::len);
+    let mut held: Vec<Vec<u32>> = Vec::new();
+    for tokens in whole {
+        if tokens.len() == 4 || held.contains(&tokens[..tokens.len() - 4].to_vec()) {
+            held.push(tokens);
+        }
+    }
+    held
+}
+
+#[test]
+fn transfers_among_busy_engines_never_change_an_answer() {
+    for seed in 0..25 {
+        let mut dice = Dice(9_000 + seed);
+        let mut rigs = [Rig::new(small()), Rig::new(Profile { blocks: 50, ..small() }), Rig::new(small())];
+        for round in 0..12 {
+            let from = dice.roll(3) as usize;
+            let to = (from + 1 + dice.roll(2) as usize) % 3;
+            let tokens = some_prompt(&mut dice);
+            rigs[to].answer(request(&some_prompt(&mut dice), 3));
+            let said = hand_over(&mut rigs, (from, to), &tokens);
+            assert_eq!(said, alone(&tokens, 8), "seed {seed}, round {round}");
+        }
+        assert!(rigs.iter().all(|rig| rig.engine.stats().blocks_used == 0), "seed {seed}");
+    }
+}
+
+fn hand_over(rigs: &mut [Rig; 3], (from, to): (usize, usize), tokens: &[u32]) -> Vec<u32> {
+    let mut leg = request(tokens, 1);
+    leg.transfer = Transfer::Produce;
+    let id = rigs[from].submit(leg);
+    let handoff = rigs[from].finish(id).handoff.expect("ended by length");
+    let source =
+        Source { engine: "p".into(), request: handoff.request, blocks: handoff.blocks, host: "h".into(), port: 1 };
+    let mut serve = request(tokens, 8);
+    serve.transfer = Transfer::Consume(source);
+    let id = rigs[to].submit(serve);
+    let now = rigs[to].now;
+    rigs[to].advance(now);
+    let (_, wanted) = rigs[to].pulls.pop().expect("asked to pull");
+    let images = rigs[from].engine.export(&wanted.request, &wanted.blocks);
+    rigs[to].engine.arrived(now, id, images);
+    rigs[to].finish(id);
+    rigs[from].engine.release(&wanted.request);
+    rigs[to].texts.remove(&id).unwrap()
+}
