@@ -217,8 +217,7 @@ impl Drop for Directory {
 fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, data_dir: &DataDir) -> Result<u64, OwnershipError> {
     let path = data_dir.path("snapshot");
     let (purged, _) = log.bounds().map_err(OwnershipError::io(data_dir.path("log")))?;
-    let body = snapshots.read()?;
-    let upto = body.and_then(|body| body.meta.last_log_id).map_or(0, |id| id.index);
+    let upto = snapshots.meta()?.and_then(|meta| meta.last_log_id).map_or(0, |id| id.index);
     if upto < purged {
         let detail = format!("it ends at entry {upto}, but the log was purged up to entry {purged}");
         return Err(OwnershipError::Damaged { path, detail });

@@ -100,8 +100,8 @@ impl RaftStateMachine<Types> for Machine {
         let snapshots = self.snapshots.clone();
         let read = move || {
             let body = snapshots::read(snapshot, std::path::Path::new("snapshot")).map_err(io::Error::other)?;
-            let current = snapshots.read().map_err(io::Error::other)?;
-            if current.is_none_or(|current| current.meta != body.meta) {
+            let current = snapshots.meta().map_err(io::Error::other)?;
+            if current.as_ref() != Some(&body.meta) {
                 snapshots.write(&body.meta, &body.ledger)?;
             }
             Ok::<_, io::Error>(body)
@@ -117,8 +117,8 @@ impl RaftStateMachine<Types> for Machine {
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
         let snapshots = self.snapshots.clone();
         let read = move || {
-            let Some(body) = snapshots.read().map_err(io::Error::other)? else { return Ok(None) };
-            Ok(snapshots.open()?.map(|snapshot| Snapshot { meta: body.meta, snapshot }))
+            let Some(meta) = snapshots.meta().map_err(io::Error::other)? else { return Ok(None) };
+            Ok(snapshots.open()?.map(|snapshot| Snapshot { meta, snapshot }))
         };
         tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
     }

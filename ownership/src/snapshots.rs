@@ -1,14 +1,13 @@
 //! Snapshots: one file, replaced as a whole, checked as a whole.
 //!
 //! Layout: magic (8 bytes), length of the body (8, little endian), xxh3-128 of the body (16), body: MessagePack of the
-//! metadata and of the ledger.
+//! metadata, then of the ledger.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use ledger::Ledger;
-use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::data_dir::write_durably;
@@ -19,7 +18,6 @@ const MAGIC: &[u8; 8] = b"OWNSNAP1";
 const HEADER: u64 = 32;
 
 /// A snapshot's body.
-#[derive(Serialize, Deserialize)]
 pub(crate) struct Body {
     pub(crate) meta: SnapshotMeta,
     pub(crate) ledger: Ledger,
@@ -38,15 +36,11 @@ impl SnapshotFile {
 
     /// Replaces the snapshot; durable when this returns.
     pub(crate) fn write(&self, meta: &SnapshotMeta, ledger: &Ledger) -> io::Result<()> {
-        #[derive(Serialize)]
-        struct BodyRef<'a> {
-            meta: &'a SnapshotMeta,
-            ledger: &'a Ledger,
-        }
         write_durably(&self.path, |file| {
             file.write_all(&[0; HEADER as usize])?;
             let mut body = Hashed { to: BufWriter::new(&mut *file), hash: Xxh3::new(), length: 0 };
-            rmp_serde::encode::write(&mut body, &BodyRef { meta, ledger }).map_err(io::Error::other)?;
+            rmp_serde::encode::write(&mut body, meta).map_err(io::Error::other)?;
+            rmp_serde::encode::write(&mut body, ledger).map_err(io::Error::other)?;
             body.flush()?;
             let (length, sum) = (body.length, body.hash.digest128());
             drop(body);
@@ -66,10 +60,13 @@ impl SnapshotFile {
         }
     }
 
-    /// Reads and checks the current snapshot.
-    pub(crate) fn read(&self) -> Result<Option<Body>, OwnershipError> {
-        let file = self.open().map_err(OwnershipError::io(&self.path))?;
-        file.map(|file| read(file, &self.path)).transpose()
+    /// Reads the current snapshot's metadata only; whoever installs it checks the whole.
+    pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, OwnershipError> {
+        let Some(mut file) = self.open().map_err(OwnershipError::io(&self.path))? else { return Ok(None) };
+        file.seek(SeekFrom::Start(HEADER)).map_err(OwnershipError::io(&self.path))?;
+        let meta = rmp_serde::decode::from_read(io::BufReader::new(file));
+        let detail = |error| format!("its body at offset {HEADER} does not start with metadata: {error}");
+        meta.map(Some).map_err(|error| OwnershipError::Damaged { path: self.path.clone(), detail: detail(error) })
     }
 }
 
@@ -95,8 +92,13 @@ pub(crate) fn read(mut file: File, path: &Path) -> Result<Body, OwnershipError> 
     if xxh3_128(&body).to_le_bytes() != *sum {
         return Err(damaged(format!("the checksum of its body at offset {HEADER} is wrong")));
     }
-    rmp_serde::from_slice(&body)
-        .map_err(|error| damaged(format!("its body at offset {HEADER} is no snapshot: {error}")))
+    decode(&body).map_err(|error| damaged(format!("its body at offset {HEADER} is no snapshot: {error}")))
+}
+
+fn decode(mut body: &[u8]) -> Result<Body, rmp_serde::decode::Error> {
+    let meta = rmp_serde::decode::from_read(&mut body)?;
+    let ledger = rmp_serde::decode::from_read(&mut body)?;
+    Ok(Body { meta, ledger })
 }
 
 /// A writer that hashes and counts what goes through.
@@ -123,10 +125,14 @@ impl<W: Write> Write for Hashed<W> {
 mod tests {
     use super::*;
 
+    fn whole(snapshots: &SnapshotFile) -> Result<Body, OwnershipError> {
+        read(snapshots.open().unwrap().unwrap(), &snapshots.path)
+    }
+
     fn written() -> (tempfile::TempDir, SnapshotFile) {
         let folder = tempfile::tempdir().unwrap();
         let snapshots = SnapshotFile::at(folder.path().join("snapshot"));
-        assert!(snapshots.read().unwrap().is_none());
+        assert!(snapshots.meta().unwrap().is_none());
         snapshots.write(&SnapshotMeta::default(), &Ledger::default()).unwrap();
         (folder, snapshots)
     }
@@ -134,7 +140,8 @@ mod tests {
     #[test]
     fn a_snapshot_reads_back_what_was_written() {
         let (_folder, snapshots) = written();
-        let body = snapshots.read().unwrap().unwrap();
+        let body = whole(&snapshots).unwrap();
+        assert_eq!(snapshots.meta().unwrap().as_ref(), Some(&body.meta));
         assert_eq!(body.ledger, Ledger::default());
         assert_eq!(body.meta, SnapshotMeta::default());
     }
@@ -147,10 +154,10 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
             std::fs::write(&snapshots.path, &bad).unwrap();
-            let error = snapshots.read().err().unwrap_or_else(|| panic!("byte {at} is not checked"));
+            let error = whole(&snapshots).err().unwrap_or_else(|| panic!("byte {at} is not checked"));
             assert!(error.to_string().contains("snapshot"), "{error}");
             std::fs::write(&snapshots.path, &good[..at]).unwrap();
-            assert!(snapshots.read().is_err(), "cut at {at}");
+            assert!(whole(&snapshots).is_err(), "cut at {at}");
         }
     }
 }

@@ -111,6 +111,8 @@ impl Ticker {
     async fn snapshot(&mut self) {
         let applied = self.inner.publisher.view().applied();
         let bytes = self.inner.log.bytes();
+        // A purge since then gave bytes back.
+        self.snapshot_bytes = self.snapshot_bytes.min(bytes);
         let entries_due = applied >= self.snapshot_at.saturating_add(self.options.snapshot_entries);
         let bytes_due = bytes >= self.snapshot_bytes.saturating_add(self.options.snapshot_bytes);
         if !entries_due && !bytes_due {

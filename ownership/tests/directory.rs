@@ -267,7 +267,8 @@ fn writes_until_it_is_killed() {
     let Ok(folder) = std::env::var(DATA_DIR) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let options = Options { snapshot_entries: 40, ..options(Path::new(&folder)) };
+        let tick = Duration::from_millis(5);
+        let options = Options { snapshot_entries: 10, tick, ..options(Path::new(&folder)) };
         let directory = Arc::new(Directory::open(options).await.unwrap());
         directory.submit(register(1, Duration::from_secs(600))).unwrap().await.unwrap();
         let first = directory.view().session_count() as u128;
@@ -300,7 +301,7 @@ async fn what_was_acknowledged_survives_kill_9() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
-        let wanted = acknowledged.len() + 60 * life;
+        let wanted = acknowledged.len() + 200 * life;
         let mut read = |line: &mut String| lines.read_line(line).unwrap();
         let mut line = String::new();
         while acknowledged.len() < wanted && read(&mut line) > 0 {

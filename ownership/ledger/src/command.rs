@@ -218,7 +218,9 @@ pub struct Fork {
     pub at: Place,
 }
 
-/// Moves the session, and the extents up to `head` that only it references. Refused when it moved after `seen`.
+/// Moves the session, and the extents up to `head` that only it references.
+///
+/// Refused when it has a live owner who was granted it after `seen`; of what nobody has, it is a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Migrate {
     /// The session.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
 use serde::{Deserialize, Serialize};
-use vocabulary::{ArtifactId, ClientId, GroupId, LedgerTime, Micros, Owner, PrefixId, SessionId, TenantId, WorkerId};
+use vocabulary::{ArtifactId, ClientId, GroupId, LedgerTime, Micros, Owner, PrefixId, SessionId, WorkerId};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::artifact::{Artifact, Scope};
@@ -81,7 +81,7 @@ pub(crate) struct Records {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Indexes {
     /// The extent that keeps a boundary there.
-    pub(crate) boundaries: OrdMap<(Scope, PrefixId), ArtifactId>,
+    pub(crate) boundaries: OrdMap<(PrefixId, Scope), ArtifactId>,
     /// Sessions by the prefix of a head.
     pub(crate) heads: OrdSet<(Scope, PrefixId, SessionId)>,
     /// Held leases by their end.
@@ -123,7 +123,7 @@ impl Indexes {
     fn add_artifact(&mut self, artifact: &Artifact) {
         let scope = artifact.origin.scope();
         for boundary in &artifact.boundaries {
-            self.boundaries.insert((scope, boundary.point.id), artifact.id);
+            self.boundaries.insert((boundary.point.id, scope), artifact.id);
         }
         self.index_soft(artifact);
     }
@@ -228,10 +228,10 @@ impl Ledger {
         self.records.intents.get(&session).into_iter().flat_map(|all| all.iter()).filter(move |i| i.expires > now)
     }
 
-    /// The extent that keeps the prefix as a boundary, in whatever format this tenant has it by default.
-    pub fn artifact_at(&self, tenant: &TenantId, prefix: PrefixId) -> Option<&Artifact> {
-        let scope = Scope::of(tenant, Default::default());
-        self.index.boundaries.get(&(scope, prefix)).and_then(|id| self.artifact(*id))
+    /// The extents that keep the prefix as a boundary, one for each tenant and format: for operators, not for tenants.
+    pub fn artifacts_at(&self, prefix: PrefixId) -> impl Iterator<Item = &Artifact> {
+        let all = (prefix, Scope::FIRST)..=(prefix, Scope::LAST);
+        self.index.boundaries.range(all).filter_map(|(_, id)| self.artifact(*id))
     }
 
     /// The session with a head there; of several the one that was written last.

@@ -144,7 +144,7 @@ impl Ledger {
     pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<(Point, &Artifact)> {
         let keeper = |blocks: u64| {
             let point = Point::on(chain, Blocks(blocks))?;
-            let id = self.index.boundaries.get(&(scope, point.id))?;
+            let id = self.index.boundaries.get(&(point.id, scope))?;
             self.artifact(*id).map(|artifact| (point, artifact))
         };
         let blocks = chain.blocks().0;

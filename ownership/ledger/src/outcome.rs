@@ -80,8 +80,8 @@ pub enum Outcome {
     Batch(Vec<Outcome>),
     /// Nothing was changed.
     Refused(Refusal),
-    /// This serial was answered too long ago to remember; it was not executed again.
-    UnknownOutcome,
+    /// `unknown_outcome`: this serial was answered too long ago to remember; it was not executed again.
+    Forgotten,
 }
 
 impl Outcome {

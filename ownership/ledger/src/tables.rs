@@ -100,7 +100,7 @@ impl Ledger {
         let Some(old) = self.records.artifacts.remove(&id) else { return };
         let scope = old.origin.scope();
         for boundary in &old.boundaries {
-            self.index.boundaries.remove(&(scope, boundary.point.id));
+            self.index.boundaries.remove(&(boundary.point.id, scope));
         }
         self.index.unindex_soft(&old);
         if let Some(mut parent) = old.parent.and_then(|parent| self.artifact(parent.artifact).cloned()) {
@@ -115,10 +115,10 @@ impl Ledger {
         let before: &[Boundary] = old.map_or(&[], |old| &old.boundaries);
         let same = before.iter().zip(&new.boundaries).take_while(|(a, b)| a.point == b.point).count();
         for boundary in &before[same..] {
-            self.index.boundaries.remove(&(scope, boundary.point.id));
+            self.index.boundaries.remove(&(boundary.point.id, scope));
         }
         for boundary in &new.boundaries[same..] {
-            self.index.boundaries.insert((scope, boundary.point.id), new.id);
+            self.index.boundaries.insert((boundary.point.id, scope), new.id);
         }
     }
 

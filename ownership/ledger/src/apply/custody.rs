@@ -41,7 +41,8 @@ impl Ledger {
         self.check_live(migrate.to)?;
         let session = self.session(migrate.session).ok_or(Refusal::UnknownSession)?;
         let current = session.epoch;
-        if current != migrate.seen && session.owner != Some(migrate.to) {
+        let is_fenced = self.session_owner(session).is_some_and(|owner| owner != migrate.to);
+        if is_fenced && current != migrate.seen {
             return Err(Refusal::Stale { current });
         }
         let head = session.heads.iter().find(|head| Some(head.point.id) == migrate.head).copied();

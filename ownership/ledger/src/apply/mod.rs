@@ -46,7 +46,7 @@ impl Ledger {
         if let Some(known) = self.records.clients.get(client) {
             match known.recall(*serial) {
                 Recall::Answered(outcome) => return outcome,
-                Recall::Forgotten => return Outcome::UnknownOutcome,
+                Recall::Forgotten => return Outcome::Forgotten,
                 Recall::Fresh => {}
             }
         }
@@ -116,7 +116,7 @@ impl Ledger {
 
     /// The extent that keeps a place as a boundary.
     fn resolve(&self, place: Place) -> Result<&Artifact, Unresolved> {
-        let found = self.index.boundaries.get(&(place.scope, place.point.id)).and_then(|id| self.artifact(*id));
+        let found = self.index.boundaries.get(&(place.point.id, place.scope)).and_then(|id| self.artifact(*id));
         if let Some(artifact) = found {
             let exact = artifact.kept(place.point.blocks).is_some_and(|kept| kept.point == place.point);
             return if exact { Ok(artifact) } else { Err(Unresolved::Refused(Refusal::BadRun)) };

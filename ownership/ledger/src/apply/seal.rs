@@ -53,7 +53,7 @@ impl Ledger {
     /// The deepest point of the run that is kept already, so that equal histories are one path of extents.
     fn start(&self, seal: &Seal) -> Result<Start, Unresolved> {
         let scope = seal.origin.scope();
-        let is_kept = |point: &Point| self.index.boundaries.contains_key(&(scope, point.id));
+        let is_kept = |point: &Point| self.index.boundaries.contains_key(&(point.id, scope));
         let known = seal.run.points.iter().rposition(is_kept).map_or(0, |place| place + 1);
         let point = if known > 0 { seal.run.points[known - 1] } else { seal.run.base };
         if known == 0 && point.blocks.0 == 0 {
@@ -194,6 +194,6 @@ impl Ledger {
 /// The points of new blocks that are kept: waypoints and the end.
 fn kept(new: &[Point], epoch: Epoch) -> Vec<Boundary> {
     let end = new.last().map(|end| end.blocks);
-    let keep = |point: &&Point| point.blocks.0 % WAYPOINT == 0 || Some(point.blocks) == end;
+    let keep = |point: &&Point| point.blocks.0.is_multiple_of(WAYPOINT) || Some(point.blocks) == end;
     new.iter().filter(keep).map(|point| Boundary { point: *point, epoch }).collect()
 }

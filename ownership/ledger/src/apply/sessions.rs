@@ -36,7 +36,7 @@ impl Ledger {
 
     pub(super) fn advance(&mut self, advance: Advance) -> Answer {
         if let Some((base, router)) = advance.intent {
-            self.withdraw(advance.session, base, router);
+            self.withdraw(advance.session, router, |known| known == base);
         }
         let session = self.session(advance.session).ok_or(Refusal::UnknownSession)?;
         let head = match self.head_at(session, advance.head) {
@@ -46,6 +46,11 @@ impl Ledger {
         let (heads, movement) = self.moved(session, head, advance.replaces);
         let session = Session { heads, touched: self.now(), ..session.clone() };
         self.put_session(session);
+        // What this router announced without a base is over too.
+        let root = self.artifact(head.artifact).map(|artifact| artifact.origin.root);
+        if let Some((_, router)) = advance.intent {
+            self.withdraw(advance.session, router, |known| Some(known) == root);
+        }
         Ok(Outcome::Advanced { movement })
     }
 
@@ -113,7 +118,7 @@ impl Ledger {
 
     pub(super) fn set_intent(&mut self, set: SetIntent) -> Answer {
         let Some((worker, ttl)) = set.step else {
-            self.withdraw(set.session, set.base, set.router);
+            self.withdraw(set.session, set.router, |known| known == set.base);
             return Ok(Outcome::Done);
         };
         let known = self.records.intents.get(&set.session);
@@ -129,10 +134,10 @@ impl Ledger {
         Ok(Outcome::Done)
     }
 
-    fn withdraw(&mut self, session: SessionId, base: PrefixId, router: NodeId) {
+    fn withdraw(&mut self, session: SessionId, router: NodeId, is_over: impl Fn(PrefixId) -> bool) {
         let Some(known) = self.records.intents.get(&session) else { return };
         let mut intents = (**known).clone();
-        intents.retain(|intent| (intent.base, intent.router) != (base, router));
+        intents.retain(|intent| intent.router != router || !is_over(intent.base));
         self.put_intents(session, intents);
     }
 }

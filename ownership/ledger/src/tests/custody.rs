@@ -55,6 +55,17 @@ fn of_two_migrations_decided_on_one_epoch_the_first_wins() {
 }
 
 #[test]
+fn a_session_that_nobody_owns_can_be_moved_whatever_was_seen() {
+    let mut bench = Bench::new();
+    let commit = chain(&[('a', 30)]);
+    // The session is opened by this very step; its writer had another session's epoch in hand.
+    let custody = Custody::Moves { seen: Epoch::default() };
+    let outcome = bench.step(StepCommit { custody, ..step(1, &commit, 0, 2) });
+    assert!(outcome.granted.is_some());
+    assert_eq!(bench.session(session(1)).owner, Some(owner(2)));
+}
+
+#[test]
 fn a_migration_leaves_what_others_share() {
     let mut bench = Bench::new();
     bench.step(step(1, &chain(&[('a', 64), ('b', 10)]), 0, 1));

@@ -114,7 +114,7 @@ fn lifecycle(session: SessionId, other: SessionId, text: &Chain, kind: u8) -> Co
             session,
             base: text.root,
             router: NodeId(other.0 as u64),
-            step: (other.0 % 3 > 0).then_some((owner(1), Micros(1_000_000 * other.0 as u64))),
+            step: (!other.0.is_multiple_of(3)).then_some((owner(1), Micros(1_000_000 * other.0 as u64))),
         }),
     }
 }

@@ -23,7 +23,7 @@ fn a_forgotten_serial_is_an_unknown_outcome() {
         bench.entry(Micros(1), vec![submission(1, n, register(1, 1))]);
     }
     let late = bench.entry(Micros(1), vec![submission(1, 101, Command::RetireWorker(WorkerId(1)))]);
-    assert_eq!(late, [Outcome::UnknownOutcome]);
+    assert_eq!(late, [Outcome::Forgotten]);
     assert!(bench.ledger.worker(WorkerId(1)).unwrap().is_live());
 }
 
@@ -38,7 +38,7 @@ fn a_client_must_open_first_and_too_many_cost_the_most_silent_one() {
     }
     assert_eq!(bench.run(register(1, 1)), refused[0], "the first client was evicted");
     let before_it_opened = bench.entry(Micros(1), vec![submission(3, 4, register(1, 1))]);
-    assert_eq!(before_it_opened, [Outcome::UnknownOutcome]);
+    assert_eq!(before_it_opened, [Outcome::Forgotten]);
 }
 
 #[test]

@@ -163,6 +163,10 @@ fn an_intent_is_advice_until_its_step_commits_or_its_time_ends() {
     assert_eq!(seen(&bench), [2], "the seal replaces it");
     bench.pass(Micros(6_000_000));
     assert_eq!(seen(&bench), Vec::<u64>::new());
+    let root = SetIntent { session: session(1), base: one.root, router: NodeId(1), step: Some((owner(1), TTL)) };
+    bench.run(Command::Intent(root));
+    bench.step(step(1, &chain(&[('a', 70)]), 60, 1));
+    assert_eq!(seen(&bench), Vec::<u64>::new(), "a step announced without a base is over too");
     bench.run(intent(3, Some((owner(1), Micros(30_000_000)))));
     bench.run(intent(3, None));
     assert_eq!(seen(&bench), Vec::<u64>::new(), "withdrawn");
