@@ -1,3 +1,7 @@
 //! Engines as they are: their dialects, their events and metrics, the fleet made of them, and simulated ones.
 
+pub mod dialect;
+pub mod events;
+pub mod fleet;
+pub mod scrape;
 pub mod sim;

@@ -178,13 +178,7 @@ impl Source {
         Some(end)
     }
 
-    fn place(
-        &mut self,
-        hash: EngineHash,
-        block: Orphan,
-        before: PrefixId,
-        out: &mut Vec<Change>,
-    ) -> Option<PrefixId> {
+    fn place(&mut self, hash: EngineHash, block: Orphan, before: PrefixId, out: &mut Vec<Change>) -> Option<PrefixId> {
         if self.blocks.len() >= self.rules.most_blocks {
             self.counts.over_limit += 1;
             return None;

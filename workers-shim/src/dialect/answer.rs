@@ -1,0 +1,155 @@
+//! What an engine's whole answer says, as far as routing cares: usage, and the parameters for a transfer.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use vocabulary::Tokens;
+
+/// An answer that is not the JSON it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("the engine's answer cannot be read: {0}")]
+pub struct AnswerError(#[from] serde_json::Error);
+
+/// Tokens of one request as the engine counted them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Of the prompt, cached ones included.
+    pub prompt: Tokens,
+    /// Of the answer.
+    pub completion: Tokens,
+    /// Prompt tokens that were not computed. None where the engine does not tell, and at vLLM also where there were
+    /// none.
+    pub cached: Option<Tokens>,
+}
+
+/// Transfer parameters of one prefill leg, for exactly one decode leg with the same prompt. It cannot be copied, and
+/// is used up where it is sent: engines give wrong text for parameters that were used before.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Handoff {
+    parameters: Bytes,
+    tokens: Option<Tokens>,
+    cached: Option<Tokens>,
+}
+
+impl Handoff {
+    /// Prompt tokens that can be fetched.
+    pub fn tokens(&self) -> Option<Tokens> {
+        self.tokens
+    }
+
+    /// How many of them the source had in its cache; the rest it computed.
+    pub fn source_cached(&self) -> Option<Tokens> {
+        self.cached
+    }
+
+    /// The object as the engine wrote it.
+    pub(super) fn into_parameters(self) -> Bytes {
+        self.parameters
+    }
+
+    /// None unless the engine waits for a fetch and names the request: parameters without that hang the fetcher.
+    fn of(answer: &Bytes, raw: &RawValue) -> Option<Self> {
+        let named: Parameters = serde_json::from_str(raw.get()).ok()?;
+        if !named.do_remote_prefill.unwrap_or(false) || named.remote_request_id.is_none_or(|id| id.is_empty()) {
+            return None;
+        }
+        Some(Self {
+            parameters: answer.slice_ref(raw.get().as_bytes()),
+            tokens: named.remote_num_tokens.map(Tokens),
+            cached: named.remote_prefill_cached_tokens.map(Tokens),
+        })
+    }
+}
+
+/// A whole answer of `/v1/chat/completions`, `/v1/completions`, `/v1/responses` or `/v1/messages`.
+#[derive(PartialEq, Eq, Debug, Default)]
+pub struct Answer {
+    /// The engine's name for it.
+    pub id: Option<String>,
+    /// What it cost.
+    pub usage: Option<Usage>,
+    /// Why the first choice ended.
+    pub finish: Option<String>,
+    /// What fetches the prompt's KV from this engine, where it offers that.
+    pub handoff: Option<Handoff>,
+}
+
+impl Answer {
+    /// Reads an answer.
+    pub fn read(body: &Bytes) -> Result<Self, AnswerError> {
+        let answer: Body<'_> = serde_json::from_slice(body)?;
+        Ok(Self {
+            id: answer.id.map(Into::into),
+            usage: answer.usage.map(UsageFields::usage),
+            finish: answer.choices.into_iter().flatten().next().and_then(|choice| choice.finish_reason),
+            handoff: answer.kv_transfer_params.and_then(|raw| Handoff::of(body, raw)),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Body<'a> {
+    #[serde(borrow, default)]
+    id: Option<Cow<'a, str>>,
+    #[serde(default)]
+    usage: Option<UsageFields>,
+    #[serde(default)]
+    choices: Option<Vec<Choice>>,
+    #[serde(borrow, default)]
+    kv_transfer_params: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    #[serde(default)]
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Parameters<'a> {
+    do_remote_prefill: Option<bool>,
+    #[serde(borrow)]
+    remote_request_id: Option<Cow<'a, str>>,
+    remote_num_tokens: Option<u64>,
+    remote_prefill_cached_tokens: Option<u64>,
+}
+
+/// The usage objects of all four APIs.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(super) struct UsageFields {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    prompt_tokens_details: Option<Details>,
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    input_tokens_details: Option<Details>,
+    cache_creation_input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Details {
+    cached_tokens: Option<u64>,
+}
+
+impl UsageFields {
+    pub(super) fn usage(self) -> Usage {
+        let details = self.prompt_tokens_details.or(self.input_tokens_details);
+        let cached = details.and_then(|details| details.cached_tokens).or(self.cache_read_input_tokens);
+        // The messages API counts cached tokens apart from the others.
+        let apart =
+            self.cache_creation_input_tokens.unwrap_or(0).saturating_add(self.cache_read_input_tokens.unwrap_or(0));
+        Usage {
+            prompt: Tokens(self.prompt_tokens.or(self.input_tokens).unwrap_or(0).saturating_add(apart)),
+            completion: Tokens(self.completion_tokens.or(self.output_tokens).unwrap_or(0)),
+            cached: cached.map(Tokens),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,29 @@
+//! vLLM's dialect: bodies of a plan's legs made from the client's bytes, and engines' answers read.
+//!
+//! Pure. A client's body is never re-serialised: it is scanned once, strictly, and only the fields that a leg needs
+//! are spliced; everything else reaches the engine byte for byte. Transfer parameters are handed over whole, once, and
+//! never come from a client.
+
+mod answer;
+mod json;
+mod replicate;
+mod request;
+mod splice;
+mod sse;
+
+pub use answer::{Answer, AnswerError, Handoff, Usage};
+pub use json::JsonError;
+pub use replicate::{PATH as REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
+pub use request::{Api, LegOptions, RequestBody, Stripped, UsageEvent};
+pub use splice::{JsonFields, Splice};
+pub use sse::{SseScanner, StreamFacts};
+
+use vocabulary::WorkerView;
+
+/// Whether KV can go from one worker to the other: both speak the same fabric.
+pub fn can_transfer(from: &WorkerView, to: &WorkerView) -> bool {
+    match (&from.link, &to.link) {
+        (Some(from), Some(to)) => from.fabric == to.fabric,
+        _ => false,
+    }
+}

@@ -1,0 +1,217 @@
+//! A client's request body, and the bodies of the legs that serve it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::answer::Handoff;
+use super::json::JsonError;
+use super::splice::{JsonFields, Splice};
+
+/// Fields that legs change or that decide something here; they may stand only once.
+const RELIED: [&str; 13] = [
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "min_tokens",
+    "n",
+    "kv_transfer_params",
+    "vllm_xargs",
+    "cache_salt",
+    "messages",
+    "prompt",
+];
+
+/// Which engine endpoint a body is for; they bound answers by fields of different names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Api {
+    /// `/v1/chat/completions`
+    #[default]
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/messages`
+    Messages,
+}
+
+impl Api {
+    /// The field that bounds the answer.
+    fn bound(self) -> &'static str {
+        match self {
+            Api::Chat | Api::Completions | Api::Messages => "max_tokens",
+            Api::Responses => "max_output_tokens",
+        }
+    }
+}
+
+/// Whether a streamed answer ends with a usage event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UsageEvent {
+    /// As the client asked.
+    #[default]
+    AsAsked,
+    /// Always; the caller hides it from a client that did not ask.
+    Always,
+}
+
+/// What is the same for all legs of a request.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LegOptions {
+    /// Whose fields.
+    pub api: Api,
+    /// The tenant's cache salt, in place of any that the client sent; without one the client's stays.
+    pub salt: Option<Arc<str>>,
+    /// Whether to ask for usage.
+    pub usage: UsageEvent,
+}
+
+/// What a client sent that only routers may send, and which is left out of every leg.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stripped {
+    /// `kv_transfer_params`, at the top or in `vllm_xargs`.
+    pub transfer_parameters: u32,
+    /// `kv_cache_report_mode` in `vllm_xargs`.
+    pub report_mode: u32,
+    /// `cache_salt`, where the tenant has one.
+    pub salt: u32,
+}
+
+/// A client's body: an object, strictly read. The bytes stay as they are until a leg is made of them.
+#[derive(Clone, Debug)]
+pub struct RequestBody {
+    fields: JsonFields,
+    /// `vllm_xargs` without what clients may not send; none when it stays as it is.
+    xargs: Option<Bytes>,
+    stripped: Stripped,
+}
+
+impl RequestBody {
+    /// Scans a body.
+    pub fn read(body: Bytes) -> Result<Self, JsonError> {
+        let fields = JsonFields::scan(body, &RELIED)?;
+        let mut stripped = Stripped::default();
+        stripped.transfer_parameters += u32::from(fields.get("kv_transfer_params").is_some());
+        let xargs = match fields.get("vllm_xargs") {
+            Some(xargs) if xargs.starts_with(b"{") => {
+                let inner = JsonFields::scan(fields.body().slice_ref(xargs), &[])?;
+                let mut splice = Splice::new(&inner);
+                let transfer = splice.remove("kv_transfer_params");
+                let report = splice.remove("kv_cache_report_mode");
+                stripped.transfer_parameters += u32::from(transfer);
+                stripped.report_mode += u32::from(report);
+                (transfer || report).then(|| splice.finish())
+            }
+            _ => None,
+        };
+        Ok(Self { fields, xargs, stripped })
+    }
+
+    /// The fields, for whoever has to look at more of them.
+    pub fn fields(&self) -> &JsonFields {
+        &self.fields
+    }
+
+    /// What is left out of every leg.
+    pub fn stripped(&self, options: &LegOptions) -> Stripped {
+        let salt = options.salt.is_some() && self.fields.has("cache_salt");
+        Stripped { salt: u32::from(salt), ..self.stripped }
+    }
+
+    /// Whether the client wants a stream.
+    pub fn streams(&self) -> bool {
+        self.fields.read("stream").unwrap_or(false)
+    }
+
+    /// One leg that does it all: the client's body, less what clients may not send.
+    pub fn plain(&self, options: &LegOptions) -> Bytes {
+        let mut splice = self.cleaned(options);
+        self.ask_usage(&mut splice, options);
+        splice.finish()
+    }
+
+    /// The leg that computes the prompt for another worker: one token, never streamed (a streaming engine does not
+    /// return the parameters).
+    pub fn prefill(&self, options: &LegOptions) -> Bytes {
+        let mut splice = self.cleaned(options);
+        splice.set(options.api.bound(), b"1".as_slice());
+        if options.api == Api::Chat || self.fields.has("max_completion_tokens") {
+            splice.set("max_completion_tokens", b"1".as_slice());
+        }
+        splice.remove("min_tokens");
+        splice.remove("stream_options");
+        splice.set("stream", b"false".as_slice());
+        splice.set("kv_transfer_params", REMOTE_DECODE);
+        splice.finish()
+    }
+
+    /// The leg that answers from what the prefill leg has computed. The handoff is used up: engines give wrong text for
+    /// one that was used before.
+    pub fn decode(&self, options: &LegOptions, handoff: Handoff) -> Bytes {
+        let mut splice = self.cleaned(options);
+        self.ask_usage(&mut splice, options);
+        splice.set("kv_transfer_params", handoff.into_parameters().to_vec());
+        splice.finish()
+    }
+
+    /// The decode leg when nobody waits for the answer any more: one token, so that what the prefill leg computed is
+    /// fetched and its blocks are freed.
+    pub fn decode_abandoned(&self, options: &LegOptions, handoff: Handoff) -> Bytes {
+        let mut splice = self.cleaned(options);
+        splice.set(options.api.bound(), b"1".as_slice());
+        if self.fields.has("max_completion_tokens") {
+            splice.set("max_completion_tokens", b"1".as_slice());
+        }
+        splice.remove("min_tokens");
+        splice.remove("stream_options");
+        splice.set("stream", b"false".as_slice());
+        splice.set("kv_transfer_params", handoff.into_parameters().to_vec());
+        splice.finish()
+    }
+
+    fn cleaned(&self, options: &LegOptions) -> Splice<'_> {
+        let mut splice = Splice::new(&self.fields);
+        splice.remove("kv_transfer_params");
+        if let Some(xargs) = &self.xargs {
+            splice.set("vllm_xargs", &**xargs);
+        }
+        if let Some(salt) = &options.salt {
+            splice.set("cache_salt", text(salt));
+        }
+        splice
+    }
+
+    fn ask_usage(&self, splice: &mut Splice<'_>, options: &LegOptions) {
+        if options.usage == UsageEvent::AsAsked || !self.streams() {
+            return;
+        }
+        let asked = self.fields.get("stream_options").filter(|asked| asked.starts_with(b"{"));
+        let scanned = asked.and_then(|asked| JsonFields::scan(self.fields.body().slice_ref(asked), &[]).ok());
+        let with_usage = match &scanned {
+            None => USAGE.to_vec(),
+            Some(inner) => {
+                let mut inner = Splice::new(inner);
+                inner.set("include_usage", b"true".as_slice());
+                inner.finish().to_vec()
+            }
+        };
+        splice.set("stream_options", with_usage);
+    }
+}
+
+/// What asks a prefill leg for transfer parameters.
+pub(super) const REMOTE_DECODE: &[u8] = br#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
+const USAGE: &[u8] = br#"{"include_usage":true}"#;
+
+/// A text as JSON.
+pub(super) fn text(text: &str) -> Cow<'static, [u8]> {
+    Cow::Owned(serde_json::to_vec(text).expect("a text is always JSON"))
+}
+
+#[cfg(test)]
+mod tests;

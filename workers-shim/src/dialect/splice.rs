@@ -1,0 +1,153 @@
+//! A JSON object's fields where they stand, and new bodies made by exchanging some of them.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+
+use super::json::{Field, JsonError, Walker};
+
+/// Most fields an object may have at its top.
+const MOST_FIELDS: usize = 1024;
+
+/// A body that is one JSON object, checked throughout, with its top fields' places.
+#[derive(Clone, Debug)]
+pub struct JsonFields {
+    body: Bytes,
+    open: usize,
+    fields: Vec<Field>,
+}
+
+impl JsonFields {
+    /// Scans `body` once. Fields in `relied` may stand only once; the last of others' repetitions counts.
+    pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
+        let mut fields = Vec::with_capacity(24);
+        let open = Walker::new(&body)?.whole_object(|field| {
+            if fields.len() == MOST_FIELDS {
+                return Err(JsonError::TooManyFields { most: MOST_FIELDS });
+            }
+            fields.push(field);
+            Ok(())
+        })?;
+        let scanned = Self { body, open, fields };
+        match relied.iter().find(|name| scanned.places(name).nth(1).is_some()) {
+            Some(name) => Err(JsonError::Duplicate { name: (*name).to_owned() }),
+            None => Ok(scanned),
+        }
+    }
+
+    /// The text that was scanned.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The text of the value of `name`, as the client wrote it; `null` is a value too.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.place(name).map(|place| &self.body[self.fields[place].value.clone()])
+    }
+
+    /// The value of `name`, read as a `T`; none where it is missing, null or something else.
+    pub fn read<'a, T: serde::Deserialize<'a>>(&'a self, name: &str) -> Option<T> {
+        serde_json::from_slice::<Option<T>>(self.get(name)?).ok().flatten()
+    }
+
+    /// Whether the field stands there with another value than null.
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|value| value != b"null")
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        self.places(name).last()
+    }
+
+    fn places<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
+        (0..self.fields.len()).filter(move |place| self.is_named(&self.fields[*place], name))
+    }
+
+    /// Compares names as a JSON reader would: an escaped letter is that letter.
+    fn is_named(&self, field: &Field, name: &str) -> bool {
+        let written = &self.body[field.name.clone()];
+        if !written.contains(&b'\\') {
+            return written == name.as_bytes();
+        }
+        let quoted = &self.body[field.name.start - 1..field.name.end + 1];
+        serde_json::from_slice::<Cow<'_, str>>(quoted).is_ok_and(|read| read == name)
+    }
+}
+
+/// A new body in the making. What is not mentioned stays as it is, byte for byte.
+#[derive(Debug)]
+pub struct Splice<'a> {
+    fields: &'a JsonFields,
+    replaced: Vec<(usize, Option<Cow<'a, [u8]>>)>,
+    appended: Vec<(&'static str, Cow<'a, [u8]>)>,
+}
+
+impl<'a> Splice<'a> {
+    /// Starts from what was scanned.
+    pub fn new(fields: &'a JsonFields) -> Self {
+        Self { fields, replaced: Vec::new(), appended: Vec::new() }
+    }
+
+    /// Gives the field this value, where it stands or at the end. `value` must be JSON text, `name` free of escapes.
+    pub fn set(&mut self, name: &'static str, value: impl Into<Cow<'a, [u8]>>) {
+        let value = value.into();
+        match self.fields.place(name) {
+            Some(last) => {
+                self.remove(name);
+                self.replaced.retain(|(place, _)| *place != last);
+                self.replaced.push((last, Some(value)));
+            }
+            None => {
+                self.appended.retain(|(appended, _)| *appended != name);
+                self.appended.push((name, value));
+            }
+        }
+    }
+
+    /// Leaves the field out, however often it stands there; returns whether it stood there.
+    pub fn remove(&mut self, name: &str) -> bool {
+        let places: Vec<usize> = self.fields.places(name).collect();
+        self.replaced.retain(|(place, _)| !places.contains(place));
+        self.replaced.extend(places.iter().map(|place| (*place, None)));
+        !places.is_empty()
+    }
+
+    /// The new body; the old bytes themselves when nothing changed.
+    pub fn finish(self) -> Bytes {
+        let JsonFields { body, open, fields } = self.fields;
+        if self.replaced.is_empty() && self.appended.is_empty() {
+            return body.clone();
+        }
+        let added: usize = self.replaced.iter().filter_map(|(_, value)| value.as_ref()).map(|value| value.len()).sum();
+        let appended: usize = self.appended.iter().map(|(name, value)| name.len() + value.len() + 4).sum();
+        let mut out = Vec::with_capacity(body.len() + added + appended);
+        out.extend_from_slice(&body[..fields.first().map_or(*open, |first| first.name.start - 1)]);
+        let mut written = false;
+        for (place, field) in fields.iter().enumerate() {
+            let value = match self.replaced.iter().find(|(replaced, _)| *replaced == place) {
+                Some((_, None)) => continue,
+                Some((_, Some(value))) => &**value,
+                None => &body[field.value.clone()],
+            };
+            if written {
+                // What stood between this field and the one before it: a comma and the client's spacing.
+                out.extend_from_slice(&body[fields[place - 1].value.end..field.name.start - 1]);
+            }
+            out.extend_from_slice(&body[field.name.start - 1..field.value.start]);
+            out.extend_from_slice(value);
+            written = true;
+        }
+        for (name, value) in &self.appended {
+            out.extend_from_slice(if written { b",\"" } else { b"\"" });
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(b"\":");
+            out.extend_from_slice(value);
+            written = true;
+        }
+        out.extend_from_slice(&body[fields.last().map_or(*open, |last| last.value.end)..]);
+        out.into()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Where a worker tells its events: configuration, or `GET /kv_event_sources`.
+
+use serde::Deserialize;
+use vocabulary::DpRank;
+
+use crate::fleet::EventsAt;
+
+/// Most ranks of one worker.
+const MOST_SOURCES: usize = 1024;
+
+/// One rank's publisher.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EventSource {
+    /// Which rank.
+    pub rank: DpRank,
+    /// `tcp://host:port` of the live stream.
+    pub live: String,
+    /// `tcp://host:port` of the replay.
+    pub replay: Option<String>,
+}
+
+impl EventSource {
+    /// As configured; none where it is the worker that knows, or nobody.
+    pub(super) fn configured(at: &EventsAt) -> Option<Self> {
+        match at {
+            EventsAt::Configured { live, replay } => {
+                Some(Self { rank: DpRank(0), live: live.clone(), replay: replay.clone() })
+            }
+            EventsAt::Discovered | EventsAt::Ignored => None,
+        }
+    }
+
+    /// Reads a worker's answer: an array of sources. What is not reachable by TCP is left out. Addresses that name no
+    /// host mean the worker's own.
+    pub(super) fn read_all(text: &str, worker: &str) -> Vec<Self> {
+        let listed: Vec<Listed> = serde_json::from_str(text).unwrap_or_default();
+        let host = host_of(worker);
+        let source = |listed: Listed| {
+            Some(Self {
+                rank: DpRank(listed.data_parallel_rank.unwrap_or(0)),
+                live: reachable(&listed.endpoint, host)?,
+                replay: listed.replay_endpoint.and_then(|endpoint| reachable(&endpoint, host)),
+            })
+        };
+        listed.into_iter().take(MOST_SOURCES).filter_map(source).collect()
+    }
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    endpoint: String,
+    #[serde(default)]
+    replay_endpoint: Option<String>,
+    #[serde(default)]
+    data_parallel_rank: Option<u16>,
+}
+
+/// The host of a URL, IPv6 brackets included.
+fn host_of(url: &str) -> &str {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = authority.split('/').next().unwrap_or(authority);
+    match authority.rsplit_once(':') {
+        Some((host, _)) if !host.is_empty() && (!authority.starts_with('[') || host.ends_with(']')) => host,
+        _ => authority,
+    }
+}
+
+fn reachable(endpoint: &str, worker: &str) -> Option<String> {
+    let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
+    let port: u16 = port.parse().ok()?;
+    let host = if matches!(host, "*" | "0.0.0.0" | "::" | "[::]") { worker } else { host };
+    Some(format!("tcp://{host}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, worker: &str) -> Vec<(u16, String, Option<String>)> {
+        let sources = EventSource::read_all(text, worker);
+        sources.into_iter().map(|source| (source.rank.0, source.live, source.replay)).collect()
+    }
+
+    #[test]
+    fn wildcards_mean_the_worker_itself() {
+        let text = r#"[{"data_parallel_rank":1,"endpoint":"tcp://*:5558","replay_endpoint":"tcp://0.0.0.0:5568",
+                        "topic":"kv","transport":"zmq"},{"endpoint":"tcp://10.0.0.9:7","replay_endpoint":null}]"#;
+        let expected = [
+            (1, "tcp://10.1.2.3:5558".to_owned(), Some("tcp://10.1.2.3:5568".to_owned())),
+            (0, "tcp://10.0.0.9:7".to_owned(), None),
+        ];
+        assert_eq!(read(text, "http://10.1.2.3:8000"), expected);
+        assert_eq!(read(r#"[{"endpoint":"tcp://[::]:9"}]"#, "https://[fd00::1]:8000/")[0].1, "tcp://[fd00::1]:9");
+        assert_eq!(read(r#"[{"endpoint":"tcp://*:9"}]"#, "http://plain")[0].1, "tcp://plain:9");
+    }
+
+    #[test]
+    fn what_cannot_be_reached_or_read_is_left_out() {
+        for text in
+            ["", "null", "{}", "[]", "[1]", r#"[{"endpoint":"ipc:///tmp/x"}]"#, r#"[{"endpoint":"tcp://*:0x"}]"#]
+        {
+            assert_eq!(read(text, "http://a:1"), [], "{text:?}");
+        }
+        let no_replay = r#"[{"endpoint":"tcp://*:1","replay_endpoint":"inproc://x"}]"#;
+        assert_eq!(read(no_replay, "http://a:1"), [(0, "tcp://a:1".to_owned(), None)]);
+    }
+}

@@ -1,0 +1,14 @@
+//! Engines' KV events: one follower a worker finds its streams, hears them, asks for what was missed, and keeps the
+//! residency index true to them.
+
+mod discovery;
+mod follower;
+mod log;
+mod replay;
+mod shared;
+
+pub use discovery::EventSource;
+pub(crate) use follower::follow;
+pub use log::EventCounts;
+pub(crate) use log::EventLog;
+pub use shared::SharedIndex;

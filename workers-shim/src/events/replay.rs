@@ -1,0 +1,60 @@
+//! Asking a publisher for what it said before: `["", start]` from a DEALER socket, answers up to an end marker.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::timeout;
+use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+/// The longest wait for a connection, and for each message.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The sequence number that ends a replay: -1.
+const END: u64 = u64::MAX;
+
+/// A replay that did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReplayError {
+    /// Nobody answered in time.
+    #[error("no answer within {PATIENCE:?}")]
+    TimedOut,
+    /// The socket failed.
+    #[error("{0}")]
+    Socket(#[from] zeromq::ZmqError),
+}
+
+/// Frames of one event message: its number and its content.
+pub(super) struct Message {
+    pub(super) sequence: u64,
+    pub(super) payload: Bytes,
+}
+
+impl Message {
+    /// The last two frames, whatever stands before them: topics and delimiters differ between versions.
+    pub(super) fn of(message: ZmqMessage) -> Option<Self> {
+        let mut frames = message.into_vec();
+        let payload = frames.pop()?;
+        let number = frames.pop()?;
+        let sequence = u64::from_be_bytes(number.as_ref().try_into().ok()?);
+        Some(Self { sequence, payload })
+    }
+}
+
+/// Asks for everything from `start` on and shows each message in order.
+pub(super) async fn replay(endpoint: &str, start: u64, mut show: impl FnMut(Message)) -> Result<(), ReplayError> {
+    let mut socket = DealerSocket::new();
+    patiently(socket.connect(endpoint)).await?;
+    let mut ask = ZmqMessage::from(Bytes::new());
+    ask.push_back(Bytes::copy_from_slice(&start.to_be_bytes()));
+    patiently(socket.send(ask)).await?;
+    loop {
+        let Some(message) = Message::of(patiently(socket.recv()).await?) else { continue };
+        if message.sequence == END {
+            return Ok(());
+        }
+        show(message);
+    }
+}
+
+async fn patiently<T>(step: impl Future<Output = Result<T, zeromq::ZmqError>>) -> Result<T, ReplayError> {
+    Ok(timeout(PATIENCE, step).await.map_err(|_| ReplayError::TimedOut)??)
+}

@@ -1,0 +1,123 @@
+//! The residency index as the process shares it: read by requests, written by followers in short portions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use residency::{Change, Feed, Index, Routed, RoutedLimits, Settled, Slot, TooManySources};
+use vocabulary::{Chain, DpRank, Knowledge, Micros, WorkerId};
+
+/// Changes applied while readers wait: about 50 us.
+const PORTION: usize = 512;
+
+/// A handle to the index. Clones share it.
+#[derive(Clone)]
+pub struct SharedIndex {
+    index: Arc<RwLock<Index>>,
+    guesses: Arc<Mutex<HashMap<WorkerId, Guesses>>>,
+    started: Instant,
+}
+
+/// What a worker without events is believed to hold.
+struct Guesses {
+    limits: RoutedLimits,
+    ranks: HashMap<DpRank, (Routed, Slot)>,
+    /// Whether events say it better.
+    mode: Mode,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Guessed,
+    Observed,
+}
+
+impl Default for SharedIndex {
+    fn default() -> Self {
+        Self { index: Arc::default(), guesses: Arc::default(), started: Instant::now() }
+    }
+}
+
+impl SharedIndex {
+    /// An index that knows nobody.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// For lookups. Hold it briefly, never across an await.
+    pub fn read(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read()
+    }
+
+    /// A worker exists; until its events are heard it is known by what is routed there.
+    pub(crate) fn admit(&self, worker: WorkerId, limits: RoutedLimits) {
+        let guesses = Guesses { limits, ranks: HashMap::new(), mode: Mode::Guessed };
+        self.guesses.lock().insert(worker, guesses);
+    }
+
+    /// Applies all that a feed has worked out, in portions between which readers get their turn.
+    pub(crate) fn settle(&self, feed: &mut Feed) -> Result<(), TooManySources> {
+        while feed.settle(&mut self.index.write(), PORTION)? == Settled::More {}
+        Ok(())
+    }
+
+    /// A prompt was served there. Returns how the worker's blocks are known; only guesses are changed by this.
+    pub fn note_routed(&self, worker: WorkerId, rank: DpRank, chain: &Chain) -> Knowledge {
+        let now = Micros::of(self.started.elapsed());
+        let mut all = self.guesses.lock();
+        let Some(guesses) = all.get_mut(&worker).filter(|guesses| guesses.mode == Mode::Guessed) else {
+            return self.read().knowledge(worker);
+        };
+        if !guesses.ranks.contains_key(&rank) {
+            // Without a place in the index there is no guess, which is only less good.
+            let Ok(slot) = self.index.write().join(worker, rank, Knowledge::Fallback) else {
+                return Knowledge::Fallback;
+            };
+            guesses.ranks.insert(rank, (Routed::new(guesses.limits), slot));
+        }
+        let Some((routed, slot)) = guesses.ranks.get_mut(&rank) else { return Knowledge::Fallback };
+        let mut changes = Vec::new();
+        routed.note(chain, now, &mut changes);
+        self.apply(*slot, &changes);
+        Knowledge::Fallback
+    }
+
+    /// Events are heard from now on, so guesses go.
+    pub(crate) fn observed(&self, worker: WorkerId) {
+        self.forget(worker, Mode::Observed);
+    }
+
+    /// The worker restarted or left, or has no events: what was guessed is void, what comes is guessed.
+    pub(crate) fn guessed(&self, worker: WorkerId) {
+        self.forget(worker, Mode::Guessed);
+    }
+
+    fn forget(&self, worker: WorkerId, mode: Mode) {
+        let mut all = self.guesses.lock();
+        let Some(guesses) = all.get_mut(&worker) else { return };
+        guesses.mode = mode;
+        for (_, (mut routed, slot)) in guesses.ranks.drain() {
+            self.index.write().retire(slot);
+            let mut changes = Vec::new();
+            routed.clear(&mut changes);
+            self.apply(slot, &changes);
+            self.index.write().release(slot);
+        }
+    }
+
+    fn apply(&self, slot: Slot, changes: &[Change]) {
+        for portion in changes.chunks(PORTION) {
+            self.index.write().apply(slot, portion);
+        }
+    }
+}
+
+impl std::fmt::Debug for SharedIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedIndex").field("blocks", &self.read().blocks()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Which workers there are, and what is assumed of them until it was measured.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use vocabulary::{Bytes, Micros, ModelId, Role, Speeds, Tokens};
+
+/// One worker.
+#[derive(Clone, Debug)]
+pub struct WorkerSpec {
+    /// Scheme, host and port.
+    pub endpoint: Arc<str>,
+    /// What it is for.
+    pub role: Role,
+    /// The models it serves; asked from it when empty.
+    pub models: Vec<ModelId>,
+    /// Sent to it as a bearer token.
+    pub api_key: Option<Arc<str>>,
+    /// Where it tells its KV events.
+    pub events: EventsAt,
+    /// What is assumed of it.
+    pub profile: WorkerProfile,
+}
+
+impl WorkerSpec {
+    /// A worker of which nothing but URL and role is known.
+    pub fn at(endpoint: &str, role: Role) -> Self {
+        Self {
+            endpoint: endpoint.trim_end_matches('/').into(),
+            role,
+            models: Vec::new(),
+            api_key: None,
+            events: EventsAt::Discovered,
+            profile: WorkerProfile::default(),
+        }
+    }
+}
+
+/// Where a worker tells its KV events.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum EventsAt {
+    /// As it says at `GET /kv_event_sources`; without an answer it is known by what was routed to it.
+    #[default]
+    Discovered,
+    /// At these endpoints, one rank.
+    Configured {
+        /// `tcp://host:port` of the live stream.
+        live: String,
+        /// `tcp://host:port` of the replay, where there is one.
+        replay: Option<String>,
+    },
+    /// Nowhere.
+    Ignored,
+}
+
+/// A class of machine, from a profile file.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerProfile {
+    /// Prompt tokens computed a second, alone.
+    pub prefill_tokens_per_second: f64,
+    /// Microseconds of a decode step of a small batch.
+    pub decode_step_us: u64,
+    /// Microseconds that one more running request adds to it.
+    pub decode_slowdown_us: u64,
+    /// Bytes of KV a token; where it is missing the engine's own figures, then 128 KiB.
+    pub kv_bytes_per_token: Option<u64>,
+    /// How KV comes to it; workers that offer NIXL have one without asking.
+    pub link: LinkProfile,
+}
+
+/// The way KV comes to a worker.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LinkProfile {
+    /// Workers exchange KV only with those of an equal fabric; from the engine's own figures where it is missing.
+    pub fabric: Option<String>,
+    /// Microseconds of any transfer.
+    pub fixed_us: u64,
+    /// Rate after that.
+    pub bytes_per_second: f64,
+}
+
+impl Default for WorkerProfile {
+    /// A mid-size model on one current accelerator.
+    fn default() -> Self {
+        Self {
+            prefill_tokens_per_second: 10_000.0,
+            decode_step_us: 15_000,
+            decode_slowdown_us: 150,
+            kv_bytes_per_token: None,
+            link: LinkProfile::default(),
+        }
+    }
+}
+
+impl Default for LinkProfile {
+    /// RDMA at 100 Gbit/s, half of it used.
+    fn default() -> Self {
+        Self { fabric: None, fixed_us: 20_000, bytes_per_second: 6e9 }
+    }
+}
+
+impl WorkerProfile {
+    /// KV of a token where neither profile nor engine tells: an 8B model with grouped queries, in 16 bits.
+    pub const USUAL_KV_BYTES: Bytes = Bytes(128 << 10);
+
+    /// The speeds that it assumes.
+    pub fn speeds(&self) -> Speeds {
+        Speeds {
+            prefill_tokens_per_second: self.prefill_tokens_per_second.max(1.0),
+            decode_step: Micros(self.decode_step_us),
+            decode_slowdown: Micros(self.decode_slowdown_us),
+        }
+    }
+}
+
+/// How often and how patiently workers are asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pace {
+    /// Between two probes of a healthy worker.
+    pub every: Duration,
+    /// Between two probes of one that just failed; doubles up to `every`.
+    pub again: Duration,
+    /// The longest wait for one answer.
+    pub patience: Duration,
+    /// Time-outs in a row after which a worker counts as unreachable. One refused connection is enough.
+    pub timeouts: u32,
+    /// Prompt tokens assumed for a request of others where the engine tells no mean.
+    pub usual_prompt: Tokens,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            every: Duration::from_secs(1),
+            again: Duration::from_millis(100),
+            patience: Duration::from_secs(2),
+            timeouts: 2,
+            usual_prompt: Tokens(1024),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Our own requests at a worker: counted when they leave, moved when their first token comes, gone when dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use vocabulary::{Load, Micros, Tokens};
+
+use super::speeds::{Estimate, Sample};
+use crate::dialect::Usage;
+use crate::scrape::metrics::Scrape;
+
+/// Requests and tokens since start; only ever growing, so that differences need no lock.
+#[derive(Default, Debug)]
+pub(super) struct Counters {
+    dispatched: AtomicU64,
+    finished: AtomicU64,
+    /// Requests that have their first token, or ended without one.
+    begun: AtomicU64,
+    /// Prompt tokens that are not known to be computed.
+    pending: AtomicU64,
+}
+
+/// What the counters said when a scrape was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Mark {
+    dispatched: u64,
+    finished: u64,
+    begun: u64,
+}
+
+impl Counters {
+    /// What the counters say now.
+    pub(super) fn mark(&self) -> Mark {
+        // Ends are read before starts, so that no request seems to have ended before it began.
+        let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));
+        Mark { finished, begun, dispatched: self.dispatched.load(Relaxed) }
+    }
+
+    /// The load now: the scrape, plus what we dispatched and less what we saw finished since it was sent.
+    pub(super) fn load(&self, scrape: &Scrape, at: Mark, usual_prompt: Tokens) -> Load {
+        let now = self.mark();
+        let scraped = u64::from(scrape.running) + u64::from(scrape.waiting);
+        let ours = now.dispatched.saturating_sub(now.finished);
+        let prefilling = now.dispatched.saturating_sub(now.begun);
+        let total = (scraped + now.dispatched.saturating_sub(at.dispatched))
+            .saturating_sub(now.finished.saturating_sub(at.finished))
+            .max(ours);
+        let foreign = u64::from(scrape.waiting).saturating_sub(at.dispatched.saturating_sub(at.begun));
+        let waiting = (prefilling + foreign).min(total);
+        let others = scrape.mean_prompt.unwrap_or(usual_prompt) * foreign;
+        Load {
+            running: u32::try_from(total - waiting).unwrap_or(u32::MAX),
+            waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
+            backlog: Tokens(self.pending.load(Relaxed)) + others,
+            kv_usage: scrape.kv_usage,
+        }
+    }
+
+    /// Whether nothing of ours waits for its prompt.
+    fn is_idle(&self) -> bool {
+        self.pending.load(Relaxed) == 0
+    }
+}
+
+/// What a request changes at its worker.
+#[derive(Default, Debug)]
+pub(super) struct Desk {
+    pub(super) counters: Counters,
+    pub(super) estimate: Mutex<Estimate>,
+    /// Requests that waited there at the last scrape.
+    pub(super) scraped_waiting: AtomicU64,
+    /// Grows with every change, so that views know when they are old. Shared by the whole fleet.
+    pub(super) revision: Arc<AtomicU64>,
+}
+
+impl Desk {
+    pub(super) fn changed(&self) {
+        self.revision.fetch_add(1, Relaxed);
+    }
+}
+
+/// One of our requests at a worker. Dropping it is its end, whatever the end was.
+#[derive(Debug)]
+#[must_use = "a request that is dropped at once counts as finished"]
+pub struct InFlight {
+    /// None for a worker that left the fleet.
+    desk: Option<Arc<Desk>>,
+    tokens: Tokens,
+    sent: Instant,
+    /// Nothing else stood before it.
+    alone: Alone,
+    /// When the first token came, and how many requests ran there then.
+    first: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Alone {
+    Yes,
+    No,
+}
+
+impl InFlight {
+    pub(super) fn new(desk: Option<Arc<Desk>>, tokens: Tokens) -> Self {
+        let mut alone = Alone::No;
+        if let Some(desk) = &desk {
+            if desk.counters.is_idle() && desk.scraped_waiting.load(Relaxed) == 0 {
+                alone = Alone::Yes;
+            }
+            desk.counters.pending.fetch_add(tokens.0, Relaxed);
+            desk.counters.dispatched.fetch_add(1, Relaxed);
+            desk.changed();
+        }
+        Self { desk, tokens, sent: Instant::now(), alone, first: None }
+    }
+
+    /// The first token came: the prompt is computed. Repeated calls change nothing.
+    pub fn first_token(&mut self) {
+        if self.first.is_none() {
+            self.first = Some(Instant::now());
+            self.begun();
+        }
+    }
+
+    /// The answer is complete; what it cost teaches how fast the worker is.
+    pub fn complete(&mut self, usage: &Usage) {
+        let (Some(desk), Some(first)) = (&self.desk, self.first) else { return };
+        let computed = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
+        let mark = desk.counters.mark();
+        let sample = Sample {
+            prompt: (self.alone == Alone::Yes).then(|| (computed, Micros::of(first - self.sent))),
+            decode: (usage.completion, Micros::of(first.elapsed())),
+            running: mark.begun.saturating_sub(mark.finished).max(1),
+        };
+        desk.estimate.lock().learn(&sample);
+        desk.changed();
+    }
+
+    fn begun(&self) {
+        if let Some(desk) = &self.desk {
+            desk.counters.pending.fetch_sub(self.tokens.0, Relaxed);
+            desk.counters.begun.fetch_add(1, Relaxed);
+            desk.changed();
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.first.is_none() {
+            self.begun();
+        }
+        if let Some(desk) = &self.desk {
+            desk.counters.finished.fetch_add(1, Relaxed);
+            desk.changed();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! The fleet: every worker as it looks now. Probes and scrapes tell what the engines do, our own requests in flight
+//! tell what we just sent there, events tell what they hold.
+//!
+//! It observes and counts. It picks no worker and changes nothing at one.
+
+mod config;
+mod flight;
+pub(crate) mod member;
+pub(crate) mod probe;
+mod speeds;
+
+pub use config::{EventsAt, LinkProfile, Pace, WorkerProfile, WorkerSpec};
+pub use flight::InFlight;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use residency::{RoutedLimits, SourceRules};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use vocabulary::{Chain, DpRank, Health, Incarnation, Knowledge, ModelId, Tokens, WorkerId, WorkerView};
+
+use crate::events::{EventCounts, SharedIndex, follow};
+use member::Member;
+use probe::Prober;
+
+/// A fleet that cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// No HTTP client could be made.
+    #[error("no HTTP client for probes: {0}")]
+    Client(#[from] reqwest::Error),
+    /// The same endpoint twice.
+    #[error("the worker {0} is listed twice")]
+    Twice(Arc<str>),
+}
+
+/// A worker answered a probe: some router reached this life of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Alive {
+    /// Which.
+    pub worker: WorkerId,
+    /// Which life of it.
+    pub incarnation: Incarnation,
+    /// Its data-parallel ranks.
+    pub ranks: u16,
+}
+
+/// How the events of a worker that serves this model become chain blocks; none for models that are known by bytes
+/// only, whose chains no engine event can match.
+pub type RulesOf = Arc<dyn Fn(&ModelId) -> Option<SourceRules> + Send + Sync>;
+
+/// What a fleet is made of.
+pub struct FleetOptions {
+    /// Everybody.
+    pub workers: Vec<WorkerSpec>,
+    /// How often they are asked.
+    pub pace: Pace,
+    /// Where events go.
+    pub index: SharedIndex,
+    /// How events are read.
+    pub rules: RulesOf,
+    /// Where successful probes are told; full means that a report is dropped, the next one comes in a second.
+    pub alive: Option<mpsc::Sender<Alive>>,
+    /// How much is remembered of what was routed to workers without events.
+    pub routed: RoutedLimits,
+}
+
+/// Every worker as it looks now. Dropping it stops its probes and its event streams.
+pub struct Fleet {
+    members: Vec<Arc<Member>>,
+    places: HashMap<WorkerId, usize>,
+    index: SharedIndex,
+    revision: Arc<AtomicU64>,
+    cached: ArcSwap<Cached>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+struct Cached {
+    revision: u64,
+    views: Arc<[WorkerView]>,
+}
+
+impl Fleet {
+    /// Starts to watch. Must be called inside a tokio runtime.
+    pub fn start(options: FleetOptions) -> Result<Self, FleetError> {
+        let client = probe::client(options.pace)?;
+        let revision = Arc::new(AtomicU64::new(1));
+        let mut fleet = Self {
+            members: Vec::new(),
+            places: HashMap::new(),
+            index: options.index.clone(),
+            revision: revision.clone(),
+            cached: ArcSwap::from_pointee(Cached { revision: 0, views: Arc::new([]) }),
+            tasks: Vec::new(),
+        };
+        for spec in options.workers {
+            let member = Arc::new(Member::new(spec, revision.clone(), options.pace.usual_prompt));
+            if fleet.places.insert(member.id, fleet.members.len()).is_some() {
+                return Err(FleetError::Twice(member.spec.endpoint.clone()));
+            }
+            options.index.admit(member.id, options.routed);
+            let prober = Prober {
+                member: member.clone(),
+                client: client.clone(),
+                pace: options.pace,
+                alive: options.alive.clone(),
+            };
+            fleet.tasks.push(tokio::spawn(prober.run()));
+            let follower = follow(member.clone(), client.clone(), options.index.clone(), options.rules.clone());
+            fleet.tasks.push(tokio::spawn(follower));
+            fleet.members.push(member);
+        }
+        Ok(fleet)
+    }
+
+    /// All workers now, in the order of configuration. Made anew only when something changed.
+    pub fn snapshot(&self) -> Arc<[WorkerView]> {
+        let revision = self.revision.load(Ordering::Acquire);
+        let cached = self.cached.load();
+        if cached.revision == revision {
+            return cached.views.clone();
+        }
+        let index = self.index.read();
+        let knowledge = |id: WorkerId| index.knowledge(id);
+        let views: Arc<[WorkerView]> = self.members.iter().map(|member| member.view(knowledge(member.id))).collect();
+        drop(index);
+        self.cached.store(Arc::new(Cached { revision, views: views.clone() }));
+        views
+    }
+
+    /// Counts a request with `tokens` to compute as being at `worker`, until the guard is dropped.
+    pub fn dispatch(&self, worker: WorkerId, tokens: Tokens) -> InFlight {
+        InFlight::new(self.member(worker).map(|member| member.desk.clone()), tokens)
+    }
+
+    /// A connection to the worker was refused or broke: it takes no work until a probe succeeds, which is tried at once.
+    pub fn unreachable(&self, worker: WorkerId) {
+        if let Some(member) = self.member(worker) {
+            member.unreachable();
+        }
+    }
+
+    /// Sets whether the worker takes new sessions: [`Health::Draining`] to stop it, anything else to let it.
+    pub fn set_draining(&self, worker: WorkerId, wanted: Health) {
+        if let Some(member) = self.member(worker) {
+            member.drain(wanted);
+        }
+    }
+
+    /// A prompt was served there. Only workers without events are remembered by that.
+    pub fn note_routed(&self, worker: WorkerId, rank: DpRank, chain: &Chain) {
+        if self.index.note_routed(worker, rank, chain) == Knowledge::Fallback {
+            self.revision.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// What came of the worker's events so far.
+    pub fn events(&self, worker: WorkerId) -> Option<EventCounts> {
+        self.member(worker).map(|member| member.events.counts())
+    }
+
+    /// Bearer token for the worker, where one is configured.
+    pub fn api_key(&self, worker: WorkerId) -> Option<&Arc<str>> {
+        self.member(worker)?.spec.api_key.as_ref()
+    }
+
+    fn member(&self, worker: WorkerId) -> Option<&Arc<Member>> {
+        self.members.get(*self.places.get(&worker)?)
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fleet").field("workers", &self.members.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

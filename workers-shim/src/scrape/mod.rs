@@ -1,0 +1,3 @@
+//! What engines tell about themselves over HTTP, read without doing any HTTP.
+
+pub mod metrics;
