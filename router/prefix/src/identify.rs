@@ -26,7 +26,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rendered: Bytes(64 << 20), template_steps: 20_000_000, prompts: 1024, segment_cache: Bytes(64 << 20) }
+        Self { rendered: Bytes(16 << 20), template_steps: 20_000_000, prompts: 1024, segment_cache: Bytes(64 << 20) }
     }
 }
 

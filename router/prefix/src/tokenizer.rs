@@ -4,7 +4,7 @@ use fastokens::Tokenizer;
 use fastokens::decoders::Decoder;
 use serde_json::Value;
 
-use crate::{Limits, PrefixError};
+use crate::{FallbackReason, Limits, PrefixError};
 
 /// Whether special tokens take part: when encoding, the ones a post-processor adds (begin and end of text); when
 /// decoding, all of them.
@@ -24,6 +24,9 @@ const SAMPLES: [&str; 5] = [
     "🌍👩‍👩‍👧 e\u{301}",
     "12345.678 a  b   c\r\n",
 ];
+
+/// The shortest run of one class of characters that is not taken for text.
+const ENDLESS: usize = 64 << 10;
 
 /// A loaded `tokenizer.json`.
 pub(crate) struct TextTokenizer {
@@ -64,6 +67,9 @@ impl TextTokenizer {
     }
 
     pub(crate) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, PrefixError> {
+        if has_endless_word(text.as_bytes()) {
+            return Err(PrefixError::unforeseeable(FallbackReason::TooLarge, "a word of more than 64 KiB"));
+        }
         Ok(self.inner.encode_with_special_tokens(text, special == SpecialTokens::With)?)
     }
 
@@ -115,6 +121,19 @@ impl std::fmt::Debug for TextTokenizer {
     }
 }
 
+/// Whether some word, number, gap or line of signs is longer than any real one: merging takes more than linear time in
+/// its length, so a megabyte of spaces would cost a second. Always true from twice `ENDLESS` on, never below it.
+fn has_endless_word(text: &[u8]) -> bool {
+    let class = |byte: &u8| match byte {
+        b'\t'..=b'\r' | b' ' => 0,
+        b'0'..=b'9' => 1,
+        b'a'..=b'z' | b'A'..=b'Z' | 0x80.. => 2,
+        _ => 3,
+    };
+    // A word of twice the length covers one of these windows; all others are left after a few bytes.
+    text.chunks_exact(ENDLESS).any(|window| window.iter().all(|byte| class(byte) == class(&window[0])))
+}
+
 /// GPT-2's alphabet for bytes: printable ones stand for themselves, the others follow from U+0100 on, in order.
 fn byte_of(c: char) -> Option<u8> {
     let is_printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
@@ -141,5 +160,38 @@ fn merge_added_tokens(json: &mut Value, config: &Value) {
         let mut token = token.clone();
         token["id"] = id.into();
         known.push(token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_alphabet_of_bytes_is_a_bijection() {
+        let mut bytes: Vec<u8> = (0..0x144).filter_map(char::from_u32).filter_map(byte_of).collect();
+        bytes.sort_unstable();
+        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+        let known =
+            [('!', 0x21), ('Ā', 0), ('Ġ', 0x20), ('ġ', 0x7f), ('Ċ', 0x0a), ('ł', 0xa0), ('Ń', 0xad), ('ÿ', 0xff)];
+        assert!(known.into_iter().all(|(c, byte)| byte_of(c) == Some(byte)));
+        assert_eq!((byte_of(' '), byte_of('\u{ad}'), byte_of('\u{144}'), byte_of('🌍')), (None, None, None, None));
+    }
+
+    #[test]
+    fn endless_words_are_found_wherever_they_start() {
+        for unit in [" ", "a", "7", "<", "日"] {
+            for before in [0, 1, 1_000, ENDLESS - 1] {
+                let text = format!("{};{}", "x ".repeat(before / 2), unit.repeat(2 * ENDLESS / unit.len() + 1));
+                assert!(has_endless_word(text.as_bytes()), "{unit} after {before}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_text_with_breaks_is_not_endless() {
+        for text in ["word ".repeat(100_000), format!("{};", "a".repeat(ENDLESS - 2)).repeat(8), String::new()] {
+            assert!(!has_endless_word(text.as_bytes()));
+        }
     }
 }
