@@ -17,8 +17,6 @@ use crate::{
 pub struct Engine {
     pub(crate) profile: Arc<Profile>,
     pub(crate) voice: Voice,
-    /// Seeds the names of blocks: one per process life, as in the engines.
-    root: u64,
     pub(crate) pool: Pool,
     pub(crate) sequences: HashMap<RequestId, Sequence>,
     pub(crate) batch: Batch,
@@ -27,8 +25,16 @@ pub struct Engine {
     /// Changes to the prefix cache that the next step's batch will tell.
     pub(crate) news: Vec<KvEvent>,
     pub(crate) stats: Stats,
+    life: Life,
+}
+
+/// One life of an engine's process.
+struct Life {
+    /// Seeds the names of blocks.
+    root: u64,
     /// The latest time that it was told.
     clock: Micros,
+    /// Requests taken so far.
     requests: u64,
     dead: bool,
 }
@@ -58,16 +64,13 @@ impl Engine {
             pool: Pool::new(profile.blocks),
             profile,
             voice,
-            root,
             sequences: HashMap::new(),
             batch: Batch::default(),
             links: Links::default(),
             outputs: Vec::new(),
             news: Vec::new(),
             stats: Stats::default(),
-            clock: Micros(0),
-            requests: 0,
-            dead: false,
+            life: Life { root, clock: Micros(0), requests: 0, dead: false },
         })
     }
 
@@ -81,21 +84,21 @@ impl Engine {
         let (prompt, context) = (request.prompt.len() as u32, self.profile.context_tokens);
         let waiting = (self.batch.waiting.len() + self.links.pulling.len()) as u32;
         match () {
-            () if self.dead => return Err(Refused::Dead),
+            () if self.life.dead => return Err(Refused::Dead),
             () if prompt == 0 => return Err(Refused::EmptyPrompt),
             () if prompt >= context => return Err(Refused::TooLong { prompt, context }),
             () if waiting >= self.profile.max_waiting => return Err(Refused::QueueFull { waiting }),
             () => {}
         }
-        self.clock = self.clock.max(now);
-        self.requests += 1;
-        let id = RequestId(self.requests);
+        self.life.clock = self.life.clock.max(now);
+        self.life.requests += 1;
+        let id = RequestId(self.life.requests);
         if request.transfer == Transfer::Hang {
             self.links.pulling.insert(id, Pulling::Never);
         } else {
             self.batch.waiting.push_back(id);
         }
-        self.sequences.insert(id, Sequence::new(request, self.root, self.profile.block_tokens, now));
+        self.sequences.insert(id, Sequence::new(request, self.life.root, self.profile.block_tokens, now));
         Ok(id)
     }
 
@@ -110,13 +113,13 @@ impl Engine {
 
     /// Everything that happens until `now`, in order.
     pub fn advance(&mut self, now: Micros) -> Vec<Output> {
-        self.begin_step(self.clock.min(now));
+        self.begin_step(self.life.clock.min(now));
         while let Some(at) = self.next_event().filter(|at| *at <= now) {
             self.happen(at);
             self.begin_step(at);
         }
         self.begin_step(now);
-        self.clock = self.clock.max(now);
+        self.life.clock = self.life.clock.max(now);
         std::mem::take(&mut self.outputs)
     }
 
@@ -148,7 +151,7 @@ impl Engine {
 
     /// Fail everything and take nothing more, as an engine core that crashed.
     pub fn die(&mut self, now: Micros) {
-        self.dead = true;
+        self.life.dead = true;
         let mut ids: Vec<RequestId> = self.sequences.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
@@ -160,7 +163,7 @@ impl Engine {
 
     /// Whether it has died.
     pub fn is_dead(&self) -> bool {
-        self.dead
+        self.life.dead
     }
 
     /// Its counts now.

@@ -3,6 +3,7 @@
 mod batching;
 mod disorder;
 mod memory;
+mod pool;
 mod text;
 mod transfers;
 

@@ -242,3 +242,91 @@ fn a_consumer_that_leaves_in_mid_transfer_leaves_nothing_behind() {
     assert_eq!((d.engine.stats().blocks_used, d.engine.stats().pulling), (0, 0));
     assert_eq!(p.engine.stats().blocks_used, 6, "the producer waits for its lease's end");
 }
+
+#[test]
+fn reading_what_is_not_there_and_releasing_twice_harm_nothing() {
+    let mut p = Rig::new(small());
+    let source = produce(&mut p, &prompt(1, 21));
+    assert!(p.engine.export(&source.request, &[9_999, 1]).is_empty(), "beyond the memory's end");
+    assert_eq!(p.engine.export("nobody", &source.blocks).len(), 6);
+    p.engine.release(&source.request);
+    p.engine.release(&source.request);
+    p.engine.release("nobody");
+    assert_eq!(p.engine.stats().blocks_used, 0);
+    p.engine.arrived(p.now, RequestId(77), Vec::new());
+    p.engine.pull_failed(p.now, RequestId(77));
+    assert_eq!(p.engine.next_event(), None);
+}
+
+#[test]
+fn a_producer_that_says_more_than_one_token_hands_off_only_its_prompt() {
+    let (mut p, mut d) = pair();
+    let prompt = prompt(1, 18);
+    let mut ask = request(&prompt, 9);
+    ask.transfer = Transfer::Produce;
+    let id = p.submit(ask);
+    let handoff = p.finish(id).handoff.unwrap();
+    assert_eq!((handoff.blocks.len(), handoff.tokens), (5, 18));
+    assert_eq!(p.engine.stats().blocks_used, 5);
+    let source =
+        Source { engine: "p".into(), request: handoff.request, blocks: handoff.blocks, host: "h".into(), port: 1 };
+    assert_eq!(consume(&mut d, &mut p, (&prompt, &source)), alone(&prompt, 10));
+}
+
+#[test]
+fn a_name_used_again_gives_back_what_it_held() {
+    let mut p = Rig::new(small());
+    for _ in 0..2 {
+        let mut ask = request(&prompt(1, 18), 1);
+        ask.name = "same".into();
+        ask.transfer = Transfer::Produce;
+        let id = p.submit(ask);
+        p.finish(id);
+    }
+    p.engine.release("same");
+    assert_eq!(p.engine.stats().blocks_used, 0);
+}
+
+#[test]
+fn consumers_wait_for_memory_before_they_pull() {
+    let (mut p, mut d) = (Rig::new(small()), Rig::new(Profile { blocks: 50, ..small() }));
+    let (busy, wanted) = (prompt(1, 150), prompt(2, 120));
+    let source = produce(&mut p, &wanted);
+    let first = d.submit(request(&busy, 10));
+    d.advance(Micros(1));
+    let mut ask = request(&wanted, 5);
+    ask.transfer = Transfer::Consume(source);
+    let second = d.submit(ask);
+    d.advance(Micros(2));
+    assert!(d.pulls.is_empty(), "30 blocks do not fit beside 38");
+    d.finish(first);
+    d.advance(d.now);
+    let (id, source) = d.pulls.pop().expect("now they do");
+    assert_eq!(id, second);
+    d.engine.arrived(d.now, id, p.engine.export(&source.request, &source.blocks));
+    d.finish(second);
+    assert_eq!(d.texts[&second], alone(&wanted, 5));
+}
+
+#[test]
+fn a_consumer_thrown_out_for_memory_computes_its_prompt_itself() {
+    let (mut p, mut d) = (Rig::new(small()), Rig::new(Profile { blocks: 50, ..small() }));
+    let (mine, other) = (prompt(1, 60), prompt(2, 60));
+    let first = d.submit(request(&other, 130));
+    d.advance(Micros(7_000));
+    let source = produce(&mut p, &mine);
+    let mut ask = request(&mine, 70);
+    ask.transfer = Transfer::Consume(source);
+    let second = d.submit(ask);
+    while d.pulls.is_empty() {
+        let next = d.engine.next_event().expect("the pull is asked for");
+        d.advance(next);
+    }
+    let (id, source) = d.pulls.pop().unwrap();
+    d.engine.arrived(d.now, id, p.engine.export(&source.request, &source.blocks));
+    d.finish(first);
+    d.finish(second);
+    assert!(d.engine.stats().preemptions > 0);
+    assert!(d.pulls.is_empty(), "it is not pulled twice");
+    assert_eq!(d.texts[&second], alone(&mine, 70));
+}
