@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
 use vocabulary::{SessionId, TenantId, WorkerId};
 
 use crate::error::ApiError;
@@ -17,19 +16,6 @@ use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
 
 /// Most workers tried for one request.
 const ATTEMPTS: usize = 3;
-
-/// How a worker is chosen where nothing is planned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bypass {
-    /// A session stays with the worker that its id hashes to; requests without one go to the least loaded.
-    #[default]
-    SessionPinning,
-    /// One after the other.
-    RoundRobin,
-    /// The one with the fewest requests of ours.
-    LeastLoaded,
-}
 
 /// Which workers will do.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,17 @@
 //! What every request can reach: configuration, the workers and the way to them, keys, metrics, the dial.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
+use ownership::ledger::{Command, Outcome};
+use ownership::{Directory, Options, OwnershipError};
+use vocabulary::NodeId;
 
 use crate::auth::{Keys, KeysError, Secret};
 use crate::config::{Config, WorkerConfig};
+use crate::pipeline::receipt::Receipts;
 use crate::pipeline::steering::LiveSteering;
 use crate::resources::ResponseMakers;
 use crate::roster::Roster;
@@ -30,20 +35,60 @@ pub struct Gateway {
     pub roster: Arc<Roster>,
     /// Which worker made which response.
     pub responses: ResponseMakers,
+    /// Sessions, owners and leases: the view of the ledger, and the way to write to it.
+    pub directory: Directory,
+    /// This router, as the ledger knows it.
+    pub node: NodeId,
+    /// Why the newest steps were served as they were.
+    pub receipts: Receipts,
+}
+
+/// Receipts kept for `GET /ownerserve/v1/decisions`.
+const RECEIPTS: usize = 10_000;
+
+/// Why there is no gateway.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The keys file was refused.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
+    /// The ledger does not open.
+    #[error("the ledger (ledger.data_dir, --data-dir): {0}")]
+    Ledger(#[from] OwnershipError),
 }
 
 impl Gateway {
-    /// Everything that needs no IO but reading the keys file.
-    pub fn new(config: Config) -> Result<Self, KeysError> {
+    /// Reads the keys and opens the ledger. Listens nowhere and asks no worker yet.
+    pub async fn open(config: Config) -> Result<Self, GatewayError> {
+        let options = Options { lease: config.ledger.lease.0, ..Options::new(&config.ledger.data_dir) };
+        let keys = Arc::new(Keys::open(&config.auth)?);
+        let directory = Directory::open(options).await?;
         Ok(Self {
+            node: directory.node(),
+            directory,
+            receipts: Receipts::new(RECEIPTS),
             upstream: Upstream::new(config.upstream.clone()),
-            keys: Arc::new(Keys::open(&config.auth)?),
+            keys,
             metrics: Metrics::default(),
             steering: LiveSteering::new(config.steering.steering()),
             roster: Arc::new(Roster::new(&config.workers)),
             responses: ResponseMakers::default(),
             config,
         })
+    }
+
+    /// Hands a command to the ledger without waiting for anything; one that is not taken is counted.
+    pub fn submit(&self, command: Command) {
+        // The ledger counts outcomes and refusals itself.
+        drop(self.directory.submit(command));
+    }
+
+    /// Hands a command to the ledger and waits for its outcome; `None` when it is not taken or not known.
+    pub async fn commit(&self, command: Command) -> Option<Outcome> {
+        let begun = Instant::now();
+        let outcome = self.directory.submit(command).ok()?.await.ok()?;
+        self.metrics.ledger.commit_seconds.observe(begun.elapsed().as_secs_f64());
+        Some(outcome)
     }
 
     /// A client's headers as they go to this worker: end to end, and with the worker's key in place of the client's.
@@ -74,13 +119,15 @@ pub(crate) fn bearer(key: Option<&Secret>) -> Option<HeaderValue> {
 mod tests {
     use super::*;
     use crate::auth::AuthConfig;
+    use crate::config::LedgerConfig;
 
-    fn sent(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
+    async fn sent(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, keys_file.unwrap_or_default()).unwrap();
         let auth = AuthConfig { keys_file: keys_file.map(|_| path) };
-        let gateway = Gateway::new(Config { auth, ..Config::default() }).unwrap();
+        let ledger = LedgerConfig { data_dir: folder.path().join("ledger"), ..LedgerConfig::default() };
+        let gateway = Gateway::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
         let mut worker = WorkerConfig::at("http://a:1".parse().unwrap());
         worker.api_key = worker_key.map(Secret::from);
         let client = HeaderMap::from_iter([
@@ -91,12 +138,12 @@ mod tests {
         (headers.get(AUTHORIZATION).map(|v| v.to_str().unwrap().to_owned()), headers.contains_key("x-api-key"))
     }
 
-    #[test]
-    fn a_clients_key_stays_here_unless_nobody_here_wants_one() {
+    #[tokio::test]
+    async fn a_clients_key_stays_here_unless_nobody_here_wants_one() {
         let file = Some("[keys]\n\"client\" = \"a\"");
-        assert_eq!(sent(None, None), (Some("Bearer client".into()), true));
-        assert_eq!(sent(None, file), (None, false));
-        assert_eq!(sent(Some("worker"), file), (Some("Bearer worker".into()), false));
-        assert_eq!(sent(Some("worker"), None), (Some("Bearer worker".into()), false));
+        assert_eq!(sent(None, None).await, (Some("Bearer client".into()), true));
+        assert_eq!(sent(None, file).await, (None, false));
+        assert_eq!(sent(Some("worker"), file).await, (Some("Bearer worker".into()), false));
+        assert_eq!(sent(Some("worker"), None).await, (Some("Bearer worker".into()), false));
     }
 }

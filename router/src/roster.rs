@@ -7,12 +7,12 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::{HeaderMap, Method};
 use http_body_util::{BodyExt as _, Limited};
+use planner::Rule;
 use serde::Deserialize;
 use vocabulary::{Health, ModelId, Role, SessionId, WorkerId};
 
 use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
-use crate::forward::Bypass;
 use crate::upstream::{Outgoing, Upstream};
 
 /// The configured workers, whether they answer, and what we sent them.
@@ -52,11 +52,11 @@ pub enum Order {
 
 impl Order {
     /// What the bypass policy means for a request of this session.
-    pub fn of(bypass: Bypass, session: Option<SessionId>) -> Self {
+    pub fn of(bypass: Rule, session: Option<SessionId>) -> Self {
         match (bypass, session) {
-            (Bypass::RoundRobin, _) => Self::RoundRobin,
-            (Bypass::SessionPinning, Some(session)) => Self::Pinned(session),
-            (Bypass::LeastLoaded | Bypass::SessionPinning, _) => Self::LeastLoaded,
+            (Rule::RoundRobin, _) => Self::RoundRobin,
+            (Rule::SessionPinning, Some(session)) => Self::Pinned(session),
+            _ => Self::LeastLoaded,
         }
     }
 

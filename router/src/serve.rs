@@ -6,18 +6,17 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::auth::KeysError;
 use crate::config::Config;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, GatewayError};
 use crate::server::{Server, ServerLimits};
 use crate::{operator, proxy};
 
 /// Why it did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The keys file was refused.
+    /// The keys file or the ledger was refused.
     #[error(transparent)]
-    Keys(#[from] KeysError),
+    Gateway(#[from] GatewayError),
     /// A listener could not be bound.
     #[error("cannot listen on {address} ({setting}): {source}")]
     Listen {
@@ -43,7 +42,7 @@ pub struct Serving {
 impl Serving {
     /// Starts everything and returns once both listeners are bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let gateway = Arc::new(Gateway::new(config)?);
+        let gateway = Arc::new(Gateway::open(config).await?);
         let settings = &gateway.config.proxy;
         let limits = ServerLimits {
             header_timeout: settings.header_timeout.0,
@@ -90,6 +89,9 @@ impl Serving {
         for task in self.background {
             task.abort();
         }
+        if let Err(error) = self.gateway.directory.close().await {
+            tracing::error!(%error, "the ledger did not close cleanly");
+        }
     }
 
     fn announce(&self) {
@@ -99,6 +101,8 @@ impl Serving {
         if !self.operator.address().ip().is_loopback() {
             tracing::warn!("the operator API has no authentication and is not bound to loopback");
         }
+        let data_dir = gateway.config.ledger.data_dir.display();
+        tracing::info!(%data_dir, cluster = %gateway.directory.cluster(), node = %gateway.node, "ledger");
         let steering = gateway.steering.get();
         let percent = u8::from(steering.rollout_percent);
         tracing::info!(mode = steering.mode.as_str(), rollout_percent = percent, "mode");

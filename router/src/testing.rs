@@ -158,21 +158,44 @@ fn stream(worker: Arc<Worker>, working: Working) -> Response {
     ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
 }
 
+/// A front door with a ledger of its own, which goes with it.
+pub(crate) struct Front {
+    serving: Serving,
+    _data: tempfile::TempDir,
+}
+
+impl std::ops::Deref for Front {
+    type Target = Serving;
+
+    fn deref(&self) -> &Serving {
+        &self.serving
+    }
+}
+
+impl Front {
+    pub(crate) async fn stop(self) {
+        self.serving.stop().await;
+    }
+}
+
 /// A front door before these workers, ready to serve, with `settings` as `--set` takes them.
-pub(crate) async fn front(workers: &[&Arc<Worker>], settings: &[&str]) -> Serving {
+pub(crate) async fn front(workers: &[&Arc<Worker>], settings: &[&str]) -> Front {
     let urls = workers.iter().map(|worker| worker.url()).collect::<Vec<_>>();
     front_of(&urls, settings).await
 }
 
-pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Serving {
+pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Front {
+    let data = tempfile::tempdir().unwrap();
+    let folder = format!("ledger.data_dir={:?}", data.path());
     let fixed = ["proxy.listen=127.0.0.1:0", "operator.listen=127.0.0.1:0", "proxy.drain_timeout=\"2s\""];
-    let settings = fixed.iter().chain(settings).map(|setting| (*setting).to_owned()).collect();
+    let settings =
+        fixed.iter().chain([&folder.as_str()]).chain(settings).map(|setting| (*setting).to_owned()).collect();
     let config = Config::load(None, &Overrides { settings, workers: urls.to_vec() }).unwrap();
     let serving = Serving::start(config).await.unwrap();
     if !urls.is_empty() {
         until("a worker is ready", || serving.gateway.roster.ready().next().is_some()).await;
     }
-    serving
+    Front { serving, _data: data }
 }
 
 /// Waits for `happened`, at most five seconds.

@@ -7,11 +7,11 @@ mod workers;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use planner::{Policy, Rule};
 use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::auth::AuthConfig;
-use crate::forward::Bypass;
 use crate::operator::OperatorConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 use crate::server::ProxyConfig;
@@ -36,20 +36,28 @@ pub struct Config {
     pub models: BTreeMap<String, ModelConfig>,
     /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
     pub steering: SteeringConfig,
+    /// Prices and switches of the planner.
+    pub planner: Policy,
     /// The ledger of owners and sessions.
     pub ledger: LedgerConfig,
 }
 
 /// Section `[steering]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SteeringConfig {
     /// Who decides: `own`, `shadow` or `sticky`.
     pub mode: Mode,
     /// In mode `own`, the share of sessions that it applies to, 0 to 100.
     pub rollout_percent: Percent,
-    /// Where requests go that the planner does not route: `session_pinning`, `round_robin` or `least_loaded`.
-    pub bypass: Bypass,
+    /// What routes where the planner does not: `session_pinning`, `round_robin` or `match_rate_minus_load`.
+    pub bypass: Rule,
+}
+
+impl Default for SteeringConfig {
+    fn default() -> Self {
+        Self { mode: Mode::default(), rollout_percent: Percent::ALL, bypass: Rule::SessionPinning }
+    }
 }
 
 impl SteeringConfig {
@@ -169,6 +177,10 @@ impl Config {
             if self.workers[..index].iter().any(|other| other.endpoint() == worker.endpoint()) {
                 return invalid("workers", format!("{} is listed twice", worker.endpoint()));
             }
+        }
+        if self.steering.bypass == Rule::Own {
+            let accepted = "accepted is session_pinning, round_robin or match_rate_minus_load";
+            return invalid("steering.bypass", accepted.into());
         }
         if self.proxy.connections == 0 || self.proxy.connections > 1_000_000 {
             return invalid("proxy.connections", "accepted is 1 to 1000000".into());

@@ -44,6 +44,8 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
             &["steering.rollout_percent=101"],
             "steering.rollout_percent: 101 is not a percentage: 0 to 100 is accepted",
         ),
+        ("", &["steering.bypass=own"], "steering.bypass: accepted is session_pinning"),
+        ("", &["planner.lamda=1"], "lamda"),
         ("", &["proxy.listen=nowhere"], "proxy.listen"),
         ("", &["mode"], "expected PATH=VALUE"),
         ("", &[".=1"], "expected PATH=VALUE"),

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
-use vocabulary::{Health, ModelId, Role, WorkerId};
+use vocabulary::{Health, ModelId, RequestId, Role, SessionId, WorkerId};
 
 use super::Problem;
 use crate::gateway::Gateway;
+use crate::pipeline::receipt::Receipt;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 
 /// A change of the dial; what is left out stays.
@@ -74,4 +76,42 @@ pub(super) async fn workers(State(gateway): State<Arc<Gateway>>) -> Json<WorkerL
         models: member.models(),
     };
     Json(WorkerLines { workers: gateway.roster.members().iter().map(line).collect() })
+}
+
+/// Which decisions are asked for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DecisionQuery {
+    limit: Option<usize>,
+    session: Option<SessionId>,
+}
+
+/// The answer to `GET /ownerserve/v1/decisions`, newest first.
+#[derive(Serialize)]
+pub(super) struct Decisions {
+    decisions: Vec<Arc<Receipt>>,
+}
+
+/// `GET /ownerserve/v1/decisions?limit=&session=`.
+pub(super) async fn decisions(
+    State(gateway): State<Arc<Gateway>>,
+    query: Result<Query<DecisionQuery>, QueryRejection>,
+) -> Result<Json<Decisions>, Problem> {
+    let Query(query) = query.map_err(|error| Problem::bad_query(error.body_text()))?;
+    let wanted = |receipt: &Receipt| query.session.is_none_or(|session| receipt.known.session == session);
+    let decisions = gateway.receipts.newest(query.limit.unwrap_or(100).min(MOST_DECISIONS), wanted);
+    Ok(Json(Decisions { decisions }))
+}
+
+/// Most decisions in one answer.
+const MOST_DECISIONS: usize = 1000;
+
+/// `GET /ownerserve/v1/decisions/{request}`, by the id that the client saw in `x-request-id`.
+pub(super) async fn decision(
+    State(gateway): State<Arc<Gateway>>,
+    Path(request): Path<String>,
+) -> Result<Json<Arc<Receipt>>, Problem> {
+    let request: RequestId = request.parse().map_err(|error| Problem::bad_id(&error))?;
+    let missing = || Problem::not_found(format!("No decision for {request} is kept. The newest ones only are."));
+    gateway.receipts.of(request).map(Json).ok_or_else(missing)
 }

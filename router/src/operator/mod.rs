@@ -3,6 +3,8 @@
 //! It is bound to loopback unless told otherwise: whoever reaches it can change how traffic is routed.
 
 mod api;
+mod gauges;
+mod ledger;
 mod problem;
 
 use std::net::SocketAddr;
@@ -16,7 +18,6 @@ use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 
 use crate::gateway::Gateway;
-use crate::pipeline::steering::Mode;
 pub use problem::Problem;
 
 /// Section `[operator]`.
@@ -42,6 +43,11 @@ pub fn routes(gateway: &Arc<Gateway>) -> Router {
         .route("/readyz", get(ready))
         .route("/ownerserve/v1/mode", mode)
         .route("/ownerserve/v1/workers", get(api::workers))
+        .route("/ownerserve/v1/sessions", get(ledger::sessions))
+        .route("/ownerserve/v1/sessions/{id}", get(ledger::session))
+        .route("/ownerserve/v1/owners/{prefix}", get(ledger::owners))
+        .route("/ownerserve/v1/decisions", get(api::decisions))
+        .route("/ownerserve/v1/decisions/{request}", get(api::decision))
         .fallback(|| async { Problem::unknown_path() })
         .method_not_allowed_fallback(|| async { Problem::wrong_method() })
         .with_state(gateway.clone())
@@ -55,18 +61,8 @@ async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
 }
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    refresh(&gateway);
+    gauges::refresh(&gateway);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics.render()).into_response()
-}
-
-/// Writes what is known elsewhere into the gauges.
-fn refresh(gateway: &Gateway) {
-    let process = &gateway.metrics.process;
-    let steering = gateway.steering.get();
-    for mode in [Mode::Shadow, Mode::Sticky, Mode::Own] {
-        process.mode.with_label_values(&[mode.as_str()]).set(i64::from(mode == steering.mode));
-    }
-    process.rollout.set(f64::from(u8::from(steering.rollout_percent)) / 100.0);
 }
 
 #[cfg(test)]

@@ -36,6 +36,18 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "Invalid body", detail)
     }
 
+    pub(super) fn bad_query(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "Invalid query", detail)
+    }
+
+    pub(super) fn bad_id(error: &vocabulary::ParseIdError) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "Invalid id", error.to_string())
+    }
+
+    pub(super) fn not_found(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "Not found", detail)
+    }
+
     pub(super) fn not_json() -> Self {
         let detail = "Send the body as Content-Type: application/json.";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type", detail)

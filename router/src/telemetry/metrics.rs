@@ -108,7 +108,7 @@ pub struct Workers {
 /// Refreshed from the view when scraped.
 #[derive(Debug)]
 pub struct Ledger {
-    /// `leases{state}`: live or expired, one a worker.
+    /// `leases{state}`: held, expired or retired, one a worker.
     pub leases: IntGaugeVec,
     /// `sessions`.
     pub sessions: IntGauge,
@@ -292,7 +292,7 @@ impl Workers {
 impl Ledger {
     fn new(f: &Families<'_>) -> Self {
         Self {
-            leases: f.gauges("leases", "Workers by the state of their lease: live or expired.", &["state"]),
+            leases: f.gauges("leases", "Workers by the state of their lease: held, expired or retired.", &["state"]),
             sessions: f.gauge("sessions", "Sessions in the ledger."),
             applied: f.gauge("ledger_applied_index", "Index of the last log entry applied here."),
             term: f.gauge("ledger_term", "The quorum's term as known here."),
