@@ -97,7 +97,7 @@ impl Reader {
 
     fn named(&mut self, ident: &syn::Ident) {
         let name = ident.to_string();
-        if VAGUE.iter().any(|word| words(&name).any(|own| own == *word)) {
+        if VAGUE.iter().any(|word| words(&name).last() == Some(*word)) {
             self.found.vague_names.push(name);
         }
     }
