@@ -35,10 +35,7 @@ pub struct Gateway {
     pub roster: Arc<Roster>,
     /// Which worker made which response.
     pub responses: ResponseMakers,
-    /// Sessions, owners and leases: the view of the ledger, and the way to write to it.
-    pub directory: Directory,
-    /// This router, as the ledger knows it.
-    pub node: NodeId,
+    directory: Directory,
     /// Why the newest steps were served as they were.
     pub receipts: Receipts,
 }
@@ -64,7 +61,6 @@ impl Gateway {
         let keys = Arc::new(Keys::open(&config.auth)?);
         let directory = Directory::open(options).await?;
         Ok(Self {
-            node: directory.node(),
             directory,
             receipts: Receipts::new(RECEIPTS),
             upstream: Upstream::new(config.upstream.clone()),
@@ -75,6 +71,16 @@ impl Gateway {
             responses: ResponseMakers::default(),
             config,
         })
+    }
+
+    /// Sessions, owners and leases: the view of the ledger, and the way to write to it.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// This router, as the ledger knows it.
+    pub fn node(&self) -> NodeId {
+        self.directory.node()
     }
 
     /// Hands a command to the ledger without waiting for anything; one that is not taken is counted.

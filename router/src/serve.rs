@@ -89,7 +89,7 @@ impl Serving {
         for task in self.background {
             task.abort();
         }
-        if let Err(error) = self.gateway.directory.close().await {
+        if let Err(error) = self.gateway.directory().close().await {
             tracing::error!(%error, "the ledger did not close cleanly");
         }
     }
@@ -102,7 +102,7 @@ impl Serving {
             tracing::warn!("the operator API has no authentication and is not bound to loopback");
         }
         let data_dir = gateway.config.ledger.data_dir.display();
-        tracing::info!(%data_dir, cluster = %gateway.directory.cluster(), node = %gateway.node, "ledger");
+        tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node(), "ledger");
         let steering = gateway.steering.get();
         let percent = u8::from(steering.rollout_percent);
         tracing::info!(mode = steering.mode.as_str(), rollout_percent = percent, "mode");

@@ -22,7 +22,7 @@ fn process(gateway: &Gateway) {
 
 fn ledger(gateway: &Gateway) {
     let metrics = &gateway.metrics.ledger;
-    let view = gateway.directory.view();
+    let view = gateway.directory().view();
     let quorum = view.quorum();
     metrics.applied.set(signed(view.applied()));
     metrics.term.set(signed(quorum.term));
@@ -39,7 +39,7 @@ fn ledger(gateway: &Gateway) {
     for (state, count) in ["held", "expired", "retired"].into_iter().zip(leases) {
         metrics.leases.with_label_values(&[state]).set(count);
     }
-    let readings = gateway.directory.readings();
+    let readings = gateway.directory().readings();
     metrics.queue.set(signed(readings.queue_depth));
     let refused: u64 = readings.refusals.values().sum();
     // The directory counts; a counter can only be set by starting it anew.

@@ -109,7 +109,7 @@ pub(super) async fn session(
     Path(id): Path<String>,
 ) -> Result<Json<Fresh<OneSession>>, Problem> {
     let id: SessionId = id.parse().map_err(|error| Problem::bad_id(&error))?;
-    let view = gateway.directory.view();
+    let view = gateway.directory().view();
     let session = view.session(id).ok_or_else(|| Problem::not_found(format!("No session {id} is in the ledger.")))?;
     Ok(Fresh::new(&view, OneSession { session: SessionLine::new(&view, session) }))
 }
@@ -137,12 +137,12 @@ pub(super) async fn sessions(
     query: Result<Query<SessionQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Json<Fresh<Sessions>>, Problem> {
     let Query(query) = query.map_err(|error| Problem::bad_query(error.body_text()))?;
-    let view = gateway.directory.view();
+    let view = gateway.directory().view();
     let tenant = query.tenant.map(|name| TenantId(name.into()));
     let model = query.model.as_deref().map(ModelId::from);
     let sessions = match (&query.key, &model) {
         (Some(key), Some(model)) => {
-            let id = SessionId::of_key(&tenant.clone().unwrap_or_default(), model, key);
+            let id = SessionId::of_key(&tenant.unwrap_or_default(), model, key);
             view.session(id).into_iter().map(|session| SessionLine::new(&view, session)).collect()
         }
         (Some(_), None) => return Err(Problem::bad_query("key needs model, and tenant unless it is default")),
@@ -185,7 +185,7 @@ pub(super) async fn owners(
     Path(prefix): Path<String>,
 ) -> Result<Json<Fresh<Owners>>, Problem> {
     let prefix: PrefixId = prefix.parse().map_err(|error| Problem::bad_id(&error))?;
-    let view = gateway.directory.view();
+    let view = gateway.directory().view();
     let looking = view.clone();
     // Nothing but an operator asks by prefix alone, so there is no index for it: every artifact is looked at.
     let owners = tokio::task::spawn_blocking(move || {

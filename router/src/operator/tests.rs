@@ -97,7 +97,7 @@ async fn seal_something(front: &crate::testing::Front) -> (SessionId, PrefixId) 
         owner,
         custody: Custody::Claims,
         shape,
-        router: gateway.node,
+        router: gateway.node(),
     });
     let outcome = gateway.commit(command.unwrap()).await.unwrap();
     assert!(outcome.refusals().is_empty(), "{outcome:?}");
