@@ -143,6 +143,18 @@ impl Fleet {
         }
     }
 
+    /// Ends when this life of the worker is over for us: it cannot be reached any more, or another process answers there.
+    /// At once for one that is not reached now or does not belong to the fleet.
+    pub fn lost(&self, worker: WorkerId) -> impl Future<Output = ()> + Send + 'static {
+        let life = self.member(worker).map(|member| member.life());
+        async move {
+            let Some(mut life) = life else { return };
+            let Some(begun) = *life.borrow() else { return };
+            // An error means that the fleet itself is gone.
+            let _ = life.wait_for(|now| *now != Some(begun)).await;
+        }
+    }
+
     /// Sets whether the worker takes new sessions: [`Health::Draining`] to stop it, anything else to let it.
     pub fn set_draining(&self, worker: WorkerId, wanted: Health) {
         if let Some(member) = self.member(worker) {
