@@ -18,6 +18,8 @@ mod orphans;
 mod routed;
 mod source;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 pub use decode::{DecodeError, Limits, decode};
 pub use event::{Batch, EngineHash, Event, ExtraKey, Removed, SpecKind, Stored};

@@ -70,7 +70,8 @@ impl Stream {
 
     /// A message arrived on the live socket.
     pub fn live(&mut self, sequence: u64) -> Verdict {
-        if self.last_live.is_some_and(|last| sequence <= last) {
+        // The same message twice is a stutter of the network's; an older one cannot come over TCP.
+        if self.last_live.is_some_and(|last| sequence < last) {
             return Verdict::Restarted;
         }
         self.last_live = Some(sequence);

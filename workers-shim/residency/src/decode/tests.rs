@@ -1,1 +1,191 @@
+use proptest::prelude::*;
+use serde::Serialize;
 
+use super::*;
+use crate::tests::{SGLANG, VLLM_DIGESTS, VLLM_INTEGERS, payloads, recording};
+use vocabulary::Tier;
+
+fn only(event: Batch) -> Event {
+    let [event] = <[Event; 1]>::try_from(event.events).unwrap();
+    event
+}
+
+fn encoded(value: &impl Serialize) -> Vec<u8> {
+    rmp_serde::to_vec(value).unwrap()
+}
+
+fn read(value: &impl Serialize) -> Result<Batch, DecodeError> {
+    decode(&encoded(value), &Limits::default())
+}
+
+#[test]
+fn vllm_batches_read_as_its_own_decoder_reads_them() {
+    let messages = recording(VLLM_INTEGERS);
+    assert_eq!(messages.len(), 20);
+    let (_, first) = &messages[0];
+    assert!((first.timestamp - 1795225186.351284).abs() < 1e-5);
+    assert_eq!(first.rank, Some(DpRank(0)));
+    let Event::Stored(event) = only(first.clone()) else { panic!("a store") };
+    let hashes = [14339975833291166648, 8406221621057943364, 8494982635092312429].map(EngineHash);
+    assert_eq!((&*event.hashes, event.parent), (hashes.as_slice(), None));
+    let tokens: Vec<u32> = (0..96).map(|n| 103 + 7 * n).collect();
+    assert_eq!((event.tokens, event.block_size), (tokens, 32));
+    assert_eq!((event.tier, event.group, event.kind), (Tier::Hbm, 0, SpecKind::Full));
+    assert_eq!((event.adapter, event.salt, event.extra), (None, None, vec![vec![]; 3]));
+    let Event::Stored(salted) = only(messages[3].1.clone()) else { panic!("a store") };
+    assert_eq!(salted.extra, [vec![ExtraKey::Text("tenant-a".into())], vec![], vec![]]);
+    // Message 13 removes fourteen copies one by one before it stores again; 19 clears first.
+    let kinds = |batch: &Batch| {
+        let removed = |event: &&Event| matches!(event, Event::Removed(_));
+        (batch.events.iter().filter(removed).count(), batch.events.len())
+    };
+    assert_eq!(kinds(&messages[13].1), (14, 15));
+    assert_eq!(messages[19].1.events[0], Event::Cleared);
+}
+
+#[test]
+fn digests_are_names_like_numbers() {
+    let messages = recording(VLLM_DIGESTS);
+    let hashes = |batch: &Batch| match &batch.events[0] {
+        Event::Stored(event) => (event.hashes.clone(), event.parent),
+        _ => panic!("a store"),
+    };
+    let (first, parent) = hashes(&messages[0].1);
+    assert_eq!((first.len(), parent), (3, None));
+    let (second, parent) = hashes(&messages[1].1);
+    assert_eq!((second[0], parent), (first[2], Some(first[1])), "the last block again, on the same parent");
+    assert_ne!(first[0], first[1]);
+}
+
+#[test]
+fn sglang_signs_its_hashes_and_puts_the_salt_beside_them() {
+    let messages = recording(SGLANG);
+    assert_eq!(only(messages[0].1.clone()), Event::Cleared);
+    let Event::Stored(event) = only(messages[2].1.clone()) else { panic!("a store") };
+    assert_eq!(event.hashes[2], EngineHash::signed(-8898976688262224645));
+    let Event::Stored(salted) = only(messages[4].1.clone()) else { panic!("a store") };
+    assert_eq!(salted.salt.as_deref(), Some("tenant-a"));
+}
+
+#[test]
+fn positional_events_mean_what_tagged_ones_mean() {
+    let extra = [Some(["salt"]), None];
+    let positional = (1.5, [("BlockStored", [7u64, 8], 6u64, [1u32, 2, 3, 4], 2, (), "CPU", "lora", extra, 1, "mla")]);
+    let Event::Stored(event) = only(read(&positional).unwrap()) else { panic!("a store") };
+    assert_eq!((event.hashes, event.parent), (vec![EngineHash(7), EngineHash(8)], Some(EngineHash(6))));
+    assert_eq!((event.tokens, event.block_size, event.tier, event.group), (vec![1, 2, 3, 4], 2, Tier::Host, 1));
+    assert_eq!((event.kind, event.adapter.as_deref()), (SpecKind::Full, Some("lora")));
+    assert_eq!(event.extra, [vec![ExtraKey::Text("salt".into())], vec![]]);
+    // The oldest engines stop at the block size or at the medium.
+    let Event::Stored(old) = only(read(&(1, [("BlockStored", [-7i64], (), [1u32], 1)])).unwrap()) else { panic!() };
+    assert_eq!((old.hashes[0], old.parent, old.tier), (EngineHash::signed(-7), None, Tier::Hbm));
+    let Event::Removed(event) = only(read(&(1, [("BlockRemoved", [7u64], "DISK")], 3)).unwrap()) else { panic!() };
+    assert_eq!((event.tier, event.hashes), (Tier::Disk, vec![EngineHash(7)]));
+    assert_eq!(only(read(&(1, [("AllBlocksCleared",)])).unwrap()), Event::Cleared);
+}
+
+#[derive(Serialize)]
+struct Tagged {
+    #[serde(rename = "type")]
+    tag: &'static str,
+    unheard_of: (u8, [&'static str; 2]),
+    block_hashes: Vec<u64>,
+    lora_id: Option<u64>,
+    kv_cache_spec_kind: &'static str,
+    block_size: u64,
+    remaining_copy_counts: Vec<u32>,
+}
+
+fn tagged(tag: &'static str) -> Vec<u8> {
+    let event = Tagged {
+        tag,
+        unheard_of: (1, ["a", "b"]),
+        block_hashes: vec![1],
+        lora_id: Some(4),
+        kv_cache_spec_kind: "sliding_window",
+        block_size: 4,
+        remaining_copy_counts: vec![2],
+    };
+    rmp_serde::encode::to_vec_named(&(1.0, [event], 2, "more")).unwrap()
+}
+
+#[test]
+fn unknown_fields_and_events_are_stepped_over() {
+    let batch = decode(&tagged("BlockStored"), &Limits::default()).unwrap();
+    assert_eq!(batch.rank, Some(DpRank(2)));
+    let Event::Stored(event) = only(batch) else { panic!("a store") };
+    assert_eq!((event.kind, event.adapter.as_deref(), event.block_size), (SpecKind::Window, Some("#4"), 4));
+    let removed = only(decode(&tagged("BlockRemoved"), &Limits::default()).unwrap());
+    assert!(matches!(removed, Event::Removed(event) if event.remaining == [2]));
+    assert_eq!(only(decode(&tagged("BlockPinned"), &Limits::default()).unwrap()), Event::Other);
+}
+
+#[test]
+fn limits_are_kept() {
+    let small = Limits { bytes: 40, events: 2, blocks: 3, text: 4 };
+    let with = |value: &dyn Fn() -> Vec<u8>| decode(&value(), &small);
+    let events = |count: usize| encoded(&(1, vec![("AllBlocksCleared",); count]));
+    assert!(decode(&events(2), &small).is_ok());
+    assert_eq!(decode(&events(2), &Limits { events: 1, ..small }), Err(DecodeError::TooMany("events")));
+    assert_eq!(with(&|| events(3)), Err(DecodeError::TooMany("bytes")));
+    let blocks = |count: usize| encoded(&(1, [("BlockRemoved", vec![1u8; count])]));
+    assert!(with(&|| blocks(3)).is_ok());
+    assert_eq!(with(&|| blocks(4)), Err(DecodeError::TooMany("block_hashes")));
+    let medium = encoded(&(1, [("BlockRemoved", [1u8], "MEDIA")]));
+    assert_eq!(decode(&medium, &small), Err(DecodeError::TooMany("characters")));
+}
+
+#[test]
+fn what_is_no_batch_is_an_error() {
+    use DecodeError::*;
+    let cases: [(&[u8], DecodeError); 9] = [
+        (b"", Truncated),
+        (b"\x93", Truncated),
+        (b"\x93\x01\xdd\xff\xff\xff\xff", Truncated),
+        (b"\xc1", Malformed),
+        (b"\x01", Type("batch")),
+        (b"\x91\x01", Type("batch")),
+        (b"\x92\xa1x\x90", Type("timestamp")),
+        (b"\x92\x01\x90\x00", Trailing),
+        (b"\x92\x01\x91\xa1x", Type("event")),
+    ];
+    for (bytes, error) in cases {
+        assert_eq!(decode(bytes, &Limits::default()), Err(error), "{bytes:x?}");
+    }
+    assert_eq!(read(&(1, [("BlockStored", "no list")])), Err(Type("block_hashes")));
+    assert_eq!(read(&(1, [("BlockStored", [1.5])])), Err(Type("block_hashes")));
+    assert_eq!(read(&(1, [("BlockStored", [1], (), [-1])])), Err(Type("token_ids")));
+    assert_eq!(read(&(1, [0u8; 0], 1 << 20)), Err(TooMany("ranks")));
+    let mut deep = vec![0x92, 0x01, 0x91, 0x92, 0xa1, b'x'];
+    deep.extend([0x91; 40]);
+    deep.push(0);
+    assert_eq!(decode(&deep, &Limits::default()), Err(TooDeep));
+}
+
+#[test]
+fn every_cut_of_a_real_message_is_an_error() {
+    let (_, whole) = &payloads(VLLM_INTEGERS)[3];
+    for end in 0..whole.len() {
+        assert!(decode(&whole[..end], &Limits::default()).is_err(), "cut at {end}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn damaged_messages_never_panic(
+        which in 0usize..20,
+        damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let (_, mut bytes) = payloads(VLLM_INTEGERS).swap_remove(which);
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let _ = decode(&bytes, &Limits::default());
+    }
+
+    #[test]
+    fn noise_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = decode(&bytes, &Limits::default());
+    }
+}

@@ -1,1 +1,162 @@
+use proptest::prelude::*;
+use std::collections::BTreeMap;
 
+use super::*;
+use crate::tests::{SGLANG, VLLM_INTEGERS, chain, chain_from, recording, removed, root, rules, stored};
+use vocabulary::{Blocks, RootKeys};
+
+const WORKER: WorkerId = WorkerId(5);
+
+fn feed(block: u64) -> Feed {
+    Feed::new(WORKER, DpRank(0), rules(block))
+}
+
+fn settle(feed: &mut Feed, index: &mut Index, budget: usize) {
+    while feed.settle(index, budget).unwrap() == Settled::More {}
+}
+
+fn depth(index: &Index, prompt: &[vocabulary::BlockHash]) -> u64 {
+    index.overlaps(prompt).first().map_or(0, |overlap| overlap.blocks.0)
+}
+
+#[test]
+fn a_real_engines_life_ends_with_what_it_really_held() {
+    // A cache of 48 blocks of 32 tokens that overflows four times, has duplicates, and is cleared.
+    let prompt: Vec<u32> = (0..96).map(|n| 103 + 7 * n).collect();
+    let (plain, salted) = (chain(16, &prompt), {
+        let keys = RootKeys { salt: Some("tenant-a"), ..RootKeys::default() };
+        chain_from(root(keys), 16, &prompt)
+    });
+    let (mut feed, mut index) = (feed(16), Index::new());
+    let mut depths = Vec::new();
+    for (_, batch) in recording(VLLM_INTEGERS) {
+        batch.events.iter().for_each(|event| feed.take(event));
+        settle(&mut feed, &mut index, 7);
+        depths.push((depth(&index, &plain), depth(&index, &salted)));
+    }
+    assert_eq!(depths[0], (6, 0));
+    assert_eq!(depths[3], (6, 6), "a tenant's copy lies beside the others'");
+    assert_eq!(depths[13], (0, 0), "evicted, the doubled blocks with their second removal");
+    assert_eq!(depths[17], (6, 0));
+    assert_eq!(depths[19], (6, 0), "cleared and stored again");
+    assert_eq!(index.blocks(), 6);
+    assert_eq!(feed.counts(), SourceCounts::default(), "a whole stream leaves no riddles");
+}
+
+#[test]
+fn the_index_never_has_more_than_the_engines_cache_holds() {
+    let (mut feed, mut index) = (feed(32), Index::new());
+    for (sequence, batch) in recording(VLLM_INTEGERS) {
+        batch.events.iter().for_each(|event| feed.take(event));
+        settle(&mut feed, &mut index, 1000);
+        assert!(index.blocks() <= 48, "{} blocks after message {sequence}", index.blocks());
+    }
+}
+
+#[test]
+fn sglang_events_are_placed_alike() {
+    let (mut feed, mut index) = (feed(32), Index::new());
+    for (_, batch) in recording(SGLANG).into_iter().take(5) {
+        batch.events.iter().for_each(|event| feed.take(event));
+    }
+    settle(&mut feed, &mut index, 3);
+    let prompt: Vec<u32> = (0..160).map(|n| 103 + 7 * n).collect();
+    assert!(depth(&index, &chain(32, &prompt[..96])) == 3);
+    let keys = RootKeys { salt: Some("tenant-a"), ..RootKeys::default() };
+    assert_eq!(depth(&index, &chain_from(root(keys), 32, &prompt[..96])), 3);
+}
+
+#[test]
+fn a_portion_is_a_portion() {
+    let (mut feed, mut index) = (feed(4), Index::new());
+    let hashes: Vec<u64> = (0..100).collect();
+    feed.take(&Event::Stored(stored(&hashes, None, &(0..400).collect::<Vec<_>>())));
+    let mut before = 0;
+    while feed.settle(&mut index, 10).unwrap() == Settled::More {
+        assert!(index.blocks() - before <= 10);
+        before = index.blocks();
+    }
+    assert_eq!(index.blocks(), 100);
+    feed.reset();
+    assert_eq!(feed.settle(&mut index, 10).unwrap(), Settled::More);
+    assert_eq!(depth(&index, &chain(4, &(0..400).collect::<Vec<_>>())), 0, "gone at once");
+    assert!(index.blocks() >= 90, "swept later");
+    settle(&mut feed, &mut index, 10);
+    assert_eq!((index.blocks(), index.sources()), (0, 1));
+    feed.leave();
+    settle(&mut feed, &mut index, 10);
+    assert_eq!(index.sources(), 0);
+}
+
+#[test]
+fn knowledge_outlives_a_reset() {
+    let (mut feed, mut index) = (feed(4), Index::new());
+    settle(&mut feed, &mut index, 10);
+    assert_eq!(index.knowledge(WORKER), Knowledge::Degraded);
+    feed.know(Knowledge::Exact);
+    feed.take(&Event::Cleared);
+    settle(&mut feed, &mut index, 10);
+    assert_eq!(index.knowledge(WORKER), Knowledge::Exact);
+}
+
+/// What an engine with this block tree does: blocks 0..12, block n's parent is n/2 of the level above.
+fn parent(block: u64) -> Option<u64> {
+    (block > 1).then_some(block / 2)
+}
+
+fn prompt_of(block: u64) -> Vec<u32> {
+    let mut path = vec![block];
+    while let Some(up) = parent(*path.last().unwrap()) {
+        path.push(up);
+    }
+    path.iter().rev().flat_map(|block| (0..4).map(move |n| *block as u32 * 10 + n)).collect()
+}
+
+proptest! {
+    #[test]
+    fn copies_resets_and_portions_agree_with_a_plain_count(
+        steps in proptest::collection::vec((0u8..12, 1u64..14), 1..120),
+        budget in 1usize..9,
+    ) {
+        let (mut feed, mut index) = (feed(2), Index::new());
+        let mut copies: BTreeMap<u64, u32> = BTreeMap::new();
+        // Names whose place the source can know: stored while the parent was there, and not gone since.
+        for (kind, block) in steps {
+            match kind {
+                0 => {
+                    feed.take(&Event::Cleared);
+                    copies.clear();
+                }
+                1..=4 => {
+                    feed.take(&Event::Removed(removed(&[block])));
+                    if let Some(count) = copies.get_mut(&block) {
+                        *count -= 1;
+                        if *count == 0 { copies.remove(&block); }
+                    }
+                }
+                _ => {
+                    // An engine stores a block only with all its ancestors in place.
+                    let mut path = vec![block];
+                    while let Some(up) = parent(*path.last().unwrap()) { path.push(up); }
+                    for block in path.into_iter().rev() {
+                        let tokens: Vec<u32> = (0..4).map(|n| block as u32 * 10 + n).collect();
+                        feed.take(&Event::Stored(stored(&[block], parent(block), &tokens)));
+                        *copies.entry(block).or_default() += 1;
+                    }
+                }
+            }
+            if kind % 3 == 0 { let _ = feed.settle(&mut index, budget).unwrap(); }
+        }
+        settle(&mut feed, &mut index, budget);
+        for block in 1..14 {
+            let prompt = prompt_of(block);
+            let mut path = vec![block];
+            while let Some(up) = parent(*path.last().unwrap()) { path.push(up); }
+            let expected = path.iter().rev().take_while(|block| copies.contains_key(block)).count() as u64;
+            let found = index.overlaps(&chain(2, &prompt)).first().map_or(Blocks(0), |overlap| overlap.blocks);
+            prop_assert_eq!(found, Blocks(2 * expected), "block {}", block);
+        }
+        prop_assert_eq!(feed.blocks(), copies.len());
+        prop_assert_eq!(index.blocks(), 2 * copies.len());
+    }
+}

@@ -1,1 +1,85 @@
+use std::collections::BTreeSet;
 
+use super::*;
+use crate::tests::SEED;
+use vocabulary::{PrefixId, Tokens};
+
+fn chain(last: u32, blocks: u32) -> Chain {
+    // The first two blocks are the same for all.
+    let tokens: Vec<u32> = (0..4 * blocks).map(|n| if n < 8 { n } else { n + last * 1000 }).collect();
+    Chain::over_tokens(PrefixId(1), SEED, Tokens(4), &tokens)
+}
+
+struct Held(BTreeSet<BlockHash>);
+
+impl Held {
+    fn apply(&mut self, changes: &[Change]) {
+        for change in changes {
+            let fresh = match *change {
+                Change::Held(hash, _) => self.0.insert(hash),
+                Change::Gone(hash, _) => self.0.remove(&hash),
+            };
+            assert!(fresh, "every change changes something: {change:?}");
+        }
+    }
+
+    fn depth(&self, chain: &Chain) -> usize {
+        chain.ids.iter().take_while(|id| self.0.contains(&id.block_hash())).count()
+    }
+}
+
+fn note(routed: &mut Routed, held: &mut Held, chain: &Chain, at: u64) {
+    let mut changes = Vec::new();
+    routed.note(chain, Micros(at), &mut changes);
+    held.apply(&changes);
+}
+
+#[test]
+fn the_least_recent_leaf_goes_first() {
+    let mut routed = Routed::new(RoutedLimits { blocks: 8, age: Micros(1_000) });
+    let mut held = Held(BTreeSet::new());
+    let (a, b) = (chain(1, 5), chain(2, 5));
+    note(&mut routed, &mut held, &a, 0);
+    note(&mut routed, &mut held, &b, 1);
+    assert_eq!((held.depth(&a), held.depth(&b)), (5, 5), "8 blocks, two of them shared");
+    note(&mut routed, &mut held, &chain(3, 3), 2);
+    assert_eq!((held.depth(&a), held.depth(&b), held.0.len()), (4, 5, 8));
+    note(&mut routed, &mut held, &a, 3);
+    assert_eq!((held.depth(&a), held.depth(&b), held.0.len()), (5, 4, 8));
+}
+
+#[test]
+fn what_was_not_used_for_long_is_forgotten() {
+    let mut routed = Routed::new(RoutedLimits { blocks: 100, age: Micros(10) });
+    let mut held = Held(BTreeSet::new());
+    note(&mut routed, &mut held, &chain(1, 4), 0);
+    note(&mut routed, &mut held, &chain(2, 4), 8);
+    let mut changes = Vec::new();
+    routed.expire(Micros(11), &mut changes);
+    held.apply(&changes);
+    assert_eq!((held.depth(&chain(1, 4)), held.depth(&chain(2, 4))), (2, 4), "the shared blocks were used at 8");
+    let mut changes = Vec::new();
+    routed.clear(&mut changes);
+    held.apply(&changes);
+    assert!(held.0.is_empty());
+}
+
+#[test]
+fn a_prompt_that_is_longer_than_the_bound_keeps_its_start() {
+    let mut routed = Routed::new(RoutedLimits { blocks: 3, age: Micros(10) });
+    let mut held = Held(BTreeSet::new());
+    note(&mut routed, &mut held, &chain(1, 9), 0);
+    assert_eq!(held.depth(&chain(1, 9)), 3);
+}
+
+#[test]
+fn repeated_prompts_take_no_more_memory() {
+    let mut routed = Routed::new(RoutedLimits { blocks: 1000, age: Micros(u64::MAX) });
+    let mut held = Held(BTreeSet::new());
+    // A block that is never used again sits in front of all later touches.
+    note(&mut routed, &mut held, &chain(9, 6), 0);
+    for round in 0..2_000 {
+        note(&mut routed, &mut held, &chain(1, 50), round);
+    }
+    assert!(routed.touches.len() < 2_500, "{} touches for {} blocks", routed.touches.len(), routed.stamps.len());
+}
