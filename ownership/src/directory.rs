@@ -13,11 +13,11 @@ use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::clock::LeaderClock;
 use crate::counters::{Counters, Readings};
-use crate::data_dir::{ClusterId, DataDir};
 use crate::error::{OwnershipError, SubmitError};
 use crate::log_store::LogStore;
 use crate::machine::Machine;
 use crate::network::Alone;
+use crate::node_folder::{ClusterId, NodeFolder};
 use crate::raft::Types;
 use crate::snapshots::SnapshotFile;
 use crate::ticker::{Reports, Ticker};
@@ -101,7 +101,7 @@ pub struct Directory {
     cluster: ClusterId,
     tasks: Mutex<Vec<JoinHandle<()>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    _data_dir: DataDir,
+    _folder: NodeFolder,
 }
 
 impl Directory {
@@ -109,13 +109,13 @@ impl Directory {
     ///
     /// Fails closed when anything that was written is not there or not readable.
     pub async fn open(options: Options) -> Result<Self, OwnershipError> {
-        let data_dir = DataDir::open(&options.data_dir, options.cluster)?;
-        let snapshots = SnapshotFile::at(data_dir.path("snapshot"));
-        let log = LogStore::open(&data_dir.path("log"), &data_dir.path("committed"))?;
-        let snapshot_at = check_snapshot(&snapshots, &log, &data_dir)?;
+        let folder = NodeFolder::open(&options.data_dir, options.cluster)?;
+        let snapshots = SnapshotFile::at(folder.path("snapshot"));
+        let log = LogStore::open(&folder.path("log"), &folder.path("committed"))?;
+        let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
         let (publisher, counters) = (Arc::<Publisher>::default(), Arc::<Counters>::default());
         let machine = Machine::new(snapshots, publisher.clone(), counters.clone());
-        let node = data_dir.identity.node;
+        let node = folder.identity.node;
         let raft = start(node, log.clone(), machine).await?;
         let clock = LeaderClock::take_office(publisher.view().now(), Instant::now());
         let clock = Arc::new(Mutex::new(clock));
@@ -130,9 +130,9 @@ impl Directory {
         let snapshot_bytes = inner.log.bytes();
         let ticker = Ticker { inner: inner.clone(), raft: raft.clone(), clock, options, snapshot_at, snapshot_bytes };
         let tasks = vec![tokio::spawn(watch_quorum(raft.clone(), inner.clone())), tokio::spawn(ticker.run())];
-        let cluster = data_dir.identity.cluster;
+        let cluster = folder.identity.cluster;
         let (tasks, writer) = (Mutex::new(tasks), Mutex::new(Some(writer)));
-        Ok(Self { inner, raft, lease, cluster, tasks, writer, _data_dir: data_dir })
+        Ok(Self { inner, raft, lease, cluster, tasks, writer, _folder: folder })
     }
 
     /// The ledger as this node last applied it.
@@ -214,9 +214,9 @@ impl Drop for Directory {
 }
 
 /// What was purged from the log must be in the snapshot. Returns the snapshot's index.
-fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, data_dir: &DataDir) -> Result<u64, OwnershipError> {
-    let path = data_dir.path("snapshot");
-    let (purged, _) = log.bounds().map_err(OwnershipError::io(data_dir.path("log")))?;
+fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder) -> Result<u64, OwnershipError> {
+    let path = folder.path("snapshot");
+    let (purged, _) = log.bounds().map_err(OwnershipError::io(folder.path("log")))?;
     let upto = snapshots.meta()?.and_then(|meta| meta.last_log_id).map_or(0, |id| id.index);
     if upto < purged {
         let detail = format!("it ends at entry {upto}, but the log was purged up to entry {purged}");

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::data_dir::ClusterId;
+use crate::node_folder::ClusterId;
 
 /// Why a directory could not be opened or kept running.
 #[derive(Debug, thiserror::Error)]

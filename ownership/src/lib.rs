@@ -5,12 +5,12 @@
 mod clock;
 mod committed;
 mod counters;
-mod data_dir;
 mod directory;
 mod error;
 mod log_store;
 mod machine;
 mod network;
+mod node_folder;
 mod raft;
 mod snapshots;
 mod ticker;
@@ -19,9 +19,9 @@ mod wal;
 mod writer;
 
 pub use counters::Readings;
-pub use data_dir::ClusterId;
 pub use directory::{Directory, Options};
 pub use error::{OwnershipError, SubmitError};
 pub use ledger;
+pub use node_folder::ClusterId;
 pub use view::{Quorum, View};
 pub use writer::Ticket;

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use ledger::Ledger;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::data_dir::write_durably;
 use crate::error::OwnershipError;
+use crate::node_folder::write_durably;
 use crate::raft::SnapshotMeta;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP1";

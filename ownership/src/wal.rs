@@ -100,12 +100,12 @@ impl raft_log::Types for WalTypes {
 /// Fails closed when a record in the middle is damaged, or when the log ends before `committed`.
 pub(crate) fn open(folder: &Path, committed: u64) -> Result<RaftLog<WalTypes>, OwnershipError> {
     std::fs::create_dir_all(folder).map_err(OwnershipError::io(folder))?;
-    let wal: RaftLog<WalTypes> = match RaftLog::open(config(folder, false)) {
+    let wal: RaftLog<WalTypes> = match RaftLog::open(config(folder, TornEnd::Refuse)) {
         Ok(wal) => wal,
         Err(strict) => {
             keep_evidence(folder)?;
             let damaged = |_| OwnershipError::Damaged { path: folder.to_owned(), detail: strict.to_string() };
-            let wal = RaftLog::open(config(folder, true)).map_err(damaged)?;
+            let wal = RaftLog::open(config(folder, TornEnd::Cut)).map_err(damaged)?;
             tracing::warn!(log = %folder.display(), error = %strict, "the log's end was torn and is cut off");
             wal
         }
@@ -117,13 +117,20 @@ pub(crate) fn open(folder: &Path, committed: u64) -> Result<RaftLog<WalTypes>, O
     Ok(wal)
 }
 
-fn config(folder: &Path, truncate_incomplete_record: bool) -> Arc<Config> {
+/// What to do with a last record that was not completely written.
+#[derive(PartialEq)]
+enum TornEnd {
+    Refuse,
+    Cut,
+}
+
+fn config(folder: &Path, torn: TornEnd) -> Arc<Config> {
     let mut config = Config::new(folder.display());
     // Small chunks, so that a purge frees disk; a small cache, because the state machine is the cache.
     config.wal.chunk_max_size = Some(64 << 20);
     config.wal.chunk_max_records = Some(128 << 10);
     config.wal.read_buffer_size = Some(4 << 20);
-    config.wal.truncate_incomplete_record = Some(truncate_incomplete_record);
+    config.wal.truncate_incomplete_record = Some(torn == TornEnd::Cut);
     config.wal.flush_batch_wait = Some(std::time::Duration::ZERO);
     config.log_cache_max_items = Some(16 << 10);
     config.log_cache_capacity = Some(64 << 20);

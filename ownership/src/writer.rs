@@ -15,9 +15,9 @@ use vocabulary::{ClientId, ClientSerial, NodeId};
 
 use crate::clock::LeaderClock;
 use crate::counters::Counters;
-use crate::data_dir::random;
 use crate::error::SubmitError;
 use crate::machine::Machine;
+use crate::node_folder::random;
 use crate::raft::{Proposal, Types};
 
 /// Commands in one entry.

@@ -19,11 +19,19 @@ pub struct Violation {
     pub detail: String,
 }
 
+/// Where a check found its property broken.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Broken(pub String);
+
+/// What a check says.
+pub type Checked = Result<(), Broken>;
+
 /// A property of one state.
-pub type StateCheck = fn(&Ledger) -> Result<(), String>;
+pub type StateCheck = fn(&Ledger) -> Checked;
 
 /// A property of two states, the second of which came out of the first.
-pub type StepCheck = fn(&Ledger, &Ledger) -> Result<(), String>;
+pub type StepCheck = fn(&Ledger, &Ledger) -> Checked;
 
 /// Properties of every state.
 pub const STATE: &[(&str, StateCheck)] = &[
@@ -53,113 +61,122 @@ pub const STEP: &[(&str, StepCheck)] = &[
 
 /// Checks one state.
 pub fn check(ledger: &Ledger) -> Result<(), Violation> {
-    STATE.iter().try_for_each(|(invariant, check)| check(ledger).map_err(|detail| Violation { invariant, detail }))
+    STATE
+        .iter()
+        .try_for_each(|(invariant, check)| check(ledger).map_err(|broken| Violation { invariant, detail: broken.0 }))
 }
 
 /// Checks a step from one state to a later one.
 pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), Violation> {
-    let violation = |invariant, detail| Violation { invariant, detail };
-    STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|detail| violation(invariant, detail)))
+    let violation = |invariant, broken: Broken| Violation { invariant, detail: broken.0 };
+    STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|broken| violation(invariant, broken)))
 }
 
-fn ensure(holds: bool, detail: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(detail()) }
+/// Fails a check unless something holds.
+macro_rules! ensure {
+    ($holds:expr, $($detail:tt)+) => {
+        match $holds {
+            true => Ok(()),
+            false => Err(Broken(format!($($detail)+))),
+        }
+    };
 }
 
-fn indexes_follow(ledger: &Ledger) -> Result<(), String> {
-    ensure(ledger.index == Indexes::of(&ledger.records), || "an index differs from what the records say".into())
+fn indexes_follow(ledger: &Ledger) -> Checked {
+    ensure!(ledger.index == Indexes::of(&ledger.records), "an index differs from what the records say")
 }
 
-fn leases_are_inverses(ledger: &Ledger) -> Result<(), String> {
+fn leases_are_inverses(ledger: &Ledger) -> Checked {
     let held = ledger.workers().filter(|worker| worker.is_live()).count();
-    ensure(held == ledger.index.leases.len(), || format!("{held} held, {} indexed", ledger.index.leases.len()))?;
+    ensure!(held == ledger.index.leases.len(), "{held} held, {} indexed", ledger.index.leases.len())?;
     ledger.index.leases.iter().try_for_each(|(until, id)| {
         let lease = ledger.worker(*id).map(|worker| worker.lease);
-        ensure(lease == Some(Lease::Held { until: *until }), || format!("{id} has {lease:?}, indexed at {until}"))
+        ensure!(lease == Some(Lease::Held { until: *until }), "{id} has {lease:?}, indexed at {until}")
     })
 }
 
-fn references_are_exact(ledger: &Ledger) -> Result<(), String> {
+fn references_are_exact(ledger: &Ledger) -> Checked {
     for artifact in ledger.artifacts() {
         let sessions = ledger.sessions().filter(|s| s.heads.iter().any(|h| h.artifact == artifact.id));
         let sessions: BTreeSet<_> = sessions.map(|session| session.id).collect();
-        ensure(sessions.iter().copied().eq(artifact.sessions.iter()), || format!("sessions of {}", artifact.id))?;
+        ensure!(sessions.iter().copied().eq(artifact.sessions.iter()), "sessions of {}", artifact.id)?;
         let hangs = |child: &&Artifact| child.parent.is_some_and(|parent| parent.artifact == artifact.id);
         let children: BTreeSet<_> = ledger.artifacts().filter(hangs).map(|child| child.id).collect();
-        ensure(children.iter().copied().eq(artifact.children.iter()), || format!("children of {}", artifact.id))?;
+        ensure!(children.iter().copied().eq(artifact.children.iter()), "children of {}", artifact.id)?;
     }
     let dangling = |session: &Session| session.heads.iter().any(|head| ledger.artifact(head.artifact).is_none());
-    ensure(!ledger.sessions().any(dangling), || "a head points at no extent".into())
+    ensure!(!ledger.sessions().any(dangling), "a head points at no extent")
 }
 
 /// A child starts after its parent's start, so no path of parents is a ring.
-fn forks_are_acyclic(ledger: &Ledger) -> Result<(), String> {
+fn forks_are_acyclic(ledger: &Ledger) -> Checked {
     ledger.artifacts().try_for_each(|child| {
         let Some(attached) = child.parent else { return Ok(()) };
-        let parent = ledger.artifact(attached.artifact).ok_or_else(|| format!("{} hangs on nothing", child.id))?;
+        let parent =
+            ledger.artifact(attached.artifact).ok_or_else(|| Broken(format!("{} hangs on nothing", child.id)))?;
         let kept = parent.boundaries.iter().any(|boundary| boundary.point == attached.at);
-        ensure(kept, || format!("{} hangs on a point that {} does not keep", child.id, parent.id))?;
-        ensure(parent.from() < child.from() && child.from() < child.end().blocks, || format!("{} is empty", child.id))
+        ensure!(kept, "{} hangs on a point that {} does not keep", child.id, parent.id)?;
+        ensure!(parent.from() < child.from() && child.from() < child.end().blocks, "{} is empty", child.id)
     })
 }
 
-fn boundaries_are_unique(ledger: &Ledger) -> Result<(), String> {
+fn boundaries_are_unique(ledger: &Ledger) -> Checked {
     let kept: usize = ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
     let indexed = ledger.index.boundaries.len();
-    ensure(kept == indexed, || format!("{kept} boundaries are kept, {indexed} can be found"))
+    ensure!(kept == indexed, "{kept} boundaries are kept, {indexed} can be found")
 }
 
-fn waypoints_are_kept(ledger: &Ledger) -> Result<(), String> {
+fn waypoints_are_kept(ledger: &Ledger) -> Checked {
     ledger.artifacts().try_for_each(|artifact| {
         let rises = artifact.boundaries.windows(2).all(|pair| pair[0].point.blocks < pair[1].point.blocks);
         let wanted = artifact.end().blocks.0 / WAYPOINT - artifact.from().0 / WAYPOINT;
         let kept = artifact.boundaries.iter().filter(|boundary| boundary.point.blocks.0 % WAYPOINT == 0).count();
-        ensure(rises && kept as u64 == wanted, || format!("{}: {kept} waypoints of {wanted}", artifact.id))
+        ensure!(rises && kept as u64 == wanted, "{}: {kept} waypoints of {wanted}", artifact.id)
     })
 }
 
-fn copies_match(ledger: &Ledger) -> Result<(), String> {
+fn copies_match(ledger: &Ledger) -> Checked {
     ledger.artifacts().try_for_each(|artifact| {
         let sealed = |point| artifact.boundaries.iter().any(|boundary| boundary.point == point);
         let match_all = artifact.replicas.iter().all(|copy| sealed(copy.upto) && artifact.owner != Some(copy.holder));
         let ordered = artifact.replicas.windows(2).all(|pair| pair[0].holder < pair[1].holder);
-        ensure(match_all && ordered, || format!("copies of {}", artifact.id))
+        ensure!(match_all && ordered, "copies of {}", artifact.id)
     })
 }
 
-fn heads_are_apart(ledger: &Ledger) -> Result<(), String> {
+fn heads_are_apart(ledger: &Ledger) -> Checked {
     ledger.sessions().try_for_each(|session| {
         let heads = &session.heads;
         let apart = |a: usize, b: usize| a == b || !ledger.descends(&heads[a], &heads[b]);
         let all = (0..heads.len()).all(|a| (0..heads.len()).all(|b| apart(a, b)));
-        ensure(all, || format!("heads of {}", session.id))
+        ensure!(all, "heads of {}", session.id)
     })
 }
 
-fn tenants_are_apart(ledger: &Ledger) -> Result<(), String> {
+fn tenants_are_apart(ledger: &Ledger) -> Checked {
     let tenant = |id: ArtifactId| ledger.artifact(id).map(|artifact| &artifact.origin);
     ledger.artifacts().try_for_each(|artifact| {
         let parent = artifact.parent.and_then(|parent| tenant(parent.artifact));
         let own = &artifact.origin;
         let same = parent.is_none_or(|parent| parent.scope() == own.scope() && parent.root == own.root);
-        ensure(same, || format!("{} extends another tenant's extent", artifact.id))
+        ensure!(same, "{} extends another tenant's extent", artifact.id)
     })?;
     ledger.sessions().try_for_each(|session| {
         let own = |id| tenant(id).is_some_and(|o| o.tenant == session.tenant && o.model == session.model);
-        ensure(session.heads.iter().all(|head| own(head.artifact)), || format!("heads of {}", session.id))
+        ensure!(session.heads.iter().all(|head| own(head.artifact)), "heads of {}", session.id)
     })
 }
 
-fn grants_are_past(ledger: &Ledger) -> Result<(), String> {
+fn grants_are_past(ledger: &Ledger) -> Checked {
     let past = |epoch: Epoch| epoch.index <= ledger.applied() && epoch.generation <= ledger.records.generation;
     let workers = ledger.workers().map(|worker| worker.epoch);
     let sessions = ledger.sessions().map(|session| session.epoch);
     let boundaries = ledger.artifacts().flat_map(|a| a.boundaries.iter().map(|boundary| boundary.epoch));
     let mut all = workers.chain(sessions).chain(ledger.artifacts().map(|a| a.epoch)).chain(boundaries);
-    ensure(all.all(past), || "a grant lies in the future".into())
+    ensure!(all.all(past), "a grant lies in the future")
 }
 
-fn tables_are_bounded(ledger: &Ledger) -> Result<(), String> {
+fn tables_are_bounded(ledger: &Ledger) -> Checked {
     let (limits, records) = (ledger.limits(), &ledger.records);
     let within = [
         (records.workers.len(), limits.workers),
@@ -172,67 +189,67 @@ fn tables_are_bounded(ledger: &Ledger) -> Result<(), String> {
         (ledger.artifacts().map(|artifact| artifact.replicas.len()).max().unwrap_or(0), limits.replicas),
     ];
     let broken = within.iter().position(|(len, limit)| *len > *limit as usize);
-    ensure(broken.is_none(), || format!("table {broken:?} holds {within:?}"))
+    ensure!(broken.is_none(), "table {broken:?} holds {within:?}")
 }
 
-fn one_owner_per_epoch(before: &Ledger, after: &Ledger) -> Result<(), String> {
+fn one_owner_per_epoch(before: &Ledger, after: &Ledger) -> Checked {
     for old in before.artifacts() {
         let new = after.artifact(old.id).filter(|new| new.epoch == old.epoch);
-        ensure(new.is_none_or(|new| new.owner == old.owner), || format!("{} at {}", old.id, old.epoch))?;
+        ensure!(new.is_none_or(|new| new.owner == old.owner), "{} at {}", old.id, old.epoch)?;
     }
     for old in before.sessions() {
         let new = after.session(old.id).filter(|new| new.epoch == old.epoch);
-        ensure(new.is_none_or(|new| new.owner == old.owner), || format!("{} at {}", old.id, old.epoch))?;
+        ensure!(new.is_none_or(|new| new.owner == old.owner), "{} at {}", old.id, old.epoch)?;
     }
     Ok(())
 }
 
-fn tokens_rise(before: &Ledger, after: &Ledger) -> Result<(), String> {
-    ensure(before.applied() <= after.applied(), || "the applied index fell".into())?;
+fn tokens_rise(before: &Ledger, after: &Ledger) -> Checked {
+    ensure!(before.applied() <= after.applied(), "the applied index fell")?;
     let workers = before.workers().filter_map(|old| Some((old.epoch, after.worker(old.id)?.epoch)));
     let sessions = before.sessions().filter_map(|old| Some((old.epoch, after.session(old.id)?.epoch)));
     let artifacts = before.artifacts().filter_map(|old| Some((old.epoch, after.artifact(old.id)?.epoch)));
     let mut all = workers.chain(sessions).chain(artifacts);
     all.try_for_each(|(old, new)| {
-        ensure(old == new || (old < new && new.index > before.applied()), || format!("{old} became {new}"))
+        ensure!(old == new || (old < new && new.index > before.applied()), "{old} became {new}")
     })
 }
 
-fn no_lease_revives(before: &Ledger, after: &Ledger) -> Result<(), String> {
+fn no_lease_revives(before: &Ledger, after: &Ledger) -> Checked {
     before.workers().filter(|old| !old.is_live()).try_for_each(|old| {
         let new = after.worker(old.id).filter(|new| new.is_live());
-        ensure(new.is_none_or(|new| new.epoch > old.epoch), || format!("{} without a grant", old.id))
+        ensure!(new.is_none_or(|new| new.epoch > old.epoch), "{} without a grant", old.id)
     })
 }
 
-fn no_lease_ends_early(before: &Ledger, after: &Ledger) -> Result<(), String> {
+fn no_lease_ends_early(before: &Ledger, after: &Ledger) -> Checked {
     before.workers().try_for_each(|old| {
         let (Lease::Held { until }, Some(new)) = (old.lease, after.worker(old.id)) else { return Ok(()) };
         let early = matches!(new.lease, Lease::Expired { at } if at < until)
             || matches!(new.lease, Lease::Held { until: now } if now < until && new.incarnation == old.incarnation);
-        ensure(!early, || format!("{} was promised until {until}, now {:?}", old.id, new.lease))
+        ensure!(!early, "{} was promised until {until}, now {:?}", old.id, new.lease)
     })
 }
 
-fn sealed_never_changes(before: &Ledger, after: &Ledger) -> Result<(), String> {
+fn sealed_never_changes(before: &Ledger, after: &Ledger) -> Checked {
     before.artifacts().try_for_each(|old| {
         let Some(new) = after.artifact(old.id) else { return Ok(()) };
         let same = (&old.origin, old.parent) == (&new.origin, new.parent) && old.end().blocks <= new.end().blocks;
         let mut kept = new.boundaries.iter().filter(|boundary| boundary.point.blocks <= old.end().blocks);
         let unchanged = kept.all(|boundary| old.boundaries.contains(boundary));
-        ensure(same && unchanged, || format!("{}", old.id))
+        ensure!(same && unchanged, "{}", old.id)
     })
 }
 
-fn clock_never_runs_back(before: &Ledger, after: &Ledger) -> Result<(), String> {
-    ensure(before.now() <= after.now(), || format!("{} became {}", before.now(), after.now()))
+fn clock_never_runs_back(before: &Ledger, after: &Ledger) -> Checked {
+    ensure!(before.now() <= after.now(), "{} became {}", before.now(), after.now())
 }
 
-fn outcomes_stay(before: &Ledger, after: &Ledger) -> Result<(), String> {
+fn outcomes_stay(before: &Ledger, after: &Ledger) -> Checked {
     for (id, old) in &before.records.clients {
         let Some(new) = after.records.clients.get(id) else { continue };
         let differs = |(serial, outcome)| new.outcomes().get(serial).is_some_and(|now| now != outcome);
-        ensure(!old.outcomes().iter().any(differs), || format!("{id}"))?;
+        ensure!(!old.outcomes().iter().any(differs), "{id}")?;
     }
     Ok(())
 }

@@ -48,13 +48,13 @@ pub(crate) struct Identity {
 
 /// An opened data directory; the lock goes with it.
 #[derive(Debug)]
-pub(crate) struct DataDir {
+pub(crate) struct NodeFolder {
     root: PathBuf,
     pub(crate) identity: Identity,
     _lock: File,
 }
 
-impl DataDir {
+impl NodeFolder {
     /// Opens the directory, or founds a cluster in an empty one.
     pub(crate) fn open(root: &Path, expected: Option<ClusterId>) -> Result<Self, OwnershipError> {
         fs::create_dir_all(root).map_err(OwnershipError::io(root))?;
@@ -130,40 +130,40 @@ mod tests {
     #[test]
     fn an_empty_folder_founds_a_cluster_that_keeps_its_identity() {
         let folder = tempfile::tempdir().unwrap();
-        let first = DataDir::open(folder.path(), None).unwrap().identity;
-        let again = DataDir::open(folder.path(), Some(first.cluster)).unwrap().identity;
+        let first = NodeFolder::open(folder.path(), None).unwrap().identity;
+        let again = NodeFolder::open(folder.path(), Some(first.cluster)).unwrap().identity;
         assert_eq!(first, again);
         let other = tempfile::tempdir().unwrap();
-        assert_ne!(DataDir::open(other.path(), None).unwrap().identity.cluster, first.cluster);
+        assert_ne!(NodeFolder::open(other.path(), None).unwrap().identity.cluster, first.cluster);
     }
 
     #[test]
     fn another_clusters_folder_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        drop(DataDir::open(folder.path(), Some(ClusterId(1))).unwrap());
-        let error = DataDir::open(folder.path(), Some(ClusterId(2))).unwrap_err();
+        drop(NodeFolder::open(folder.path(), Some(ClusterId(1))).unwrap());
+        let error = NodeFolder::open(folder.path(), Some(ClusterId(2))).unwrap_err();
         assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
     }
 
     #[test]
     fn a_folder_in_use_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let held = DataDir::open(folder.path(), None).unwrap();
-        let error = DataDir::open(folder.path(), None).unwrap_err();
+        let held = NodeFolder::open(folder.path(), None).unwrap();
+        let error = NodeFolder::open(folder.path(), None).unwrap_err();
         assert!(matches!(error, OwnershipError::Locked { .. }), "{error}");
         drop(held);
-        DataDir::open(folder.path(), None).unwrap();
+        NodeFolder::open(folder.path(), None).unwrap();
     }
 
     #[test]
     fn a_log_without_an_identity_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("log")).unwrap();
-        let error = DataDir::open(folder.path(), None).unwrap_err();
+        let error = NodeFolder::open(folder.path(), None).unwrap_err();
         assert!(error.to_string().contains("there is a log"), "{error}");
         fs::remove_dir(folder.path().join("log")).unwrap();
         fs::write(folder.path().join("identity.json"), "{").unwrap();
-        let error = DataDir::open(folder.path(), None).unwrap_err();
+        let error = NodeFolder::open(folder.path(), None).unwrap_err();
         assert!(matches!(error, OwnershipError::Damaged { .. }), "{error}");
     }
 }
