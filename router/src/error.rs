@@ -39,10 +39,10 @@ pub enum ApiError {
         model: String,
     },
     /// No API key came along.
-    #[error("No API key was given. Send it as 'Authorization: Bearer KEY'.")]
+    #[error("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")]
     NoKey,
-    /// The API key is not in the keys file.
-    #[error("Incorrect API key. Check the key, or ask the operator of this endpoint for one.")]
+    /// The API key is not in the keys file. Clients such as litellm recognise the first words, which are OpenAI's.
+    #[error("Incorrect API key provided. Check the key, or ask the operator of this endpoint for one.")]
     BadKey,
     /// The path is not served.
     #[error("Unknown path '{path}'. Served are the OpenAI API's inference paths; see the documentation.")]

@@ -159,7 +159,11 @@ impl Config {
         }
         let mut config: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
             let path = error.path().to_string();
-            ConfigError::Invalid { path, problem: error.into_inner().message().trim().to_owned() }
+            let mut problem = error.into_inner().message().trim().to_owned();
+            if problem.contains("socket address") {
+                problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
+            }
+            ConfigError::Invalid { path, problem }
         })?;
         for url in &overrides.workers {
             let invalid =

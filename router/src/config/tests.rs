@@ -46,7 +46,7 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ),
         ("", &["steering.bypass=own"], "steering.bypass: accepted is session_pinning"),
         ("", &["planner.lamda=1"], "lamda"),
-        ("", &["proxy.listen=nowhere"], "proxy.listen"),
+        ("", &["proxy.listen=localhost"], "proxy.listen: invalid socket address syntax; accepted is IP:PORT"),
         ("", &["mode"], "expected PATH=VALUE"),
         ("", &[".=1"], "expected PATH=VALUE"),
         ("[proxy]\nconnections = 5", &["proxy.connections.max=1"], "connections is not a section"),

@@ -6,9 +6,12 @@ pub mod metrics;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::time::SystemTime;
 
-/// Plain lines on standard error, filtered by `RUST_LOG` (default `info`). A second call changes nothing.
+/// What is shown without `RUST_LOG`: our own news, and of the quorum's library only what is wrong.
+const USUAL: &str = "info,openraft=warn,raft_log=warn,chunked_wal=warn";
+
+/// Plain lines on standard error, filtered by `RUST_LOG`. A second call changes nothing.
 pub fn init_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(USUAL));
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
