@@ -152,4 +152,4 @@ impl UsageFields {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -109,6 +109,7 @@ impl<'a> Splice<'a> {
         let places: Vec<usize> = self.fields.places(name).collect();
         self.replaced.retain(|(place, _)| !places.contains(place));
         self.replaced.extend(places.iter().map(|place| (*place, None)));
+        self.appended.retain(|(appended, _)| *appended != name);
         !places.is_empty()
     }
 

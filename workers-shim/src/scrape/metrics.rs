@@ -149,9 +149,12 @@ impl<'a> Sample<'a> {
         };
         // A timestamp may follow the value.
         let value = value.split_ascii_whitespace().next()?.parse::<f64>().ok()?;
-        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let (name, labels) = match series.split_once('{') {
+            Some((name, labels)) => (name, labels.strip_suffix('}')?),
+            None => (series, ""),
+        };
         // Engines report NaN for what they have not measured.
-        value.is_finite().then_some(Self { name, labels: labels.trim_end_matches('}'), value })
+        value.is_finite().then_some(Self { name, labels, value })
     }
 
     /// The value of a label, without unescaping: none that matters here has escapes.

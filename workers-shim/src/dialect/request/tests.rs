@@ -1,1 +1,127 @@
+use serde_json::{Value, json};
 
+use super::*;
+use crate::dialect::Answer;
+
+fn body(text: &str) -> RequestBody {
+    RequestBody::read(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+}
+
+fn text(bytes: Bytes) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn value(bytes: &Bytes) -> Value {
+    serde_json::from_slice(bytes).unwrap()
+}
+
+const PARAMETERS: &str =
+    r#"{"do_remote_prefill":true, "do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_request_id":"cmpl-1-x"}"#;
+
+fn handoff() -> Handoff {
+    let answer = format!("{{\"id\":\"x\",\"kv_transfer_params\":{PARAMETERS}}}");
+    Answer::read(&Bytes::from(answer)).unwrap().handoff.unwrap()
+}
+
+const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi \ud800"}],"stream":true,
+ "stream_options":{"include_usage":false,"x":1},"max_completion_tokens":99,"min_tokens":5,"temperature":0.70,"odd":[1]}"#;
+
+#[test]
+fn a_plain_leg_is_the_clients_own_bytes() {
+    assert_eq!(text(body(CHAT).plain(&LegOptions::default())), CHAT);
+}
+
+#[test]
+fn a_prefill_leg_computes_one_token_and_does_not_stream() {
+    let leg = body(CHAT).prefill(&LegOptions::default());
+    let expected = json!({
+        "model": "m", "messages": "", "stream": false, "max_completion_tokens": 1, "max_tokens": 1,
+        "temperature": 0.7, "odd": [1],
+        "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false},
+    });
+    let leg = text(leg);
+    let messages = r#"[{"role":"user","content":"hi \ud800"}]"#;
+    assert!(leg.contains(messages) && leg.contains("\"temperature\":0.70"), "{leg}");
+    assert_eq!(serde_json::from_str::<Value>(&leg.replace(messages, "\"\"")).unwrap(), expected);
+}
+
+#[test]
+fn every_api_is_bounded_by_its_own_field() {
+    let bound = |api, request: &str| {
+        let leg = value(&body(request).prefill(&LegOptions { api, ..LegOptions::default() }));
+        let mut named: Vec<String> =
+            leg.as_object().unwrap().keys().filter(|key| key.contains("max")).cloned().collect();
+        named.sort();
+        named
+    };
+    assert_eq!(bound(Api::Completions, "{}"), ["max_tokens"]);
+    assert_eq!(bound(Api::Completions, r#"{"max_completion_tokens":4}"#), ["max_completion_tokens", "max_tokens"]);
+    assert_eq!(bound(Api::Chat, "{}"), ["max_completion_tokens", "max_tokens"]);
+    assert_eq!(bound(Api::Responses, r#"{"max_output_tokens":4}"#), ["max_output_tokens"]);
+    assert_eq!(bound(Api::Messages, "{}"), ["max_tokens"]);
+}
+
+#[test]
+fn a_decode_leg_hands_the_parameters_over_unchanged() {
+    let leg = text(body(CHAT).decode(&LegOptions::default(), handoff()));
+    let (before, after) = CHAT.rsplit_once('}').unwrap();
+    assert_eq!(leg, format!("{before},\"kv_transfer_params\":{PARAMETERS}}}{after}"));
+}
+
+#[test]
+fn an_abandoned_decode_leg_only_fetches() {
+    let request = body(&CHAT.replace("\\ud800", ""));
+    let leg = value(&request.decode_abandoned(&LegOptions::default(), handoff()));
+    let of = |name: &str| leg.get(name).cloned();
+    assert_eq!(
+        (of("max_tokens"), of("max_completion_tokens"), of("stream")),
+        (Some(1.into()), Some(1.into()), Some(false.into()))
+    );
+    assert_eq!((of("min_tokens"), of("stream_options")), (None, None));
+    assert_eq!(of("kv_transfer_params"), serde_json::from_str(PARAMETERS).unwrap());
+}
+
+#[test]
+fn what_only_routers_may_send_is_left_out_and_counted() {
+    let smuggled = r#"{"kv_tr\u0061nsfer_params":{"do_remote_prefill":true},"a":1,
+        "vllm_xargs":{"kv_cache_report_mode":"full","kv_transfer_params":{},"own":2}}"#;
+    let request = body(smuggled);
+    assert_eq!(value(&request.plain(&LegOptions::default())), json!({"a": 1, "vllm_xargs": {"own": 2}}));
+    let leg = value(&request.prefill(&LegOptions::default()));
+    assert_eq!(leg["kv_transfer_params"], json!({"do_remote_decode": true, "do_remote_prefill": false}));
+    let stripped = Stripped { transfer_parameters: 2, report_mode: 1, salt: 0 };
+    assert_eq!(request.stripped(&LegOptions::default()), stripped);
+    assert_eq!(body(CHAT).stripped(&LegOptions::default()), Stripped::default());
+}
+
+#[test]
+fn the_tenants_salt_replaces_the_clients() {
+    let options = LegOptions { salt: Some("5a\"".into()), ..LegOptions::default() };
+    let salted = body(r#"{"cache_salt":"mine","a":1}"#);
+    assert_eq!(text(salted.plain(&options)), r#"{"cache_salt":"5a\"","a":1}"#);
+    assert_eq!(text(body(r#"{"a":1}"#).plain(&options)), r#"{"a":1,"cache_salt":"5a\""}"#);
+    assert_eq!((salted.stripped(&options).salt, salted.stripped(&LegOptions::default()).salt), (1, 0));
+    assert_eq!(text(salted.plain(&LegOptions::default())), r#"{"cache_salt":"mine","a":1}"#);
+}
+
+#[test]
+fn usage_is_asked_for_only_in_streams_and_keeps_the_other_options() {
+    let options = LegOptions { usage: UsageEvent::Always, ..LegOptions::default() };
+    let asked = |request: &str| value(&body(request).plain(&options)).get("stream_options").cloned();
+    let chat = CHAT.replace("\\ud800", "");
+    assert_eq!(asked(&chat), Some(json!({"include_usage": true, "x": 1})));
+    assert_eq!(asked(r#"{"stream":true}"#), Some(json!({"include_usage": true})));
+    assert_eq!(asked(r#"{"stream":true,"stream_options":null}"#), Some(json!({"include_usage": true})));
+    assert_eq!(asked(r#"{"stream":false}"#), None);
+    assert_eq!(asked("{}"), None);
+}
+
+#[test]
+fn fields_that_decide_may_stand_only_once() {
+    for name in RELIED {
+        let twice = Bytes::from(format!("{{\"{name}\":1,\"{name}\":2}}"));
+        let error = RequestBody::read(twice).unwrap_err();
+        assert_eq!(error, JsonError::Duplicate { name: name.into() });
+    }
+    assert!(RequestBody::read(Bytes::from_static(br#"{"vllm_xargs":7}"#)).is_ok(), "types are the engine's business");
+}

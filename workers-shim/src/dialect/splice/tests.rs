@@ -1,1 +1,131 @@
+use proptest::prelude::*;
 
+use super::*;
+
+fn scan(text: &str) -> JsonFields {
+    JsonFields::scan(Bytes::copy_from_slice(text.as_bytes()), &[]).unwrap()
+}
+
+fn spliced(text: &str, edit: impl FnOnce(&mut Splice<'_>)) -> String {
+    let fields = scan(text);
+    let mut splice = Splice::new(&fields);
+    edit(&mut splice);
+    String::from_utf8(splice.finish().to_vec()).unwrap()
+}
+
+#[test]
+fn everything_else_stays_byte_for_byte() {
+    let text = "{ \"a\":1 ,\n  \"b\" : \"\\ud800\", \"z\":1.0e0 }\n";
+    assert_eq!(spliced(text, |s| s.set("b", b"2".as_slice())), "{ \"a\":1 ,\n  \"b\" : 2, \"z\":1.0e0 }\n");
+    assert_eq!(
+        spliced(text, |s| s.set("c", b"[3]".as_slice())),
+        "{ \"a\":1 ,\n  \"b\" : \"\\ud800\", \"z\":1.0e0,\"c\":[3] }\n"
+    );
+    assert_eq!(spliced(text, |s| assert!(s.remove("a"))), "{ \"b\" : \"\\ud800\", \"z\":1.0e0 }\n");
+    assert_eq!(spliced(text, |s| assert!(s.remove("b"))), "{ \"a\":1, \"z\":1.0e0 }\n");
+    assert_eq!(spliced(text, |s| assert!(s.remove("z"))), "{ \"a\":1 ,\n  \"b\" : \"\\ud800\" }\n");
+    assert_eq!(spliced(text, |s| assert!(!s.remove("y"))), text);
+}
+
+#[test]
+fn objects_can_become_empty_and_be_filled() {
+    assert_eq!(spliced("{}", |s| s.set("a", b"1".as_slice())), "{\"a\":1}");
+    assert_eq!(spliced(" { } ", |s| s.set("a", b"1".as_slice())), " {\"a\":1 } ");
+    assert_eq!(spliced("{\"a\":1}", |s| assert!(s.remove("a"))), "{}");
+    let both = |s: &mut Splice<'_>| {
+        s.remove("a");
+        s.remove("b");
+        s.set("c", b"1".as_slice());
+        s.set("c", b"2".as_slice());
+    };
+    assert_eq!(spliced("{\"a\":1, \"b\":2}", both), "{\"c\":2}");
+}
+
+#[test]
+fn the_last_word_on_a_field_counts() {
+    let set_then_remove = |s: &mut Splice<'_>| {
+        s.set("a", b"2".as_slice());
+        s.remove("a");
+    };
+    assert_eq!(spliced("{\"a\":1,\"b\":1}", set_then_remove), "{\"b\":1}");
+    let remove_then_set = |s: &mut Splice<'_>| {
+        s.remove("a");
+        s.set("a", b"2".as_slice());
+    };
+    assert_eq!(spliced("{\"a\":1,\"b\":1}", remove_then_set), "{\"a\":2,\"b\":1}");
+}
+
+#[test]
+fn an_escaped_name_hides_nothing() {
+    let text = r#"{"\u0061":1,"b":2,"a\u0000":3}"#;
+    assert_eq!(scan(text).get("a"), Some(b"1".as_slice()));
+    assert_eq!(spliced(text, |s| assert!(s.remove("a"))), r#"{"b":2,"a\u0000":3}"#);
+    let twice = JsonFields::scan(Bytes::from_static(br#"{"a":1,"\u0061":2}"#), &["a"]);
+    assert_eq!(twice.unwrap_err(), JsonError::Duplicate { name: "a".into() });
+}
+
+#[test]
+fn repetitions_of_other_fields_are_the_clients_business() {
+    let text = r#"{"a":1,"b":0,"a":2}"#;
+    assert_eq!(scan(text).read::<u32>("a"), Some(2));
+    assert_eq!(spliced(text, |s| s.set("a", b"3".as_slice())), r#"{"b":0,"a":3}"#);
+    assert_eq!(spliced(text, |s| assert!(s.remove("a"))), r#"{"b":0}"#);
+}
+
+#[test]
+fn nothing_changed_means_the_same_memory() {
+    let fields = scan("{\"a\":1}");
+    assert_eq!(Splice::new(&fields).finish().as_ptr(), fields.body().as_ptr());
+}
+
+#[test]
+fn the_number_of_fields_is_bounded() {
+    let object = |count: usize| {
+        let fields: Vec<String> = (0..count).map(|n| format!("\"f{n}\":{n}")).collect();
+        Bytes::from(format!("{{{}}}", fields.join(",")))
+    };
+    assert!(JsonFields::scan(object(1024), &[]).is_ok());
+    assert_eq!(JsonFields::scan(object(1025), &[]).unwrap_err(), JsonError::TooManyFields { most: 1024 });
+}
+
+#[test]
+fn values_are_read_or_not_there() {
+    let fields = scan(r#"{"s":true,"n":null,"t":"x"}"#);
+    assert_eq!(
+        (fields.read::<bool>("s"), fields.read::<bool>("n"), fields.read::<bool>("t")),
+        (Some(true), None, None)
+    );
+    assert!(fields.has("s") && !fields.has("n") && !fields.has("q"));
+}
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+proptest! {
+    #[test]
+    fn splicing_means_what_editing_a_map_means(
+        present in proptest::sample::subsequence(NAMES.to_vec(), 0..=4).prop_shuffle(),
+        edits in proptest::collection::vec((0usize..4, proptest::option::of(any::<u16>())), 0..6),
+        space in "[ \n\t]{0,2}",
+    ) {
+        let fields: Vec<String> = present.iter().map(|name| format!("{space}\"{name}\"{space}:{space}[\"{name}\"]{space}")).collect();
+        let text = format!("{space}{{{}{space}}}{space}", fields.join(","));
+        let mut model: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+        let result = spliced(&text, |splice| {
+            for (name, value) in edits {
+                let name = NAMES[name];
+                match value {
+                    Some(value) => {
+                        splice.set(name, value.to_string().into_bytes());
+                        model.insert(name.into(), value.into());
+                    }
+                    None => {
+                        splice.remove(name);
+                        model.remove(name);
+                    }
+                }
+            }
+        });
+        let read: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&result).unwrap();
+        prop_assert_eq!(read, model, "{} became {}", text, result);
+    }
+}

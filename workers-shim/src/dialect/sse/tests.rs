@@ -1,1 +1,139 @@
+use proptest::prelude::*;
 
+use super::*;
+use crate::dialect::answer::tests::recorded;
+use vocabulary::Tokens;
+
+/// Everything forwarded, and the scanner after it.
+fn read(mut scanner: SseScanner, chunks: &[&[u8]]) -> (Vec<u8>, SseScanner) {
+    let mut out = Vec::new();
+    for chunk in chunks {
+        scanner.push(Bytes::copy_from_slice(chunk), &mut out);
+    }
+    scanner.finish(&mut out);
+    (out.concat(), scanner)
+}
+
+#[test]
+fn a_real_stream_is_understood() {
+    let stream = recorded("D chat stream");
+    let (out, scanner) = read(SseScanner::new(), &[&stream]);
+    assert_eq!(out, stream);
+    let facts = scanner.facts();
+    assert_eq!(facts.id.as_deref(), Some("chatcmpl-b7f778f69d40dc66"));
+    assert_eq!((facts.finish.as_deref(), facts.done, facts.unread), (Some("length"), true, 0));
+    let usage = Usage { prompt: Tokens(218), completion: Tokens(16), cached: Some(Tokens(0)) };
+    assert_eq!(facts.usage, Some(usage));
+    assert!((14..=16).contains(&facts.outputs), "{} outputs", facts.outputs);
+    assert!(facts.ended() && scanner.at_boundary());
+}
+
+#[test]
+fn the_usage_event_is_hidden_and_nothing_else() {
+    let stream = recorded("D chat stream");
+    let (out, scanner) = read(SseScanner::hiding_usage(), &[&stream]);
+    let text = std::str::from_utf8(&stream).unwrap();
+    let kept: String = text.split_inclusive("\n\n").filter(|event| !event.contains("\"choices\":[]")).collect();
+    assert!(kept.len() < text.len());
+    assert_eq!(String::from_utf8(out).unwrap(), kept);
+    assert!(scanner.facts().usage.is_some());
+}
+
+#[test]
+fn whole_chunks_are_forwarded_without_a_copy() {
+    let stream = recorded("D chat stream");
+    for mut scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+        let mut out = Vec::new();
+        scanner.push(stream.clone(), &mut out);
+        assert!(out.iter().all(|slice| stream.as_ptr_range().contains(&slice.as_ptr())));
+        assert!(out.len() <= 2, "neighbours are one slice");
+    }
+}
+
+#[test]
+fn boundaries_are_known_between_events_only() {
+    let mut scanner = SseScanner::new();
+    let mut out = Vec::new();
+    for (chunk, at_boundary) in
+        [("data: {}\n", false), ("\n", true), (": comment\r\n", false), ("\r\n", true), ("data: [DO", false)]
+    {
+        scanner.push(Bytes::from(chunk), &mut out);
+        assert_eq!(scanner.at_boundary(), at_boundary, "after {chunk:?}");
+    }
+    assert!(!scanner.facts().ended());
+}
+
+#[test]
+fn engines_errors_and_broken_events_are_told_apart() {
+    let stream = b"data: {\"error\":{\"message\":\"out of blocks\",\"code\":500}}\n\ndata: {broken\n\nevent: ping\n\n";
+    let (_, scanner) = read(SseScanner::new(), &[stream]);
+    assert_eq!((scanner.facts().error.as_deref(), scanner.facts().unread), (Some("out of blocks"), 1));
+    assert!(scanner.facts().ended() && !scanner.facts().done);
+}
+
+#[test]
+fn every_kind_of_output_counts() {
+    let output = |choice: &str| {
+        let event = format!("data:{{\"choices\":[{choice}]}}\n\n");
+        read(SseScanner::new(), &[event.as_bytes()]).1.facts().outputs
+    };
+    assert_eq!(output(r#"{"delta":{"role":"assistant","content":""},"finish_reason":null}"#), 0);
+    for choice in [
+        r#"{"delta":{"content":"x"}}"#,
+        r#"{"text":" "}"#,
+        r#"{"delta":{"tool_calls":[{"index":0}]}}"#,
+        r#"{"delta":{"reasoning_content":"hm"}}"#,
+        r#"{"delta":{"reasoning":"hm"}}"#,
+    ] {
+        assert_eq!(output(choice), 1, "{choice}");
+    }
+}
+
+#[test]
+fn an_event_without_end_is_bounded_and_passes_unread() {
+    let long = vec![b'x'; LONGEST_EVENT / 2];
+    for scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+        let chunks: [&[u8]; 6] = [b"data: ", &long, &long, &long, b"\n", b"\ndata: [DONE]\n\n"];
+        let (out, scanner) = read(scanner, &chunks);
+        assert_eq!(out, chunks.concat());
+        assert_eq!((scanner.facts().unread, scanner.facts().done), (1, true));
+        assert!(scanner.tail.capacity() <= 2 * LONGEST_EVENT);
+    }
+}
+
+fn cuts(stream: &[u8], at: &[prop::sample::Index]) -> Vec<Vec<u8>> {
+    let mut at: Vec<usize> = at.iter().map(|at| at.index(stream.len())).collect();
+    at.extend([0, stream.len()]);
+    at.sort_unstable();
+    at.windows(2).map(|pair| stream[pair[0]..pair[1]].to_vec()).collect()
+}
+
+proptest! {
+    #[test]
+    fn cuts_make_no_difference(
+        at in proptest::collection::vec(any::<prop::sample::Index>(), 0..60),
+        crlf in any::<bool>(),
+    ) {
+        let mut stream = recorded("D chat stream").to_vec();
+        if crlf {
+            stream = String::from_utf8(stream).unwrap().replace('\n', "\r\n").into_bytes();
+        }
+        let pieces = cuts(&stream, &at);
+        let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
+        for fresh in [SseScanner::new, SseScanner::hiding_usage] {
+            let (whole, expected) = read(fresh(), &[&stream]);
+            let (out, scanner) = read(fresh(), &pieces);
+            prop_assert_eq!(scanner.facts(), expected.facts());
+            prop_assert_eq!(out, whole);
+        }
+    }
+
+    #[test]
+    fn noise_passes_as_it_is(chunks in proptest::collection::vec(proptest::collection::vec(prop::sample::select(b"\r\nd:{ata\"".to_vec()), 0..20), 0..12)) {
+        let chunks: Vec<&[u8]> = chunks.iter().map(Vec::as_slice).collect();
+        for scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+            let (out, _) = read(scanner, &chunks);
+            prop_assert_eq!(out, chunks.concat());
+        }
+    }
+}
