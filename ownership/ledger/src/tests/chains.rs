@@ -160,3 +160,34 @@ fn malformed_runs_are_refused_and_change_nothing() {
     }
     assert_eq!(bench.ledger.records.artifacts, hash);
 }
+
+#[test]
+fn an_extent_that_others_hang_on_is_not_joined_so_that_their_point_is_kept() {
+    let mut bench = Bench::new();
+    bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
+    bench.step(step(1, &chain(&[('a', 50)]), 30, 1));
+    bench.step(step(2, &chain(&[('a', 30), ('b', 10)]), 30, 1));
+    let first = bench.extent(session(1)).id;
+    for n in 6..20 {
+        bench.step(step(1, &chain(&[('a', n * 10)]), (n - 1) * 10, 1));
+    }
+    assert_eq!(bench.ledger.artifact_count(), 3);
+    assert_eq!(bench.ledger.artifact(first).unwrap().end().blocks, Blocks(50));
+    let branch = bench.extent(session(2)).parent.unwrap();
+    assert_eq!((branch.artifact, branch.at.blocks), (first, Blocks(30)));
+}
+
+#[test]
+fn a_head_stays_findable_while_others_seal_beyond_it() {
+    let mut bench = Bench::new();
+    let all = chain(&[('a', 200)]);
+    bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
+    let origin = bench.extent(session(1)).origin.clone();
+    for n in 4..20 {
+        let run = Run::of(&all, Blocks((n - 1) * 10), Blocks(n * 10)).unwrap();
+        let seal = Seal { session: Some(session(1)), origin: origin.clone(), run, extent: None, owner: owner(1) };
+        assert!(matches!(bench.run(Command::Seal(seal)), Outcome::Sealed { .. }));
+    }
+    let located = bench.locate(None, &chain(&[('a', 35)]));
+    assert!(matches!(located.lineage, Lineage::Continues { head, .. } if head.blocks == Blocks(30)), "{located:?}");
+}

@@ -174,3 +174,16 @@ fn groups_list_their_extents() {
     bench.run(Command::SetGroup(SetGroup { artifact, group: None }));
     assert_eq!(bench.ledger.group(group).count(), 0);
 }
+
+#[test]
+fn an_extent_with_a_live_copy_is_not_joined_and_keeps_it() {
+    let mut bench = Bench::new();
+    let one = chain(&[('a', 30)]);
+    bench.step(step(1, &one, 0, 1));
+    let first = bench.extent(session(1)).id;
+    let copy = ReplicateReadonly { place: place(&one, 30), holder: owner(2), ttl: Micros(3_000_000) };
+    bench.run(Command::ReplicateReadonly(copy));
+    bench.step(step(1, &chain(&[('a', 50)]), 30, 1));
+    assert_eq!(bench.ledger.artifact_count(), 2);
+    assert_eq!(bench.ledger.artifact(first).unwrap().replicas.len(), 1);
+}

@@ -119,3 +119,12 @@ fn a_rank_that_the_worker_does_not_have_owns_nothing() {
     assert!(!bench.step(commit(rank_2)).sealed);
     assert!(bench.step(commit(rank_1)).sealed);
 }
+
+#[test]
+fn a_shorter_renewal_does_not_shorten_a_lease() {
+    let mut bench = Bench::new();
+    let held = lease(&bench, 1).1;
+    let short = RenewLease { alive: vec![(WorkerId(1), Incarnation(1))], ttl: Micros(1_000) };
+    assert_eq!(bench.run(Command::RenewLease(short)), Outcome::Renewed { renewed: 1, refused: vec![] });
+    assert_eq!(lease(&bench, 1).1, held);
+}
