@@ -65,3 +65,17 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
     let missing = Config::load(Some(Path::new("/nonexistent.toml")), &Overrides::default()).unwrap_err();
     assert!(missing.to_string().contains("/nonexistent.toml"));
 }
+
+#[test]
+fn the_committed_example_says_the_defaults_and_its_comments_are_valid_too() {
+    let example = include_str!("../../../configs/ownerserve.toml");
+    let defaults = format!("{:?}", Config::default());
+    assert_eq!(format!("{:?}", load(example, &[], &[]).unwrap()), defaults);
+    // Examples are comments of the form `# name = value` and `# [section]`.
+    let is_example = |rest: &str| rest.starts_with('[') || rest.split(' ').nth(1) == Some("=");
+    let shown: Vec<_> =
+        example.lines().map(|line| line.strip_prefix("# ").filter(|r| is_example(r)).unwrap_or(line)).collect();
+    let config = load(&shown.join("\n"), &[], &[]).unwrap();
+    assert_eq!((config.workers.len(), config.models.len()), (1, 1));
+    assert!(config.auth.keys_file.is_some() && config.workers[0].replay.is_some());
+}
