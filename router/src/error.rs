@@ -191,7 +191,10 @@ impl ApiError {
             }
             Self::BadField { .. } => shape(StatusCode::BAD_REQUEST, BAD, Some("invalid_value")),
             Self::UnknownModel { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("model_not_found")),
-            Self::NoKey | Self::BadKey => shape(StatusCode::UNAUTHORIZED, BAD, Some("invalid_api_key")),
+            // litellm takes every "invalid_request_error" for a 400.
+            Self::NoKey | Self::BadKey => {
+                shape(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"))
+            }
             Self::UnknownPath { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("unknown_url")),
             Self::UnknownResponse { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("not_found")),
             Self::WrongMethod { .. } => shape(StatusCode::METHOD_NOT_ALLOWED, BAD, Some("method_not_allowed")),

@@ -2,6 +2,7 @@
 
 import threading
 
+import openai
 import pytest
 from harness.cluster import Cluster, Serve
 from harness.processes import until
@@ -66,6 +67,21 @@ def test_a_stream_that_breaks_ends_with_an_error_event():
         recorder.stop()
 
 
+def test_the_official_client_raises_when_its_stream_breaks():
+    recorder = Recorder()
+    recorder.behaviour.break_after_events = 3
+    serve = Serve([recorder.url]).wait()
+    try:
+        with openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none", max_retries=0) as client:
+            ask = {"model": "tiny", "messages": [{"role": "user", "content": "q"}], "stream": True}
+            with pytest.raises(openai.APIError, match="worker"):
+                list(client.chat.completions.create(**ask))
+        assert recorder.posts()
+    finally:
+        serve.stop()
+        recorder.stop()
+
+
 def ask_in_thread(port: int, body: bytes, results: list) -> threading.Thread:
     def run():
         try:
@@ -99,7 +115,7 @@ def test_a_worker_killed_in_mid_stream_ends_the_stream_with_an_error_event():
         body = chat("Tell me everything.", max_tokens=8000, stream=True, ignore_eos=True)
         with connect(cluster.serve.port) as connection:
             connection.sendall(head("POST", "/v1/chat/completions", {
-                "content-type": "application/json", "content-length": str(len(body))}) + body)
+                "content-type": "application/json", "content-length": str(len(body)), "connection": "close"}) + body)
             stream = connection.makefile("rb")
             received = b""
             while received.count(b"data:") < 5:
