@@ -28,6 +28,8 @@ pub struct AuthConfig {
     /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = "team-b"
     /// ```
     pub keys_file: Option<PathBuf>,
+    /// Secret from which each tenant's cache salt is made.
+    pub salt_secret: Option<Secret>,
 }
 
 /// A text that must not be printed.
@@ -225,7 +227,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, text).unwrap();
-        Keys::open(&AuthConfig { keys_file: Some(path) })
+        Keys::open(&AuthConfig { keys_file: Some(path), salt_secret: None })
     }
 
     fn tenant(keys: &Keys, name: &'static str, value: &str) -> Result<String, ApiError> {
@@ -263,7 +265,8 @@ mod tests {
             let error = keys(text).unwrap_err().to_string();
             assert!(!error.contains("sk-secret") && error.contains("accepted is"), "{error}");
         }
-        let missing = Keys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()) }).unwrap_err();
+        let missing =
+            Keys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()), salt_secret: None }).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/keys"));
     }
 
@@ -277,7 +280,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, "[keys]\n\"k1\" = \"a\"").unwrap();
-        let keys = Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()) }).unwrap());
+        let keys = Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()), salt_secret: None }).unwrap());
         let follower = tokio::spawn(keys.clone().follow_file(Duration::from_millis(5)));
         std::fs::write(&path, "[keys]\n\"k2-longer\" = \"b\"").unwrap();
         let deadline = std::time::Instant::now() + Duration::from_secs(5);

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::Bytes;
-use vocabulary::{SessionId, TenantId, WorkerId};
+use vocabulary::{TenantId, WorkerId};
 
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::Incoming;
 use crate::relay::{Observer, relay};
 use crate::resources::IdSniffer;
-use crate::roster::{Order, Sent};
+use crate::roster::Sent;
 use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
 
 /// Most workers tried for one request.
@@ -22,8 +22,6 @@ const ATTEMPTS: usize = 3;
 pub enum Where<'a> {
     /// Any that serves the model; any at all for `None`.
     Model(Option<&'a str>),
-    /// The one of these that the session's id hashes to.
-    Pinned(Option<&'a str>, SessionId),
     /// This one only.
     Only(WorkerId),
 }
@@ -48,7 +46,7 @@ pub async fn forward(
     let mut tried = Vec::new();
     loop {
         let sent = choose(gateway, to, &tried)?;
-        let worker = sent.member().id;
+        let worker = sent.member.id;
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
                 let sniffer = (learn == Learn::ResponseId && answer.status().is_success()).then(IdSniffer::default);
@@ -56,7 +54,10 @@ pub async fn forward(
                 return Ok(relay(answer, Watch { gateway: gateway.clone(), tenant, sent, sniffer }));
             }
             Err(error) => {
-                tracing::warn!(worker = %sent.member().config.endpoint(), request = %request.id, %error, "try failed");
+                tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
+                if let UpstreamError::Connect(_) = &error {
+                    gateway.fleet().unreachable(worker);
+                }
                 tried.push(worker);
                 if !error.retryable() || matches!(to, Where::Only(_)) || tried.len() == ATTEMPTS {
                     return Err(client_error(&error));
@@ -69,14 +70,13 @@ pub async fn forward(
 
 fn choose(gateway: &Gateway, to: Where<'_>, tried: &[WorkerId]) -> Result<Sent, ApiError> {
     let gone = || ApiError::WorkerFailed { detail: "no worker that could serve this is reachable".into() };
-    let pick = |order, model| match gateway.roster.pick(order, model, tried) {
-        Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
-        picked => picked,
-    };
+    let (roster, fleet) = (&gateway.roster, gateway.fleet());
     match to {
-        Where::Only(id) => gateway.roster.member(id).map(|member| gateway.roster.send_to(member)).ok_or_else(gone),
-        Where::Model(model) => pick(Order::of(gateway.config.steering.bypass, None), model),
-        Where::Pinned(model, session) => pick(Order::of(gateway.config.steering.bypass, Some(session)), model),
+        Where::Only(id) => roster.send_to(fleet, id).ok_or_else(gone),
+        Where::Model(model) => match roster.pick(fleet, model, tried) {
+            Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
+            picked => picked,
+        },
     }
 }
 
@@ -85,7 +85,7 @@ async fn attempt(
     request: &Incoming,
     sent: &Sent,
 ) -> Result<http::Response<WorkerBody>, UpstreamError> {
-    let member = sent.member();
+    let member = &sent.member;
     let outgoing = Outgoing {
         method: request.method.clone(),
         path: request.path.clone(),
@@ -117,7 +117,7 @@ struct Watch {
 impl Observer for Watch {
     fn piece(&mut self, data: &Bytes) {
         if let Some(id) = self.sniffer.as_mut().and_then(|sniffer| sniffer.feed(data)) {
-            self.gateway.responses.learn(&self.tenant, &id, self.sent.member().id);
+            self.gateway.responses.learn(&self.tenant, &id, self.sent.member.id);
         }
     }
 

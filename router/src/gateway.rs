@@ -5,16 +5,24 @@ use std::time::Instant;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
+use ownership::Directory;
 use ownership::ledger::{Command, Outcome};
-use ownership::{Directory, Options, OwnershipError};
-use vocabulary::NodeId;
+use vocabulary::{NodeId, WorkerId};
+use workers_shim::events::SharedIndex;
+use workers_shim::fleet::Fleet;
 
 use crate::auth::{Keys, KeysError, Secret};
+use crate::catalog::Catalog;
 use crate::config::{Config, WorkerConfig};
-use crate::pipeline::receipt::Receipts;
+use crate::pipeline::plan::Policies;
+use crate::pipeline::receipt::{Receipts, Remark};
+use crate::pipeline::replicate::Flight;
+use crate::pipeline::single_flight::SingleFlight;
 use crate::pipeline::steering::LiveSteering;
 use crate::resources::ResponseMakers;
+use crate::rooms::{Rooms, RoomsError};
 use crate::roster::Roster;
+use crate::salts::Salts;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::{Upstream, request_headers};
 
@@ -35,7 +43,13 @@ pub struct Gateway {
     pub roster: Arc<Roster>,
     /// Which worker made which response.
     pub responses: ResponseMakers,
-    directory: Directory,
+    rooms: Rooms,
+    /// What keeps tenants apart inside the engines.
+    pub salts: Salts,
+    /// The planner's policy and the bypass.
+    pub policies: Policies,
+    /// Prefixes on their way between workers.
+    pub replicates: SingleFlight<Flight, Option<Remark>>,
     /// Why the newest steps were served as they were.
     pub receipts: Receipts,
 }
@@ -49,19 +63,25 @@ pub enum GatewayError {
     /// The keys file was refused.
     #[error(transparent)]
     Keys(#[from] KeysError),
-    /// The ledger does not open.
-    #[error("the ledger (ledger.data_dir, --data-dir): {0}")]
-    Ledger(#[from] OwnershipError),
+    /// Models, ledger or workers.
+    #[error(transparent)]
+    Rooms(#[from] RoomsError),
 }
 
 impl Gateway {
-    /// Reads the keys and opens the ledger. Listens nowhere and asks no worker yet.
+    /// Reads the keys, opens the ledger and starts to watch the workers. Listens nowhere.
     pub async fn open(config: Config) -> Result<Self, GatewayError> {
-        let options = Options { lease: config.ledger.lease.0, ..Options::new(&config.ledger.data_dir) };
         let keys = Arc::new(Keys::open(&config.auth)?);
-        let directory = Directory::open(options).await?;
+        let rooms = Rooms::open(&config).await?;
+        let salts = match &config.auth.keys_file {
+            Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),
+            None => Salts::none(),
+        };
         Ok(Self {
-            directory,
+            rooms,
+            salts,
+            policies: Policies::new(&config.planner, config.steering.bypass),
+            replicates: SingleFlight::default(),
             receipts: Receipts::new(RECEIPTS),
             upstream: Upstream::new(config.upstream.clone()),
             keys,
@@ -75,24 +95,49 @@ impl Gateway {
 
     /// Sessions, owners and leases: the view of the ledger, and the way to write to it.
     pub fn directory(&self) -> &Directory {
-        &self.directory
+        &self.rooms.directory
+    }
+
+    /// The workers as they look now.
+    pub fn fleet(&self) -> &Fleet {
+        &self.rooms.fleet
+    }
+
+    /// Who holds what.
+    pub fn index(&self) -> &SharedIndex {
+        &self.rooms.index
+    }
+
+    /// The models.
+    pub fn catalog(&self) -> &Catalog {
+        &self.rooms.catalog
+    }
+
+    /// The configuration of a worker.
+    pub fn worker(&self, id: WorkerId) -> Option<&WorkerConfig> {
+        self.roster.member(id).map(|member| &member.config)
+    }
+
+    /// Writes out what the ledger has taken and closes it.
+    pub async fn close(&self) {
+        self.rooms.close().await;
     }
 
     /// This router, as the ledger knows it.
     pub fn node(&self) -> NodeId {
-        self.directory.node()
+        self.directory().node()
     }
 
     /// Hands a command to the ledger without waiting for anything; one that is not taken is counted.
     pub fn submit(&self, command: Command) {
         // The ledger counts outcomes and refusals itself.
-        drop(self.directory.submit(command));
+        drop(self.directory().submit(command));
     }
 
     /// Hands a command to the ledger and waits for its outcome; `None` when it is not taken or not known.
     pub async fn commit(&self, command: Command) -> Option<Outcome> {
         let begun = Instant::now();
-        let outcome = self.directory.submit(command).ok()?.await.ok()?;
+        let outcome = self.directory().submit(command).ok()?.await.ok()?;
         self.metrics.ledger.commit_seconds.observe(begun.elapsed().as_secs_f64());
         Some(outcome)
     }
@@ -131,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, keys_file.unwrap_or_default()).unwrap();
-        let auth = AuthConfig { keys_file: keys_file.map(|_| path) };
+        let auth = AuthConfig { keys_file: keys_file.map(|_| path), ..AuthConfig::default() };
         let ledger = LedgerConfig { data_dir: folder.path().join("ledger"), ..LedgerConfig::default() };
         let gateway = Gateway::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
         let mut worker = WorkerConfig::at("http://a:1".parse().unwrap());

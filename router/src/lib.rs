@@ -1,6 +1,7 @@
 //! The front door: from the client's bytes to the engine's and back. `pipeline` names the eight steps.
 
 pub mod auth;
+pub mod catalog;
 pub mod cli;
 pub mod config;
 pub mod demo;
@@ -14,7 +15,9 @@ pub mod pipeline;
 pub mod proxy;
 pub mod relay;
 pub mod resources;
+pub mod rooms;
 pub mod roster;
+pub mod salts;
 pub mod serve;
 pub mod server;
 pub mod sim_command;

@@ -1,6 +1,5 @@
 //! `GET /v1/models`: the union of what the workers serve, each entry as its worker wrote it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -62,7 +61,7 @@ fn json(text: String) -> Response {
 
 /// Every model once, in the order of the workers and of their lists.
 async fn union(gateway: &Gateway) -> Result<Vec<(String, Box<RawValue>)>, ApiError> {
-    let ready: Vec<Arc<Member>> = gateway.roster.ready().cloned().collect();
+    let ready = gateway.roster.ready(gateway.fleet());
     let lists = futures::future::join_all(ready.iter().map(|member| ask(gateway, member))).await;
     if lists.iter().all(Option::is_none) {
         return Err(ApiError::NoWorker { model: "any".into() });

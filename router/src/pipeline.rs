@@ -1,25 +1,103 @@
 //! The way of one request, from bytes to bytes. Control flow only: what each step does lives in its own file.
 
+pub mod commit;
+pub mod execute;
+pub mod finish;
+pub mod identify;
+pub mod legs;
+pub mod locate;
+pub mod opening;
+pub mod parse;
+pub mod plan;
 pub mod receipt;
+pub mod remote_prefill;
+pub mod replicate;
 pub mod session_key;
 pub mod single_flight;
 pub mod steering;
+pub mod stream;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::response::Response;
 
 use crate::error::ApiError;
-use crate::forward::{Learn, Where, forward};
 use crate::gateway::Gateway;
-use crate::incoming::{Endpoint, Envelope, Incoming};
+use crate::incoming::{Endpoint, Incoming};
+use crate::telemetry::metrics::Metrics;
+use finish::{Finish, Tries};
+use identify::Prefixed;
 
-/// Serves one generation request.
+/// Bodies above this are tokenized on a thread that may block.
+const LONG_BODY: usize = 256 << 10;
+
+/// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
 pub async fn serve_generation(
     gateway: &Arc<Gateway>,
-    _endpoint: Endpoint,
-    request: Incoming,
+    endpoint: Endpoint,
+    incoming: Incoming,
 ) -> Result<Response, ApiError> {
-    let envelope = Envelope::read(&request.body)?;
-    forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
+    let mut clock = Steps::begin(&gateway.metrics);
+    let salt = gateway.salts.of(&incoming.tenant);
+    let request = parse::parse(incoming, endpoint, salt)?;
+    clock.done("parse");
+    let prefixed = identify(gateway, request).await?;
+    clock.done("identify");
+    let located = locate::locate(gateway, prefixed);
+    clock.done("locate");
+    let step = plan::classify(gateway, located);
+    clock.done("classify");
+    let mut tries = Tries::default();
+    loop {
+        let planned = plan::plan(gateway, &step, &tries.excluded)?;
+        clock.done("plan");
+        commit::announce(gateway, &step, &planned.plan);
+        match execute::execute(gateway, &step, &planned.plan).await {
+            Ok(answering) => {
+                clock.done("execute");
+                tries.note(&planned, answering.remarks);
+                let finish = Finish {
+                    gateway: gateway.clone(),
+                    step,
+                    planned,
+                    tries,
+                    in_flight: Some(answering.in_flight),
+                    first_byte: Some(answering.first_byte),
+                    status: 0,
+                };
+                // The end of the stream commits.
+                return Ok(stream::stream(answering.opened, finish));
+            }
+            Err(failed) => tries.failed(gateway, &planned, failed)?,
+        }
+    }
+}
+
+async fn identify(gateway: &Gateway, request: parse::Request) -> Result<Prefixed, ApiError> {
+    let model = gateway.catalog().model(&request.model);
+    if request.incoming.body.len() < LONG_BODY {
+        return Ok(identify::identify(request, model));
+    }
+    let id = request.incoming.id;
+    let identified = tokio::task::spawn_blocking(move || identify::identify(request, model)).await;
+    identified.map_err(|_| ApiError::Internal { request: id.to_string() })
+}
+
+/// How long each step took.
+struct Steps<'a> {
+    metrics: &'a Metrics,
+    since: Instant,
+}
+
+impl<'a> Steps<'a> {
+    fn begin(metrics: &'a Metrics) -> Self {
+        Self { metrics, since: Instant::now() }
+    }
+
+    fn done(&mut self, step: &str) {
+        let now = Instant::now();
+        self.metrics.plans.step.with_label_values(&[step]).observe((now - self.since).as_secs_f64());
+        self.since = now;
+    }
 }

@@ -141,7 +141,7 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
             crate::models::one(gateway, &percent_decoded(id)).await
         }
         Served::Alive => Ok("ok\n".into_response()),
-        Served::Ready => match gateway.roster.ready().next() {
+        Served::Ready => match gateway.roster.ready(gateway.fleet()).first() {
             Some(_) => Ok("ok\n".into_response()),
             None => Err(ApiError::NoWorker { model: "any".into() }),
         },

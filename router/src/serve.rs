@@ -60,10 +60,7 @@ impl Serving {
         let operator = Server::start(address, operator::routes(&gateway), small, uncounted)
             .await
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
-        let background = vec![
-            tokio::spawn(gateway.roster.clone().probe(gateway.upstream.clone(), Duration::from_secs(2))),
-            tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5))),
-        ];
+        let background = vec![tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5)))];
         let serving = Self { gateway, proxy, operator, background };
         serving.announce();
         Ok(serving)
@@ -89,9 +86,7 @@ impl Serving {
         for task in self.background {
             task.abort();
         }
-        if let Err(error) = self.gateway.directory().close().await {
-            tracing::error!(%error, "the ledger did not close cleanly");
-        }
+        self.gateway.close().await;
     }
 
     fn announce(&self) {

@@ -117,6 +117,10 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
         let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "x_extra": 1});
         return axum::Json(serde_json::json!({"object": "list", "data": [entry]})).into_response();
     }
+    if ["/health", "/metrics", "/version", "/kv_event_sources"].contains(&path.as_str()) {
+        // A plain OpenAI server: it has none of an engine's own paths.
+        return StatusCode::NOT_FOUND.into_response();
+    }
     worker.seen.lock().push(Seen { method: head.method.to_string(), path, headers: head.headers, body: body.clone() });
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     let working = Working::begin(&worker.at_work);
@@ -193,7 +197,7 @@ pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Front {
     let config = Config::load(None, &Overrides { settings, workers: urls.to_vec() }).unwrap();
     let serving = Serving::start(config).await.unwrap();
     if !urls.is_empty() {
-        until("a worker is ready", || serving.gateway.roster.ready().next().is_some()).await;
+        until("a worker is ready", || !serving.gateway.roster.ready(serving.gateway.fleet()).is_empty()).await;
     }
     Front { serving, _data: data }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use vocabulary::Role;
+use workers_shim::fleet::WorkerProfile;
 
 use crate::auth::Secret;
 
@@ -29,12 +30,23 @@ pub struct WorkerConfig {
     /// ZMQ endpoint for replaying them.
     #[serde(default)]
     pub replay: Option<String>,
+    /// What is assumed of it until it was measured.
+    #[serde(default)]
+    pub profile: WorkerProfile,
 }
 
 impl WorkerConfig {
     /// An engine of which nothing but the URL is known.
     pub fn at(url: WorkerUrl) -> Self {
-        Self { url, role: None, models: Vec::new(), api_key: None, events: None, replay: None }
+        Self {
+            url,
+            role: None,
+            models: Vec::new(),
+            api_key: None,
+            events: None,
+            replay: None,
+            profile: WorkerProfile::default(),
+        }
     }
 
     /// Scheme, host and port.

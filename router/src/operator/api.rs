@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
-use vocabulary::{Health, ModelId, RequestId, Role, SessionId, WorkerId};
+use vocabulary::{RequestId, SessionId, WorkerView};
 
 use super::Problem;
 use crate::gateway::Gateway;
@@ -51,31 +51,14 @@ pub(super) async fn set_mode(
     Ok(Json(after))
 }
 
-/// One worker in `GET /ownerserve/v1/workers`.
-#[derive(Serialize)]
-pub(super) struct WorkerLine {
-    id: WorkerId,
-    endpoint: Arc<str>,
-    role: Role,
-    health: Health,
-    models: Vec<ModelId>,
-}
-
 /// The answer to `GET /ownerserve/v1/workers`.
 #[derive(Serialize)]
 pub(super) struct WorkerLines {
-    workers: Vec<WorkerLine>,
+    workers: Arc<[WorkerView]>,
 }
 
 pub(super) async fn workers(State(gateway): State<Arc<Gateway>>) -> Json<WorkerLines> {
-    let line = |member: &Arc<crate::roster::Member>| WorkerLine {
-        id: member.id,
-        endpoint: member.config.endpoint().clone(),
-        role: member.config.role(),
-        health: member.health(),
-        models: member.models(),
-    };
-    Json(WorkerLines { workers: gateway.roster.members().iter().map(line).collect() })
+    Json(WorkerLines { workers: gateway.fleet().snapshot() })
 }
 
 /// Which decisions are asked for.

@@ -54,7 +54,7 @@ pub fn routes(gateway: &Arc<Gateway>) -> Router {
 }
 
 async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
-    match gateway.roster.ready().next() {
+    match gateway.roster.ready(gateway.fleet()).first() {
         Some(_) => "ok\n".into_response(),
         None => Problem::not_ready("no worker answers").into_response(),
     }

@@ -18,14 +18,14 @@ async fn bad_input_gets_an_openai_error_and_harms_nothing() {
     let worker = worker().await;
     let front = front(&[&worker], &["proxy.body_limit=100000"]).await;
     let cases: [(&str, &[u8], u16, &str); 12] = [
-        (CHAT, b"{\"model\":\"tiny\"", 400, ""),
+        (CHAT, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"", 400, ""),
         (CHAT, b"", 400, ""),
         (CHAT, b"[]", 400, ""),
-        (CHAT, b"{\"model\":\"tiny\",\"x\":\"\xff\xfe\"}", 400, ""),
+        (CHAT, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"x\":\"\xff\xfe\"}", 400, ""),
         (CHAT, b"{\"model\":7}", 400, "invalid_value"),
-        (CHAT, b"{\"model\":\"tiny\",\"stream\":1}", 400, "invalid_value"),
-        (CHAT, b"{\"model\":\"gpt-9\"}", 404, "model_not_found"),
-        ("/v1/completions", b"{\"model\":\"gpt-9\"}", 404, "model_not_found"),
+        (CHAT, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"stream\":1}", 400, "invalid_value"),
+        (CHAT, b"{\"model\":\"gpt-9\",\"messages\":[]}", 404, "model_not_found"),
+        ("/v1/completions", b"{\"model\":\"gpt-9\",\"prompt\":\"\"}", 404, "model_not_found"),
         ("/v1/embeddings", b"{\"model\":\"gpt-9\"}", 404, "model_not_found"),
         ("/tokenize", b"nonsense", 400, ""),
         ("/v1/responses", b"{\"previous_response_id\":\"resp_9\"}", 404, "not_found"),
@@ -39,7 +39,10 @@ async fn bad_input_gets_an_openai_error_and_harms_nothing() {
     let got = send(front.proxy_address(), zstd, "{}").await;
     assert_eq!((got.status, got.error_code().as_str()), (415, "unsupported_content_encoding"));
     assert_eq!(worker.seen().len(), 0, "none of it reached the worker");
-    assert_eq!(post(front.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await.status, 200);
+    assert_eq!(
+        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
+        200
+    );
 }
 
 #[tokio::test]
@@ -72,7 +75,9 @@ async fn slow_headers_and_slow_bodies_are_timed_out_with_an_error() {
     let mut headers = raw(front.proxy_address(), b"POST /v1/models HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
     let answer = rest(&mut headers).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("headers_timeout"), "{answer}");
-    let mut body = raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\"}")[..70]).await;
+    let mut body =
+        raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
+            .await;
     let answer = rest(&mut body).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("body_timeout"), "{answer}");
     let mut idle = raw(front.proxy_address(), b"").await;
@@ -85,7 +90,7 @@ async fn a_client_that_leaves_cancels_the_work_streamed_or_not() {
     let worker = worker().await;
     let front = front(&[&worker], &[]).await;
     for behave in ["hang", "stream"] {
-        let body = format!("{{\"model\":\"tiny\",\"behave\":\"{behave}\"}}");
+        let body = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"{behave}\"}}");
         let mut client = raw(front.proxy_address(), &request_bytes(CHAT, &body)).await;
         until("the worker is at work", || worker.at_work.count() == 1).await;
         if behave == "stream" {
@@ -98,8 +103,14 @@ async fn a_client_that_leaves_cancels_the_work_streamed_or_not() {
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(text.contains("requests_total{code=\"499\",path=\"/v1/chat/completions\"} 1"), "{text}");
     // In the middle of the body, too.
-    drop(raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\"}")[..70]).await);
-    assert_eq!(post(front.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await.status, 200);
+    drop(
+        raw(front.proxy_address(), &request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}")[..70])
+            .await,
+    );
+    assert_eq!(
+        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
+        200
+    );
 }
 
 #[tokio::test]
@@ -129,7 +140,9 @@ async fn bodies_and_headers_arrive_byte_for_byte_both_ways() {
     assert_eq!((got.status, got.headers["x-engine"].to_str().unwrap()), (200, "yes"));
     assert!(!got.headers.contains_key("connection"), "the worker's connection is not the client's");
     assert!(got.headers["x-request-id"].to_str().unwrap().starts_with("req-"));
-    let refused = post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"behave\":\"refuse\"}").await;
+    let refused =
+        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"refuse\"}")
+            .await;
     assert_eq!((refused.status, &refused.body[..]), (422, &b"engine's own words"[..]));
 }
 
@@ -138,10 +151,10 @@ async fn a_compressed_body_reaches_the_engine_plain() {
     let worker = worker().await;
     let front = front(&[&worker], &[]).await;
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    std::io::Write::write_all(&mut encoder, b"{\"model\":\"tiny\"}").unwrap();
+    std::io::Write::write_all(&mut encoder, b"{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").unwrap();
     let request = Request::post(CHAT).header("content-encoding", "gzip");
     assert_eq!(send(front.proxy_address(), request, encoder.finish().unwrap()).await.status, 200);
-    assert_eq!(worker.last().body, "{\"model\":\"tiny\"}");
+    assert_eq!(worker.last().body, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}");
     assert!(!worker.last().headers.contains_key("content-encoding"));
 }
 
@@ -149,7 +162,7 @@ async fn a_compressed_body_reaches_the_engine_plain() {
 async fn a_piece_of_a_stream_arrives_before_the_next_one_exists() {
     let worker = worker().await;
     let front = front(&[&worker], &[]).await;
-    let body = "{\"model\":\"tiny\",\"behave\":\"stream\"}";
+    let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"stream\"}";
     let mut client = raw(front.proxy_address(), &request_bytes(CHAT, body)).await;
     let head = read_until(&mut client, "data: 0\n\n").await;
     assert!(head.contains("text/event-stream"), "{head}");
@@ -163,7 +176,7 @@ async fn a_piece_of_a_stream_arrives_before_the_next_one_exists() {
 async fn small_writes_do_not_wait_for_acknowledgements() {
     let worker = worker().await;
     let front = front(&[&worker], &[]).await;
-    let request = request_bytes(CHAT, "{\"model\":\"tiny\",\"behave\":\"two writes\"}");
+    let request = request_bytes(CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"two writes\"}");
     let mut client = raw(front.proxy_address(), b"").await;
     let mut spans = Vec::new();
     for _ in 0..9 {
@@ -180,7 +193,9 @@ async fn small_writes_do_not_wait_for_acknowledgements() {
 async fn a_worker_that_dies_inside_a_stream_leaves_an_explicit_error() {
     let worker = worker().await;
     let front = front(&[&worker], &[]).await;
-    let got = post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"behave\":\"die\"}").await;
+    let got =
+        post(front.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"die\"}")
+            .await;
     let text = String::from_utf8(got.body.to_vec()).unwrap();
     let (cut, told) = text.split_once("\n\nevent: error\ndata: ").expect("an error event");
     assert_eq!(cut, "data: {\"cut\":");
@@ -193,21 +208,20 @@ async fn a_dead_worker_is_passed_over_and_without_any_there_is_a_clear_error() {
     let alive = worker().await;
     let dead = Worker::start("two", "tiny").await;
     let front = front(&[&alive], &[]).await;
-    // Ready by the last probe, and then gone: its port refuses.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
     let both = front_of(&[gone, alive.url()], &["steering.bypass=round_robin"]).await;
-    both.gateway.roster.members()[0].pretend_ready("tiny");
     for _ in 0..4 {
-        both.gateway.roster.members()[0].pretend_ready("tiny");
-        assert_eq!(post(both.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await.status, 200);
+        assert_eq!(
+            post(both.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status,
+            200
+        );
     }
-    assert!(both.gateway.metrics.requests.retries.with_label_values(&["worker_connect"]).get() >= 1);
     drop((front, dead));
 
     let none = front_of(&[], &[]).await;
-    let got = post(none.proxy_address(), CHAT, "{\"model\":\"tiny\"}").await;
+    let got = post(none.proxy_address(), CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
     assert_eq!((got.status, got.error_code().as_str()), (503, "no_worker"));
     assert_eq!(got.headers["retry-after"], "1");
     assert_eq!(get(none.proxy_address(), "/readyz").await.status, 503);
@@ -236,7 +250,7 @@ async fn only_listed_paths_exist_and_administration_never_reaches_a_worker() {
         "/ownerserve/v1/mode",
         "/",
     ] {
-        let got = post(front.proxy_address(), path, "{\"model\":\"tiny\"}").await;
+        let got = post(front.proxy_address(), path, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
         assert_eq!((got.status, got.error_code().as_str()), (404, "unknown_url"), "{path}");
     }
     for path in ["/v1/files", "/v1/batches/b1/cancel", "/v1/assistants", "/v1/threads/t/runs"] {
@@ -272,7 +286,7 @@ async fn models_are_the_union_of_the_workers_and_entries_stay_as_they_are() {
     let (a, b) = (Worker::start("a", "org/m1").await, Worker::start("b", "m2").await);
     let again = Worker::start("again", "m2").await;
     let front = front(&[&a, &b, &again], &[]).await;
-    until("all are ready", || front.gateway.roster.ready().count() == 3).await;
+    until("all are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 3).await;
     let list = get(front.proxy_address(), "/v1/models").await.json();
     let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!((list["object"].as_str().unwrap(), ids), ("list", vec!["org/m1", "m2"]));
@@ -297,18 +311,18 @@ async fn a_stored_response_is_found_at_its_maker_and_at_nobody_elses_tenant() {
     std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
     let file = format!("auth.keys_file={}", keys.display());
     let front = front(&[&a, &b], &[&file, "steering.bypass=round_robin"]).await;
-    until("both are ready", || front.gateway.roster.ready().count() == 2).await;
+    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
     let at = front.proxy_address();
     let ask = |request: http::request::Builder, key: &str, body: &'static str| {
         send(at, request.header("authorization", format!("Bearer {key}")), body)
     };
     let path = "/v1/responses";
-    let made = ask(Request::post(path), "k1", "{\"model\":\"tiny\"}").await.json();
+    let made = ask(Request::post(path), "k1", "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.json();
     let (id, maker) = (made["id"].as_str().unwrap(), made["served_by"].clone());
     for _ in 0..3 {
         let got = ask(Request::get(format!("{path}/{id}?stream=false")), "k1", "").await;
         assert_eq!(got.json()["served_by"], maker);
-        let next = format!("{{\"model\":\"tiny\",\"previous_response_id\":\"{id}\"}}");
+        let next = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"previous_response_id\":\"{id}\"}}");
         let got = send(at, Request::post(path).header("authorization", "Bearer k1"), next).await;
         assert_eq!(got.json()["served_by"], maker);
     }
@@ -327,13 +341,13 @@ async fn keys_are_asked_for_and_not_passed_on() {
     let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
     let at = front.proxy_address();
     for request in [Request::post(CHAT), Request::post(CHAT).header("authorization", "Bearer sk-wrong")] {
-        let got = send(at, request, "{\"model\":\"tiny\"}").await;
+        let got = send(at, request, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await;
         assert_eq!((got.status, got.error_code().as_str()), (401, "invalid_api_key"));
     }
     assert_eq!(get(at, "/v1/models").await.status, 401);
     assert_eq!(get(at, "/readyz").await.status, 200);
     assert_eq!(worker.seen().len(), 0);
     let right = Request::post(CHAT).header("authorization", "Bearer sk-right");
-    assert_eq!(send(at, right, "{\"model\":\"tiny\"}").await.status, 200);
+    assert_eq!(send(at, right, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status, 200);
     assert!(!worker.last().headers.contains_key("authorization"));
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{Worker, front, get, post, raw, read_until, request_bytes, rest};
 
-const STREAM: &str = "{\"model\":\"tiny\",\"behave\":\"stream\"}";
+const STREAM: &str = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"stream\"}";
 
 #[tokio::test]
 async fn accepted_connections_send_without_delay() {
@@ -42,7 +42,7 @@ async fn stopping_lets_running_requests_end_and_takes_no_new_ones() {
     let front = front(&[&worker], &[]).await;
     let address = front.proxy_address();
     let mut idle = raw(address, b"").await;
-    let body = "{\"model\":\"tiny\",\"behave\":\"two writes\"}";
+    let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"two writes\"}";
     let mut running = raw(address, &request_bytes("/v1/completions", body)).await;
     read_until(&mut running, "data: a").await;
     let stopping = tokio::spawn(front.stop());

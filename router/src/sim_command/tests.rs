@@ -87,7 +87,7 @@ async fn a_simulated_worker_is_served_through_the_front_door() {
 async fn a_worker_that_dies_is_replaced_before_its_answer_and_confessed_inside_it() {
     let (first, second) = (sim(&["--speed-up=0.5"]).await, sim(&["--speed-up=50"]).await);
     let front = front_of(&[url(&first), url(&second)], &["steering.bypass=round_robin"]).await;
-    until("both are ready", || front.gateway.roster.ready().count() == 2).await;
+    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
     let body = |stream: bool| {
         json!({"model": "tiny", "max_tokens": 400, "ignore_eos": true, "prompt": "Go on.", "stream": stream})
             .to_string()

@@ -1,0 +1,127 @@
+//! What is known of the served models: tokenizer and template, KV shape, block size. Loaded once, at start.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
+use planner::AttentionSpec;
+use prefix::{Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError};
+use vocabulary::{Blocks, Bytes, ModelId, Namespace, Seed, TenantId, Tokens};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::config::ModelConfig;
+
+/// Tokens a chain block where nothing else is configured; divides the block of every common engine setting.
+pub const USUAL_BLOCK: Tokens = Tokens(16);
+/// KV bytes of a token where no `config.json` tells: an 8B model with grouped queries, in 16 bits.
+const USUAL_KV_BYTES: Bytes = Bytes(128 << 10);
+/// `models.NAME.text` of the small model that the simulated workers speak.
+const BUILT_IN: &str = "builtin";
+
+/// One model as the router knows it.
+#[derive(Debug)]
+pub struct Model {
+    /// Names its prompts.
+    pub identifier: Identifier,
+    /// What its blocks are made of.
+    pub shape: KvShape,
+    /// KV bytes of a token.
+    pub kv_bytes_per_token: Bytes,
+}
+
+impl Model {
+    /// Chain blocks that are sealed at once: what every engine of the model holds or drops whole.
+    pub fn seal_unit(&self) -> Blocks {
+        Blocks(1)
+    }
+
+    /// Within which prefixes of a tenant are shared.
+    pub fn scope(&self, tenant: &TenantId) -> Scope {
+        Scope::of(tenant, self.shape.format)
+    }
+
+    fn new(name: &ModelId, config: &ModelConfig, text: Option<Arc<ModelText>>) -> Self {
+        let block = config.block.map_or(USUAL_BLOCK, |block| Tokens(block.into()));
+        let revision: Arc<str> = config.revision.as_deref().unwrap_or_default().into();
+        let namespace = Namespace { model: name.clone(), revision, tokenizer: "".into() };
+        let options = IdentifierOptions { namespace, seed: Seed::default(), block, text, limits: Limits::default() };
+        let bytes = config.text.as_deref().and_then(kv_bytes_per_token).unwrap_or(USUAL_KV_BYTES);
+        let format = KvFormat(xxh3_64(format!("{name} {bytes}").as_bytes()));
+        let shape = KvShape { format, kinds: KvKinds::default(), block, block_bytes: bytes * block.0 };
+        Self { identifier: Identifier::new(options), shape, kv_bytes_per_token: bytes }
+    }
+}
+
+/// A model whose text files could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("models.{name}.text: {source}")]
+pub struct CatalogError {
+    name: String,
+    source: PrefixError,
+}
+
+/// All configured models.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    models: BTreeMap<ModelId, Arc<Model>>,
+}
+
+impl Catalog {
+    /// Loads the text side of every configured model.
+    pub fn load(configs: &BTreeMap<String, ModelConfig>) -> Result<Self, CatalogError> {
+        let mut models = BTreeMap::new();
+        for (name, config) in configs {
+            let text = config.text.as_deref().map(load_text).transpose();
+            let text = text.map_err(|source| CatalogError { name: name.clone(), source })?;
+            let id = ModelId::from(name.as_str());
+            models.insert(id.clone(), Arc::new(Model::new(&id, config, text.map(Arc::new))));
+        }
+        Ok(Self { models })
+    }
+
+    /// The model of this name; one that is not configured is known by its bytes only.
+    pub fn model(&self, name: &ModelId) -> Arc<Model> {
+        match self.models.get(name) {
+            Some(model) => model.clone(),
+            None => Arc::new(Model::new(name, &ModelConfig::default(), None)),
+        }
+    }
+
+    /// The model of this name, where it is configured.
+    pub fn configured(&self, name: &ModelId) -> Option<&Arc<Model>> {
+        self.models.get(name)
+    }
+
+    /// The configured ones.
+    pub fn models(&self) -> impl Iterator<Item = (&ModelId, &Arc<Model>)> {
+        self.models.iter()
+    }
+}
+
+/// The small model of the simulated workers.
+pub fn built_in_text() -> Result<ModelText, PrefixError> {
+    ModelText::load(ModelTextSource::Files(prefix::ModelFiles {
+        tokenizer_json: include_bytes!("../../configs/models/tiny/tokenizer.json").as_slice().into(),
+        tokenizer_config: Some(include_bytes!("../../configs/models/tiny/tokenizer_config.json").as_slice().into()),
+        chat_template: Some(include_bytes!("../../configs/models/tiny/chat_template.jinja").as_slice().into()),
+        config: Some(include_bytes!("../../configs/models/tiny/config.json").as_slice().into()),
+        ..prefix::ModelFiles::default()
+    }))
+}
+
+fn load_text(folder: &Path) -> Result<ModelText, PrefixError> {
+    match folder.to_str() {
+        Some(BUILT_IN) => built_in_text(),
+        _ => ModelText::load(ModelTextSource::Folder(folder.to_owned())),
+    }
+}
+
+/// From the folder's `config.json`, when that is one we can read.
+fn kv_bytes_per_token(folder: &Path) -> Option<Bytes> {
+    let text = match folder.to_str() {
+        Some(BUILT_IN) => include_str!("../../configs/models/tiny/config.json").to_owned(),
+        _ => std::fs::read_to_string(folder.join("config.json")).ok()?,
+    };
+    AttentionSpec::from_config(&text).ok().map(|spec| spec.kv_bytes_per_token())
+}

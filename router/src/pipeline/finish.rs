@@ -1,0 +1,184 @@
+//! What is to be done when an answer is over: the commit, the receipt, the figures. Once a request, whatever its end.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use planner::Handoff;
+use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
+use workers_shim::dialect::Usage;
+use workers_shim::fleet::InFlight;
+
+use super::commit::{commit, withdraw};
+use super::execute::Failed;
+use super::legs::LegError;
+use super::plan::{Classified, Planned};
+use super::receipt::{Attempt, Ending, Known, Receipt, Remark, Seen};
+use super::steering::Mode;
+use crate::error::ApiError;
+use crate::gateway::Gateway;
+
+/// Most plans that are tried for one request.
+const MOST_TRIES: usize = 3;
+
+/// The plans that were tried for a request so far.
+#[derive(Default)]
+pub struct Tries {
+    /// Every try, the newest last.
+    pub attempts: Vec<Attempt>,
+    /// Who failed.
+    pub excluded: Vec<WorkerId>,
+}
+
+impl Tries {
+    /// Notes a failed try. The error is the client's when there is nothing left to try.
+    pub fn failed(&mut self, gateway: &Gateway, planned: &Planned, failed: Failed) -> Result<(), ApiError> {
+        gateway.metrics.requests.retries.with_label_values(&[failed.error.remark().as_str()]).inc();
+        tracing::warn!(worker = %failed.exclude, error = %failed.error, "a plan failed before its first byte");
+        self.note(planned, failed.remarks);
+        self.excluded.push(failed.exclude);
+        let hopeless = self.attempts.len() >= MOST_TRIES || !failed.error.retryable();
+        if hopeless { Err(LegError::for_client(&failed.error)) } else { Ok(()) }
+    }
+
+    /// Notes a try.
+    pub fn note(&mut self, planned: &Planned, remarks: Vec<Remark>) {
+        self.attempts.push(Attempt {
+            action: planned.plan.action,
+            prefill: planned.plan.prefill.worker,
+            decode: planned.plan.decode.worker,
+            remarks,
+        });
+    }
+}
+
+/// A request on its way to its end.
+pub struct Finish {
+    /// Everything that is shared.
+    pub gateway: Arc<Gateway>,
+    /// The step.
+    pub step: Classified,
+    /// The plan that serves it.
+    pub planned: Planned,
+    /// What was tried.
+    pub tries: Tries,
+    /// The request as the target's load counts it; none when nobody serves it.
+    pub in_flight: Option<InFlight>,
+    /// When the first byte of the answer was there.
+    pub first_byte: Option<Instant>,
+    /// The answer's status.
+    pub status: u16,
+}
+
+impl Finish {
+    /// The end. `usage` is what the engine counted.
+    pub fn end(mut self, ending: Ending, usage: Option<Usage>) {
+        if let (Some(in_flight), Some(usage)) = (&mut self.in_flight, &usage) {
+            in_flight.complete(usage);
+        }
+        let located = &self.step.located;
+        match (self.step.mode, ending) {
+            // The ledger is not asked, and so not told either.
+            (Mode::Sticky, _) => {}
+            (_, Ending::Complete) => commit(&self.gateway, located, &self.planned.plan),
+            _ => withdraw(&self.gateway, located),
+        }
+        let seen = self.seen(ending, usage);
+        self.count(&seen);
+        let gateway = self.gateway.clone();
+        gateway.receipts.file(self.receipt(seen));
+    }
+
+    fn seen(&self, ending: Ending, usage: Option<Usage>) -> Seen {
+        let plan = &self.planned.plan;
+        let arrived = self.step.located.prefixed.request.incoming.arrived;
+        Seen {
+            ending,
+            status: self.status,
+            predicted: self.planned.decision.as_ref().map(|_| plan.because.total),
+            first_token: self.first_byte.map(|at| Micros::of(at - arrived)),
+            total: Micros::of(arrived.elapsed()),
+            predicted_cached: plan.decode.tokens_cached,
+            cached: usage.map(|usage| usage.cached.unwrap_or_default()),
+            answered: usage.map(|usage| usage.completion),
+            moved: plan.handoff.as_ref().map(Handoff::bytes).unwrap_or_default(),
+        }
+    }
+
+    fn receipt(self, seen: Seen) -> Receipt {
+        let located = self.step.located;
+        let chain = &located.prefixed.prompt.chain;
+        let tokens = |blocks: Blocks| blocks.tokens(chain.block);
+        let known = Known {
+            session: located.session.id,
+            named_by: located.prefixed.request.session_key.as_ref().map(|key| key.source),
+            fallback: located.prefixed.fallback().map(prefix::FallbackReason::label),
+            owner: located.session.owner,
+            epoch: located.session.epoch,
+            prompt: chain.tokens,
+            sealed: tokens(located.session.sealed),
+            deepest_overlap: tokens(located.deepest_overlap()),
+        };
+        let incoming = &located.prefixed.request.incoming;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Receipt {
+            request: incoming.id,
+            at_unix_ms: (now.as_millis() as u64).saturating_sub(seen.total.0 / 1000),
+            tenant: incoming.tenant.clone(),
+            model: located.prefixed.request.model.clone(),
+            known,
+            mode: self.step.mode,
+            decision: self.planned.decision,
+            attempts: self.tries.attempts,
+            seen: Some(seen),
+        }
+    }
+
+    fn count(&self, seen: &Seen) {
+        let metrics = &self.gateway.metrics;
+        let (plan, located) = (&self.planned.plan, &self.step.located);
+        let kind = self.step.step.as_str();
+        if let Some(took) = seen.first_token {
+            metrics.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
+        }
+        if let Some(predicted) = seen.predicted {
+            metrics.plans.predicted.observe(predicted.duration().as_secs_f64());
+        }
+        metrics.plans.actions.with_label_values(&[plan.action.as_str()]).inc();
+        metrics.plans.kinds.with_label_values(&[kind]).inc();
+        if let Some(owner) = located.session.owner {
+            metrics.plans.owner_lookups.inc();
+            metrics.plans.owner_hits.inc_by(u64::from(owner.worker == plan.target()));
+        }
+        for remark in self.tries.attempts.iter().flat_map(|attempt| &attempt.remarks) {
+            metrics.plans.fallback.with_label_values(&[remark.as_str()]).inc();
+        }
+        if let Some(reason) = located.prefixed.fallback() {
+            metrics.plans.fallback.with_label_values(&[reason.label()]).inc();
+        }
+        if seen.ending == Ending::Complete {
+            self.count_tokens(seen);
+        }
+    }
+
+    fn count_tokens(&self, seen: &Seen) {
+        let plans = &self.gateway.metrics.plans;
+        let prompt = self.step.ask.prompt;
+        let transferred = self.transferred();
+        let cached = (seen.cached.unwrap_or(seen.predicted_cached) - transferred).min(prompt - transferred);
+        let computed = prompt - cached - transferred;
+        for (source, tokens) in [("cached", cached), ("computed", computed), ("transferred", transferred)] {
+            plans.prompt_tokens.with_label_values(&[source]).inc_by(tokens.0);
+        }
+        plans.overlap.observe(cached.0 as f64);
+        plans.completion_tokens.inc_by(seen.answered.unwrap_or_default().0);
+        plans.moved_bytes.inc_by(seen.moved.0);
+    }
+
+    /// Prompt tokens whose KV came from another worker, as planned.
+    fn transferred(&self) -> Tokens {
+        let plan = &self.planned.plan;
+        let Bytes(token) = self.step.located.prefixed.model.kv_bytes_per_token;
+        let moved = plan.handoff.as_ref().map_or(Bytes::ZERO, Handoff::bytes);
+        Tokens(moved.0 / token.max(1)).min(self.step.ask.prompt)
+    }
+}

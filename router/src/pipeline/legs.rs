@@ -1,0 +1,241 @@
+//! One plan's requests to workers: where each leg goes, with which headers, and what its answer is worth.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use planner::{Leg, Plan};
+use vocabulary::{DpRank, WorkerId};
+use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, UsageEvent};
+use workers_shim::fleet::InFlight;
+
+use super::parse::{Delivery, Request};
+use super::plan::Classified;
+use super::receipt::Remark;
+use crate::config::WorkerConfig;
+use crate::error::ApiError;
+use crate::gateway::Gateway;
+use crate::incoming::Endpoint;
+use crate::relay::is_event_stream;
+use crate::upstream::{Outgoing, UpstreamError, WorkerBody, end_to_end};
+
+/// Largest whole answer that is kept until its end.
+const LARGEST_ANSWER: usize = 64 << 20;
+/// Longest wait for a leg whose text nobody reads.
+pub const SILENT_LEG_LIMIT: Duration = Duration::from_secs(120);
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+
+/// Why a leg gave no answer that could be delivered.
+#[derive(Debug, thiserror::Error)]
+pub enum LegError {
+    /// The worker left the configuration's view; nothing was sent.
+    #[error("the worker is not configured any more")]
+    Unknown,
+    /// No head of an answer came.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// The worker broke off before the first byte of the body, or inside an answer that is delivered whole.
+    #[error("the answer broke off")]
+    Broken,
+    /// The worker has no room, or is not ready.
+    #[error("the worker answered {0}")]
+    Busy(StatusCode),
+    /// The worker failed.
+    #[error("the worker answered {0}")]
+    Failed(StatusCode),
+}
+
+impl LegError {
+    /// What the receipt says of it.
+    pub fn remark(&self) -> Remark {
+        match self {
+            LegError::Unknown | LegError::Upstream(UpstreamError::Connect(_)) => Remark::DecodeUnreachable,
+            LegError::Upstream(UpstreamError::Timeout(_)) => Remark::DecodeTimeout,
+            LegError::Upstream(_) | LegError::Broken | LegError::Failed(_) => Remark::DecodeFailed,
+            LegError::Busy(_) => Remark::DecodeBusy,
+        }
+    }
+
+    /// Whether another worker may do better. A timed-out request may still run; trying again would double it.
+    pub fn retryable(&self) -> bool {
+        match self {
+            LegError::Upstream(error) => error.retryable(),
+            LegError::Unknown | LegError::Broken | LegError::Busy(_) | LegError::Failed(_) => true,
+        }
+    }
+
+    /// What a client is told: not where the worker is.
+    pub fn for_client(&self) -> ApiError {
+        match self {
+            LegError::Upstream(error) => crate::forward::client_error(error),
+            LegError::Busy(_) => ApiError::Overloaded { what: "the workers take no more requests" },
+            LegError::Unknown | LegError::Broken | LegError::Failed(_) => {
+                ApiError::WorkerFailed { detail: "it failed before its answer began".into() }
+            }
+        }
+    }
+}
+
+/// An answer whose first byte is here.
+pub enum Opened {
+    /// All of it.
+    Whole(Response<Bytes>, Answer),
+    /// Its head and first piece; the rest comes.
+    Stream(Response<WorkerBody>, Bytes),
+}
+
+/// The requests of one plan. Cheap to clone: the body is shared.
+#[derive(Clone)]
+pub struct Legs {
+    gateway: Arc<Gateway>,
+    path: String,
+    client: HeaderMap,
+    /// The client's body, scanned.
+    pub body: RequestBody,
+    /// What every leg's body has in common.
+    pub options: LegOptions,
+}
+
+impl Legs {
+    /// The legs of this step.
+    pub fn of(gateway: &Arc<Gateway>, step: &Classified) -> Self {
+        let request = &step.located.prefixed.request;
+        Self {
+            gateway: gateway.clone(),
+            path: request.incoming.path.clone(),
+            client: client_headers(request),
+            body: request.body.clone(),
+            options: options(request),
+        }
+    }
+
+    /// Path and query as the client called them, the same at the engines.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Counts a leg that computes for another worker in its own worker's load.
+    pub fn dispatch(&self, leg: &Leg) -> InFlight {
+        self.gateway.fleet().dispatch(leg.worker, leg.tokens_computed)
+    }
+
+    /// Returns when `worker` cannot be reached any more.
+    pub async fn lost(&self, worker: WorkerId) {
+        self.gateway.fleet().lost(worker).await;
+    }
+
+    /// Sends `body` where the answer is to come from, and waits until it has begun.
+    pub async fn serve(&self, leg: &Leg, body: Bytes) -> Result<Opened, LegError> {
+        let answer = self.send(leg, &self.path, body).await?;
+        if let Some(error) = failure(answer.status()) {
+            return Err(error);
+        }
+        if is_event_stream(answer.headers()) { first_piece(answer).await } else { whole(answer).await }
+    }
+
+    /// Sends a leg whose text nobody reads, and reads what its answer tells.
+    pub async fn silent(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Answer, LegError> {
+        let sent = async {
+            let answer = self.send(leg, path, body).await?;
+            match answer.status() {
+                status if status.is_success() => Ok(answer),
+                status => Err(failure(status).unwrap_or(LegError::Failed(status))),
+            }
+            .map(whole)?
+            .await
+        };
+        match tokio::time::timeout(SILENT_LEG_LIMIT, sent).await {
+            Ok(Ok(Opened::Whole(_, answer))) => Ok(answer),
+            Ok(Ok(Opened::Stream(..))) => Err(LegError::Broken),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(LegError::Upstream(UpstreamError::Timeout(SILENT_LEG_LIMIT))),
+        }
+    }
+
+    async fn send(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Response<WorkerBody>, LegError> {
+        let worker = self.gateway.worker(leg.worker).ok_or(LegError::Unknown)?;
+        let mut headers = self.gateway.headers_for(worker, &self.client);
+        if leg.rank != DpRank(0) {
+            headers.insert(RANK, HeaderValue::from(leg.rank.0));
+        }
+        let request = Outgoing { method: Method::POST, path: path.to_owned(), headers, body };
+        let sent = self.gateway.upstream.send(worker.endpoint(), request).await;
+        if let Err(UpstreamError::Connect(_)) = &sent {
+            self.gateway.fleet().unreachable(leg.worker);
+        }
+        Ok(sent?)
+    }
+}
+
+/// The client's headers, with a request id that all legs share: engines pair the legs of a transfer by it.
+fn client_headers(request: &Request) -> HeaderMap {
+    let mut headers = request.incoming.headers.clone();
+    if !headers.contains_key(REQUEST_ID)
+        && let Ok(id) = HeaderValue::try_from(request.incoming.id.to_string())
+    {
+        headers.insert(REQUEST_ID, id);
+    }
+    headers.remove(RANK);
+    headers
+}
+
+fn options(request: &Request) -> LegOptions {
+    LegOptions {
+        api: match request.endpoint {
+            Endpoint::ChatCompletions => Api::Chat,
+            Endpoint::Completions => Api::Completions,
+        },
+        salt: request.salt.clone(),
+        usage: match request.delivery {
+            Delivery::Stream { usage_wanted: false } => UsageEvent::Always,
+            Delivery::Stream { usage_wanted: true } | Delivery::Whole => UsageEvent::AsAsked,
+        },
+    }
+}
+
+/// What a status says about the worker; nothing for answers that are the client's to read.
+fn failure(status: StatusCode) -> Option<LegError> {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Some(LegError::Busy(status)),
+        StatusCode::NOT_IMPLEMENTED => None,
+        status if status.is_server_error() => Some(LegError::Failed(status)),
+        _ => None,
+    }
+}
+
+async fn first_piece(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
+    let (head, mut body) = answer.into_parts();
+    loop {
+        let frame = body.frame().await.ok_or(LegError::Broken)?.map_err(|_| LegError::Broken)?;
+        if let Ok(piece) = frame.into_data() {
+            return Ok(Opened::Stream(Response::from_parts(head, body), piece));
+        }
+    }
+}
+
+async fn whole(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
+    let (mut head, body) = answer.into_parts();
+    let body = Limited::new(body, LARGEST_ANSWER).collect().await.map_err(|_| LegError::Broken)?.to_bytes();
+    head.headers = end_to_end(&head.headers);
+    let told = Answer::read(&body).unwrap_or_default();
+    Ok(Opened::Whole(Response::from_parts(head, body), told))
+}
+
+/// The configuration of a worker that a plan names.
+pub fn configured(workers: &[WorkerConfig], id: WorkerId) -> Option<&WorkerConfig> {
+    workers.iter().find(|worker| WorkerId::of_endpoint(worker.endpoint()) == id)
+}
+
+/// Who failed, as far as can be told: a decode leg that fails after a prefill leg points at the producer's blocks as
+/// often as at itself, and the next plan must not repeat the pair.
+pub fn culprit(plan: &Plan, error: &LegError) -> WorkerId {
+    let apart = plan.prefill.worker != plan.decode.worker;
+    match error {
+        LegError::Failed(_) if apart => plan.prefill.worker,
+        _ => plan.decode.worker,
+    }
+}

@@ -1,0 +1,117 @@
+//! Locate: whose session is it, who owns what is sealed of it, who holds blocks of it now. Memory reads only.
+
+use std::sync::Arc;
+
+use ownership::ledger::{Lineage, Query};
+use planner::{HeadRelation, Promise, SessionView};
+use vocabulary::{Blocks, Epoch, Micros, Overlap, PrefixId, SessionId, Tokens, WorkerView};
+
+use super::identify::Prefixed;
+use super::opening::opening;
+use crate::gateway::Gateway;
+
+/// A prompt whose place in the world is known.
+#[derive(Debug)]
+pub struct Located {
+    /// The prompt.
+    pub prefixed: Prefixed,
+    /// What must be stable over a conversation's steps: the client's name for it, else how it began.
+    pub pin: SessionId,
+    /// The session: the named one, the one that the chain extends, or a new one.
+    pub session: SessionView,
+    /// The session that this one leaves, where the chain says so.
+    pub parent: Option<SessionId>,
+    /// The deepest block of the chain that the ledger knows: the commit's base.
+    pub known: Blocks,
+    /// The head that the step extends: the intent's base.
+    pub base: PrefixId,
+    /// The head whose history the client rewrote.
+    pub rewrites: Option<PrefixId>,
+    /// How the prompt relates to the session's head.
+    pub relation: HeadRelation,
+    /// Blocks that the prompt shares with the session's head.
+    pub shared: Blocks,
+    /// Time since the session's last step.
+    pub idle: Option<Micros>,
+    /// Who holds how much.
+    pub overlaps: Vec<Overlap>,
+    /// The fleet at this moment.
+    pub workers: Arc<[WorkerView]>,
+}
+
+impl Located {
+    /// The most that any worker holds.
+    pub fn deepest_overlap(&self) -> Blocks {
+        self.overlaps.iter().map(|overlap| overlap.blocks).max().unwrap_or_default()
+    }
+
+    /// Leading tokens known from before.
+    pub fn reused(&self) -> Tokens {
+        self.deepest_overlap().max(self.shared).tokens(self.prefixed.prompt.chain.block)
+    }
+}
+
+/// Reads ledger view, residency and fleet.
+pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
+    let pin = prefixed.named.unwrap_or_else(|| opening(&prefixed.request));
+    let overlaps = gateway.index().read().overlaps_of(&prefixed.prompt.chain);
+    let workers = gateway.fleet().snapshot();
+    let view = gateway.directory().view();
+    let chain = &prefixed.prompt.chain;
+    let tenant = &prefixed.request.incoming.tenant;
+    let scope = prefixed.model.scope(tenant);
+    let found = view.locate(Query { scope, session: prefixed.named, chain, preamble: Blocks::ZERO });
+    let fresh = SessionId(prefixed.request.incoming.id.0);
+    let (id, parent, head) = match (found.lineage, prefixed.named) {
+        (Lineage::Continues { session, head }, _) => (session, None, Some((head, head.blocks))),
+        (Lineage::Leaves { session, head, at }, Some(_)) => (session, None, Some((head, at.blocks))),
+        (Lineage::Leaves { session, head, at }, None) => (fresh, Some(session), Some((head, at.blocks))),
+        (Lineage::Shares { .. } | Lineage::New, named) => (named.unwrap_or(fresh), None, None),
+    };
+    let relation =
+        head.map_or(HeadRelation::Unknown, |(head, shared)| HeadRelation::of(prefixed.sealable(), head.blocks, shared));
+    let record = view.session(id);
+    let owner = record.and_then(|session| view.session_owner(session));
+    let sealed = found.sealed.as_ref();
+    let session = SessionView {
+        id,
+        owner: owner.or_else(|| sealed.and_then(|sealed| sealed.standing.owner())),
+        epoch: record.map(|session| session.epoch).or(sealed.map(|sealed| sealed.epoch)).unwrap_or(Epoch::default()),
+        sealed: found.known(),
+        replicas: sealed.map(|sealed| sealed.replicas.clone()).unwrap_or_default(),
+        promises: promises(gateway, &view, id, &prefixed),
+    };
+    let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
+    Located {
+        pin,
+        session,
+        parent,
+        known: found.known(),
+        base: head.map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
+        rewrites: prefixed.named.and_then(|_| found.rewrites()),
+        relation,
+        shared: head.map_or(Blocks::ZERO, |(_, shared)| shared),
+        idle,
+        overlaps,
+        workers,
+        prefixed,
+    }
+}
+
+/// Live intents of other routers, with how much of this prompt their step shares.
+fn promises(
+    gateway: &Gateway,
+    view: &ownership::ledger::Ledger,
+    session: SessionId,
+    prefixed: &Prefixed,
+) -> Vec<Promise> {
+    let chain = &prefixed.prompt.chain;
+    let shared = |base: PrefixId| match chain.ids.iter().position(|id| *id == base) {
+        Some(at) => Blocks(at as u64 + 1),
+        None => Blocks::ZERO,
+    };
+    view.intents(session)
+        .filter(|intent| intent.router != gateway.node())
+        .map(|intent| Promise { worker: intent.worker.worker, rank: intent.worker.rank, blocks: shared(intent.base) })
+        .collect()
+}

@@ -1,0 +1,77 @@
+//! How a conversation began, for clients that name no session: what stays the same in all its steps.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use vocabulary::SessionId;
+
+use super::parse::Request;
+use crate::incoming::Endpoint;
+
+/// Bytes of a completion's prompt that count as its opening.
+const PROMPT_OPENING: usize = 1024;
+
+/// A stand-in session by the opening: the messages up to the first user's, or the start of the prompt.
+///
+/// It serves for what must be stable over a conversation's steps without asking the ledger: the rollout share and the
+/// pinning of the bypass. Conversations that begin alike share it.
+pub fn opening(request: &Request) -> SessionId {
+    let field = |name| request.body.fields().get(name).and_then(|raw| std::str::from_utf8(raw).ok());
+    let text = match request.endpoint {
+        Endpoint::ChatCompletions => field("messages").and_then(first_messages),
+        Endpoint::Completions => field("prompt").map(start_of_prompt),
+    };
+    let opening = format!("opening {}", text.unwrap_or_default());
+    SessionId::of_key(&request.incoming.tenant, &request.model, &opening)
+}
+
+#[derive(Deserialize)]
+struct Role<'a> {
+    #[serde(borrow)]
+    role: Option<&'a RawValue>,
+}
+
+fn first_messages(messages: &str) -> Option<&str> {
+    let all: Vec<&RawValue> = serde_json::from_str(messages).ok()?;
+    let is_user = |message: &&RawValue| {
+        let role = serde_json::from_str::<Role<'_>>(message.get()).ok().and_then(|message| message.role);
+        role.is_some_and(|role| role.get() == r#""user""#)
+    };
+    let last = all.iter().copied().find(is_user).or(all.last().copied())?;
+    let end = offset(messages, last.get()) + last.get().len();
+    messages.get(offset(messages, all.first()?.get())..end)
+}
+
+fn start_of_prompt(prompt: &str) -> &str {
+    &prompt[..prompt.floor_char_boundary(PROMPT_OPENING)]
+}
+
+/// Where `part`, a piece of `whole`, begins in it.
+fn offset(whole: &str, part: &str) -> usize {
+    part.as_ptr() as usize - whole.as_ptr() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_opening_ends_with_the_first_user_message() {
+        let one = r#"[{"role":"system","content":"s"}, {"content":"u","role":"user"}]"#;
+        let more = one.replace("}]", r#"},{"role":"assistant","content":"a"},{"role":"user","content":"v"}]"#);
+        assert_eq!(first_messages(one), first_messages(&more));
+        assert!(first_messages(one).unwrap().ends_with(r#""role":"user"}"#));
+        assert_ne!(first_messages(one), first_messages(&one.replace("\"u\"", "\"w\"")));
+    }
+
+    #[test]
+    fn a_conversation_without_a_user_opens_with_all_its_messages() {
+        assert_eq!(first_messages(r#"[{"role":"tool"},7]"#), Some(r#"{"role":"tool"},7"#));
+        assert_eq!(first_messages("[]"), None);
+    }
+
+    #[test]
+    fn a_completion_opens_with_the_start_of_its_prompt() {
+        assert_eq!(start_of_prompt(&format!("\"{}\"", "é".repeat(2000))).len(), 1023);
+        assert_eq!(start_of_prompt("[1,2]"), "[1,2]");
+    }
+}

@@ -1,0 +1,148 @@
+//! Parse: the few fields of a body that decide how it is served, read in place. The bytes stay as the client sent them.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use planner::TransferBar;
+use serde::Deserialize;
+use vocabulary::{ModelId, Tokens};
+use workers_shim::dialect::{JsonError, JsonFields, RequestBody};
+
+use super::session_key::SessionKey;
+use crate::error::ApiError;
+use crate::incoming::{Endpoint, Incoming};
+
+/// Expected answer of a request that does not bound it.
+const USUAL_ANSWER: Tokens = Tokens(256);
+
+/// How the answer comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Delivery {
+    /// In one piece.
+    Whole,
+    /// As server-sent events.
+    Stream {
+        /// Whether the client asked for the usage event. If not, we ask for it and keep it to ourselves.
+        usage_wanted: bool,
+    },
+}
+
+/// A generation request, understood as far as routing needs it.
+#[derive(Debug)]
+pub struct Request {
+    /// As it came.
+    pub incoming: Incoming,
+    /// Which endpoint.
+    pub endpoint: Endpoint,
+    /// The body, scanned once; legs are made of it.
+    pub body: RequestBody,
+    /// The model.
+    pub model: ModelId,
+    /// The tenant's cache salt, where tenants are kept apart.
+    pub salt: Option<Arc<str>>,
+    /// The session as the client names it.
+    pub session_key: Option<SessionKey>,
+    /// How the answer comes.
+    pub delivery: Delivery,
+    /// Expected tokens of the answer.
+    pub answer: Tokens,
+    /// What in it forbids that KV moves for it.
+    pub bar: Option<TransferBar>,
+}
+
+/// Reads and checks a request. Types are checked where routing depends on them; the rest is the engine's business.
+pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> Result<Request, ApiError> {
+    let body = RequestBody::read(incoming.body.clone()).map_err(unreadable)?;
+    let fields = body.fields();
+    match endpoint {
+        Endpoint::ChatCompletions => require(fields, "messages", "an array of messages", b"[")?,
+        Endpoint::Completions => require(fields, "prompt", "a text, or an array of texts or of token ids", b"\"[")?,
+    }
+    let model = match read::<Text<'_>>(fields, "model", "a text")? {
+        Some(Text(name)) if !name.is_empty() => ModelId::from(&*name),
+        _ => return Err(ApiError::field("model", "the name of a served model is required; GET /v1/models lists them")),
+    };
+    let delivery = match read::<bool>(fields, "stream", "true or false")?.unwrap_or(false) {
+        false => Delivery::Whole,
+        true => Delivery::Stream { usage_wanted: wants_usage(fields)? },
+    };
+    let answer = answer_tokens(fields)?.unwrap_or(USUAL_ANSWER);
+    let session_key = SessionKey::find(&incoming.headers, session_in_body(fields).as_deref());
+    let bar = transfer_bar(fields)?;
+    Ok(Request { endpoint, model, salt, session_key, delivery, answer, bar, body, incoming })
+}
+
+fn unreadable(error: JsonError) -> ApiError {
+    match error {
+        JsonError::NotUtf8 { offset } => ApiError::NotUtf8 { offset },
+        other => ApiError::NotJson { detail: other.to_string() },
+    }
+}
+
+/// A text; borrowed unless it holds escapes.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The field's value; none where it is missing or null.
+fn read<'a, T: Deserialize<'a>>(fields: &'a JsonFields, name: &str, accepted: &str) -> Result<Option<T>, ApiError> {
+    let wrong = |_| ApiError::field(name, format!("{accepted} is accepted"));
+    fields.get(name).map_or(Ok(None), |raw| serde_json::from_slice::<Option<T>>(raw).map_err(wrong))
+}
+
+/// Refuses a field that is missing or begins with none of `starts`.
+fn require(fields: &JsonFields, name: &str, accepted: &str, starts: &[u8]) -> Result<(), ApiError> {
+    match fields.get(name).and_then(|raw| raw.first()) {
+        Some(first) if starts.contains(first) => Ok(()),
+        Some(_) => Err(ApiError::field(name, format!("{accepted} is accepted"))),
+        None => Err(ApiError::field(name, format!("{accepted} is required"))),
+    }
+}
+
+fn wants_usage(fields: &JsonFields) -> Result<bool, ApiError> {
+    #[derive(Deserialize)]
+    struct Options {
+        include_usage: Option<bool>,
+    }
+    let options: Option<Options> = read(fields, "stream_options", "an object with include_usage")?;
+    Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
+}
+
+fn answer_tokens(fields: &JsonFields) -> Result<Option<Tokens>, ApiError> {
+    let accepted = "a positive integer";
+    let newer = read::<u64>(fields, "max_completion_tokens", accepted)?;
+    let tokens = newer.or(read::<u64>(fields, "max_tokens", accepted)?);
+    // A bound of thousands says what is allowed, not what is expected.
+    Ok(tokens.map(|tokens| Tokens(tokens.min(1024))))
+}
+
+fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferBar>, ApiError> {
+    let choices = read::<u64>(fields, "n", "a positive integer")?.unwrap_or(1);
+    let echo = read::<bool>(fields, "echo", "true or false")?.unwrap_or(false);
+    let batch = fields.get("prompt").is_some_and(is_batch);
+    Ok(if choices > 1 || batch {
+        Some(TransferBar::SeveralChoices)
+    } else if echo || fields.has("prompt_logprobs") {
+        Some(TransferBar::PromptLogprobs)
+    } else {
+        None
+    })
+}
+
+/// Whether a completion's prompt is several prompts: an array that does not hold token ids.
+fn is_batch(prompt: &[u8]) -> bool {
+    let inside = prompt.strip_prefix(b"[").map(<[u8]>::trim_ascii_start);
+    inside.and_then(<[u8]>::first).is_some_and(|first| matches!(first, b'"' | b'['))
+}
+
+/// The session's name in the body, by trust: cache key, then session parameters, then metadata. Odd types name nothing.
+fn session_in_body(fields: &JsonFields) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Holder {
+        session_id: Option<String>,
+    }
+    let inside = |name| fields.read::<Holder>(name)?.session_id;
+    fields.read("prompt_cache_key").or_else(|| inside("session_params")).or_else(|| inside("metadata"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+//! Classify and plan: what kind of step it is, and the cheapest way to serve it that is allowed.
+//!
+//! The thinking is the planner's; here its inputs are put together and the mode is obeyed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use planner::{
+    Ask, Decision, Inputs, NoPlan, Plan, Policy, Rule, StepFacts, StepKind, TransferBar, Transfers, classify as kind_of,
+};
+use vocabulary::{WorkerId, WorkerView};
+
+use super::locate::Located;
+use super::steering::Mode;
+use crate::error::{ApiError, shortened};
+use crate::gateway::Gateway;
+use crate::incoming::Endpoint;
+
+/// The two policies that may be in force for a step.
+#[derive(Debug)]
+pub struct Policies {
+    own: Policy,
+    bypass: Policy,
+    turn: AtomicU64,
+}
+
+impl Policies {
+    /// Of the planner's policy and the rule that routes where the planner does not.
+    pub fn new(policy: &Policy, bypass: Rule) -> Self {
+        let own = Policy { rule: Rule::Own, ..policy.clone() };
+        let bypass = Policy { rule: bypass, ..policy.clone() };
+        Self { own, bypass, turn: AtomicU64::new(0) }
+    }
+}
+
+/// A step with its kind.
+#[derive(Debug)]
+pub struct Classified {
+    /// The step.
+    pub located: Located,
+    /// Its kind.
+    pub step: StepKind,
+    /// What is asked of the workers.
+    pub ask: Ask,
+    /// Who decides for it.
+    pub mode: Mode,
+}
+
+/// What a step is to be done by.
+#[derive(Debug)]
+pub struct Planned {
+    /// What is carried out.
+    pub plan: Plan,
+    /// The planner's decision, where it was asked; in mode `shadow` its plan is not the one that is carried out.
+    pub decision: Option<Decision>,
+}
+
+/// Gives the step its kind.
+pub fn classify(gateway: &Gateway, located: Located) -> Classified {
+    let prompt = &located.prefixed.prompt;
+    let facts = StepFacts {
+        prompt: prompt.chain.tokens,
+        reused: located.reused(),
+        relation: located.relation,
+        idle: located.idle,
+    };
+    let step = kind_of(&facts, &gateway.policies.own.thresholds);
+    let request = &located.prefixed.request;
+    let ask = Ask {
+        model: request.model.clone(),
+        adapter: None,
+        prompt: prompt.chain.tokens,
+        answer: request.answer,
+        block: prompt.chain.block,
+        transfers: transfers(&located),
+    };
+    Classified { mode: gateway.steering.get().mode_of(located.pin), step, ask, located }
+}
+
+fn transfers(located: &Located) -> Transfers {
+    use prefix::FallbackReason::Multimodal;
+    let bar = located.prefixed.request.bar.or(match located.prefixed.fallback() {
+        None => None,
+        Some(Multimodal) => Some(TransferBar::MultimodalContent),
+        Some(_) => Some(TransferBar::UnknownTokens),
+    });
+    bar.map_or(Transfers::Allowed, Transfers::Forbidden)
+}
+
+/// Plans a step. `excluded` failed already in this request.
+pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result<Planned, ApiError> {
+    let policies = &gateway.policies;
+    let mut pinned = step.located.session.clone();
+    pinned.id = step.located.pin;
+    let decide = |policy, session, turn| {
+        planner::plan(&Inputs {
+            step: step.step,
+            ask: &step.ask,
+            session,
+            workers: &step.located.workers,
+            overlaps: &step.located.overlaps,
+            excluded,
+            policy,
+            turn,
+        })
+        .map_err(|why| no_plan(why, step))
+    };
+    let own = || decide(&policies.own, &step.located.session, 0);
+    let next = || policies.turn.fetch_add(1, Ordering::Relaxed);
+    let bypass = || decide(&policies.bypass, &pinned, next()).map(|decision| decision.plan);
+    Ok(match step.mode {
+        Mode::Own => {
+            let decision = own()?;
+            Planned { plan: decision.plan, decision: Some(decision) }
+        }
+        Mode::Sticky => Planned { plan: bypass()?, decision: None },
+        Mode::Shadow => Planned { plan: bypass()?, decision: Some(own()?) },
+    })
+}
+
+fn no_plan(why: NoPlan, step: &Classified) -> ApiError {
+    match why {
+        // Before every worker was asked once, nobody can say that a model does not exist.
+        NoPlan::UnknownModel { model } if all_asked(&step.located.workers) => {
+            ApiError::UnknownModel { model: shortened(&model.0) }
+        }
+        NoPlan::UnknownModel { model } => ApiError::NoWorker { model: shortened(&model.0) },
+        NoPlan::NoneReady => ApiError::NoWorker { model: shortened(&step.ask.model.0) },
+        NoPlan::AllExcluded => ApiError::WorkerFailed { detail: "every worker that could serve this failed".into() },
+        NoPlan::TooLong { longest } => {
+            let param = match step.located.prefixed.request.endpoint {
+                Endpoint::ChatCompletions => "messages",
+                Endpoint::Completions => "prompt",
+            };
+            ApiError::field(param, format!("prompt and answer may have {longest} tokens together"))
+        }
+    }
+}
+
+fn all_asked(workers: &[WorkerView]) -> bool {
+    !workers.is_empty() && workers.iter().all(|worker| !worker.models.is_empty())
+}

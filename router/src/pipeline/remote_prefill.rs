@@ -1,0 +1,75 @@
+//! Two legs: one worker computes the prompt, another pulls its blocks and answers.
+//!
+//! Once the prefill leg has run, its blocks are held until somebody pulls them. So the legs run in a task of their own:
+//! when the client leaves, the task still lets the decode leg pull, for one token.
+
+use planner::Plan;
+use tokio::sync::oneshot;
+use workers_shim::dialect::Handoff;
+
+use super::legs::{LegError, Legs, Opened};
+use super::receipt::Remark;
+
+/// The answer, and what did not go as planned before it began.
+pub type Outcome = (Result<Opened, LegError>, Vec<Remark>);
+
+/// Runs both legs. Dropping the future is the client leaving.
+pub async fn remote_prefill(legs: Legs, plan: &Plan) -> Outcome {
+    let (sender, receiver) = oneshot::channel();
+    tokio::spawn(run(legs, *plan, sender));
+    receiver.await.unwrap_or((Err(LegError::Broken), Vec::new()))
+}
+
+async fn run(legs: Legs, plan: Plan, client: oneshot::Sender<Outcome>) {
+    let mut remarks = Vec::new();
+    let handoff = prefill(&legs, &plan, &mut remarks).await;
+    if client.is_closed() {
+        if let Some(handoff) = handoff {
+            let body = legs.body.decode_abandoned(&legs.options, handoff);
+            // It pulls the blocks; nobody reads what it says.
+            let _ = legs.silent(&plan.decode, legs.path(), body).await;
+        }
+        return;
+    }
+    let body = match handoff {
+        Some(handoff) => legs.body.decode(&legs.options, handoff),
+        None => legs.body.plain(&legs.options),
+    };
+    let opened = serve_while_source_lives(&legs, &plan, body).await;
+    // If the client has left meanwhile, the blocks were pulled before the first byte; dropping the answer cancels it.
+    let _ = client.send((opened, remarks));
+}
+
+/// The prefill leg. Without a handoff the decode leg computes the prompt itself.
+async fn prefill(legs: &Legs, plan: &Plan, remarks: &mut Vec<Remark>) -> Option<Handoff> {
+    let counted = legs.dispatch(&plan.prefill);
+    let answer = legs.silent(&plan.prefill, legs.path(), legs.body.prefill(&legs.options)).await;
+    drop(counted);
+    match answer {
+        Ok(answer) => {
+            remarks.extend(surprise(plan, answer.handoff.as_ref()));
+            answer.handoff
+        }
+        Err(error) => {
+            tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg failed; the target computes the prompt");
+            remarks.push(Remark::PrefillFailed);
+            None
+        }
+    }
+}
+
+/// What the producer did otherwise than believed.
+fn surprise(plan: &Plan, handoff: Option<&Handoff>) -> Option<Remark> {
+    let Some(handoff) = handoff else { return Some(Remark::NoTransferParameters) };
+    let believed = plan.prefill.tokens_cached.0;
+    let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < believed * 9);
+    recomputed.then_some(Remark::SourceRecomputed)
+}
+
+/// The decode leg, given up when the producer dies: its engine would try to pull for many seconds before it fails.
+async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) -> Result<Opened, LegError> {
+    tokio::select! {
+        opened = legs.serve(&plan.decode, body) => opened,
+        () = legs.lost(plan.prefill.worker) => Err(LegError::Failed(http::StatusCode::BAD_GATEWAY)),
+    }
+}

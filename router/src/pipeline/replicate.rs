@@ -1,0 +1,75 @@
+//! A sealed prefix is made present at another worker: a prefill leg at its holder, a decode leg at its target, both with
+//! the same token ids. Afterwards the target serves the real request from its own cache.
+
+use planner::{Leg, Plan};
+use vocabulary::{Blocks, PrefixId, Tokens, WorkerId};
+use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
+
+use super::legs::Legs;
+use super::plan::Classified;
+use super::receipt::Remark;
+use crate::gateway::Gateway;
+
+/// What one run makes present, and where.
+pub type Flight = (PrefixId, WorkerId);
+
+/// A prefix on its way.
+struct Move {
+    legs: Legs,
+    model: String,
+    tokens: Vec<u32>,
+    source: Leg,
+    target: Leg,
+}
+
+/// Makes the first `blocks` of the prompt present at the plan's target. What went wrong is remarked; the step is served
+/// all the same.
+pub async fn replicate(
+    gateway: &Gateway,
+    (step, plan): (&Classified, &Plan),
+    legs: &Legs,
+    (source, blocks): (Leg, Blocks),
+) -> Option<Remark> {
+    let prompt = &step.located.prefixed.prompt;
+    let length = blocks.tokens(prompt.chain.block).0 as usize;
+    let (Some(tokens), Some(prefix)) = (prompt.tokens().and_then(|ids| ids.get(..length)), prompt.chain.prefix(blocks))
+    else {
+        return Some(Remark::ReplicateFailed);
+    };
+    let moving = Move {
+        legs: legs.clone(),
+        model: step.ask.model.0.to_string(),
+        tokens: tokens.to_vec(),
+        source,
+        target: Leg { tokens_computed: Tokens::ZERO, ..plan.decode },
+    };
+    let flight = gateway.replicates.run((prefix, plan.target()), moving.run());
+    flight.await.unwrap_or(Some(Remark::ReplicateFailed))
+}
+
+impl Move {
+    async fn run(self) -> Option<Remark> {
+        let replica = Replica { model: &self.model, tokens: &self.tokens, salt: self.legs.options.salt.as_deref() };
+        let counted = self.legs.dispatch(&self.source);
+        let answer = self.legs.silent(&self.source, REPLICATE_PATH, replicate_prefill(&replica)).await;
+        drop(counted);
+        let failed = |error| {
+            tracing::warn!(source = %self.source.worker, target = %self.target.worker, %error, "a replicate failed");
+            Some(Remark::ReplicateFailed)
+        };
+        let handoff = match answer {
+            Ok(answer) => answer.handoff,
+            Err(error) => return failed(error),
+        };
+        let Some(handoff) = handoff else { return Some(Remark::NoTransferParameters) };
+        let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < self.tokens.len() as u64 * 9);
+        let pulled = tokio::select! {
+            pulled = self.legs.silent(&self.target, REPLICATE_PATH, replicate_decode(&replica, handoff)) => pulled,
+            () = self.legs.lost(self.source.worker) => return Some(Remark::ReplicateFailed),
+        };
+        match pulled {
+            Ok(_) => recomputed.then_some(Remark::SourceRecomputed),
+            Err(error) => failed(error),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The other rooms, opened and joined: the ledger's directory, the fleet with its residency index, the models.
+//!
+//! They do not know each other. What one of them tells the other goes through here: probes become leases.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
+use ownership::{Directory, Options, OwnershipError};
+use residency::{RoutedLimits, SourceRules};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use vocabulary::{Micros, ModelId, WorkerId};
+use workers_shim::events::SharedIndex;
+use workers_shim::fleet::{Alive, EventsAt, Fleet, FleetError, FleetOptions, Pace, RulesOf, WorkerSpec};
+
+use crate::catalog::{Catalog, CatalogError};
+use crate::config::{Config, WorkerConfig};
+
+/// Reports of probes that may wait.
+const WAITING_REPORTS: usize = 1024;
+
+/// Why the rooms could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum RoomsError {
+    /// A model's files.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The ledger's folder.
+    #[error("the ledger in {folder} cannot be opened: {source}")]
+    Ledger {
+        /// Which folder.
+        folder: PathBuf,
+        /// Why.
+        source: OwnershipError,
+    },
+    /// The workers.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+}
+
+/// Everything that a request reads and writes beside its own bytes.
+#[derive(Debug)]
+pub struct Rooms {
+    /// Who owns what: the ledger's view, and the way to write.
+    pub directory: Arc<Directory>,
+    /// The workers as they look now.
+    pub fleet: Fleet,
+    /// Who holds what.
+    pub index: SharedIndex,
+    /// The models.
+    pub catalog: Arc<Catalog>,
+    leases: JoinHandle<()>,
+}
+
+impl Rooms {
+    /// Opens the ledger and starts to watch the workers.
+    pub async fn open(config: &Config) -> Result<Self, RoomsError> {
+        let catalog = Arc::new(Catalog::load(&config.models)?);
+        let folder = config.ledger.data_dir.clone();
+        let options = Options { lease: config.ledger.lease.0, ..Options::new(folder.clone()) };
+        let directory = Directory::open(options).await.map_err(|source| RoomsError::Ledger { folder, source })?;
+        let directory = Arc::new(directory);
+        let index = SharedIndex::new();
+        let (alive, reports) = mpsc::channel(WAITING_REPORTS);
+        let fleet = Fleet::start(FleetOptions {
+            workers: config.workers.iter().map(spec).collect(),
+            pace: Pace::default(),
+            index: index.clone(),
+            rules: rules(catalog.clone()),
+            alive: Some(alive),
+            routed: RoutedLimits::default(),
+        })?;
+        let known = config.workers.clone();
+        let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
+        Ok(Self { directory, fleet, index, catalog, leases })
+    }
+
+    /// Writes out what was taken and closes the ledger.
+    pub async fn close(&self) {
+        self.leases.abort();
+        if let Err(error) = self.directory.close().await {
+            tracing::error!(%error, "the ledger did not close cleanly; its log is replayed at the next start");
+        }
+    }
+}
+
+fn spec(worker: &WorkerConfig) -> WorkerSpec {
+    WorkerSpec {
+        models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
+        api_key: worker.api_key.as_ref().map(|key| key.expose().into()),
+        events: match &worker.events {
+            Some(live) => EventsAt::Configured { live: live.clone(), replay: worker.replay.clone() },
+            None => EventsAt::Discovered,
+        },
+        profile: worker.profile.clone(),
+        ..WorkerSpec::at(worker.endpoint(), worker.role())
+    }
+}
+
+/// How a worker's events become chain blocks, for models whose tokens are known.
+fn rules(catalog: Arc<Catalog>) -> RulesOf {
+    Arc::new(move |name| {
+        let model = catalog.configured(name).filter(|model| model.identifier.text().is_some())?;
+        let identifier = &model.identifier;
+        Some(SourceRules::new(identifier.block(), identifier.seed(), identifier.namespace().clone()))
+    })
+}
+
+/// Registers each life of a worker when it is first reached, and renews its lease while it is.
+async fn keep_leases(directory: Arc<Directory>, workers: Vec<WorkerConfig>, mut reports: mpsc::Receiver<Alive>) {
+    while let Some(alive) = reports.recv().await {
+        let view = directory.view();
+        let registered = view.worker(alive.worker).is_some_and(|worker| {
+            worker.incarnation == alive.incarnation && worker.is_live() && worker.spec.ranks == alive.ranks
+        });
+        if registered {
+            directory.report_alive(alive.worker, alive.incarnation);
+        } else if let Some(command) = registration(&workers, alive, directory.lease()) {
+            register(&directory, alive, command).await;
+        }
+    }
+}
+
+async fn register(directory: &Directory, alive: Alive, command: Command) {
+    let Ok(ticket) = directory.submit(command) else { return };
+    match ticket.await {
+        Ok(Outcome::Refused(refusal)) => {
+            tracing::warn!(worker = %alive.worker, %refusal, "a worker was not registered")
+        }
+        Ok(_) => tracing::info!(worker = %alive.worker, incarnation = alive.incarnation.0, "a worker is registered"),
+        Err(error) => tracing::warn!(worker = %alive.worker, %error, "a worker could not be registered"),
+    }
+}
+
+fn registration(workers: &[WorkerConfig], alive: Alive, lease: Duration) -> Option<Command> {
+    let config = workers.iter().find(|worker| WorkerId::of_endpoint(worker.endpoint()) == alive.worker)?;
+    Some(Command::RegisterWorker(RegisterWorker {
+        worker: alive.worker,
+        incarnation: alive.incarnation,
+        spec: LedgerSpec {
+            endpoint: config.endpoint().clone(),
+            role: config.role(),
+            kind: WorkerKind::Engine,
+            models: config.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
+            ranks: alive.ranks,
+        },
+        ttl: Micros::of(lease),
+    }))
+}

@@ -1,0 +1,68 @@
+//! The cache salts that keep tenants apart inside the engines: what one tenant sent is never found by another.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ring::hmac;
+use vocabulary::TenantId;
+
+use crate::auth::Secret;
+
+/// Where no secret is configured. A client's own salt is always replaced, so it need not be guessed-proof to be safe
+/// behind this proxy; a secret is for engines that others reach as well.
+const USUAL_SECRET: &str = "ownerserve cache salt";
+
+/// One salt for each tenant: HMAC-SHA256 of its name, in hex.
+pub struct Salts {
+    key: Option<hmac::Key>,
+    made: Mutex<HashMap<TenantId, Arc<str>>>,
+}
+
+impl std::fmt::Debug for Salts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Salts").field("separate", &self.key.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Salts {
+    /// Salts from `secret`.
+    pub fn separate(secret: Option<&Secret>) -> Self {
+        let secret = secret.map_or(USUAL_SECRET, Secret::expose);
+        Self { key: Some(hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes())), made: Mutex::default() }
+    }
+
+    /// None: there is one tenant.
+    pub fn none() -> Self {
+        Self { key: None, made: Mutex::default() }
+    }
+
+    /// The tenant's salt; none where there is one tenant. Tenants come from the keys file, so there are few.
+    pub fn of(&self, tenant: &TenantId) -> Option<Arc<str>> {
+        let key = self.key.as_ref()?;
+        let mut made = self.made.lock();
+        if let Some(salt) = made.get(tenant) {
+            return Some(salt.clone());
+        }
+        let tag = hmac::sign(key, tenant.0.as_bytes());
+        let salt: Arc<str> = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>().into();
+        made.insert(tenant.clone(), salt.clone());
+        Some(salt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tenant_has_a_salt_of_its_own_that_stays() {
+        let salts = Salts::separate(Some(&Secret::from("s")));
+        let (a, b) = (TenantId("a".into()), TenantId("b".into()));
+        assert_eq!(salts.of(&a), salts.of(&a));
+        assert_ne!(salts.of(&a), salts.of(&b));
+        assert_eq!(salts.of(&a).unwrap().len(), 64);
+        assert_ne!(Salts::separate(None).of(&a), salts.of(&a));
+        assert_eq!(Salts::none().of(&a), None);
+    }
+}
