@@ -32,7 +32,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// A fresh subscription may miss what is said before it takes effect: so long after it, what was missed is asked for.
 const FIRST_CHECK: Duration = Duration::from_millis(300);
 /// Messages can be lost without a later one that shows the gap, so now and then it is asked for.
-const CHECK: Duration = Duration::from_secs(30);
+const CHECK: Duration = Duration::from_secs(5);
 
 /// Follows a worker until aborted.
 pub(crate) async fn follow(member: Arc<Member>, client: reqwest::Client, index: SharedIndex, rules: RulesOf) {
@@ -315,6 +315,3 @@ fn lag(timestamp: f64) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     ((now.as_secs_f64() - timestamp) * 1e6).max(0.0) as u64
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,7 +1,10 @@
 //! Our own requests at a worker: counted when they leave, moved when their first token comes, gone when dropped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, Release},
+};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -77,7 +80,8 @@ pub(super) struct Desk {
 
 impl Desk {
     pub(super) fn changed(&self) {
-        self.revision.fetch_add(1, Relaxed);
+        // Whoever sees the new number must see what it stands for.
+        self.revision.fetch_add(1, Release);
     }
 }
 

@@ -1,1 +1,45 @@
+use vocabulary::{PrefixId, Seed, Tokens};
 
+use super::*;
+
+const WORKER: WorkerId = WorkerId(4);
+const RANK: DpRank = DpRank(0);
+
+fn chain(blocks: u32) -> Chain {
+    Chain::over_tokens(PrefixId(1), Seed(1), Tokens(4), &(0..4 * blocks).collect::<Vec<_>>())
+}
+
+fn depth(index: &SharedIndex, chain: &Chain) -> u64 {
+    index.read().overlaps_of(chain).first().map_or(0, |overlap| overlap.blocks.0)
+}
+
+#[test]
+fn guesses_stand_until_events_are_heard() {
+    let index = SharedIndex::new();
+    let prompt = chain(2_000);
+    assert_eq!(index.note_routed(WORKER, RANK, &prompt), Knowledge::Fallback);
+    assert_eq!(depth(&index, &prompt), 0, "nobody admitted that worker");
+    index.admit(WORKER, RoutedLimits::default());
+    index.note_routed(WORKER, RANK, &prompt);
+    assert_eq!(depth(&index, &prompt), 2_000);
+    index.observed(WORKER);
+    assert_eq!((depth(&index, &prompt), index.read().blocks(), index.read().sources()), (0, 0, 0));
+    index.note_routed(WORKER, RANK, &prompt);
+    assert_eq!(depth(&index, &prompt), 0, "events say it better");
+    index.guessed(WORKER);
+    index.note_routed(WORKER, RANK, &prompt);
+    assert_eq!(depth(&index, &prompt), 2_000);
+    index.guessed(WORKER);
+    assert_eq!(depth(&index, &prompt), 0, "a restart voids guesses");
+}
+
+#[test]
+fn ranks_are_guessed_apart() {
+    let index = SharedIndex::new();
+    index.admit(WORKER, RoutedLimits::default());
+    index.note_routed(WORKER, DpRank(0), &chain(2));
+    index.note_routed(WORKER, DpRank(1), &chain(5));
+    let overlaps = index.read().overlaps_of(&chain(9));
+    let depths: Vec<(u16, u64)> = overlaps.iter().map(|overlap| (overlap.rank.0, overlap.blocks.0)).collect();
+    assert_eq!(depths, [(0, 2), (1, 5)]);
+}

@@ -1,0 +1,245 @@
+//! Residency from real event streams: simulated workers with faults, and a publisher that forgets.
+
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Router;
+use axum::routing::get;
+use bytes::Bytes;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use vocabulary::Health;
+use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+use super::*;
+use crate::sim::{EventFault, EventOptions};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_worker_computes_is_known_exactly() {
+    let worker = sim(sim_options()).await;
+    let watch = Watch::at(worker.address());
+    watch.until_exact().await;
+    let prompt = prompt(1, 44);
+    let answer = ask(worker.address(), &prompt, 20).await;
+    // Five engine blocks of the prompt, then blocks of prompt and answer together: 8 * 8 = 64 tokens; the last is unsure.
+    watch.until("stored", |watch| watch.depth(&prompt) == 11).await;
+    let said: Vec<u32> =
+        answer["choices"][0]["text"].as_str().unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let whole = [&prompt[..], &said].concat();
+    watch.until("answer stored", |watch| watch.depth(&whole) >= 14).await;
+    assert_eq!(watch.view(0).knowledge, Knowledge::Exact);
+    let counts = watch.fleet.events(watch.id(0)).unwrap();
+    assert_eq!((counts.undecodable, counts.unplaced, counts.gaps), (0, 0, 0));
+    assert!(counts.batches > 0 && counts.blocks >= 7 && counts.lag < vocabulary::Micros(5_000_000), "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_fleet_learns_all_by_replay() {
+    let worker = sim(sim_options()).await;
+    for number in 0..6 {
+        ask(worker.address(), &prompt(number, 40), 1).await;
+    }
+    let watch = Watch::at(worker.address());
+    watch.until_exact().await;
+    for number in 0..6 {
+        watch.until("replayed", |watch| watch.depth(&prompt(number, 40)) == 10).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn duplicates_gaps_and_evictions_leave_the_index_true() {
+    let fault = EventFault { duplicate: NonZeroU64::new(2), gap: NonZeroU64::new(3) };
+    let events = EventOptions { fault, ..EventOptions::default() };
+    let worker = sim(SimOptions { events, ..sim_options() }).await;
+    let (faulty, late) = (Watch::at(worker.address()), async || {
+        let late = Watch::at(worker.address());
+        late.until_exact().await;
+        late
+    });
+    faulty.until_exact().await;
+    // 64 blocks of 8 tokens: twenty prompts of ten blocks evict each other, two of them come again and again.
+    for number in 0..20 {
+        ask(worker.address(), &prompt(number, 80), 1).await;
+        ask(worker.address(), &prompt(number % 2, 80), 1).await;
+    }
+    let late = late().await;
+    for number in 0..20 {
+        let prompt = prompt(number, 80);
+        let depth = late.depth(&prompt);
+        faulty.until(&format!("{depth} blocks of prompt {number}"), |watch| watch.depth(&prompt) == depth).await;
+    }
+    assert!(late.depth(&prompt(1, 80)) > 0 && late.depth(&prompt(2, 80)) == 0, "both outcomes occur");
+    let counts = faulty.fleet.events(faulty.id(0)).unwrap();
+    assert!(counts.gaps > 3 && counts.replays > counts.gaps, "{counts:?}");
+    assert_eq!(faulty.view(0).knowledge, Knowledge::Exact);
+    assert!(faulty.index.read().blocks() <= 2 * 64, "no more than the cache holds");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_worker_holds_nothing_of_its_former_life() {
+    let worker = sim(sim_options()).await;
+    let address = worker.address();
+    let endpoint = |text: &str| text.strip_prefix("tcp://").unwrap().parse::<SocketAddr>().unwrap();
+    let (live, replay) = (endpoint(worker.events_endpoint()), endpoint(worker.replay_endpoint()));
+    let watch = Watch::at(address);
+    watch.until_exact().await;
+    ask(address, &prompt(1, 40), 1).await;
+    watch.until("stored", |watch| watch.depth(&prompt(1, 40)) == 10).await;
+    let first = watch.view(0).incarnation;
+    drop(worker);
+    watch.until("unreachable", |watch| watch.view(0).health == Health::Unreachable).await;
+    let events = EventOptions { listen: live, replay, ..EventOptions::default() };
+    let again = sim_again(SimOptions { listen: address, events, ..sim_options() }).await;
+    watch.until("another life", |watch| watch.view(0).incarnation > first).await;
+    watch.until("forgotten", |watch| watch.depth(&prompt(1, 40)) == 0).await;
+    watch.until_exact().await;
+    ask(again.address(), &prompt(2, 40), 1).await;
+    watch.until("stored", |watch| watch.depth(&prompt(2, 40)) == 10).await;
+    assert_eq!(watch.depth(&prompt(1, 40)), 0);
+    watch.until("swept", |watch| watch.index.read().blocks() == 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cleared_cache_is_empty_here_too() {
+    let worker = sim(sim_options()).await;
+    let watch = Watch::at(worker.address());
+    watch.until_exact().await;
+    ask(worker.address(), &prompt(1, 40), 1).await;
+    watch.until("stored", |watch| watch.depth(&prompt(1, 40)) == 10).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    client.post(format!("{}/reset_prefix_cache", url(worker.address()))).send().await.unwrap();
+    // The engine tells it with its next step.
+    ask(worker.address(), &prompt(2, 40), 1).await;
+    watch.until("cleared", |watch| watch.depth(&prompt(1, 40)) == 0 && watch.depth(&prompt(2, 40)) == 10).await;
+    assert_eq!(watch.view(0).knowledge, Knowledge::Exact);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_that_do_not_fit_the_chain_leave_a_worker_to_guesses() {
+    let odd = SimOptions { profile: Profile { block_tokens: 10, ..sim_options().profile }, ..sim_options() };
+    let worker = sim(odd).await;
+    let watch = Watch::at(worker.address());
+    watch.until_exact().await;
+    ask(worker.address(), &prompt(1, 40), 1).await;
+    watch.until("guessed", |watch| watch.view(0).knowledge == Knowledge::Fallback).await;
+    watch.fleet.note_routed(watch.id(0), DpRank(0), &chain(&prompt(1, 40)));
+    assert_eq!(watch.depth(&prompt(1, 40)), 10);
+}
+
+/// An engine as far as events are concerned, whose replay buffer is short.
+struct Forgetful {
+    address: SocketAddr,
+    publisher: PubSocket,
+    /// What replay still has, by sequence number.
+    buffer: watch::Sender<Vec<(u64, Bytes)>>,
+    started: Arc<AtomicU64>,
+    next: u64,
+}
+
+impl Forgetful {
+    async fn start() -> Self {
+        let mut publisher = PubSocket::new();
+        let live = publisher.bind("tcp://127.0.0.1:0").await.unwrap();
+        let mut router = RouterSocket::new();
+        let replay = router.bind("tcp://127.0.0.1:0").await.unwrap();
+        let (buffer, buffered) = watch::channel(Vec::new());
+        tokio::spawn(serve_replay(router, buffered));
+        let started = Arc::new(AtomicU64::new(1_700_000_000));
+        let sources = json!([{"endpoint": live.to_string(), "replay_endpoint": replay.to_string()}]).to_string();
+        let process = started.clone();
+        let metrics =
+            move || async move { format!("process_start_time_seconds {}\n", process.load(Ordering::Relaxed)) };
+        let server = Router::new()
+            .route("/health", get(|| async {}))
+            .route("/v1/models", get(|| async { r#"{"data":[{"id":"tiny"}]}"# }))
+            .route("/metrics", get(metrics))
+            .route("/kv_event_sources", get(move || async move { sources }));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, server).await });
+        Self { address, publisher, buffer, started, next: 0 }
+    }
+
+    /// Says something, and keeps it for replay or not.
+    async fn say(&mut self, payload: Bytes, keep: bool) {
+        if keep {
+            self.buffer.send_modify(|buffer| buffer.push((self.next, payload.clone())));
+        }
+        let mut message = ZmqMessage::from(Bytes::from_static(b"kv"));
+        message.push_back(Bytes::copy_from_slice(&self.next.to_be_bytes()));
+        message.push_back(payload);
+        self.publisher.send(message).await.unwrap();
+        self.next += 1;
+    }
+}
+
+async fn serve_replay(mut router: RouterSocket, buffered: watch::Receiver<Vec<(u64, Bytes)>>) {
+    while let Ok(request) = router.recv().await {
+        let frames = request.into_vec();
+        let [peer, empty, start] = frames.as_slice() else { panic!("{frames:?}") };
+        assert!(empty.is_empty());
+        let start = u64::from_be_bytes(start.as_ref().try_into().unwrap());
+        let kept = buffered.borrow().iter().filter(|(sequence, _)| *sequence >= start).cloned().collect::<Vec<_>>();
+        for (sequence, payload) in kept.into_iter().chain([(u64::MAX, Bytes::new())]) {
+            let mut message = ZmqMessage::from(peer.clone());
+            for frame in [Bytes::new(), Bytes::from_static(b"kv"), Bytes::copy_from_slice(&sequence.to_be_bytes())] {
+                message.push_back(frame);
+            }
+            message.push_back(payload);
+            router.send(message).await.unwrap();
+        }
+    }
+}
+
+/// A store of one engine block of eight tokens.
+fn stored(name: u64, tokens: &[u32]) -> Bytes {
+    rmp_serde::to_vec(&(1.0, [("BlockStored", [name], (), tokens, 8)], 0)).unwrap().into()
+}
+
+fn cleared() -> Bytes {
+    rmp_serde::to_vec(&(1.0, [("AllBlocksCleared",)], 0)).unwrap().into()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_replay_brings_back_is_said_loudly_until_the_cache_is_empty() {
+    let mut engine = Forgetful::start().await;
+    engine.say(stored(1, &prompt(1, 8)), false).await;
+    engine.say(stored(2, &prompt(2, 8)), true).await;
+    let watch = Watch::at(engine.address);
+    watch.until("replayed", |watch| watch.depth(&prompt(2, 8)) == 2).await;
+    assert_eq!(watch.depth(&prompt(1, 8)), 0);
+    watch.until("degraded", |watch| watch.view(0).knowledge == Knowledge::Degraded).await;
+    engine.say(Bytes::from_static(b"\xc1"), true).await;
+    engine.say(stored(3, &prompt(3, 8)), true).await;
+    watch.until("going on", |watch| watch.depth(&prompt(3, 8)) == 2).await;
+    assert_eq!(watch.view(0).knowledge, Knowledge::Degraded);
+    engine.say(cleared(), true).await;
+    watch.until_exact().await;
+    assert_eq!((watch.depth(&prompt(3, 8)), watch.fleet.events(watch.id(0)).unwrap().undecodable), (0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_process_behind_the_same_sockets_is_noticed_before_its_events_are_believed() {
+    let mut engine = Forgetful::start().await;
+    engine.say(stored(1, &prompt(1, 8)), true).await;
+    let watch = Watch::at(engine.address);
+    watch.until_exact().await;
+    watch.until("stored", |watch| watch.depth(&prompt(1, 8)) == 2).await;
+    // Restarted, and further on than the old one was: the numbers alone look like a gap.
+    engine.started.fetch_add(100, Ordering::Relaxed);
+    engine.buffer.send_modify(Vec::clear);
+    for number in 2..6 {
+        engine.say(stored(number, &prompt(number as u32, 8)), true).await;
+    }
+    engine.buffer.send_modify(|buffer| {
+        for (sequence, (number, _)) in buffer.iter_mut().enumerate() {
+            *number = sequence as u64;
+        }
+    });
+    watch.until("forgotten", |watch| watch.depth(&prompt(1, 8)) == 0).await;
+    for number in 2..6 {
+        watch.until("heard", |watch| watch.depth(&prompt(number, 8)) == 2).await;
+    }
+    watch.until_exact().await;
+}

@@ -1,0 +1,164 @@
+//! The fleet over real sockets: simulated workers, and servers that are less than that.
+
+mod events;
+mod views;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine_model::Profile;
+use residency::{RoutedLimits, SourceRules};
+use tokio::sync::mpsc;
+use vocabulary::{Chain, Namespace, Overlap, PrefixId, Role, RootKeys, Seed, Tokens, WorkerId, WorkerView};
+
+use super::*;
+use crate::sim::{ChatPrompt, CodecError, SimOptions, SimWorker, TextCodec};
+
+/// Tokens are numbers, and numbers are their text.
+struct Numbers;
+
+impl TextCodec for Numbers {
+    fn encode_chat(&self, _: ChatPrompt<'_>) -> Result<Vec<u32>, CodecError> {
+        Err(CodecError("only token ids here".to_owned()))
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>, CodecError> {
+        let number = |word: &str| word.parse().map_err(|_| CodecError(format!("{word} is no number")));
+        text.split_whitespace().map(number).collect()
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        tokens.iter().map(|token| format!(" {token}")).collect()
+    }
+
+    fn vocabulary_size(&self) -> u32 {
+        5_000
+    }
+
+    fn eos(&self) -> u32 {
+        0
+    }
+
+    fn specials(&self) -> Vec<u32> {
+        vec![0]
+    }
+}
+
+const SEED: Seed = Seed(3);
+
+fn namespace() -> Namespace {
+    Namespace { model: "tiny".into(), revision: "".into(), tokenizer: "numbers".into() }
+}
+
+fn root() -> PrefixId {
+    namespace().root(SEED, RootKeys::default())
+}
+
+fn chain(tokens: &[u32]) -> Chain {
+    Chain::over_tokens(root(), SEED, Tokens(4), tokens)
+}
+
+fn sim_options() -> SimOptions {
+    let profile = Profile { block_tokens: 8, blocks: 64, context_tokens: 400, ..Profile::default() };
+    SimOptions { profile, speed_up: 50.0, ..SimOptions::default() }
+}
+
+async fn sim(options: SimOptions) -> SimWorker {
+    SimWorker::start(options, Arc::new(Numbers)).await.unwrap()
+}
+
+/// A worker at an address whose former owner's sockets may still be closing.
+async fn sim_again(options: SimOptions) -> SimWorker {
+    for _ in 0..500 {
+        if let Ok(worker) = SimWorker::start(options.clone(), Arc::new(Numbers)).await {
+            return worker;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{} is never free", options.listen)
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}")
+}
+
+/// A fleet with a quick pulse, and what it reports.
+struct Watch {
+    fleet: Fleet,
+    index: SharedIndex,
+    alive: mpsc::Receiver<Alive>,
+}
+
+impl Watch {
+    fn over(workers: Vec<WorkerSpec>) -> Self {
+        let index = SharedIndex::new();
+        let (alive, reports) = mpsc::channel(64);
+        let pace = Pace { every: Duration::from_millis(50), again: Duration::from_millis(10), ..Pace::default() };
+        let rules = SourceRules::new(Tokens(4), SEED, namespace());
+        let options = FleetOptions {
+            workers,
+            pace,
+            index: index.clone(),
+            rules: Arc::new(move |model| (&*model.0 == "tiny").then(|| rules.clone())),
+            alive: Some(alive),
+            routed: RoutedLimits::default(),
+        };
+        Self { fleet: Fleet::start(options).unwrap(), index, alive: reports }
+    }
+
+    fn at(address: SocketAddr) -> Self {
+        Self::over(vec![WorkerSpec::at(&url(address), Role::Hybrid)])
+    }
+
+    fn view(&self, at: usize) -> WorkerView {
+        self.fleet.snapshot()[at].clone()
+    }
+
+    fn id(&self, at: usize) -> WorkerId {
+        self.view(at).id
+    }
+
+    fn overlaps(&self, tokens: &[u32]) -> Vec<Overlap> {
+        self.index.read().overlaps_of(&chain(tokens))
+    }
+
+    /// Chain blocks that the first worker holds of a prompt.
+    fn depth(&self, tokens: &[u32]) -> u64 {
+        let id = self.id(0);
+        self.overlaps(tokens).iter().find(|overlap| overlap.worker == id).map_or(0, |overlap| overlap.blocks.0)
+    }
+
+    /// Waits until `holds`; the last state is printed when it never does.
+    async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        for _ in 0..1_000 {
+            if holds(self) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let events = self.fleet.events(self.id(0));
+        panic!("never {what}: {:#?} {events:#?}", self.fleet.snapshot());
+    }
+
+    async fn until_exact(&self) {
+        self.until("exact", |watch| watch.view(0).knowledge == Knowledge::Exact).await;
+    }
+}
+
+/// One answer of a worker to a prompt of token ids.
+async fn ask(address: SocketAddr, prompt: &[u32], max_tokens: u32) -> serde_json::Value {
+    let body = serde_json::json!({
+        "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true
+    });
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let answer = client.post(format!("{}/v1/completions", url(address))).json(&body).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    answer.json().await.unwrap()
+}
+
+/// A prompt of its own.
+fn prompt(number: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|at| 1 + (number * 977 + at * 13) % 4_900).collect()
+}

@@ -1,0 +1,151 @@
+//! What the fleet shows of workers.
+
+use axum::Router;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use vocabulary::{Blocks, DpRank, Health, Incarnation, ModelId};
+
+use super::*;
+use crate::dialect::can_transfer;
+
+async fn until_ready(watch: &Watch) {
+    let ready = |watch: &Watch| watch.fleet.snapshot().iter().all(|view| view.health == Health::Ready);
+    watch.until("ready", ready).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_shows_who_it_is_and_what_it_can_hold() {
+    let worker = sim(sim_options()).await;
+    let mut watch = Watch::at(worker.address());
+    until_ready(&watch).await;
+    let view = watch.view(0);
+    assert_eq!(view.id, WorkerId::of_endpoint(&url(worker.address())));
+    assert_eq!((&*view.models, view.ranks, view.role), (&[ModelId::from("tiny")][..], 1, Role::Hybrid));
+    assert_eq!((view.capacity.kv, view.capacity.block), (Tokens(512), Tokens(8)));
+    assert_eq!(view.capacity.context, Tokens(400));
+    assert!(view.incarnation > Incarnation(1_600_000_000_000_000), "microseconds since the epoch");
+    let alive = watch.alive.recv().await.unwrap();
+    assert_eq!(alive, Alive { worker: view.id, incarnation: view.incarnation, ranks: 1 });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_at_the_address_is_unreachable_and_is_reported_by_nobody() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let mut watch = Watch::at(address);
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    assert_eq!(watch.view(0).health, Health::Unreachable);
+    assert!(watch.alive.try_recv().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kv_goes_only_between_workers_of_one_fabric() {
+    let (a, b) = (sim(sim_options()).await, sim(sim_options()).await);
+    let larger = SimOptions { profile: Profile { block_tokens: 16, ..sim_options().profile }, ..sim_options() };
+    let c = sim(larger).await;
+    let spec = |worker: &SimWorker| WorkerSpec::at(&url(worker.address()), Role::Hybrid);
+    let watch = Watch::over(vec![spec(&a), spec(&b), spec(&c)]);
+    until_ready(&watch).await;
+    let [a, b, c] = [0, 1, 2].map(|at| watch.view(at));
+    assert!(can_transfer(&a, &b) && can_transfer(&b, &a));
+    assert!(!can_transfer(&a, &c), "{:?} and {:?}", a.link, c.link);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_we_send_counts_at_once_and_views_are_made_only_when_something_changed() {
+    let worker = sim(sim_options()).await;
+    let watch = Watch::at(worker.address());
+    until_ready(&watch).await;
+    let id = watch.id(0);
+    let mut flight = watch.fleet.dispatch(id, Tokens(500));
+    assert_eq!((watch.view(0).load.waiting, watch.view(0).load.backlog), (1, Tokens(500)));
+    flight.first_token();
+    assert_eq!((watch.view(0).load.running, watch.view(0).load.backlog), (1, Tokens(0)));
+    drop(flight);
+    assert_eq!((watch.view(0).load.running, watch.view(0).load.waiting), (0, 0));
+    let mut repeated = 0;
+    for _ in 0..100 {
+        repeated += u32::from(Arc::ptr_eq(&watch.fleet.snapshot(), &watch.fleet.snapshot()));
+    }
+    assert!(repeated > 80, "{repeated} of 100");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_worker_is_known_at_once_and_a_new_life_is_another() {
+    let worker = sim(sim_options()).await;
+    let address = worker.address();
+    let watch = Watch::at(address);
+    until_ready(&watch).await;
+    let first = watch.view(0);
+    drop(worker);
+    watch.fleet.unreachable(first.id);
+    watch.until("unreachable", |watch| watch.view(0).health == Health::Unreachable).await;
+    let _again = sim_again(SimOptions { listen: address, ..sim_options() }).await;
+    until_ready(&watch).await;
+    assert!(watch.view(0).incarnation > first.incarnation);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_alarm_is_taken_back_by_the_next_probe() {
+    let worker = sim(sim_options()).await;
+    let watch = Watch::at(worker.address());
+    until_ready(&watch).await;
+    let before = watch.view(0);
+    watch.fleet.unreachable(before.id);
+    until_ready(&watch).await;
+    assert_eq!(watch.view(0).incarnation, before.incarnation);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn draining_is_said_and_taken_back() {
+    let worker = sim(sim_options()).await;
+    let watch = Watch::at(worker.address());
+    until_ready(&watch).await;
+    let id = watch.id(0);
+    watch.fleet.set_draining(id, Health::Draining);
+    assert_eq!(watch.view(0).health, Health::Draining);
+    watch.fleet.set_draining(id, Health::Ready);
+    assert_eq!(watch.view(0).health, Health::Ready);
+}
+
+/// A server that knows its models and nothing else.
+async fn plain_server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let models = || async { r#"{"object":"list","data":[{"id":"tiny"},{"id":"other"}]}"# };
+    let server = Router::new().route("/v1/models", get(models));
+    tokio::spawn(async move { axum::serve(listener, server).await });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_figures_or_events_is_known_by_what_is_routed_there() {
+    let watch = Watch::at(plain_server().await);
+    until_ready(&watch).await;
+    let view = watch.view(0);
+    assert_eq!((view.models.len(), view.incarnation, &view.link), (2, Incarnation(0), &None));
+    let prompt = prompt(1, 20);
+    assert_eq!((watch.depth(&prompt), view.knowledge), (0, Knowledge::Fallback));
+    // The follower looks for events first; what is noted before may be forgotten.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    watch.fleet.note_routed(view.id, DpRank(0), &chain(&prompt));
+    assert_eq!((watch.depth(&prompt), watch.view(0).knowledge), (5, Knowledge::Fallback));
+    let longer = [&prompt[..], &[9; 8]].concat();
+    assert_eq!(watch.overlaps(&longer)[0].blocks, Blocks(5));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_listed_twice_is_an_error() {
+    let spec = WorkerSpec::at("http://127.0.0.1:1/", Role::Hybrid);
+    let twice = WorkerSpec::at("http://127.0.0.1:1", Role::Prefill);
+    let options = FleetOptions {
+        workers: vec![spec, twice],
+        pace: Pace::default(),
+        index: SharedIndex::new(),
+        rules: Arc::new(|_| None),
+        alive: None,
+        routed: RoutedLimits::default(),
+    };
+    assert!(matches!(Fleet::start(options), Err(FleetError::Twice(_))));
+}
