@@ -18,10 +18,10 @@ use hyper_util::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use workers_shim::sim::WORKER_HEADER;
+
 use super::sse::{Event, Lines, Oversized};
 
-/// The router says here which worker answered.
-const WORKER_HEADER: &str = "x-ownerserve-worker";
 /// An agent names its session here.
 const SESSION_HEADER: &str = "x-session-id";
 /// A step that takes longer has failed.
@@ -97,7 +97,7 @@ pub(super) struct Answer {
     pub whole: Duration,
     /// Tokens, as the engine counted them.
     pub usage: Usage,
-    /// Which worker answered, if the router says so.
+    /// Which worker answered: simulated ones say so in a header that passes through the proxy.
     pub worker: Option<String>,
 }
 

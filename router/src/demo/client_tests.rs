@@ -41,7 +41,7 @@ async fn ask(response: &'static str) -> (Result<Answer, ClientError>, String) {
 }
 
 const STREAM: &str = concat!(
-    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-ownerserve-worker: w3\r\nconnection: close\r\n\r\n",
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-sim-worker: w3\r\nconnection: close\r\n\r\n",
     "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n",
     "data: {\"choices\":[{\"delta\":{\"content\":\"on\"},\"finish_reason\":null}]}\n\n",
     "data: {\"choices\":[{\"delta\":{\"content\":\"e\"},\"finish_reason\":\"length\"}]}\n\n",

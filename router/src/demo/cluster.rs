@@ -4,10 +4,12 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::Path,
     time::{Duration, Instant},
 };
 
 use vocabulary::Role;
+use workers_shim::sim::Profile;
 
 use super::{
     child::{EXIT_WITH_PARENT, Process},
@@ -18,6 +20,8 @@ use super::{
 
 /// The cluster: 2 prefill, 4 decode, 2 hybrid.
 const ROLES: [(Role, usize); 3] = [(Role::Prefill, 2), (Role::Decode, 4), (Role::Hybrid, 2)];
+/// What the workers are, compiled in so that the demo runs from anywhere.
+const PROFILE: &str = include_str!("../../../configs/profiles/demo.toml");
 /// From the start of the processes until all of them answer.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// Between two looks at a process that is not ready.
@@ -58,6 +62,11 @@ pub enum ClusterError {
 
 fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ClusterError {
     move |source| ClusterError::System { what, source }
+}
+
+/// The engines that the workers stand for.
+pub(super) fn profile() -> Profile {
+    toml::from_str(PROFILE).expect("the profile that is compiled in was tested")
 }
 
 /// How a cluster is to be.
@@ -105,14 +114,17 @@ impl Cluster {
 
     async fn start_once(shape: Shape) -> Result<Cluster, ClusterError> {
         let roles: Vec<Role> = ROLES.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, *count)).collect();
-        let ports = free_ports(roles.len() * 2 + 2)?;
+        let ports = free_ports(roles.len() + 2)?;
         let (own, workers) = ports.split_at(2);
         let data = tempfile::tempdir().map_err(system("make a folder for the ledger"))?;
+        let profile = data.path().join("profile.toml");
+        std::fs::write(&profile, PROFILE).map_err(system("write the workers' profile"))?;
         let mut started = Vec::new();
-        for (number, (role, ports)) in roles.into_iter().zip(workers.chunks_exact(2)).enumerate() {
+        for (number, (role, address)) in roles.into_iter().zip(workers).enumerate() {
             let name = format!("{} worker {number}", role.as_str());
-            let process = Process::spawn(name, &worker_args(role, ports, shape)).map_err(system("start a worker"))?;
-            started.push(Worker { role, address: ports[0], process });
+            let args = worker_args((role, *address), shape, &profile);
+            let process = Process::spawn(name, &args).map_err(system("start a worker"))?;
+            started.push(Worker { role, address: *address, process });
         }
         let args = serve_args(shape, own, &started, data.path());
         let serve = Process::spawn("serve".into(), &args).map_err(system("start serve"))?;
@@ -168,25 +180,26 @@ impl Cluster {
     }
 }
 
-fn worker_args(role: Role, ports: &[SocketAddr], shape: Shape) -> Vec<String> {
+fn worker_args((role, address): (Role, SocketAddr), shape: Shape, profile: &Path) -> Vec<String> {
     [
         "sim-worker".to_owned(),
         EXIT_WITH_PARENT.to_owned(),
-        format!("--listen={}", ports[0]),
-        format!("--events-listen={}", ports[1]),
+        format!("--listen={address}"),
         format!("--role={}", role.as_str()),
+        format!("--profile={}", profile.display()),
         format!("--speed-up={}", shape.speed_up),
     ]
     .into()
 }
 
-fn serve_args(shape: Shape, own: &[SocketAddr], workers: &[Worker], data: &std::path::Path) -> Vec<String> {
+fn serve_args(shape: Shape, own: &[SocketAddr], workers: &[Worker], data: &Path) -> Vec<String> {
     let mut args = vec![
         "serve".to_owned(),
         EXIT_WITH_PARENT.to_owned(),
         format!("--listen={}", own[0]),
         format!("--operator-listen={}", own[1]),
-        format!("--data-dir={}", data.display()),
+        format!("--data-dir={}", data.join("ledger").display()),
+        "--set=models.tiny.text=builtin".to_owned(),
     ];
     args.extend(workers.iter().map(|worker| format!("--worker=http://{}#{}", worker.address, worker.role.as_str())));
     args.extend(shape.policy.settings().iter().map(|setting| format!("--set={setting}")));
@@ -242,6 +255,11 @@ mod tests {
         distinct.dedup();
         assert_eq!(distinct.len(), 18);
         assert!(ports.iter().all(|port| TcpListener::bind(port).is_ok()));
+    }
+
+    #[test]
+    fn the_built_in_profile_is_a_sound_engine() {
+        profile().check().unwrap();
     }
 
     #[test]

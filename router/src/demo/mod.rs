@@ -205,7 +205,8 @@ impl Run<'_> {
         let tally = tally.lock();
         self.show(view, began, &tally, &router);
         view.say(&failures(&tally));
-        Ok(Measured { steps: &tally.steps, workers: &workers, router: &router }.figures())
+        let kv_bytes_per_token = cluster::profile().kv_bytes_per_token.0;
+        Ok(Measured { steps: &tally.steps, workers: &workers, router: &router, kv_bytes_per_token }.figures())
     }
 
     fn show(&self, view: &mut View, began: Instant, tally: &Tally, router: &Page) {

@@ -10,11 +10,7 @@ use super::{
     session::Step,
 };
 
-/// Bytes of KV in one token of the model that the simulated workers stand for: 8B with grouped-query attention,
-/// 32 layers x 8 KV heads x 128 x 2 (keys and values) x 2 bytes.
-pub(super) const KV_BYTES_PER_TOKEN: u64 = 128 << 10;
-
-/// The figures of one policy; the README of `configs/traces` and `ownerserve demo --help` define them.
+/// The figures of one policy; as `--report` writes them.
 #[derive(Serialize, Clone, PartialEq, Debug)]
 pub(super) struct Figures {
     /// Steps that were sent.
@@ -31,7 +27,8 @@ pub(super) struct Figures {
     pub owner_hit_rate: f64,
     /// KV blocks resident at the end, summed over workers, by those that are distinct; 1 means that nothing lies twice.
     pub duplicate_factor: f64,
-    /// KV that came from other workers: `source="external_kv_transfer"` tokens times [`KV_BYTES_PER_TOKEN`].
+    /// KV that came from other workers: `source="external_kv_transfer"` tokens times the profile's
+    /// `kv_bytes_per_token`.
     pub kv_bytes_moved: u64,
     /// How often each way of serving was chosen.
     pub actions: BTreeMap<String, u64>,
@@ -45,6 +42,8 @@ pub(super) struct Measured<'a> {
     pub workers: &'a [Page],
     /// The router's page at the end.
     pub router: &'a Page,
+    /// What a token of KV weighs.
+    pub(super) kv_bytes_per_token: u64,
 }
 
 impl Measured<'_> {
@@ -64,7 +63,7 @@ impl Measured<'_> {
             prefill_tokens: tokens("local_compute"),
             owner_hit_rate: owner_hit_rate(self.steps),
             duplicate_factor: duplicate_factor(self.router),
-            kv_bytes_moved: tokens("external_kv_transfer") * KV_BYTES_PER_TOKEN,
+            kv_bytes_moved: tokens("external_kv_transfer") * self.kv_bytes_per_token,
             actions: actions(self.router),
         }
     }

@@ -50,7 +50,7 @@ fn figures() -> Figures {
         "ownerserve_residency_distinct_blocks 72\n",
     ));
     let steps = [step(0, 0, "a"), step(0, 1, "a"), step(1, 0, "")];
-    Measured { steps: &steps, workers: &[worker.clone(), worker], router: &router }.figures()
+    Measured { steps: &steps, workers: &[worker.clone(), worker], router: &router, kv_bytes_per_token: 1_000 }.figures()
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn figures_add_the_workers_up() {
     assert_eq!((figures.requests, figures.errors), (3, 1));
     assert_eq!((figures.first_token_p50_ms, figures.first_token_p99_ms), (10.0, 20.0));
     assert_eq!(figures.prefill_tokens, 600);
-    assert_eq!(figures.kv_bytes_moved, 20 * KV_BYTES_PER_TOKEN);
+    assert_eq!(figures.kv_bytes_moved, 20_000);
     assert_eq!(figures.duplicate_factor, 1.25);
     assert_eq!(action_mix(&figures.actions), "decode_continuation 5 · artifact_fetch 2");
 }

@@ -41,7 +41,7 @@ pub(super) struct Served {
     pub prompt_tokens: u64,
     /// Those that came from a cache.
     pub cached_tokens: u64,
-    /// Who answered, if the router says so.
+    /// The address of the worker that answered.
     pub worker: Option<String>,
 }
 

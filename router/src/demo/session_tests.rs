@@ -23,7 +23,7 @@ async fn server(broken: usize) -> (SocketAddr, Seen) {
         }
         let chunk = json!({"choices": [{"delta": {"content": format!("served {number}")}, "finish_reason": "stop"}]});
         let usage = json!({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}});
-        ([("x-ownerserve-worker", "w1")], format!("data: {chunk}\n\ndata: {usage}\n\ndata: [DONE]\n\n")).into_response()
+        ([("x-sim-worker", "w1")], format!("data: {chunk}\n\ndata: {usage}\n\ndata: [DONE]\n\n")).into_response()
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

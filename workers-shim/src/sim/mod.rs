@@ -20,4 +20,4 @@ pub use codec::{ChatEnding, ChatPrompt, CodecError, TextCodec};
 pub use engine_model::Profile;
 pub use error::SimError;
 pub use options::{EventFault, EventFaultError, EventOptions, SimOptions};
-pub use worker::SimWorker;
+pub use worker::{SimWorker, WORKER_HEADER};

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use axum::http::HeaderValue;
+use axum::middleware::map_response;
+use axum::response::Response;
 use engine_model::Engine;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -30,6 +33,9 @@ const CONNECTIONS: usize = 4096;
 const HEADER_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a stop waits for answers under way.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The header of every answer that says which worker made it. Engines have none like it.
+pub const WORKER_HEADER: &str = "x-sim-worker";
 
 /// A running simulated worker. Dropped, it is killed: connections break as if the process had died.
 pub struct SimWorker {
@@ -75,7 +81,8 @@ impl SimWorker {
             state: Default::default(),
         });
         let (stop, stopped) = watch::channel(());
-        let server = tokio::spawn(serve(listener, routes(app.clone(), options.body_limit), stopped));
+        let routes = named(address, routes(app.clone(), options.body_limit));
+        let server = tokio::spawn(serve(listener, routes, stopped));
         Ok(Self { address, endpoints, app, stop, server, _tasks: tasks })
     }
 
@@ -120,6 +127,15 @@ impl Drop for SimWorker {
     fn drop(&mut self) {
         self.server.abort();
     }
+}
+
+/// Every answer says which worker made it, so that whoever plays the client can tell where a proxy sent it.
+fn named(address: SocketAddr, routes: Router) -> Router {
+    let name = HeaderValue::try_from(address.to_string()).expect("an address is plain text");
+    routes.layer(map_response(move |mut response: Response| {
+        response.headers_mut().insert(WORKER_HEADER, name.clone());
+        std::future::ready(response)
+    }))
 }
 
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), SimError> {

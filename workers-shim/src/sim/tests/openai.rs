@@ -32,6 +32,7 @@ async fn a_streamed_chat_says_the_same_as_a_whole_one() {
     ask["stream_options"] = json!({"include_usage": true});
     let response = bench.send("/v1/chat/completions", &ask).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+    assert_eq!(response.headers()[crate::sim::WORKER_HEADER], bench.worker.address().to_string());
     let stream = response.text().await.unwrap();
     assert!(stream.ends_with("data: [DONE]\n\n"));
     let chunks = payloads(&stream);
