@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 pub use child::exit_with_parent;
 pub use policy::Policy;
 
+use client::ClientError;
 use cluster::{Cluster, ClusterError, Shape};
 use corpus::{CorpusError, Dialogue};
 use measure::Page;
@@ -218,7 +219,7 @@ impl Run<'_> {
 /// The first errors of a run, each with its step.
 fn failures(tally: &Tally) -> Vec<String> {
     let failed = tally.steps.iter().filter_map(|step| Some((step, step.outcome.as_ref().err()?)));
-    let line = |(step, error): (&Step, &String)| format!("  session {} step {}: {error}", step.session, step.turn);
+    let line = |(step, error): (&Step, &ClientError)| format!("  session {} step {}: {error}", step.session, step.turn);
     failed.take(SHOWN_ERRORS).map(line).collect()
 }
 

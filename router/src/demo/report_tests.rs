@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use super::*;
+use crate::demo::client::ClientError;
 use crate::demo::session::Served;
 
 fn step(session: usize, turn: usize, worker: &str) -> Step {
     let outcome = match worker {
-        "" => Err("HTTP 500".to_owned()),
+        "" => Err(ClientError::TimedOut(Duration::from_secs(60))),
         worker => Ok(Served {
             first_token: Duration::from_millis(10 * (turn as u64 + 1)),
             whole: Duration::from_millis(500),

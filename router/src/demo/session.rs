@@ -20,14 +20,14 @@ use super::{
 const MODEL: &str = "tiny";
 
 /// What one step came to.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Step {
     /// Number of the session.
     pub session: usize,
     /// Number of the step in it.
     pub turn: usize,
     /// The answer without its text, or what went wrong.
-    pub outcome: Result<Served, String>,
+    pub outcome: Result<Served, ClientError>,
 }
 
 /// What is kept of an answer.
@@ -116,14 +116,14 @@ async fn converse(script: &Script, client: &Client, session: usize) {
         history.extend(recorded.adds.iter().cloned());
         let ask = Ask { model: MODEL, messages: &history, max_tokens: recorded.answer_tokens };
         let answer = client.ask(script.proxy, &name, &ask).await;
-        let outcome = answer.as_ref().map(Served::from).map_err(ClientError::to_string);
+        history.push(reply(answer.as_ref().ok(), &recorded.recorded));
+        let outcome = answer.map(|answer| Served::from(&answer));
         script.tally.lock().steps.push(Step { session, turn, outcome });
-        history.push(reply(answer.ok(), &recorded.recorded));
     }
 }
 
 /// What the history goes on from: the served answer, so that its blocks are reused; the recorded one after an error.
-fn reply(answer: Option<Answer>, recorded: &Value) -> Value {
+fn reply(answer: Option<&Answer>, recorded: &Value) -> Value {
     match answer {
         Some(answer) => json!({"role": "assistant", "content": answer.text}),
         None => recorded.clone(),

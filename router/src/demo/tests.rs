@@ -41,7 +41,7 @@ fn numbers_out_of_range_are_refused_with_the_range() {
 
 #[test]
 fn failures_are_shown_with_their_step_and_only_the_first_few() {
-    let step = |turn| Step { session: 4, turn, outcome: Err("HTTP 503: full".into()) };
+    let step = |turn| Step { session: 4, turn, outcome: Err(ClientError::Status { status: 503, body: "full".into() }) };
     let tally = Tally { steps: (0..9).map(step).collect(), begun: 1, over: 1 };
     let lines = failures(&tally);
     assert_eq!(lines.len(), SHOWN_ERRORS);

@@ -1,6 +1,7 @@
 //! Moments as text.
 
 use super::*;
+use crate::demo::client::ClientError;
 use crate::demo::session::{Served, Step};
 
 fn tally() -> Tally {
@@ -12,7 +13,7 @@ fn tally() -> Tally {
         worker: Some(worker.to_owned()),
     };
     let step = |session, turn, worker: &str| Step { session, turn, outcome: Ok(served(worker)) };
-    let failed = Step { session: 2, turn: 0, outcome: Err("HTTP 500".into()) };
+    let failed = Step { session: 2, turn: 0, outcome: Err(ClientError::TimedOut(Duration::from_secs(60))) };
     Tally { steps: vec![step(0, 0, "a"), step(0, 1, "b"), step(1, 0, "b"), failed], begun: 3, over: 1 }
 }
 
