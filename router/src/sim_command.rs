@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use prefix::{ChatBody, ModelFiles, ModelText, ModelTextSource, PrefixError, SpecialTokens, WallTime};
+use prefix::{ChatBody, ModelText, ModelTextSource, PrefixError, SpecialTokens, WallTime};
 use serde_json::json;
 use vocabulary::Role;
 use workers_shim::sim::{
     ChatEnding, ChatPrompt, CodecError, EventFault, EventOptions, Profile, SimError, SimOptions, SimWorker, TextCodec,
 };
 
+use crate::catalog::built_in_text;
 use crate::serve::asked_to_end;
 
 /// Runs a simulated engine: vLLM on the wire, no model inside.
@@ -192,17 +193,6 @@ impl TextCodec for ModelCodec {
 fn unix_seconds() -> i64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_secs()).unwrap_or_default()
-}
-
-/// The small model that simulated workers speak.
-pub fn built_in_text() -> Result<ModelText, PrefixError> {
-    ModelText::load(ModelTextSource::Files(ModelFiles {
-        tokenizer_json: include_bytes!("../../configs/models/tiny/tokenizer.json").as_slice().into(),
-        tokenizer_config: Some(include_bytes!("../../configs/models/tiny/tokenizer_config.json").as_slice().into()),
-        chat_template: Some(include_bytes!("../../configs/models/tiny/chat_template.jinja").as_slice().into()),
-        config: Some(include_bytes!("../../configs/models/tiny/config.json").as_slice().into()),
-        ..ModelFiles::default()
-    }))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
-use vocabulary::{RequestId, SessionId, WorkerView};
+use vocabulary::{RequestId, SessionId};
 
 use super::Problem;
 use crate::gateway::Gateway;
@@ -49,16 +49,6 @@ pub(super) async fn set_mode(
     gateway.steering.set(after);
     tracing::info!(?before, ?after, "an operator changed the mode");
     Ok(Json(after))
-}
-
-/// The answer to `GET /ownerserve/v1/workers`.
-#[derive(Serialize)]
-pub(super) struct WorkerLines {
-    workers: Arc<[WorkerView]>,
-}
-
-pub(super) async fn workers(State(gateway): State<Arc<Gateway>>) -> Json<WorkerLines> {
-    Json(WorkerLines { workers: gateway.fleet().snapshot() })
 }
 
 /// Which decisions are asked for.

@@ -1,6 +1,7 @@
 //! What is known elsewhere, written into the metrics when they are scraped.
 
 use ownership::ledger::Lease;
+use vocabulary::{Health, Knowledge, WorkerView};
 
 use crate::gateway::Gateway;
 use crate::pipeline::steering::Mode;
@@ -9,6 +10,41 @@ use crate::pipeline::steering::Mode;
 pub(super) fn refresh(gateway: &Gateway) {
     process(gateway);
     ledger(gateway);
+    workers(gateway);
+}
+
+fn workers(gateway: &Gateway) {
+    let metrics = &gateway.metrics.workers;
+    metrics.reset();
+    for view in gateway.fleet().snapshot().iter() {
+        worker(gateway, view);
+    }
+    metrics.distinct_blocks.set(signed(gateway.index().read().blocks() as u64));
+}
+
+fn worker(gateway: &Gateway, view: &WorkerView) {
+    let metrics = &gateway.metrics.workers;
+    // What Prometheus calls an instance: host and port.
+    let name = view.endpoint.split("://").last().unwrap_or_default();
+    metrics.up.with_label_values(&[name, view.role.as_str()]).set(i64::from(view.health == Health::Ready));
+    metrics.running.with_label_values(&[name]).set(view.load.running.into());
+    metrics.waiting.with_label_values(&[name]).set(view.load.waiting.into());
+    metrics.backlog.with_label_values(&[name]).set(signed(view.load.backlog.0));
+    metrics.kv_usage.with_label_values(&[name]).set(view.load.kv_usage);
+    for state in [Knowledge::Exact, Knowledge::Degraded, Knowledge::Fallback] {
+        metrics.knowledge.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.knowledge));
+    }
+    let events = gateway.fleet().events(view.id).unwrap_or_default();
+    metrics.events.with_label_values(&[name]).inc_by(events.events);
+    metrics.event_gaps.with_label_values(&[name]).inc_by(events.gaps);
+    metrics.event_lag.with_label_values(&[name]).set(events.lag.duration().as_secs_f64());
+    metrics.blocks.with_label_values(&[name]).set(signed(events.blocks * chain_blocks(gateway, view)));
+}
+
+/// Chain blocks in one of the engine's own, so that all workers' blocks are counted alike.
+fn chain_blocks(gateway: &Gateway, view: &WorkerView) -> u64 {
+    let Some(model) = view.models.iter().find_map(|name| gateway.catalog().configured(name)) else { return 1 };
+    view.capacity.block.whole_blocks(model.identifier.block()).0.max(1)
 }
 
 fn process(gateway: &Gateway) {

@@ -6,6 +6,7 @@ mod api;
 mod gauges;
 mod ledger;
 mod problem;
+mod workers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub fn routes(gateway: &Arc<Gateway>) -> Router {
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/ownerserve/v1/mode", mode)
-        .route("/ownerserve/v1/workers", get(api::workers))
+        .route("/ownerserve/v1/workers", get(workers::workers))
         .route("/ownerserve/v1/sessions", get(ledger::sessions))
         .route("/ownerserve/v1/sessions/{id}", get(ledger::session))
         .route("/ownerserve/v1/owners/{prefix}", get(ledger::owners))

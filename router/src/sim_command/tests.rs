@@ -119,3 +119,37 @@ async fn a_worker_that_dies_is_replaced_before_its_answer_and_confessed_inside_i
     }
     assert_eq!(confessed, 1);
 }
+
+#[tokio::test]
+async fn a_workers_events_load_and_lease_show_to_operators() {
+    let worker = sim(&["--speed-up=50"]).await;
+    let front = front_of(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+    let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
+    let metrics = async || String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
+    let body =
+        json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "word ".repeat(400)}]});
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    loop {
+        assert_eq!(post(front.proxy_address(), "/v1/chat/completions", body.to_string()).await.status, 200);
+        let line = line().await;
+        if line["knowledge"] == "exact" && line["lease"]["state"] == "held" && line["events"]["engine_blocks"] != 0 {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{line}");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let name = worker.address().to_string();
+    let text = metrics().await;
+    let value = |series: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("ownerserve_{series} ")));
+        line.unwrap_or_else(|| panic!("{series} in {text}")).parse::<f64>().unwrap()
+    };
+    assert_eq!(value(&format!("worker_up{{role=\"hybrid\",worker=\"{name}\"}}")), 1.0);
+    assert_eq!(value(&format!("kv_knowledge{{state=\"exact\",worker=\"{name}\"}}")), 1.0);
+    assert!(value(&format!("kv_events_total{{worker=\"{name}\"}}")) > 0.0);
+    let (held, distinct) =
+        (value(&format!("residency_blocks{{worker=\"{name}\"}}")), value("residency_distinct_blocks"));
+    assert!(held > 10.0 && held == distinct, "one worker holds each block once: {held} {distinct}");
+    assert_eq!(value("leases{state=\"held\"}"), 1.0);
+    assert_eq!(value("client_connections") as i64, front.gateway.metrics.process.connections.get());
+}
