@@ -70,10 +70,25 @@ pub struct WorkerProfile {
     pub link: LinkProfile,
 }
 
+/// Whether a worker exchanges KV.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transfers {
+    /// When a fabric is configured, or its metrics show a KV connector (vLLM's `vllm:nixl_*`, there from its start).
+    #[default]
+    Auto,
+    /// It does, whatever its metrics show. An answer without transfer parameters is then made good by computing.
+    On,
+    /// It does not.
+    Off,
+}
+
 /// The way KV comes to a worker.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LinkProfile {
+    /// Whether it exchanges KV at all.
+    pub transfers: Transfers,
     /// Workers exchange KV only with those of an equal fabric; from the engine's own figures where it is missing.
     pub fabric: Option<String>,
     /// Microseconds of any transfer.
@@ -98,7 +113,7 @@ impl Default for WorkerProfile {
 impl Default for LinkProfile {
     /// RDMA at 100 Gbit/s, half of it used.
     fn default() -> Self {
-        Self { fabric: None, fixed_us: 20_000, bytes_per_second: 6e9 }
+        Self { transfers: Transfers::Auto, fabric: None, fixed_us: 20_000, bytes_per_second: 6e9 }
     }
 }
 
@@ -125,7 +140,8 @@ pub struct Pace {
     pub again: Duration,
     /// The longest wait for one answer.
     pub patience: Duration,
-    /// Time-outs in a row after which a worker counts as unreachable. One refused connection is enough.
+    /// Probes in a row that may time out or break before a worker counts as unreachable. One refused connection, or
+    /// one 5xx of its health page, is enough.
     pub timeouts: u32,
     /// Prompt tokens assumed for a request of others where the engine tells no mean.
     pub usual_prompt: Tokens,

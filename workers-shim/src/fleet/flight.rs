@@ -1,18 +1,30 @@
 //! Our own requests at a worker: counted when they leave, moved when their first token comes, gone when dropped.
+//!
+//! A scrape tells how things stood when it was sent, at t. So for requests in all
+//!
+//! ```text
+//! load = scrape(t) + own dispatched since t - own finished since t, and at least own in flight
+//! ```
+//!
+//! (one that is in flight here may not have reached the engine's queue by t). Those of them that have no first token
+//! yet wait, the others run. Engines do not tell how many prompt tokens they still have to compute, so the backlog is
+//! our own, exactly, and an estimate for others:
+//!
+//! ```text
+//! backlog = own prompts without a first token + (waiting(t) - own such prompts at t) x the engine's mean prompt
+//! ```
 
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{Relaxed, Release},
-};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use vocabulary::{Load, Micros, Tokens};
+use vocabulary::{Load, Micros, Speeds, Tokens};
 
-use super::speeds::{Estimate, Sample};
+use super::speeds::{Observation, SpeedEstimate};
 use crate::dialect::Usage;
-use crate::scrape::metrics::Scrape;
+use crate::scrape::Scrape;
 
 /// Requests and tokens since start; only ever growing, so that differences need no lock.
 #[derive(Default, Debug)]
@@ -68,20 +80,41 @@ impl Counters {
 }
 
 /// What a request changes at its worker.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(super) struct Desk {
     pub(super) counters: Counters,
-    pub(super) estimate: Mutex<Estimate>,
+    estimate: Mutex<SpeedEstimate>,
     /// Requests that waited there at the last scrape.
     pub(super) scraped_waiting: AtomicU64,
     /// Grows with every change, so that views know when they are old. Shared by the whole fleet.
-    pub(super) revision: Arc<AtomicU64>,
+    revision: Arc<AtomicU64>,
 }
 
 impl Desk {
+    pub(super) fn new(speeds: Speeds, revision: Arc<AtomicU64>) -> Self {
+        Self {
+            counters: Counters::default(),
+            estimate: Mutex::new(SpeedEstimate::new(speeds)),
+            scraped_waiting: AtomicU64::new(0),
+            revision,
+        }
+    }
+
+    /// How fast the worker is believed to be.
+    pub(super) fn speeds(&self) -> Speeds {
+        self.estimate.lock().speeds()
+    }
+
     pub(super) fn changed(&self) {
-        // Whoever sees the new number must see what it stands for.
+        // What was changed must be seen by whoever sees the new revision.
         self.revision.fetch_add(1, Release);
+    }
+}
+
+#[cfg(test)]
+impl Default for Desk {
+    fn default() -> Self {
+        Self::new(super::WorkerProfile::default().speeds(), Arc::default())
     }
 }
 
@@ -119,6 +152,11 @@ impl InFlight {
         Self { desk, tokens, sent: Instant::now(), alone, first: None }
     }
 
+    /// It leaves only now: what came before (another leg, a transfer) says nothing of this worker's speed.
+    pub fn sent(&mut self) {
+        self.sent = Instant::now();
+    }
+
     /// The first token came: the prompt is computed. Repeated calls change nothing.
     pub fn first_token(&mut self) {
         if self.first.is_none() {
@@ -130,14 +168,17 @@ impl InFlight {
     /// The answer is complete; what it cost teaches how fast the worker is.
     pub fn complete(&mut self, usage: &Usage) {
         let (Some(desk), Some(first)) = (&self.desk, self.first) else { return };
-        let computed = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
+        // What came from elsewhere was not computed here, though the engine may not count it as cached.
+        let computed = usage.cached.map_or(self.tokens, |cached| (usage.prompt - cached).min(self.tokens));
         let mark = desk.counters.mark();
-        let sample = Sample {
-            prompt: (self.alone == Alone::Yes).then(|| (computed, Micros::of(first - self.sent))),
-            decode: (usage.completion, Micros::of(first.elapsed())),
-            running: mark.begun.saturating_sub(mark.finished).max(1),
-        };
-        desk.estimate.lock().learn(&sample);
+        let batch = mark.begun.saturating_sub(mark.finished).max(1);
+        desk.estimate.lock().observe(&Observation {
+            computed: if self.alone == Alone::Yes { computed } else { Tokens::ZERO },
+            first_token: Micros::of(first - self.sent),
+            batch: u32::try_from(batch).unwrap_or(u32::MAX),
+            decoded: usage.completion - Tokens(1),
+            decoding: Micros::of(first.elapsed()),
+        });
         desk.changed();
     }
 

@@ -4,28 +4,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use vocabulary::{
-    Bytes, Capacity, Health, Incarnation, Knowledge, Link, Micros, ModelId, Tokens, WorkerId, WorkerView,
-};
+use vocabulary::{Bytes, Capacity, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
-use super::config::{WorkerProfile, WorkerSpec};
+use super::Alive;
+use super::answers::{Acquaintance, Answers, Silence, Verdict};
+use super::config::{Pace, WorkerProfile, WorkerSpec};
 use super::flight::{Desk, Mark};
+use super::link::{LinkEstimate, fabric};
 use crate::events::EventLog;
-use crate::scrape::metrics::Scrape;
+use crate::scrape::{Engine, Scrape};
 
 /// What the last probes showed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    pub(crate) health: Health,
-    pub(crate) incarnation: Incarnation,
+    pub(super) health: Health,
+    pub(super) incarnation: Incarnation,
     pub(crate) models: Arc<[ModelId]>,
     /// Longest prompt and answer, from the list of models.
-    pub(crate) context: Tokens,
-    /// Engine version, part of the fabric.
-    pub(crate) version: Arc<str>,
-    pub(crate) scrape: Arc<Scrape>,
-    pub(super) mark: Mark,
+    context: Tokens,
+    /// The engine's version and the life that told it.
+    version: (Incarnation, Arc<str>),
+    /// With whom it exchanges KV.
+    fabric: Option<Arc<str>>,
+    scrape: Arc<Scrape>,
+    mark: Mark,
+}
+
+/// What probes came to.
+#[derive(Debug, Default)]
+struct Reach {
+    /// Probes in a row that did not end well.
+    failures: u32,
+    /// Probes in a row whose metrics did not come.
+    without_metrics: u32,
+    /// How often a request could not reach it.
+    blames: u64,
 }
 
 /// One worker.
@@ -35,6 +50,9 @@ pub(crate) struct Member {
     pub(super) desk: Arc<Desk>,
     pub(crate) events: EventLog,
     seen: ArcSwap<Seen>,
+    /// Held while `seen` is changed.
+    reach: Mutex<Reach>,
+    transfers: Mutex<LinkEstimate>,
     draining: AtomicBool,
     usual_prompt: Tokens,
     /// Asks the prober not to wait.
@@ -48,9 +66,11 @@ impl Member {
         let seen = Seen { models: spec.models.clone().into(), ..Seen::default() };
         Self {
             id: WorkerId::of_endpoint(&spec.endpoint),
-            desk: Arc::new(Desk { revision, ..Desk::default() }),
+            desk: Arc::new(Desk::new(spec.profile.speeds(), revision)),
             events: EventLog::default(),
             seen: ArcSwap::from_pointee(seen),
+            reach: Mutex::default(),
+            transfers: Mutex::new(LinkEstimate::new(&spec.profile.link)),
             draining: AtomicBool::new(false),
             usual_prompt,
             hurry: Notify::new(),
@@ -63,13 +83,108 @@ impl Member {
         self.seen.load_full()
     }
 
-    /// Takes over what a probe showed.
-    pub(super) fn see(&self, seen: Seen) {
-        let before = self.seen.load();
+    /// Where our requests stand, and how often the worker was blamed: for a probe that begins now.
+    pub(super) fn mark(&self) -> (Mark, u64) {
+        (self.desk.counters.mark(), self.reach.lock().blames)
+    }
+
+    /// Probes in a row that did not end well.
+    pub(super) fn failures(&self) -> u32 {
+        self.reach.lock().failures
+    }
+
+    /// Whether the version of the engine that wrote this page is still to be asked.
+    pub(super) fn asks_version(&self, scrape: &Scrape) -> bool {
+        let seen = self.seen.load();
+        let known = !seen.version.1.is_empty() && seen.version.0 == scrape.process.unwrap_or_default();
+        scrape.engine == Engine::Vllm && !known
+    }
+
+    /// Takes over what a probe showed. What is to be reported of it, when it is alive.
+    pub(super) fn met(&self, answers: &Answers, pace: Pace) -> Option<Alive> {
+        let mut reach = self.reach.lock();
+        let before = self.seen.load_full();
+        let mut verdict = answers.verdict(self.acquaintance(&before, &reach, pace));
+        if verdict == Verdict::Alive && answers.blames != reach.blames {
+            // Somebody failed to reach it after this probe began; the next one has been asked for.
+            return None;
+        }
+        reach.without_metrics = match answers.metrics {
+            Ok(_) | Err(Silence::Absent) => 0,
+            Err(_) => reach.without_metrics.saturating_add(1),
+        };
+        reach.failures = if verdict == Verdict::Alive { 0 } else { reach.failures.saturating_add(1) };
+        if verdict == Verdict::Unsure && reach.failures >= pace.timeouts {
+            verdict = Verdict::Dead;
+        }
+        match verdict {
+            Verdict::Unsure => None,
+            Verdict::Dead => {
+                self.see(&before, Seen { health: Health::Unreachable, ..(*before).clone() });
+                None
+            }
+            Verdict::Alive => {
+                let old = reach.without_metrics >= pace.timeouts;
+                let seen = self.alive(&before, answers, if old { Figures::Old } else { Figures::Fresh });
+                let (worker, incarnation) = (self.id, seen.incarnation);
+                let alive = Alive { worker, incarnation, ranks: seen.scrape.ranks.max(1) };
+                self.see(&before, seen);
+                Some(alive)
+            }
+        }
+    }
+
+    fn acquaintance(&self, before: &Seen, reach: &Reach, pace: Pace) -> Acquaintance {
+        if before.models.is_empty() {
+            Acquaintance::Stranger
+        } else if before.health != Health::Unreachable || reach.without_metrics >= pace.timeouts {
+            Acquaintance::Settled
+        } else {
+            Acquaintance::Named
+        }
+    }
+
+    /// `before`, with what the answers tell.
+    fn alive(&self, before: &Seen, answers: &Answers, figures: Figures) -> Seen {
+        let mut seen = Seen { health: Health::Ready, ..before.clone() };
+        if let Ok(models) = &answers.models {
+            seen.context = models.context;
+            if self.spec.models.is_empty() {
+                seen.models = models.names.clone();
+            }
+        }
+        match (&answers.metrics, figures) {
+            (Ok(scrape), _) => {
+                seen.incarnation = scrape.process.unwrap_or_default();
+                (seen.scrape, seen.mark) = (scrape.clone(), answers.at);
+            }
+            (Err(Silence::Absent), _) => {
+                seen.incarnation = Incarnation::default();
+                (seen.scrape, seen.mark) = (Arc::default(), answers.at);
+            }
+            // What the worker is stays true; what it does is no longer known.
+            (Err(_), Figures::Old) => {
+                let Scrape { running, waiting, kv_usage, .. } = Scrape::default();
+                seen.scrape = Arc::new(Scrape { running, waiting, kv_usage, ..(*seen.scrape).clone() });
+                seen.mark = answers.at;
+            }
+            (Err(_), Figures::Fresh) => {}
+        }
+        if let Some(version) = &answers.version {
+            seen.version = (seen.incarnation, version.clone());
+        }
+        let version = if seen.version.0 == seen.incarnation { &*seen.version.1 } else { "" };
+        seen.fabric = fabric(&self.spec.profile.link, &seen.scrape, &seen.models, version);
+        seen
+    }
+
+    /// Publishes it. The caller holds `reach`.
+    fn see(&self, before: &Seen, seen: Seen) {
         if before.health != seen.health {
             tracing::info!(worker = %self.spec.endpoint, health = seen.health.as_str(), "worker");
         }
-        if before.health == Health::Ready && before.incarnation != seen.incarnation && seen.health == Health::Ready {
+        let known = before.incarnation != Incarnation::default();
+        if known && before.incarnation != seen.incarnation && seen.health == Health::Ready {
             tracing::warn!(worker = %self.spec.endpoint, "worker restarted");
         }
         let life = (seen.health == Health::Ready).then_some(seen.incarnation);
@@ -79,13 +194,24 @@ impl Member {
         self.life.send_if_modified(|known| std::mem::replace(known, life) != life);
     }
 
+    /// A request could not reach it.
     pub(super) fn unreachable(&self) {
-        self.see(Seen { health: Health::Unreachable, ..(*self.seen()).clone() });
+        let mut reach = self.reach.lock();
+        reach.blames += 1;
+        let before = self.seen.load_full();
+        self.see(&before, Seen { health: Health::Unreachable, ..(*before).clone() });
+        drop(reach);
         self.hurry.notify_one();
     }
 
     pub(super) fn drain(&self, wanted: Health) {
         self.draining.store(wanted == Health::Draining, Ordering::Relaxed);
+        self.desk.changed();
+    }
+
+    /// KV came to it.
+    pub(super) fn transferred(&self, bytes: Bytes, took: Micros) {
+        self.transfers.lock().observe(bytes, took);
         self.desk.changed();
     }
 
@@ -118,11 +244,18 @@ impl Member {
             knowledge,
             load: self.desk.counters.load(&seen.scrape, seen.mark, self.usual_prompt),
             capacity: seen.capacity(),
-            speeds: self.desk.estimate.lock().over(profile.speeds()),
+            speeds: self.desk.speeds(),
             kv_bytes_per_token: seen.kv_bytes(profile),
-            link: seen.link(profile),
+            link: seen.fabric.clone().map(|fabric| self.transfers.lock().link(fabric)),
         }
     }
+}
+
+/// Whether the last metrics still say what the worker does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Figures {
+    Fresh,
+    Old,
 }
 
 impl Seen {
@@ -134,21 +267,5 @@ impl Seen {
     fn kv_bytes(&self, profile: &WorkerProfile) -> Bytes {
         let configured = profile.kv_bytes_per_token.map(Bytes);
         configured.or(self.scrape.cache.bytes_per_token).unwrap_or(WorkerProfile::USUAL_KV_BYTES)
-    }
-
-    /// By configuration, or because the engine shows NIXL's figures. What must be equal is in the fabric's name.
-    fn link(&self, profile: &WorkerProfile) -> Option<Link> {
-        let cache = &self.scrape.cache;
-        let fabric: Arc<str> = match &profile.link.fabric {
-            Some(fabric) => fabric.as_str().into(),
-            None if self.scrape.nixl => {
-                let model = self.models.first().map_or("", |model| &*model.0);
-                let dtype = cache.dtype.as_deref().unwrap_or("auto");
-                format!("nixl {} {model} {dtype} {}", self.version, cache.capacity.block).into()
-            }
-            None => return None,
-        };
-        let fixed = Micros(profile.link.fixed_us);
-        Some(Link { fabric, fixed, bytes_per_second: profile.link.bytes_per_second.max(1.0) })
     }
 }

@@ -2,14 +2,20 @@
 //! tell what we just sent there, events tell what they hold.
 //!
 //! It observes and counts. It picks no worker and changes nothing at one.
+//!
+//! **Identity.** A worker's incarnation is its process start time. Where `/metrics` does not tell it (a plain
+//! OpenAI-compatible server, SGLang) the incarnation is 0 in all its lives, and a restart that falls between two
+//! probes is not seen. **Load** without `/metrics` is this router's own requests in flight.
 
+mod answers;
 mod config;
 mod flight;
+mod link;
 pub(crate) mod member;
 pub(crate) mod probe;
 mod speeds;
 
-pub use config::{EventsAt, LinkProfile, Pace, WorkerProfile, WorkerSpec};
+pub use config::{EventsAt, LinkProfile, Pace, Transfers, WorkerProfile, WorkerSpec};
 pub use flight::InFlight;
 
 use std::collections::HashMap;
@@ -20,7 +26,7 @@ use arc_swap::ArcSwap;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use vocabulary::{Chain, DpRank, Health, Incarnation, Knowledge, ModelId, Tokens, WorkerId, WorkerView};
+use vocabulary::{Bytes, Chain, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
 use crate::events::{EventCounts, SharedIndex, follow};
 use member::Member;
@@ -159,6 +165,13 @@ impl Fleet {
     pub fn set_draining(&self, worker: WorkerId, wanted: Health) {
         if let Some(member) = self.member(worker) {
             member.drain(wanted);
+        }
+    }
+
+    /// KV came to the worker from another one: its link's costs are learnt from that.
+    pub fn transferred(&self, worker: WorkerId, bytes: Bytes, took: Micros) {
+        if let Some(member) = self.member(worker) {
+            member.transferred(bytes, took);
         }
     }
 

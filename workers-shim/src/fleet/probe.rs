@@ -1,66 +1,70 @@
-//! Asking one worker again and again whether it is there and what it does.
+//! Asks one worker, again and again, how it is. Every answer has a bound in time and in bytes, and none is trusted.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::{StatusCode, redirect};
 use serde::Deserialize;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
-use vocabulary::{Health, Incarnation, ModelId, Tokens};
+use tokio::time::{sleep, timeout};
+use vocabulary::{Incarnation, ModelId, Tokens};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::answers::{Answers, Models, Reply, Silence};
 use super::config::Pace;
-use super::member::{Member, Seen};
+use super::member::Member;
 use super::{Alive, FleetError};
-use crate::scrape::metrics::Scrape;
+use crate::scrape::{Engine, MOST_BYTES, Scrape};
 
-/// Longest answer that is read.
-const MOST_BYTES: usize = 16 << 20;
-/// How often the list of models is read again; adapters come and go.
-const MODELS_EVERY: Duration = Duration::from_secs(5);
+/// Models and adapters that are remembered of one worker, and the longest name.
+const MOST_MODELS: usize = 1024;
+const LONGEST_NAME: usize = 256;
+/// Between two probes, whoever asks for them.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
 
-/// One pooled client for all probes, apart from the one that carries requests.
+/// One pooled client for all probes, apart from the one that carries requests. No proxy and no redirects.
 pub(super) fn client(pace: Pace) -> Result<reqwest::Client, FleetError> {
     // An error means that a provider is installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let builder = reqwest::Client::builder()
-        .timeout(pace.patience)
-        .connect_timeout(pace.patience)
-        .pool_idle_timeout(Duration::from_secs(4))
-        .redirect(reqwest::redirect::Policy::none())
-        .no_proxy();
-    Ok(builder.build()?)
-}
-
-/// Why a worker did not answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Silence {
-    /// Nobody listens, or the connection broke.
-    Refused,
-    /// It took too long.
-    TimedOut,
-    /// It answered with an error.
-    Unwell,
+    let builder = || {
+        reqwest::Client::builder()
+            .timeout(pace.patience)
+            .connect_timeout(pace.patience)
+            // Below the engines' own limit (uvicorn: 5 s), or probes meet closed connections.
+            .pool_idle_timeout(Duration::from_secs(4))
+            .pool_max_idle_per_host(4)
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+    };
+    // A machine without any trusted certificate still reaches workers over http.
+    Ok(builder().build().or_else(|_| builder().tls_certs_only([]).build())?)
 }
 
 /// GET of a small text.
-pub(crate) async fn get(client: &reqwest::Client, member: &Member, path: &str) -> Result<String, Silence> {
-    let silence = |error: reqwest::Error| if error.is_timeout() { Silence::TimedOut } else { Silence::Refused };
+pub(crate) async fn get(client: &reqwest::Client, member: &Member, path: &str) -> Reply<String> {
+    let silence = |error: reqwest::Error| match error.is_connect() && !error.is_timeout() || error.is_builder() {
+        true => Silence::Refused,
+        false => Silence::Broken,
+    };
     let mut request = client.get(format!("{}{path}", member.spec.endpoint));
     if let Some(key) = &member.spec.api_key {
         request = request.bearer_auth(key);
     }
     let mut answer = request.send().await.map_err(silence)?;
-    if !answer.status().is_success() {
-        return Err(Silence::Unwell);
+    match answer.status() {
+        StatusCode::NOT_IMPLEMENTED => return Err(Silence::Absent),
+        status if status.is_server_error() => return Err(Silence::Sick),
+        status if !status.is_success() => return Err(Silence::Absent),
+        _ => {}
     }
     let mut body = Vec::new();
     while let Some(chunk) = answer.chunk().await.map_err(silence)? {
         if body.len() + chunk.len() > MOST_BYTES {
-            return Err(Silence::Unwell);
+            return Err(Silence::Absent);
         }
         body.extend_from_slice(&chunk);
     }
-    String::from_utf8(body).map_err(|_| Silence::Unwell)
+    Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
 /// The process behind a worker, asked now.
@@ -79,96 +83,46 @@ pub(super) struct Prober {
 impl Prober {
     /// Runs until it is aborted.
     pub(super) async fn run(self) {
-        let mut timeouts = 0;
-        let mut wait = self.pace.again;
-        let mut models_at: Option<Instant> = None;
-        loop {
-            let known = models_at.is_some_and(|at| at.elapsed() < MODELS_EVERY);
-            match self.look(if known { Models::Known } else { Models::Asked }).await {
-                Ok(seen) => {
-                    if !known {
-                        models_at = Some(Instant::now());
-                    }
-                    timeouts = 0;
-                    wait = self.pace.again;
-                    self.report(&seen);
-                    self.member.see(seen);
-                    self.pause(self.pace.every).await;
-                }
-                Err(silence) => {
-                    timeouts += 1;
-                    models_at = None;
-                    if silence != Silence::TimedOut || timeouts >= self.pace.timeouts {
-                        let seen = self.member.seen();
-                        self.member.see(Seen { health: Health::Unreachable, ..(*seen).clone() });
-                    }
-                    self.pause(wait).await;
-                    wait = (wait * 2).min(self.pace.every);
-                }
+        for round in 0_u64.. {
+            let answers = self.ask().await;
+            let report = self.member.met(&answers, self.pace);
+            if let (Some(report), Some(alive)) = (report, &self.alive) {
+                // A full queue means that nobody renews just now; the next probe reports again.
+                let _ = alive.try_send(report);
             }
+            sleep(LEAST_PAUSE).await;
+            let chance = xxh3_64_with_seed(&round.to_le_bytes(), self.member.id.0);
+            let wait = pause(self.pace, self.member.failures(), chance).saturating_sub(LEAST_PAUSE);
+            // Whether it was hurried or has slept: the next probe is due.
+            let _ = timeout(wait, self.member.hurry.notified()).await;
         }
     }
 
-    async fn pause(&self, wait: Duration) {
-        tokio::select! {
-            () = sleep(wait) => {}
-            () = self.member.hurry.notified() => {}
-        }
-    }
-
-    fn report(&self, seen: &Seen) {
-        if let Some(alive) = &self.alive {
-            let ranks = seen.scrape.ranks.max(1);
-            // A full queue means that nobody renews just now; the next probe reports again.
-            let _ = alive.try_send(Alive { worker: self.member.id, incarnation: seen.incarnation, ranks });
-        }
-    }
-
-    /// Looks once. Health and models must answer; figures are used where there are some.
-    async fn look(&self, models: Models) -> Result<Seen, Silence> {
-        let before = self.member.seen();
-        let healthy = match get(&self.client, &self.member, "/health").await {
-            Ok(_) => Ok(()),
-            // Not every OpenAI-compatible server has it; the list of models decides then.
-            Err(Silence::Unwell) => get(&self.client, &self.member, "/v1/models").await.map(drop),
-            Err(silence) => Err(silence),
+    /// Asks everything at once.
+    async fn ask(&self) -> Answers {
+        let (at, blames) = self.member.mark();
+        let get = |path| get(&self.client, &self.member, path);
+        let (health, models, metrics) = tokio::join!(get("/health"), get("/v1/models"), get("/metrics"));
+        let metrics = metrics.and_then(|page| read_metrics(&page));
+        let version = match &metrics {
+            Ok(scrape) if self.member.asks_version(scrape) => {
+                get("/version").await.ok().and_then(|text| read_version(&text))
+            }
+            _ => None,
         };
-        healthy?;
-        let mark = self.member.desk.counters.mark();
-        let scrape = match get(&self.client, &self.member, "/metrics").await {
-            Ok(text) => Scrape::read(&text),
-            Err(Silence::Unwell) => Scrape::default(),
-            Err(silence) => return Err(silence),
-        };
-        let incarnation = scrape.process.unwrap_or_default();
-        let mut seen = Seen { health: Health::Ready, incarnation, scrape: Arc::new(scrape), mark, ..(*before).clone() };
-        if models == Models::Asked || incarnation != before.incarnation {
-            self.identify(&mut seen).await?;
-        }
-        Ok(seen)
-    }
-
-    async fn identify(&self, seen: &mut Seen) -> Result<(), Silence> {
-        let text = get(&self.client, &self.member, "/v1/models").await?;
-        let list: ModelList = serde_json::from_str(&text).map_err(|_| Silence::Unwell)?;
-        seen.context = Tokens(list.data.iter().filter_map(|model| model.max_model_len).min().unwrap_or(0));
-        if self.member.spec.models.is_empty() {
-            seen.models = list.data.iter().map(|model| ModelId::from(model.id.as_str())).collect();
-        }
-        if let Ok(text) = get(&self.client, &self.member, "/version").await
-            && let Ok(version) = serde_json::from_str::<Version>(&text)
-        {
-            seen.version = version.version.into();
-        }
-        Ok(())
+        let models = models.and_then(|text| read_models(&text));
+        Answers { at, blames, health: health.map(drop), models, metrics, version }
     }
 }
 
-/// Whether the list of models has to be read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Models {
-    Known,
-    Asked,
+/// Until the next probe: `every` give or take a tenth; after failures `again`, doubled for each, up to `every`.
+fn pause(pace: Pace, failures: u32, chance: u64) -> Duration {
+    let tenths = 0.9 + 0.2 * (chance % 1000) as f64 / 1000.0;
+    let usual = match failures {
+        0 => pace.every,
+        failures => pace.again.saturating_mul(1 << (failures - 1).min(16)).min(pace.every),
+    };
+    usual.mul_f64(tenths)
 }
 
 #[derive(Deserialize)]
@@ -179,11 +133,82 @@ struct ModelList {
 #[derive(Deserialize)]
 struct ModelEntry {
     id: String,
+    /// Of an adapter: its base model.
+    #[serde(default)]
+    parent: Option<String>,
     #[serde(default)]
     max_model_len: Option<u64>,
+}
+
+fn read_models(text: &str) -> Reply<Models> {
+    let list: ModelList = serde_json::from_str(text).map_err(|_| Silence::Absent)?;
+    let named = list.data.into_iter().filter(|entry| entry.id.len() <= LONGEST_NAME);
+    let mut entries: Vec<ModelEntry> = named.take(MOST_MODELS).collect();
+    entries.sort_by_key(|entry| entry.parent.is_some());
+    let context = entries.iter().filter_map(|entry| entry.max_model_len).filter(|length| *length > 0).min();
+    Ok(Models {
+        names: entries.iter().map(|entry| ModelId::from(entry.id.as_str())).collect(),
+        context: Tokens(context.unwrap_or(0)),
+    })
+}
+
+/// A page that shows neither an engine nor a process is no metrics page.
+fn read_metrics(page: &str) -> Reply<Arc<Scrape>> {
+    let scrape = Scrape::read(page);
+    let tells = scrape.engine != Engine::Other || scrape.process.is_some();
+    if tells { Ok(Arc::new(scrape)) } else { Err(Silence::Absent) }
 }
 
 #[derive(Deserialize)]
 struct Version {
     version: String,
+}
+
+fn read_version(text: &str) -> Option<Arc<str>> {
+    serde_json::from_str::<Version>(text).ok().map(|version| version.version.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_come_faster_after_a_failure_and_then_slow_down_again() {
+        let pace = Pace::default();
+        let pauses: Vec<u128> = (0..8).map(|failures| pause(pace, failures, 500).as_millis()).collect();
+        assert_eq!(pauses, [1000, 100, 200, 400, 800, 1000, 1000, 1000]);
+        assert_eq!(pause(pace, u32::MAX, 500), pace.every);
+    }
+
+    #[test]
+    fn probes_of_many_workers_spread_over_a_fifth_of_the_interval() {
+        let spread: Vec<u128> = (0..1000).map(|chance| pause(Pace::default(), 0, chance).as_millis()).collect();
+        assert_eq!((spread.iter().min(), spread.iter().max()), (Some(&900), Some(&1099)));
+    }
+
+    #[test]
+    fn base_models_come_before_adapters_and_the_shortest_context_counts() {
+        let text =
+            r#"{"data":[{"id":"lora","parent":"base","max_model_len":4096},{"id":"base","max_model_len":8192}]}"#;
+        let expected = Models { names: [ModelId::from("base"), ModelId::from("lora")].into(), context: Tokens(4096) };
+        assert_eq!(read_models(text), Ok(expected));
+    }
+
+    #[test]
+    fn what_is_no_list_of_models_is_no_answer() {
+        for text in ["", "<html>", "{}", r#"{"data":[{"name":"x"}]}"#, r#"{"data":7}"#, "[[[["] {
+            assert_eq!(read_models(text), Err(Silence::Absent), "{text}");
+        }
+        let endless = format!(r#"{{"data":[{}{{"id":"b"}}]}}"#, r#"{"id":"a"},"#.repeat(5000));
+        assert_eq!(read_models(&endless).unwrap().names.len(), MOST_MODELS);
+    }
+
+    #[test]
+    fn a_page_that_tells_neither_engine_nor_process_is_no_metrics_page() {
+        for page in ["http_requests_total 4\n", "<html>welcome</html>", ""] {
+            assert_eq!(read_metrics(page), Err(Silence::Absent), "{page}");
+        }
+        assert_eq!(read_metrics("process_start_time_seconds 1.5\n").unwrap().process, Some(Incarnation(1_500_000)));
+        assert_eq!(read_metrics("vllm:num_requests_running 2\n").unwrap().running, 2);
+    }
 }

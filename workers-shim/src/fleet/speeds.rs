@@ -1,121 +1,189 @@
-//! How fast a worker is, learned from what its requests took. Simple and slow to change on purpose.
+//! How fast a worker is, learnt from steps as they went. Pure. One odd step changes little, many change all.
+//!
+//! Every estimate is a moving average in the logarithm, so that twice as fast and half as fast weigh the same:
+//!
+//! ```text
+//! estimate <- estimate * clamp(sample / estimate, 1/4, 4) ^ 1/5        (at most x 1.32 or / 1.32 a sample)
+//! ```
+//!
+//! Samples, only from steps that can tell:
+//! - prefill rate: `computed / (first token - decode step)`, where at least 256 tokens were computed and no other prompt
+//!   was in the way. The planner adds one decode step to every prediction, so it is taken off here. Attention's growth
+//!   with length is not taken out: workers that see long prompts look slower.
+//! - decode step, of a batch of one or two: `time a token - slowdown * (batch - 1)`;
+//! - decode slowdown, of larger batches: `(time a token - decode step) / (batch - 1)`, averaged plainly, since it may be
+//!   0, and at most one decode step. Both from at least 8 tokens.
 
 use vocabulary::{Micros, Speeds, Tokens};
 
-/// Weight of a new observation.
+/// Fewer computed tokens say more about overheads than about the rate.
+const LEAST_COMPUTED: u64 = 256;
+/// Fewer generated tokens say more about chance.
+const LEAST_DECODED: u64 = 8;
+/// Weight of a sample.
 const WEIGHT: f64 = 0.2;
-/// Prompts below this are mostly overhead and teach nothing about rates.
-const TELLING_PROMPT: Tokens = Tokens(256);
-/// Answers below this teach nothing about decode steps.
-const TELLING_ANSWER: Tokens = Tokens(8);
-/// An observation may move an estimate by this factor at most: one stall is no slow machine.
-const MOST_CHANGE: f64 = 4.0;
+/// A sample counts as at most this many times the estimate, or one part in as many of it.
+const FURTHEST: f64 = 4.0;
 
-/// What one finished request showed.
+/// One step at one worker as it went. Zeros where something was not seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Observation {
+    /// Prompt tokens that it computed, where no other prompt was in the way; 0 where one was.
+    pub(super) computed: Tokens,
+    /// From dispatch to the first token.
+    pub(super) first_token: Micros,
+    /// Answers generated there meanwhile, this one included.
+    pub(super) batch: u32,
+    /// Tokens of the answer after the first.
+    pub(super) decoded: Tokens,
+    /// From the first token to the last.
+    pub(super) decoding: Micros,
+}
+
+/// A worker's speeds as they are believed now.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Sample {
-    /// Prompt tokens computed and time to the first token, where nothing else was in the way.
-    pub(super) prompt: Option<(Tokens, Micros)>,
-    /// Tokens of the answer, and the time from the first to the last.
-    pub(super) decode: (Tokens, Micros),
-    /// Requests that ran there at its end, itself included.
-    pub(super) running: u64,
+pub(super) struct SpeedEstimate {
+    prefill: f64,
+    step: f64,
+    slowdown: f64,
 }
 
-/// Learned figures; none before the first observation that tells.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(super) struct Estimate {
-    prefill_tokens_per_second: Option<f64>,
-    decode_step: Option<f64>,
-    decode_slowdown: Option<f64>,
-}
-
-impl Estimate {
-    pub(super) fn learn(&mut self, sample: &Sample) {
-        if let Some((tokens, took)) = sample.prompt
-            && tokens >= TELLING_PROMPT
-            && took > Micros::ZERO
-        {
-            merge(&mut self.prefill_tokens_per_second, tokens.0 as f64 / took.duration().as_secs_f64());
+impl SpeedEstimate {
+    /// Begins with a profile. Rates that are none become 1 token a second.
+    pub(super) fn new(start: Speeds) -> Self {
+        let rate = start.prefill_tokens_per_second;
+        Self {
+            prefill: if rate.is_finite() { rate.clamp(1.0, 1e12) } else { 1.0 },
+            step: (start.decode_step.0 as f64).max(1.0),
+            slowdown: start.decode_slowdown.0 as f64,
         }
-        let (answer, took) = sample.decode;
-        if answer < TELLING_ANSWER || took == Micros::ZERO {
+    }
+
+    /// Learns from a step what it can tell.
+    pub(super) fn observe(&mut self, seen: &Observation) {
+        self.learn_prefill(seen);
+        self.learn_decode(seen);
+    }
+
+    /// The speeds now.
+    pub(super) fn speeds(&self) -> Speeds {
+        Speeds {
+            prefill_tokens_per_second: self.prefill,
+            decode_step: Micros(self.step.round() as u64),
+            decode_slowdown: Micros(self.slowdown.round() as u64),
+        }
+    }
+
+    fn learn_prefill(&mut self, seen: &Observation) {
+        if seen.computed.0 < LEAST_COMPUTED || seen.first_token == Micros::ZERO {
             return;
         }
-        let step = took.0 as f64 / (answer.0 - 1) as f64;
-        match (sample.running, self.decode_step) {
-            (0..=1, _) => merge(&mut self.decode_step, step),
-            (running, Some(alone)) => {
-                merge(&mut self.decode_slowdown, (step - alone).max(0.0) / (running - 1) as f64);
-            }
-            (_, None) => {}
-        }
+        let waited = seen.first_token.0 as f64;
+        // A decode step that is believed too long must not eat the whole sample.
+        let computing = (waited - self.step).max(waited / FURTHEST);
+        self.prefill = toward(self.prefill, seen.computed.0 as f64 * 1e6 / computing).clamp(1.0, 1e12);
     }
 
-    /// The learned figures, and the profile's where nothing was learned.
-    pub(super) fn over(&self, profile: Speeds) -> Speeds {
-        let micros = |learned: Option<f64>, assumed| learned.map_or(assumed, |value| Micros(value as u64));
-        Speeds {
-            prefill_tokens_per_second: self.prefill_tokens_per_second.unwrap_or(profile.prefill_tokens_per_second),
-            decode_step: micros(self.decode_step, profile.decode_step),
-            decode_slowdown: micros(self.decode_slowdown, profile.decode_slowdown),
+    fn learn_decode(&mut self, seen: &Observation) {
+        if seen.decoded.0 < LEAST_DECODED || seen.decoding == Micros::ZERO || seen.batch == 0 {
+            return;
+        }
+        let token = seen.decoding.0 as f64 / seen.decoded.0 as f64;
+        let others = f64::from(seen.batch - 1);
+        if seen.batch <= 2 {
+            let alone = (token - self.slowdown * others).max(token / FURTHEST);
+            self.step = toward(self.step, alone).max(1.0);
+        } else {
+            let each = ((token - self.step) / others).clamp(0.0, self.step);
+            self.slowdown += WEIGHT * (each - self.slowdown);
         }
     }
 }
 
-fn merge(estimate: &mut Option<f64>, seen: f64) {
-    *estimate = Some(match *estimate {
-        None => seen,
-        Some(old) if old <= 0.0 => WEIGHT * seen,
-        Some(old) => old + WEIGHT * (seen.clamp(old / MOST_CHANGE, old * MOST_CHANGE) - old),
-    });
+/// `estimate`, moved toward `sample`; both positive.
+pub(super) fn toward(estimate: f64, sample: f64) -> f64 {
+    let ratio = (sample / estimate).clamp(1.0 / FURTHEST, FURTHEST);
+    if ratio.is_nan() { estimate } else { estimate * ratio.powf(WEIGHT) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn alone(tokens: u64, micros: u64) -> Sample {
-        Sample { prompt: Some((Tokens(tokens), Micros(micros))), decode: (Tokens(0), Micros(0)), running: 1 }
+    const START: Speeds =
+        Speeds { prefill_tokens_per_second: 10_000.0, decode_step: Micros(10_000), decode_slowdown: Micros(200) };
+
+    fn prefill(computed: u64, first_token: u64) -> Observation {
+        Observation { computed: Tokens(computed), first_token: Micros(first_token), batch: 1, ..Observation::default() }
     }
 
-    fn decoded(answer: u64, micros: u64, running: u64) -> Sample {
-        Sample { prompt: None, decode: (Tokens(answer), Micros(micros)), running }
+    fn decode(batch: u32, token: u64) -> Observation {
+        Observation { batch, decoded: Tokens(100), decoding: Micros(100 * token), ..Observation::default() }
     }
 
-    const PROFILE: Speeds =
-        Speeds { prefill_tokens_per_second: 100.0, decode_step: Micros(9), decode_slowdown: Micros(7) };
-
-    #[test]
-    fn the_profile_holds_until_something_telling_was_seen() {
-        let mut estimate = Estimate::default();
-        estimate.learn(&alone(10, 1));
-        estimate.learn(&decoded(3, 100, 1));
-        estimate.learn(&decoded(100, 100, 5));
-        assert_eq!(estimate.over(PROFILE), PROFILE);
+    fn after(seen: &[Observation]) -> Speeds {
+        let mut estimate = SpeedEstimate::new(START);
+        seen.iter().for_each(|seen| estimate.observe(seen));
+        estimate.speeds()
     }
 
     #[test]
-    fn rates_follow_what_is_seen_and_one_stall_does_not_count_for_much() {
-        let mut estimate = Estimate::default();
-        estimate.learn(&alone(1000, 100_000));
-        assert_eq!(estimate.over(PROFILE).prefill_tokens_per_second, 10_000.0);
-        estimate.learn(&alone(1000, 100_000_000));
-        let after_stall = estimate.over(PROFILE).prefill_tokens_per_second;
-        assert!((8_400.0..8_600.0).contains(&after_stall), "{after_stall}");
-        for _ in 0..40 {
-            estimate.learn(&alone(1000, 200_000));
+    fn many_equal_steps_are_believed() {
+        // 5,000 tokens in 1 s and a decode step of 10 ms.
+        let rate = after(&[prefill(5_000, 1_010_000); 60]).prefill_tokens_per_second;
+        assert!((rate - 5_000.0).abs() < 50.0, "{rate}");
+    }
+
+    #[test]
+    fn one_absurd_step_changes_little() {
+        let slower = after(&[prefill(300, 3_600_000_000)]).prefill_tokens_per_second;
+        assert!((7_500.0..8_000.0).contains(&slower), "{slower}");
+        let faster = after(&[prefill(1 << 40, 1)]).prefill_tokens_per_second;
+        assert!((13_000.0..13_300.0).contains(&faster), "{faster}");
+    }
+
+    #[test]
+    fn a_prediction_from_a_right_estimate_leaves_it_where_it_is() {
+        // The planner predicts computed / rate + decode step.
+        let rate = after(&[prefill(20_000, 2_000_000 + 10_000)]).prefill_tokens_per_second;
+        assert!((rate - 10_000.0).abs() < 1e-6, "{rate}");
+    }
+
+    #[test]
+    fn steps_that_cannot_tell_teach_nothing() {
+        let taught = after(&[prefill(255, 1_000_000), prefill(5_000, 0), Observation::default()]);
+        assert_eq!(taught, START);
+        let short = Observation { decoded: Tokens(7), ..decode(1, 50_000) };
+        let nobody = Observation { batch: 0, ..decode(1, 50_000) };
+        assert_eq!(after(&[short, nobody]), START);
+    }
+
+    #[test]
+    fn step_and_slowdown_are_told_apart_by_the_batch() {
+        let truth = |batch: u32| decode(batch, 20_000 + 500 * u64::from(batch - 1));
+        let seen: Vec<_> = (0..200).map(|turn| truth(if turn % 2 == 0 { 1 } else { 9 })).collect();
+        let speeds = after(&seen);
+        assert!((19_800..=20_200).contains(&speeds.decode_step.0), "{speeds:?}");
+        assert!((450..=550).contains(&speeds.decode_slowdown.0), "{speeds:?}");
+    }
+
+    #[test]
+    fn slowdown_may_vanish_and_stays_below_a_step() {
+        assert!(after(&[decode(9, 10_000); 100]).decode_slowdown <= Micros(1));
+        assert!(after(&[decode(3, 1 << 40); 1000]).decode_slowdown <= START.decode_step);
+    }
+
+    #[test]
+    fn no_profile_makes_an_estimate_that_is_not_a_number() {
+        for rate in [f64::NAN, f64::INFINITY, -3.0, 0.0] {
+            let start = Speeds { prefill_tokens_per_second: rate, decode_step: Micros(0), decode_slowdown: Micros(0) };
+            let mut estimate = SpeedEstimate::new(start);
+            for seen in [prefill(u64::MAX, u64::MAX), prefill(256, 1), decode(1, 1), decode(u32::MAX, 1)] {
+                estimate.observe(&seen);
+                let rate = estimate.speeds().prefill_tokens_per_second;
+                assert!(rate.is_finite() && rate >= 1.0, "{rate} from {start:?}");
+                assert!(estimate.speeds().decode_step >= Micros(1));
+            }
         }
-        let settled = estimate.over(PROFILE).prefill_tokens_per_second;
-        assert!((4_990.0..5_010.0).contains(&settled), "{settled}");
-    }
-
-    #[test]
-    fn company_is_told_apart_from_slowness() {
-        let mut estimate = Estimate::default();
-        estimate.learn(&decoded(101, 1_000_000, 1));
-        estimate.learn(&decoded(101, 1_400_000, 5));
-        let speeds = estimate.over(PROFILE);
-        assert_eq!((speeds.decode_step, speeds.decode_slowdown), (Micros(10_000), Micros(1_000)));
     }
 }

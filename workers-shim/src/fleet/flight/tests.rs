@@ -76,7 +76,7 @@ fn a_stale_scrape_never_hides_what_we_know() {
 #[test]
 fn only_undisturbed_prompts_teach_speed() {
     let desk = desk();
-    let profile = super::super::WorkerProfile::default().speeds();
+    let profile = desk.speeds();
     let usage = Usage { prompt: Tokens(4000), completion: Tokens(1), cached: None };
     let (mut first, mut second) =
         (InFlight::new(Some(desk.clone()), Tokens(4000)), InFlight::new(Some(desk.clone()), Tokens(4000)));
@@ -84,9 +84,9 @@ fn only_undisturbed_prompts_teach_speed() {
     first.first_token();
     second.first_token();
     second.complete(&usage);
-    assert_eq!(desk.estimate.lock().over(profile), profile, "it stood behind the first");
+    assert_eq!(desk.speeds(), profile, "it stood behind the first");
     first.complete(&usage);
-    assert_ne!(desk.estimate.lock().over(profile).prefill_tokens_per_second, profile.prefill_tokens_per_second);
+    assert_ne!(desk.speeds().prefill_tokens_per_second, profile.prefill_tokens_per_second);
 }
 
 #[test]

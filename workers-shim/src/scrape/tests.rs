@@ -1,0 +1,179 @@
+//! Real pages, and pages that no engine wrote.
+
+use vocabulary::{Capacity, Incarnation, Tokens};
+
+use super::*;
+
+const HYBRID: &str = include_str!("../../testdata/vllm_0_32_hybrid.txt");
+const PREFILL: &str = include_str!("../../testdata/vllm_0_32_nixl_prefill.txt");
+const DECODE: &str = include_str!("../../testdata/vllm_0_32_nixl_decode.txt");
+const OLD: &str = include_str!("../../testdata/vllm_0_6.txt");
+const SGLANG: &str = include_str!("../../testdata/sglang_0_5.txt");
+
+fn capacity(kv: u64, block: u64, context: u64) -> Capacity {
+    Capacity { kv: Tokens(kv), block: Tokens(block), context: Tokens(context) }
+}
+
+#[test]
+fn a_page_of_todays_vllm_tells_process_memory_and_prompts() {
+    let scrape = Scrape::read(HYBRID);
+    assert_eq!(scrape.engine, Engine::Vllm);
+    assert_eq!(scrape.process, Some(Incarnation(1_795_225_071_620_000)));
+    assert_eq!(scrape.cache.capacity, capacity(1536, 32, 0));
+    assert_eq!(scrape.cache.dtype.as_deref(), Some("auto"));
+    assert_eq!((scrape.running, scrape.waiting, scrape.kv_usage), (0, 0, 0.0));
+    let prompts = PromptSources { computed: Tokens(2696), cached: Tokens(352), transferred: Tokens::ZERO };
+    assert_eq!(scrape.prompts, prompts);
+    assert_eq!(scrape.mean_prompt, Some(Tokens(203)), "3048 tokens of 15 prompts");
+    assert_eq!((scrape.ranks, scrape.wakefulness), (1, Wakefulness::Awake));
+}
+
+#[test]
+fn bytes_that_were_not_filled_do_not_make_tokens_larger() {
+    assert_eq!(Scrape::read(HYBRID).cache.bytes_per_token, None, "the page has num_gpu_blocks_override");
+    let honest = HYBRID.replace(r#"num_gpu_blocks_override="48""#, r#"num_gpu_blocks_override="None""#);
+    assert_eq!(Scrape::read(&honest).cache.bytes_per_token, Some(Bytes(67_108_864 / 1536)));
+}
+
+#[test]
+fn only_an_engine_with_a_connector_shows_one_and_does_so_before_the_first_transfer() {
+    assert_eq!(Scrape::read(HYBRID).connector, None);
+    assert_eq!(Scrape::read(PREFILL).connector, Some("nixl"));
+    assert!(PREFILL.contains("vllm:nixl_bytes_transferred_count{engine=\"0\",model_name=\"tiny\"} 0.0"));
+    let decode = Scrape::read(DECODE);
+    assert_eq!(decode.connector, Some("nixl"));
+    assert_eq!(decode.prompts.transferred, Tokens(1511));
+}
+
+#[test]
+fn older_names_mean_the_same() {
+    let scrape = Scrape::read(OLD);
+    assert_eq!((scrape.running, scrape.waiting, scrape.kv_usage), (3, 2, 0.4186));
+    assert_eq!(scrape.cache.capacity, capacity(27_896 * 16, 16, 0));
+    assert_eq!(scrape.process, Some(Incarnation(1_734_123_456_780_000)));
+}
+
+#[test]
+fn sglang_is_read_by_its_own_names() {
+    let scrape = Scrape::read(SGLANG);
+    assert_eq!(scrape.engine, Engine::Sglang);
+    assert_eq!(scrape.process, None, "it tells no process");
+    assert_eq!(scrape.cache.capacity, capacity(32_768, 32, 32_768));
+    assert_eq!(scrape.prompts.computed, Tokens(110));
+    assert_eq!(scrape.mean_prompt, Some(Tokens(18)), "109 tokens of 6 prompts");
+    let twice = SGLANG.replace(r#"tp_rank="0""#, r#"tp_rank="1""#) + "sglang:num_running_reqs{tp_rank=\"0\"} 4\n";
+    assert_eq!(Scrape::read(&twice).running, 4, "ranks of one replica are not added up");
+}
+
+#[test]
+fn data_parallel_ranks_add_up_and_the_smallest_memory_counts() {
+    let page = r#"
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_running{engine="1"} 4.0
+vllm:num_requests_waiting{engine="0"} 1.0
+vllm:num_requests_waiting{engine="1"} 0.0
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+vllm:kv_cache_usage_perc{engine="1"} 1.0
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="90"} 1.0
+"#;
+    let scrape = Scrape::read(page);
+    assert_eq!((scrape.ranks, scrape.running, scrape.waiting, scrape.kv_usage), (2, 7, 1, 0.75));
+    assert_eq!(scrape.cache.capacity.kv, Tokens(1440));
+}
+
+#[test]
+fn who_waits_for_blocks_from_elsewhere_does_not_wait_for_a_place() {
+    let page = "vllm:num_requests_running 1\nvllm:num_requests_waiting 5\n\
+                vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\n\
+                vllm:num_requests_waiting_by_reason{reason=\"deferred\"} 3\n";
+    let scrape = Scrape::read(page);
+    assert_eq!((scrape.running, scrape.waiting), (4, 2));
+}
+
+#[test]
+fn an_engine_that_sleeps_says_so() {
+    let asleep = HYBRID.replace(r#"sleep_state="awake"} 1.0"#, r#"sleep_state="awake"} 0.0"#);
+    assert_eq!(Scrape::read(&asleep).wakefulness, Wakefulness::Asleep);
+}
+
+#[test]
+fn braces_quotes_spaces_and_timestamps_in_a_line_do_not_confuse() {
+    let page = "vllm:num_requests_running{a=\"}\",b=\"x\\\"}{\",model_name=\"a b, c=\\\"d\\\"\"} 7 1395066363000\n\
+                \t vllm:num_requests_waiting\t2 \r\n\
+                vllm:num_requests_waiting_by_reason{ reason=\"capacity\" , reason2=\"deferred\",} 2\n";
+    let scrape = Scrape::read(page);
+    assert_eq!((scrape.running, scrape.waiting), (7, 2));
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_left_out() {
+    for value in ["NaN", "-5", "-Inf", "+Inf", "x", "", "1e999", "\u{661}"] {
+        let page = format!(
+            "vllm:num_requests_running {value}\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc {value}\n\
+             process_start_time_seconds {value}\nvllm:prompt_tokens_by_source_total{{source=\"local_compute\"}} {value}\n\
+             vllm:request_prompt_tokens_sum {value}\nvllm:request_prompt_tokens_count {value}\n"
+        );
+        let scrape = Scrape::read(&page);
+        assert_eq!((scrape.running, scrape.waiting), (0, 2), "{value:?}");
+        assert!((0.0..=1.0).contains(&scrape.kv_usage), "{value:?}");
+        assert_eq!(scrape.prompts, PromptSources::default(), "{value:?}");
+    }
+    let huge = "vllm:num_requests_running 1e300\nvllm:cache_config_info{block_size=\"99999999999\",\
+                num_gpu_blocks=\"18446744073709551615\"} 1\n";
+    let scrape = Scrape::read(huge);
+    assert_eq!((scrape.running, scrape.cache.capacity.kv), (u32::MAX, Tokens(u64::MAX)));
+}
+
+#[test]
+fn no_page_makes_it_panic_or_forget_what_came_before() {
+    let broken = [
+        "{",
+        "}",
+        "a{",
+        "a{b",
+        "a{b=",
+        "a{b=\"",
+        "a{b=\"c",
+        "a{b=\"c\"",
+        "a{b=\"c\"}",
+        "a{}",
+        "{}1",
+        "\"",
+        "a{\"}1",
+        "a{b=\"\\",
+        "vllm:cache_config_info{block_size=\"",
+        "vllm:num_requests_running{é=\"}\u{1F600}",
+        " ",
+        "\0",
+    ];
+    for line in broken {
+        let page = format!("vllm:num_requests_waiting 2\n{line}\nvllm:num_requests_running 1");
+        let scrape = Scrape::read(&page);
+        assert_eq!((scrape.waiting, scrape.running), (2, 1), "{line:?}");
+    }
+    // Every prefix and every single lost byte of a real page.
+    for page in [PREFILL, OLD] {
+        for end in (0..page.len()).filter(|end| page.is_char_boundary(*end)) {
+            Scrape::read(&page[..end]);
+            Scrape::read(&page[end..]);
+        }
+    }
+}
+
+#[test]
+fn what_lies_behind_the_limit_is_not_read() {
+    let line = "vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 0.0\n";
+    let page = line.repeat(MOST_BYTES / line.len() + 1) + "vllm:num_requests_running 9\n";
+    let started = std::time::Instant::now();
+    assert_eq!(Scrape::read(&page).running, 0);
+    assert_eq!(Scrape::read(&"x".repeat(MOST_BYTES + 1)), Scrape { ranks: 1, ..Scrape::default() });
+    assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
+#[test]
+fn endless_ranks_are_bounded() {
+    let page: String = (0..20_000).map(|rank| format!("vllm:num_requests_running{{engine=\"{rank}\"}} 1\n")).collect();
+    let scrape = Scrape::read(&page);
+    assert_eq!((scrape.ranks, scrape.running), (256, 20_000));
+}
