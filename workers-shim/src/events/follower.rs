@@ -20,7 +20,7 @@ use super::log::EventLog;
 use super::replay::{Message, replay};
 use super::shared::SharedIndex;
 use crate::fleet::member::Member;
-use crate::fleet::probe::{get, process_of};
+use crate::fleet::probe::{get, life_of};
 use crate::fleet::{EventsAt, RulesOf};
 
 /// The longest wait for a connection.
@@ -224,7 +224,7 @@ impl Rank {
     /// Makes sure that the same process speaks, then asks for all that is missing.
     async fn catch_up(&mut self) -> Result<(), End> {
         let log = &self.worker.member.events;
-        if let Some(process) = process_of(&self.worker.client, &self.worker.member).await
+        if let Some(process) = life_of(&self.worker.client, &self.worker.member).await
             && self.stream.meet(process) == Met::Another
         {
             EventLog::count(&log.restarts);

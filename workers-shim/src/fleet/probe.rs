@@ -68,7 +68,7 @@ pub(crate) async fn get(client: &reqwest::Client, member: &Member, path: &str) -
 }
 
 /// The process behind a worker, asked now.
-pub(crate) async fn process_of(client: &reqwest::Client, member: &Member) -> Option<Incarnation> {
+pub(crate) async fn life_of(client: &reqwest::Client, member: &Member) -> Option<Incarnation> {
     Scrape::read(&get(client, member, "/metrics").await.ok()?).process
 }
 
