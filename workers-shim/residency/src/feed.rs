@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use vocabulary::{DpRank, Knowledge, WorkerId};
 
+use crate::closure::Shape;
 use crate::event::Event;
 use crate::index::{Change, Index, Slot, TooManySources};
 use crate::source::{Source, SourceCounts, SourceRules};
@@ -29,6 +30,7 @@ enum Step {
     /// Gone for good.
     Leave(Gone),
     Know(Knowledge),
+    Shape(Shape),
 }
 
 /// One rank of one worker: its source and its place in the index.
@@ -38,6 +40,8 @@ pub struct Feed {
     source: Source,
     slot: Option<Slot>,
     knowledge: Knowledge,
+    /// What the index is, or will be, told.
+    shape: Shape,
     steps: VecDeque<Step>,
     sweeps: VecDeque<(Slot, Gone)>,
 }
@@ -45,37 +49,44 @@ pub struct Feed {
 impl Feed {
     /// A feed that has no place in the index before its first `settle`.
     pub fn new(worker: WorkerId, rank: DpRank, rules: SourceRules) -> Self {
-        Self {
+        let mut feed = Self {
             worker,
             rank,
             source: Source::new(rules),
             slot: None,
             knowledge: Knowledge::Degraded,
-            steps: VecDeque::from([Step::Anew(Box::new(std::iter::empty()))]),
+            shape: Shape::Holed,
+            steps: VecDeque::new(),
             sweeps: VecDeque::new(),
-        }
+        };
+        feed.reset();
+        feed
     }
 
     /// Works out what an event means.
     pub fn take(&mut self, event: &Event) {
-        let mut changes = match self.steps.pop_back() {
-            Some(Step::Changes(changes)) => changes,
-            Some(other) => {
-                self.steps.push_back(other);
-                Vec::new()
-            }
-            None => Vec::new(),
-        };
+        let mut changes = Vec::new();
         match event {
             Event::Stored(event) => self.source.store(event, &mut changes),
             Event::Removed(event) => self.source.remove(event, &mut changes),
-            Event::Cleared | Event::Other => {}
+            Event::Cleared => return self.reset(),
+            Event::Other => return,
         }
-        if !changes.is_empty() {
-            self.steps.push_back(Step::Changes(changes));
+        // The index must know of a hole before it opens, and may forget it only after it closed.
+        if self.source.worst_shape() == Shape::Holed {
+            self.tell(Shape::Holed);
         }
-        if *event == Event::Cleared {
-            self.reset();
+        match self.steps.back_mut() {
+            Some(Step::Changes(last)) => last.append(&mut changes),
+            _ => self.steps.push_back(Step::Changes(changes)),
+        }
+        self.tell(self.source.shape());
+    }
+
+    fn tell(&mut self, shape: Shape) {
+        if self.shape != shape {
+            self.shape = shape;
+            self.steps.push_back(Step::Shape(shape));
         }
     }
 
@@ -83,6 +94,9 @@ impl Feed {
     pub fn reset(&mut self) {
         let gone = Box::new(self.source.clear());
         self.steps.push_back(Step::Anew(gone));
+        // A new place begins as one that may have holes.
+        self.shape = Shape::Holed;
+        self.tell(Shape::Whole);
     }
 
     /// Forgets all blocks and gives the place in the index away.
@@ -111,7 +125,7 @@ impl Feed {
         let mut left = budget.max(1);
         while left > 0 {
             let Some(step) = self.steps.pop_front() else { return Ok(self.sweep(index, left)) };
-            left -= self.apply(step, index, left)?;
+            left -= self.apply(step, index, left)?.min(left);
         }
         Ok(Settled::More)
     }
@@ -138,6 +152,11 @@ impl Feed {
                 self.knowledge = knowledge;
                 if let Some(slot) = self.slot {
                     index.know(slot, knowledge);
+                }
+            }
+            Step::Shape(shape) => {
+                if let Some(slot) = self.slot {
+                    index.shape(slot, shape);
                 }
             }
         }

@@ -6,6 +6,7 @@
 //! The way of an event: [`decode`] bytes to a [`Batch`], [`Stream`] says whether its turn has come, [`Feed`] turns it
 //! into [`Change`]s outside any lock and settles them into the shared [`Index`] in bounded portions.
 
+mod closure;
 mod copies;
 mod cursor;
 mod decode;
@@ -21,6 +22,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub use closure::Shape;
 pub use decode::{DecodeError, Limits, decode};
 pub use event::{Batch, EngineHash, Event, ExtraKey, Removed, SpecKind, Stored};
 pub use feed::{Feed, Settled};

@@ -5,6 +5,7 @@
 
 use vocabulary::{BlockHash, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens};
 
+use crate::closure::{Closure, Shape};
 use crate::copies::{Copies, Place};
 use crate::event::{EngineHash, ExtraKey, Removed, Stored};
 use crate::index::Change;
@@ -60,6 +61,8 @@ pub struct SourceCounts {
 
 /// A block whose place is known.
 struct Placed {
+    /// The end of the block before; none at the start of a chain.
+    before: Option<BlockHash>,
     end: PrefixId,
     /// Chain blocks inside this engine block before its last one.
     inner: Box<[BlockHash]>,
@@ -71,13 +74,20 @@ pub struct Source {
     rules: SourceRules,
     blocks: MixMap<EngineHash, Placed>,
     orphans: Orphans,
+    closure: Closure,
     counts: SourceCounts,
 }
 
 impl Source {
     /// A source that holds nothing.
     pub fn new(rules: SourceRules) -> Self {
-        Self { rules, blocks: MixMap::default(), orphans: Orphans::default(), counts: SourceCounts::default() }
+        Self {
+            rules,
+            blocks: MixMap::default(),
+            orphans: Orphans::default(),
+            closure: Closure::new(),
+            counts: SourceCounts::default(),
+        }
     }
 
     /// What went wrong so far.
@@ -100,6 +110,16 @@ impl Source {
         self.orphans.len()
     }
 
+    /// Whether every held block's predecessor is held too.
+    pub fn shape(&self) -> Shape {
+        self.closure.shape()
+    }
+
+    /// The worst shape since this was asked last.
+    pub fn worst_shape(&mut self) -> Shape {
+        self.closure.worst()
+    }
+
     /// One copy more of each block of `event`.
     pub fn store(&mut self, event: &Stored, out: &mut Vec<Change>) {
         let place = Place { tier: event.tier, group: event.group, kind: event.kind };
@@ -118,7 +138,7 @@ impl Source {
             let tokens = event.tokens.get(position * size..(position + 1) * size).unwrap_or_default();
             if let Some(block) = self.blocks.get_mut(&hash) {
                 before = Some(block.end);
-                block.stored(place, out);
+                block.stored(place, &mut self.closure, out);
             } else {
                 let extra = match (position, event.parent) {
                     (0, None) => first_extra.clone(),
@@ -194,10 +214,11 @@ impl Source {
                 inner.push(end.block_hash());
             }
         }
-        let placed = Placed { end, inner: inner.into(), copies: block.copies };
+        let begin = block.parent.is_some().then(|| before.block_hash());
+        let placed = Placed { before: begin, end, inner: inner.into(), copies: block.copies };
         for tier in TIERS {
             if placed.copies.serves(tier) {
-                placed.changes(|hash| Change::Held(hash, tier), out);
+                placed.held(tier, &mut self.closure, out);
             }
         }
         self.blocks.insert(hash, placed);
@@ -216,7 +237,7 @@ impl Source {
                 let served = block.copies.serves(event.tier);
                 let known = block.copies.change(event.tier, event.group, left);
                 if served && !block.copies.serves(event.tier) {
-                    block.changes(|hash| Change::Gone(hash, event.tier), out);
+                    block.gone(event.tier, &mut self.closure, out);
                 }
                 if block.copies.is_empty() {
                     self.blocks.remove(&hash);
@@ -238,14 +259,10 @@ impl Source {
     /// Forgets everything, and says what is gone; the walk is the caller's to spread out.
     pub fn clear(&mut self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
         self.orphans = Orphans::default();
+        self.closure = Closure::new();
         std::mem::take(&mut self.blocks).into_values().flat_map(|block| {
-            let mut gone = Vec::new();
-            for tier in TIERS {
-                if block.copies.serves(tier) {
-                    block.changes(|hash| Change::Gone(hash, tier), &mut gone);
-                }
-            }
-            gone
+            let tiers = TIERS.into_iter().filter(|tier| block.copies.serves(*tier));
+            tiers.flat_map(|tier| block.chain_blocks().map(move |hash| Change::Gone(hash, tier))).collect::<Vec<_>>()
         })
     }
 
@@ -266,17 +283,35 @@ impl Source {
 const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 impl Placed {
-    fn changes(&self, change: impl Fn(BlockHash) -> Change, out: &mut Vec<Change>) {
-        out.extend(self.inner.iter().copied().map(&change));
-        out.push(change(self.end.block_hash()));
+    /// First one first.
+    fn chain_blocks(&self) -> impl DoubleEndedIterator<Item = BlockHash> {
+        self.inner.iter().copied().chain(std::iter::once(self.end.block_hash()))
     }
 
-    fn stored(&mut self, place: Place, out: &mut Vec<Change>) {
+    fn stored(&mut self, place: Place, closure: &mut Closure, out: &mut Vec<Change>) {
         let served = self.copies.serves(place.tier);
         self.copies.add(place);
         if !served && self.copies.serves(place.tier) {
-            self.changes(|hash| Change::Held(hash, place.tier), out);
+            self.held(place.tier, closure, out);
         }
+    }
+
+    /// It serves prefixes from `tier` now.
+    fn held(&self, tier: Tier, closure: &mut Closure, out: &mut Vec<Change>) {
+        match tier {
+            Tier::Hbm => closure.hold(self.before, self.end.block_hash()),
+            Tier::Host | Tier::Disk => closure.hold_slower(),
+        }
+        out.extend(self.chain_blocks().map(|hash| Change::Held(hash, tier)));
+    }
+
+    /// It no longer does. The last chain block goes first, so that no change leaves a hole behind.
+    fn gone(&self, tier: Tier, closure: &mut Closure, out: &mut Vec<Change>) {
+        match tier {
+            Tier::Hbm => closure.drop(self.before, self.end.block_hash()),
+            Tier::Host | Tier::Disk => closure.drop_slower(),
+        }
+        out.extend(self.chain_blocks().rev().map(|hash| Change::Gone(hash, tier)));
     }
 }
 

@@ -145,7 +145,14 @@ proptest! {
                     }
                 }
             }
-            if kind % 3 == 0 { let _ = feed.settle(&mut index, budget).unwrap(); }
+            if kind % 3 == 0 {
+                let _ = feed.settle(&mut index, budget).unwrap();
+                // Whatever portion was applied: bisection and walking must agree at every moment.
+                for block in 1..14 {
+                    let prompt = chain(2, &prompt_of(block));
+                    prop_assert_eq!(index.overlaps(&prompt), index.walked(&prompt), "block {}", block);
+                }
+            }
         }
         settle(&mut feed, &mut index, budget);
         for block in 1..14 {

@@ -10,6 +10,15 @@ const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
 const R0: DpRank = DpRank(0);
 
+impl Index {
+    /// The overlaps without bisection.
+    pub(crate) fn walked(&self, prompt: &[BlockHash]) -> Vec<Overlap> {
+        let mut found = Vec::new();
+        self.walk(prompt.iter().copied(), self.live.clone(), &mut found);
+        self.tidy(found)
+    }
+}
+
 fn overlap(worker: WorkerId, tier: Tier, blocks: u64) -> Overlap {
     Overlap { worker, rank: R0, tier, blocks: Blocks(blocks) }
 }
@@ -40,6 +49,27 @@ fn only_leading_blocks_without_a_hole_count() {
     index.apply(b, &[Change::Gone(prompt[2], Hbm), Change::Gone(prompt[2], Hbm), Change::Gone(BlockHash(9), Hbm)]);
     assert_eq!(index.overlaps(&prompt), [overlap(A, Hbm, 4), overlap(B, Hbm, 2)]);
     assert_eq!(index.overlaps(&[]), []);
+}
+
+#[test]
+fn bisection_finds_every_depth_of_whole_sources_and_holed_ones_are_walked() {
+    let mut index = Index::new();
+    let prompt = blocks(37);
+    let slots: Vec<Slot> = (0..100).map(|n| join(&mut index, WorkerId(n))).collect();
+    for (n, slot) in slots.iter().enumerate() {
+        hold(&mut index, *slot, Hbm, &prompt[..n % 38]);
+        index.shape(*slot, Shape::Whole);
+    }
+    index.shape(slots[20], Shape::Holed);
+    index.apply(slots[20], &[Change::Gone(prompt[3], Hbm)]);
+    index.retire(slots[21]);
+    index.shape(slots[21], Shape::Whole);
+    let depth = |n: u64| if n == 20 { 3 } else { n % 38 };
+    let expected: Vec<Overlap> =
+        (0..100u64).filter(|n| depth(*n) > 0 && *n != 21).map(|n| overlap(WorkerId(n), Hbm, depth(n))).collect();
+    assert_eq!(index.overlaps(&prompt), expected);
+    assert_eq!(index.overlaps(&prompt), index.walked(&prompt));
+    assert_eq!(index.overlaps(&prompt[..1]).len(), expected.len());
 }
 
 #[test]

@@ -18,7 +18,8 @@ fn held(blocks: &[BlockHash]) -> Vec<Change> {
 }
 
 fn gone(blocks: &[BlockHash]) -> Vec<Change> {
-    blocks.iter().map(|hash| Change::Gone(*hash, Tier::Hbm)).collect()
+    // Last one first.
+    blocks.iter().rev().map(|hash| Change::Gone(*hash, Tier::Hbm)).collect()
 }
 
 #[test]
@@ -188,4 +189,21 @@ fn clearing_says_what_is_gone() {
     let mut expected = gone(&chain(4, &tokens(0..8)));
     expected.sort_by_key(|change| format!("{change:?}"));
     assert_eq!((cleared, source.len(), source.orphans()), (expected, 0, 0));
+}
+
+#[test]
+fn the_shape_tells_whether_anything_hangs_in_the_air() {
+    let mut source = Source::new(rules(2));
+    let mut out = Vec::new();
+    source.store(&stored(&[70, 71, 72], None, &tokens(0..12)), &mut out);
+    source.remove(&removed(&[72, 71]), &mut out);
+    assert_eq!((source.shape(), source.worst_shape()), (Shape::Whole, Shape::Whole), "leaves went first");
+    source.store(&stored(&[71, 72], Some(70), &tokens(4..12)), &mut out);
+    source.remove(&removed(&[71, 72]), &mut out);
+    assert_eq!((source.shape(), source.worst_shape()), (Shape::Whole, Shape::Holed), "for a moment 72 had no parent");
+    source.store(&stored(&[71], Some(70), &tokens(4..8)), &mut out);
+    source.remove(&removed(&[70]), &mut out);
+    assert_eq!(source.shape(), Shape::Holed);
+    assert_eq!(source.clear().count(), 2);
+    assert_eq!(source.shape(), Shape::Whole);
 }
