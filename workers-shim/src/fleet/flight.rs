@@ -11,7 +11,7 @@
 //! our own, exactly, and an estimate for others:
 //!
 //! ```text
-//! backlog = own prompts without a first token + (waiting(t) - own such prompts at t) x the engine's mean prompt
+//! backlog = own prompts without a first token + (waiting(t) - own such prompts at t) x what a prompt usually computes there
 //! ```
 
 use std::sync::Arc;
@@ -25,6 +25,9 @@ use vocabulary::{Load, Micros, Speeds, Tokens};
 use super::speeds::{Observation, SpeedEstimate};
 use crate::dialect::Usage;
 use crate::scrape::Scrape;
+
+/// Tokens by which a good plan may miss: engines reuse whole blocks only.
+const BLOCKS: u64 = 64;
 
 /// Requests and tokens since start; only ever growing, so that differences need no lock.
 #[derive(Default, Debug)]
@@ -64,7 +67,7 @@ impl Counters {
             .max(ours);
         let foreign = u64::from(scrape.waiting).saturating_sub(at.dispatched.saturating_sub(at.begun));
         let waiting = (prefilling + foreign).min(total);
-        let others = scrape.mean_prompt.unwrap_or(usual_prompt) * foreign;
+        let others = scrape.usual_work().unwrap_or(usual_prompt) * foreign;
         Load {
             running: u32::try_from(total - waiting).unwrap_or(u32::MAX),
             waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
@@ -168,8 +171,9 @@ impl InFlight {
     /// The answer is complete; what it cost teaches how fast the worker is.
     pub fn complete(&mut self, usage: &Usage) {
         let (Some(desk), Some(first)) = (&self.desk, self.first) else { return };
-        // What came from elsewhere was not computed here, though the engine may not count it as cached.
-        let computed = usage.cached.map_or(self.tokens, |cached| (usage.prompt - cached).min(self.tokens));
+        let told = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
+        // Much more than was planned: either it came from elsewhere, which usage does not tell, or a prefix was lost.
+        let computed = if told.0 <= self.tokens.0 + self.tokens.0 / 4 + BLOCKS { told } else { Tokens::ZERO };
         let mark = desk.counters.mark();
         let batch = mark.begun.saturating_sub(mark.finished).max(1);
         desk.estimate.lock().observe(&Observation {

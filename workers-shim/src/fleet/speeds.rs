@@ -13,6 +13,8 @@
 //! - decode step, of a batch of one or two: `time a token - slowdown * (batch - 1)`;
 //! - decode slowdown, of larger batches: `(time a token - decode step) / (batch - 1)`, averaged plainly, since it may be
 //!   0, and at most one decode step. Both from at least 8 tokens.
+//!
+//! An answer that came in one piece (not streamed, or buffered on the way) tells neither.
 
 use vocabulary::{Micros, Speeds, Tokens};
 
@@ -20,6 +22,8 @@ use vocabulary::{Micros, Speeds, Tokens};
 const LEAST_COMPUTED: u64 = 256;
 /// Fewer generated tokens say more about chance.
 const LEAST_DECODED: u64 = 8;
+/// No engine generates a token in less; what comes faster was kept back.
+const FASTEST_TOKEN: Micros = Micros(20);
 /// Weight of a sample.
 const WEIGHT: f64 = 0.2;
 /// A sample counts as at most this many times the estimate, or one part in as many of it.
@@ -61,6 +65,9 @@ impl SpeedEstimate {
 
     /// Learns from a step what it can tell.
     pub(super) fn observe(&mut self, seen: &Observation) {
+        if seen.decoding < FASTEST_TOKEN * seen.decoded.0 {
+            return;
+        }
         self.learn_prefill(seen);
         self.learn_decode(seen);
     }
@@ -156,6 +163,14 @@ mod tests {
         let short = Observation { decoded: Tokens(7), ..decode(1, 50_000) };
         let nobody = Observation { batch: 0, ..decode(1, 50_000) };
         assert_eq!(after(&[short, nobody]), START);
+    }
+
+    #[test]
+    fn an_answer_that_came_in_one_piece_teaches_nothing() {
+        let whole = Observation { decoded: Tokens(40), decoding: Micros(15), ..prefill(5_000, 2_000_000) };
+        assert_eq!(after(&[whole; 10]), START);
+        let streamed = Observation { decoding: Micros(400_000), ..whole };
+        assert_ne!(after(&[streamed]), START);
     }
 
     #[test]

@@ -100,6 +100,14 @@ impl Scrape {
         }
         tally.total()
     }
+
+    /// What a prompt has to compute on average: the mean prompt x the share of prompt tokens that was computed there.
+    pub fn usual_work(&self) -> Option<Tokens> {
+        let PromptSources { computed, cached, transferred } = self.prompts;
+        let all = computed + cached + transferred;
+        let share = if all == Tokens::ZERO { 1.0 } else { computed.0 as f64 / all.0 as f64 };
+        self.mean_prompt.map(|mean| Tokens((mean.0 as f64 * share) as u64))
+    }
 }
 
 /// The whole lines within the limit.

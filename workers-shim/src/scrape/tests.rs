@@ -25,6 +25,7 @@ fn a_page_of_todays_vllm_tells_process_memory_and_prompts() {
     let prompts = PromptSources { computed: Tokens(2696), cached: Tokens(352), transferred: Tokens::ZERO };
     assert_eq!(scrape.prompts, prompts);
     assert_eq!(scrape.mean_prompt, Some(Tokens(203)), "3048 tokens of 15 prompts");
+    assert_eq!(scrape.usual_work(), Some(Tokens(203 * 2696 / 3048)), "what it found in its cache is no work");
     assert_eq!((scrape.ranks, scrape.wakefulness), (1, Wakefulness::Awake));
 }
 

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 const USUAL: Tokens = Tokens(1000);
@@ -80,7 +82,7 @@ fn only_undisturbed_prompts_teach_speed() {
     let usage = Usage { prompt: Tokens(4000), completion: Tokens(1), cached: None };
     let (mut first, mut second) =
         (InFlight::new(Some(desk.clone()), Tokens(4000)), InFlight::new(Some(desk.clone()), Tokens(4000)));
-    std::thread::sleep(std::time::Duration::from_millis(2));
+    std::thread::sleep(Duration::from_millis(2));
     first.first_token();
     second.first_token();
     second.complete(&usage);
@@ -108,4 +110,32 @@ fn a_worker_that_left_takes_requests_without_a_trace() {
     let mut flight = InFlight::new(None, Tokens(1));
     flight.first_token();
     flight.complete(&Usage::default());
+}
+
+/// Speeds after one prompt that was planned to compute `planned` tokens and says `usage`.
+fn taught(planned: u64, usage: Usage) -> f64 {
+    let desk = desk();
+    let mut flight = InFlight::new(Some(desk.clone()), Tokens(planned));
+    std::thread::sleep(Duration::from_millis(2));
+    flight.first_token();
+    flight.complete(&usage);
+    desk.speeds().prefill_tokens_per_second
+}
+
+#[test]
+fn a_prompt_of_which_more_was_computed_or_moved_than_planned_teaches_nothing() {
+    let start = desk().speeds().prefill_tokens_per_second;
+    let usage = |cached| Usage { prompt: Tokens(8_000), completion: Tokens(1), cached: Some(Tokens(cached)) };
+    assert_eq!(taught(300, usage(0)), start, "7,700 tokens came from elsewhere, or were lost");
+    assert_ne!(taught(1_000, usage(6_960)), start, "a partial block is no surprise");
+    assert_ne!(taught(8_000, usage(4_000)), start, "less work is known exactly");
+}
+
+#[test]
+fn what_came_before_the_request_left_is_not_its_workers_time() {
+    let mut flight = InFlight::new(Some(desk()), Tokens(100_000));
+    let dispatched = flight.sent;
+    std::thread::sleep(Duration::from_millis(3));
+    flight.sent();
+    assert!(flight.sent - dispatched >= Duration::from_millis(3));
 }

@@ -1,6 +1,7 @@
 //! The fleet over real sockets: simulated workers, and servers that are less than that.
 
 mod events;
+mod probes;
 mod views;
 
 use std::net::SocketAddr;
@@ -92,9 +93,13 @@ struct Watch {
 
 impl Watch {
     fn over(workers: Vec<WorkerSpec>) -> Self {
+        let pace = Pace { every: Duration::from_millis(50), again: Duration::from_millis(10), ..Pace::default() };
+        Self::paced(workers, pace)
+    }
+
+    fn paced(workers: Vec<WorkerSpec>, pace: Pace) -> Self {
         let index = SharedIndex::new();
         let (alive, reports) = mpsc::channel(64);
-        let pace = Pace { every: Duration::from_millis(50), again: Duration::from_millis(10), ..Pace::default() };
         let rules = SourceRules::new(Tokens(4), SEED, namespace());
         let options = FleetOptions {
             workers,
