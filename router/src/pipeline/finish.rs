@@ -79,8 +79,20 @@ impl Finish {
         match (self.step.mode, ending) {
             // The ledger is not asked, and so not told either.
             (Mode::Sticky, _) => {}
-            (_, Ending::Complete) => commit(&self.gateway, located, &self.planned.plan),
+            (_, Ending::Complete) => {
+                let since = Instant::now();
+                commit(&self.gateway, located, &self.planned.plan);
+                let took = since.elapsed().as_secs_f64();
+                self.gateway.metrics.plans.step.with_label_values(&["commit"]).observe(took);
+            }
             _ => withdraw(&self.gateway, located),
+        }
+        if ending == Ending::Complete {
+            let leg = &self.planned.plan.decode;
+            self.gateway.fleet().note_routed(leg.worker, leg.rank, &located.prefixed.prompt.chain);
+        }
+        if let Some(at) = self.first_byte {
+            self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());
         }
         let seen = self.seen(ending, usage);
         self.count(&seen);

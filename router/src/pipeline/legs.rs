@@ -183,7 +183,8 @@ fn client_headers(request: &Request) -> HeaderMap {
     headers
 }
 
-fn options(request: &Request) -> LegOptions {
+/// What the legs of a request have in common.
+pub fn options(request: &Request) -> LegOptions {
     LegOptions {
         api: match request.endpoint {
             Endpoint::ChatCompletions => Api::Chat,

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use ownership::ledger::{Lineage, Query};
 use planner::{HeadRelation, Promise, SessionView};
-use vocabulary::{Blocks, Epoch, Micros, Overlap, PrefixId, SessionId, Tokens, WorkerView};
+use vocabulary::{Blocks, Micros, Overlap, PrefixId, SessionId, Tokens, WorkerView};
 
 use super::identify::Prefixed;
-use super::opening::opening;
+use super::opening::{opening, preamble};
 use crate::gateway::Gateway;
 
 /// A prompt whose place in the world is known.
@@ -60,7 +60,12 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
     let chain = &prefixed.prompt.chain;
     let tenant = &prefixed.request.incoming.tenant;
     let scope = prefixed.model.scope(tenant);
-    let found = view.locate(Query { scope, session: prefixed.named, chain, preamble: Blocks::ZERO });
+    let query = Query { scope, session: prefixed.named, chain, preamble: Blocks::ZERO };
+    let mut found = view.locate(query);
+    if let (Lineage::Leaves { .. }, None) = (found.lineage, prefixed.named) {
+        // A fork, or just another conversation with the same system prompt?
+        found = view.locate(Query { preamble: preamble(&prefixed), ..query });
+    }
     let fresh = SessionId(prefixed.request.incoming.id.0);
     let (id, parent, head) = match (found.lineage, prefixed.named) {
         (Lineage::Continues { session, head }, _) => (session, None, Some((head, head.blocks))),
@@ -76,7 +81,7 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
     let session = SessionView {
         id,
         owner: owner.or_else(|| sealed.and_then(|sealed| sealed.standing.owner())),
-        epoch: record.map(|session| session.epoch).or(sealed.map(|sealed| sealed.epoch)).unwrap_or(Epoch::default()),
+        epoch: record.map(|session| session.epoch).or(sealed.map(|sealed| sealed.epoch)).unwrap_or_default(),
         sealed: found.known(),
         replicas: sealed.map(|sealed| sealed.replicas.clone()).unwrap_or_default(),
         promises: promises(gateway, &view, id, &prefixed),

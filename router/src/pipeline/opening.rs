@@ -1,9 +1,12 @@
 //! How a conversation began, for clients that name no session: what stays the same in all its steps.
 
+use prefix::Asked;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::SessionId;
+use vocabulary::{Blocks, RootKeys, SessionId};
+use workers_shim::dialect::Splice;
 
+use super::identify::Prefixed;
 use super::parse::Request;
 use crate::incoming::Endpoint;
 
@@ -24,6 +27,38 @@ pub fn opening(request: &Request) -> SessionId {
     SessionId::of_key(&request.incoming.tenant, &request.model, &opening)
 }
 
+/// Blocks of the prompt that tools and the messages before the first user's fill. Many conversations begin with them,
+/// so that sharing no more than these makes nobody's fork. Renders and tokenizes them anew: for rare cases only.
+pub fn preamble(prefixed: &Prefixed) -> Blocks {
+    let request = &prefixed.request;
+    let fields = request.body.fields();
+    let messages = fields.get("messages").and_then(|raw| std::str::from_utf8(raw).ok());
+    let Some(before) = messages.and_then(before_user).filter(|_| request.endpoint == Endpoint::ChatCompletions) else {
+        return Blocks::ZERO;
+    };
+    let mut splice = Splice::new(fields);
+    splice.set("messages", format!("[{before}]").into_bytes());
+    splice.set("add_generation_prompt", b"false".as_slice());
+    let keys = RootKeys { salt: request.salt.as_deref(), ..RootKeys::default() };
+    let asked = Asked { keys, ..Asked::default() };
+    let opening = prefixed.model.identifier.chat(&splice.finish(), asked).chain;
+    let ids = &prefixed.prompt.chain.ids;
+    Blocks(opening.ids.iter().zip(ids).take_while(|(a, b)| a == b).count() as u64)
+}
+
+/// The text of the messages before the first user's; none when there are none.
+fn before_user(messages: &str) -> Option<&str> {
+    let all: Vec<&RawValue> = serde_json::from_str(messages).ok()?;
+    let count = all.iter().position(|message| is_user(message)).unwrap_or(all.len());
+    let last = all.get(count.checked_sub(1)?)?;
+    messages.get(offset(messages, all.first()?.get())..offset(messages, last.get()) + last.get().len())
+}
+
+fn is_user(message: &RawValue) -> bool {
+    let role = serde_json::from_str::<Role<'_>>(message.get()).ok().and_then(|message| message.role);
+    role.is_some_and(|role| role.get() == r#""user""#)
+}
+
 #[derive(Deserialize)]
 struct Role<'a> {
     #[serde(borrow)]
@@ -32,11 +67,7 @@ struct Role<'a> {
 
 fn first_messages(messages: &str) -> Option<&str> {
     let all: Vec<&RawValue> = serde_json::from_str(messages).ok()?;
-    let is_user = |message: &&RawValue| {
-        let role = serde_json::from_str::<Role<'_>>(message.get()).ok().and_then(|message| message.role);
-        role.is_some_and(|role| role.get() == r#""user""#)
-    };
-    let last = all.iter().copied().find(is_user).or(all.last().copied())?;
+    let last = all.iter().copied().find(|message| is_user(message)).or(all.last().copied())?;
     let end = offset(messages, last.get()) + last.get().len();
     messages.get(offset(messages, all.first()?.get())..end)
 }
@@ -67,6 +98,14 @@ mod tests {
     fn a_conversation_without_a_user_opens_with_all_its_messages() {
         assert_eq!(first_messages(r#"[{"role":"tool"},7]"#), Some(r#"{"role":"tool"},7"#));
         assert_eq!(first_messages("[]"), None);
+    }
+
+    #[test]
+    fn the_preamble_ends_before_the_first_user() {
+        let all = r#"[{"role":"system","content":"s"}, {"role":"developer"},{"content":"u","role":"user"},{"role":"system"}]"#;
+        assert_eq!(before_user(all), Some(r#"{"role":"system","content":"s"}, {"role":"developer"}"#));
+        assert_eq!(before_user(r#"[{"role":"user"}]"#), None);
+        assert_eq!(before_user("[]"), None);
     }
 
     #[test]

@@ -26,10 +26,8 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
     let delivery = finish.step.located.prefixed.request.delivery;
     match opened {
         Opened::Whole(answer, told) => {
+            // Its first and its last token came together, which says nothing about the engine's speed.
             finish.status = answer.status().as_u16();
-            if let Some(in_flight) = &mut finish.in_flight {
-                in_flight.first_token();
-            }
             let ending = if answer.status().is_success() { Ending::Complete } else { Ending::Refused };
             finish.end(ending, told.usage);
             answer.map(Body::from)
