@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
-from harness.cluster import Cluster
+from harness.cluster import Cluster, get_json
 from harness.processes import until
 from harness.talk import TEXT, Talk, asked_alone, busy, decisions, owner_of, prose, sealed_session
 
@@ -12,14 +12,24 @@ ACTIONS = ["colocated_prefill", "decode_continuation", "remote_prefill", "artifa
 
 
 @contextmanager
-def cluster_without(roles: tuple[str, ...], *disabled: str):
+def cluster_without(roles: tuple[str, ...], *disabled: str, settings: tuple[str, ...] = ()):
     listed = ",".join(f'"{action}"' for action in disabled)
-    with Cluster(*roles, settings=(TEXT, f"planner.disabled=[{listed}]"), sim=SIM) as cluster:
+    with Cluster(*roles, settings=(TEXT, f"planner.disabled=[{listed}]", *settings), sim=SIM) as cluster:
         yield cluster
 
 
 def served_by(cluster, action: str) -> float:
     return cluster.serve.metric("plan_actions_total", action=action)
+
+
+def load_of(cluster, worker) -> dict:
+    """As the router sees it."""
+    lines = get_json(f"{cluster.serve.operator}/ownerserve/v1/workers")["workers"]
+    return next(line["load"] for line in lines if line["endpoint"] == worker.url)
+
+
+def known_to_be_busy(cluster, worker) -> None:
+    until("the load is known", lambda: load_of(cluster, worker)["running"] >= 8)
 
 
 def without_loss(cluster) -> None:
@@ -48,8 +58,9 @@ def test_decode_continuation():
     with cluster_without(("hybrid", "hybrid")) as cluster:
         talk = Talk(cluster.url, "continued", "")
         prompt = prose(600, 4)
-        for _ in range(4):
-            prompt += talk.complete(prompt, tokens=48)
+        for _ in range(6):
+            # Less than a block at a time: whole blocks are what a head knows.
+            prompt += talk.complete(prompt, tokens=3)
             sealed_session(cluster.serve, "continued")
         assert served_by(cluster, "decode_continuation") >= 1
         without_loss(cluster)
@@ -57,23 +68,31 @@ def test_decode_continuation():
 
 
 def test_remote_prefill():
-    with cluster_without(("prefill", "decode")) as cluster:
+    """The decode worker answers others: computing a long prompt there would hold all of them up."""
+    with cluster_without(("prefill", "decode"), settings=("planner.mu=20",)) as cluster:
         talk = Talk(cluster.url, "remote", prose(3000, 5))
-        talk.say(prose(3000, 6))
+        with busy(cluster.workers[1], clients=8, words=20):
+            known_to_be_busy(cluster, cluster.workers[1])
+            talk.say(prose(3000, 6))
         assert served_by(cluster, "remote_prefill") >= 1
         without_loss(cluster)
         talk.say("And now?")
     equal_alone(talk)
 
 
-def moved(action: str, *disabled: str) -> None:
-    """A long session whose owner is swamped by others: its next step is served elsewhere, with the KV fetched."""
-    with cluster_without(("hybrid", "hybrid"), "remote_prefill", *disabled) as cluster:
+# Who serves a step is to think much of those whose answers it would slow down.
+CONSIDERATE = ("planner.mu=10",)
+
+
+def moved(action: str, first_answer: int, *disabled: str, settings: tuple[str, ...] = ()) -> None:
+    """A long session whose owner answers many others: its next step is served elsewhere, with the KV fetched."""
+    roles = ("hybrid", "hybrid")
+    with cluster_without(roles, "remote_prefill", *disabled, settings=CONSIDERATE + settings) as cluster:
         talk = Talk(cluster.url, action, prose(3000, 7))
-        talk.say(prose(2500, 8))
+        talk.say(prose(2500, 8), tokens=first_answer)
         owner = owner_of(cluster, action)
-        with busy(owner):
-            until("the load is known", lambda: cluster.serve.metric("worker_requests_running") >= 8)
+        with busy(owner, clients=24, words=20):
+            known_to_be_busy(cluster, owner)
             talk.say("What next?")
         assert served_by(cluster, action) >= 1, decisions(cluster.serve, 1)
         without_loss(cluster)
@@ -86,31 +105,39 @@ def moved(action: str, *disabled: str) -> None:
 
 
 def test_artifact_fetch():
-    moved("artifact_fetch", "state_migration", "tail_recompute")
+    """An answer of one token: everything that the owner holds is sealed, and all of it is moved."""
+    moved("artifact_fetch", 1, "state_migration")
 
 
 def test_state_migration():
-    moved("state_migration", "artifact_fetch", "tail_recompute")
+    moved("state_migration", 24, settings=("planner.overload.kv_usage=0.01",))
 
 
-def test_tail_recompute():
+def test_tail_recompute_after_a_fetch():
+    """The answer's blocks are not sealed: they are computed again where the sealed ones went."""
+    moved("tail_recompute", 48, "state_migration")
+
+
+def test_tail_recompute_where_an_older_copy_lies():
     """Two sessions share a long opening. The second worker got it once; what was added since at the first is short."""
-    with cluster_without(("hybrid", "hybrid"), "remote_prefill", "artifact_fetch", "state_migration") as cluster:
+    moves = ("remote_prefill", "artifact_fetch", "state_migration")
+    with cluster_without(("hybrid", "hybrid"), *moves, settings=CONSIDERATE) as cluster:
         opening = prose(3000, 9)
         first = Talk(cluster.url, "tail-1", opening)
         first.say("Tell me.")
         owner = owner_of(cluster, "tail-1")
         second = Talk(cluster.url, "tail-2", opening)
-        with busy(owner):
-            until("the load is known", lambda: cluster.serve.metric("worker_requests_running") >= 8)
+        with busy(owner, clients=24, words=20):
+            known_to_be_busy(cluster, owner)
             second.say("Tell me more.")
-        until("the load is gone", lambda: cluster.serve.metric("worker_requests_running") == 0)
+        until("the load is gone", lambda: load_of(cluster, owner)["running"] == 0)
         first.say(prose(300, 10))
         assert owner_of(cluster, "tail-1") is owner
-        with busy(owner):
-            until("the load is known", lambda: cluster.serve.metric("worker_requests_running") >= 8)
+        before = served_by(cluster, "tail_recompute")
+        with busy(owner, clients=24, words=20):
+            known_to_be_busy(cluster, owner)
             first.say("And then?")
-        assert served_by(cluster, "tail_recompute") >= 1, decisions(cluster.serve, 1)
+        assert served_by(cluster, "tail_recompute") == before + 1, decisions(cluster.serve, 1)
         without_loss(cluster)
     equal_alone(first, second)
 

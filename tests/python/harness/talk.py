@@ -96,12 +96,12 @@ def decisions(serve, limit: int = 20) -> list[dict]:
 
 
 @contextmanager
-def busy(worker: SimWorker, clients: int = 48, tokens: int = 4000):
+def busy(worker: SimWorker, clients: int = 48, words: int = 1500):
     """The worker is swamped by others, who came to it directly and leave at the end."""
     connections = []
 
     def swamp(number: int) -> None:
-        body = {"model": MODEL, "prompt": prose(1500, 90_000 + number), "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body = {"model": MODEL, "prompt": prose(words, 90_000 + number), "max_tokens": 4000, "ignore_eos": True, "stream": True}
         request = urllib.request.Request(
             f"{worker.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
         try:
