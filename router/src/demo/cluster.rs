@@ -153,6 +153,11 @@ impl Cluster {
         processes.into_iter().find_map(|process| process.ended().map(|status| ended(process, status)))
     }
 
+    /// The workers by their addresses.
+    pub(super) fn roles(&self) -> Vec<(String, Role)> {
+        self.workers.iter().map(|worker| (worker.address.to_string(), worker.role)).collect()
+    }
+
     /// The workers' `/metrics` now; a worker that does not answer gives an empty page.
     pub(super) async fn worker_pages(&self) -> Vec<Page> {
         let mut pages = Vec::new();

@@ -187,7 +187,11 @@ impl Run<'_> {
             concurrency: self.options.concurrency.into(),
             tally: tally.clone(),
         }));
-        let began = Instant::now();
+        let (began, roles) = (Instant::now(), cluster.roles());
+        let mut show = |tally: &Tally, router: &Page| {
+            let (elapsed, sessions) = (began.elapsed(), self.dialogues.len());
+            view.show(&Moment { policy: self.policy, elapsed, sessions, tally, router, workers: &roles });
+        };
         let mut redraw = tokio::time::interval(view::REDRAW);
         redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -199,20 +203,15 @@ impl Run<'_> {
                 return Err(error);
             }
             let router = cluster.router_page().await;
-            self.show(view, began, &tally.lock(), &router);
+            show(&tally.lock(), &router);
         }
         tokio::time::sleep(SETTLE).await;
         let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
         let tally = tally.lock();
-        self.show(view, began, &tally, &router);
+        show(&tally, &router);
         view.say(&failures(&tally));
         let kv_bytes_per_token = cluster::profile().kv_bytes_per_token.0;
         Ok(Measured { steps: &tally.steps, workers: &workers, router: &router, kv_bytes_per_token }.figures())
-    }
-
-    fn show(&self, view: &mut View, began: Instant, tally: &Tally, router: &Page) {
-        let (elapsed, sessions) = (began.elapsed(), self.dialogues.len());
-        view.show(&Moment { policy: self.policy, elapsed, sessions, tally, router });
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) struct Measured<'a> {
     /// The router's page at the end.
     pub router: &'a Page,
     /// What a token of KV weighs.
-    pub(super) kv_bytes_per_token: u64,
+    pub kv_bytes_per_token: u64,
 }
 
 impl Measured<'_> {

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use vocabulary::Role;
+
 use super::{
     measure::{Page, percentile_ms},
     policy::Policy,
@@ -30,6 +32,8 @@ pub(super) struct Moment<'a> {
     pub tally: &'a Tally,
     /// What the router says.
     pub router: &'a Page,
+    /// The workers by their addresses, in the order they are shown.
+    pub workers: &'a [(String, Role)],
 }
 
 impl Moment<'_> {
@@ -73,8 +77,7 @@ impl Moment<'_> {
             format!("actions      {}", action_mix(&actions(self.router))),
             format!("first token  {}", self.predicted_and_seen()),
         ];
-        lines.push("workers".to_owned());
-        lines.extend(self.workers());
+        lines.extend(self.owners());
         lines
     }
 
@@ -101,8 +104,8 @@ impl Moment<'_> {
         format!("predicted {} · seen {} (means, at the router)", word(predicted), word(seen))
     }
 
-    /// Each worker's answered steps and the sessions whose last step it answered.
-    fn workers(&self) -> Vec<String> {
+    /// Each worker with the steps it answered and the sessions that it owns: whose last step it answered.
+    fn owners(&self) -> Vec<String> {
         let mut steps: BTreeMap<&str, usize> = BTreeMap::new();
         let mut last: BTreeMap<usize, &str> = BTreeMap::new();
         for step in &self.tally.steps {
@@ -112,11 +115,12 @@ impl Moment<'_> {
                 last.insert(step.session, worker);
             }
         }
-        let line = |(worker, steps): (&str, usize)| {
-            let owned = last.values().filter(|owner| **owner == worker).count();
-            format!("  {worker:<24} {steps:>5} steps · last of {owned:>3} sessions")
+        let line = |(address, role): &(String, Role)| {
+            let steps = steps.get(address.as_str()).copied().unwrap_or(0);
+            let owned = last.values().filter(|owner| *owner == address).count();
+            format!("  {address:<16} {:<8} {steps:>5} steps · owns {owned:>3} sessions", role.as_str())
         };
-        steps.into_iter().map(line).collect()
+        self.workers.iter().map(line).collect()
     }
 }
 

@@ -24,8 +24,16 @@ fn check(look: impl Fn(&Moment) -> String) -> String {
         "ownerserve_time_to_first_token_seconds_sum 0.5\nownerserve_time_to_first_token_seconds_count 10\n",
     ));
     let tally = tally();
+    let workers = [("a".to_owned(), Role::Prefill), ("b".to_owned(), Role::Decode)];
     let elapsed = Duration::from_millis(2_500);
-    look(&Moment { policy: Policy::Ownerserve, elapsed, sessions: 8, tally: &tally, router: &router })
+    look(&Moment {
+        policy: Policy::Ownerserve,
+        elapsed,
+        sessions: 8,
+        tally: &tally,
+        router: &router,
+        workers: &workers,
+    })
 }
 
 #[test]
@@ -38,7 +46,8 @@ fn a_screen_shows_sessions_owners_actions_hits_and_predictions() {
         "owner hits   0.0 % · prompt from cache 50.0 %",
         "remote_prefill 4",
         "predicted 40.0 ms · seen 50.0 ms",
-        "b                            2 steps · last of   2 sessions",
+        "a                prefill      1 steps · owns   0 sessions",
+        "b                decode       2 steps · owns   2 sessions",
     ] {
         assert!(screen.contains(part), "{part:?} is not in\n{screen}");
     }
