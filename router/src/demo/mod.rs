@@ -45,13 +45,13 @@ const SETTLE: Duration = Duration::from_millis(500);
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// How many recorded sessions to replay under each policy.
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub sessions: u16,
     /// The most sessions at once.
-    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub concurrency: u16,
     /// How many times faster than the modelled engines the simulated ones run; think times shrink with it.
-    #[arg(long, default_value_t = 2.0, value_parser = factor)]
+    #[arg(long, default_value_t = 1.0, value_parser = factor)]
     pub speed_up: f64,
     /// Multiplies the synthetic think times.
     #[arg(long, default_value_t = 1.0, value_parser = scale)]

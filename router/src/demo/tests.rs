@@ -19,7 +19,7 @@ fn parse(line: &str) -> Result<Options, String> {
 fn without_flags_all_three_policies_run() {
     let options = parse("").unwrap();
     assert_eq!(options.policies, Policy::ALL);
-    assert_eq!((options.sessions, options.seed, options.keep), (32, 1, false));
+    assert_eq!((options.sessions, options.seed, options.keep), (48, 1, false));
     assert!(options.report.is_none() && options.corpus.is_none());
 }
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::corpus::Pause;
 
 /// The median time a tool call takes.
-const TOOL: Duration = Duration::from_millis(500);
-/// The median time a person takes to read and type; agents' users in a test rig are quick.
-const PERSON: Duration = Duration::from_millis(1_500);
+const TOOL: Duration = Duration::from_millis(200);
+/// The median time a person takes to read and type. Quick, so that the demo is over in a minute.
+const PERSON: Duration = Duration::from_millis(600);
 /// Spread of the log-normal distribution.
 const SIGMA: f64 = 0.6;
 /// No pause is longer than this many medians.
 const LONGEST: f64 = 4.0;
 /// Sessions begin within this time, spread evenly.
-const RAMP: Duration = Duration::from_secs(6);
+const RAMP: Duration = Duration::from_millis(2_400);
 
 /// The clockwork of one run: what every pause is multiplied by and the seed of its randomness.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ mod tests {
         let mut pauses: Vec<_> = (0..999).map(|turn| TEMPO.pause(0, turn, Pause::Person)).collect();
         pauses.sort();
         let median = pauses[pauses.len() / 2].as_secs_f64();
-        assert!((1.3..1.7).contains(&median), "{median}");
+        assert!((0.52..0.68).contains(&median), "{median}");
         assert!(pauses[998] <= PERSON.mul_f64(LONGEST));
         assert!(pauses[998] > PERSON.mul_f64(2.0), "some people are slow");
     }
