@@ -43,7 +43,7 @@ pub struct Failed {
 /// Carries out `plan`.
 pub async fn execute(gateway: &Arc<Gateway>, step: &Classified, plan: &Plan) -> Result<Answering, Failed> {
     let legs = Legs::of(gateway, step);
-    let in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.tokens_computed);
+    let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
     let mut remarks = Vec::new();
     let opened = match plan.handoff {
@@ -51,6 +51,7 @@ pub async fn execute(gateway: &Arc<Gateway>, step: &Classified, plan: &Plan) -> 
         Some(Handoff::Replicate { from, rank, blocks, .. }) => {
             let source = Leg { worker: from, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
             remarks.extend(replicate(gateway, (step, plan), &legs, (source, blocks)).await);
+            in_flight.sent();
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::RemotePrefill { .. }) => {

@@ -72,8 +72,9 @@ pub struct Finish {
 impl Finish {
     /// The end. `usage` is what the engine counted.
     pub fn end(mut self, ending: Ending, usage: Option<Usage>) {
-        if let (Some(in_flight), Some(usage)) = (&mut self.in_flight, &usage) {
-            in_flight.complete(usage);
+        let counted = usage.map(|usage| self.computed_here(usage));
+        if let (Some(in_flight), Some(counted)) = (&mut self.in_flight, counted) {
+            in_flight.complete(&counted);
         }
         let located = &self.step.located;
         match (self.step.mode, ending) {
@@ -98,6 +99,17 @@ impl Finish {
         self.count(&seen);
         let gateway = self.gateway.clone();
         gateway.receipts.file(self.receipt(seen));
+    }
+
+    /// The usage as it teaches the target's speed: what was pulled from another worker was not computed here, whatever
+    /// the engine counts as cached then.
+    fn computed_here(&self, usage: Usage) -> Usage {
+        match self.planned.plan.handoff {
+            Some(Handoff::RemotePrefill { .. }) => {
+                Usage { cached: Some(usage.prompt - self.planned.plan.decode.tokens_computed), ..usage }
+            }
+            _ => usage,
+        }
     }
 
     fn seen(&self, ending: Ending, usage: Option<Usage>) -> Seen {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
-use vocabulary::{DpRank, WorkerId};
+use vocabulary::{DpRank, Micros, WorkerId};
 use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, UsageEvent};
 use workers_shim::fleet::InFlight;
 
@@ -121,6 +121,11 @@ impl Legs {
     /// Counts a leg that computes for another worker in its own worker's load.
     pub fn dispatch(&self, leg: &Leg) -> InFlight {
         self.gateway.fleet().dispatch(leg.worker, leg.tokens_computed)
+    }
+
+    /// Notes what a transfer took, from which links learn.
+    pub fn transferred(&self, target: WorkerId, moved: vocabulary::Bytes, took: Micros) {
+        self.gateway.fleet().transferred(target, moved, took);
     }
 
     /// Returns when `worker` cannot be reached any more.

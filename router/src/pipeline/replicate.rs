@@ -1,8 +1,10 @@
 //! A sealed prefix is made present at another worker: a prefill leg at its holder, a decode leg at its target, both with
 //! the same token ids. Afterwards the target serves the real request from its own cache.
 
-use planner::{Leg, Plan};
-use vocabulary::{Blocks, PrefixId, Tokens, WorkerId};
+use std::time::Instant;
+
+use planner::{Handoff, Leg, Plan};
+use vocabulary::{Blocks, Bytes, Micros, PrefixId, Tokens, WorkerId};
 use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 
 use super::legs::Legs;
@@ -18,6 +20,7 @@ struct Move {
     legs: Legs,
     model: String,
     tokens: Vec<u32>,
+    bytes: Bytes,
     source: Leg,
     target: Leg,
 }
@@ -40,6 +43,7 @@ pub async fn replicate(
         legs: legs.clone(),
         model: step.ask.model.0.to_string(),
         tokens: tokens.to_vec(),
+        bytes: plan.handoff.as_ref().map(Handoff::bytes).unwrap_or_default(),
         source,
         target: Leg { tokens_computed: Tokens::ZERO, ..plan.decode },
     };
@@ -63,12 +67,16 @@ impl Move {
         };
         let Some(handoff) = handoff else { return Some(Remark::NoTransferParameters) };
         let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < self.tokens.len() as u64 * 9);
+        let since = Instant::now();
         let pulled = tokio::select! {
             pulled = self.legs.silent(&self.target, REPLICATE_PATH, replicate_decode(&replica, handoff)) => pulled,
             () = self.legs.lost(self.source.worker) => return Some(Remark::ReplicateFailed),
         };
         match pulled {
-            Ok(_) => recomputed.then_some(Remark::SourceRecomputed),
+            Ok(_) => {
+                self.legs.transferred(self.target.worker, self.bytes, Micros::of(since.elapsed()));
+                recomputed.then_some(Remark::SourceRecomputed)
+            }
             Err(error) => failed(error),
         }
     }

@@ -45,7 +45,7 @@ fn body(replica: &Replica<'_>, parameters: &[u8]) -> Bytes {
         }
         write!(out, "{token}").expect("writing to memory cannot fail");
     }
-    out.extend_from_slice(b"],\"max_tokens\":1,\"temperature\":0,\"stream\":false");
+    out.extend_from_slice(b"],\"max_tokens\":1,\"temperature\":0,\"ignore_eos\":true,\"stream\":false");
     if let Some(salt) = replica.salt {
         out.extend_from_slice(b",\"cache_salt\":");
         out.extend_from_slice(&text(salt));
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(parameters(&mut d), Some(handed));
         assert_eq!(p, d);
         let expected = serde_json::json!({
-            "model": "a\"b", "prompt": [1, 20, 300], "max_tokens": 1, "temperature": 0, "stream": false, "cache_salt": "5a"
+            "model": "a\"b", "prompt": [1, 20, 300], "max_tokens": 1, "temperature": 0, "ignore_eos": true, "stream": false, "cache_salt": "5a"
         });
         assert_eq!(p, expected);
     }

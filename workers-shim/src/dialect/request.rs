@@ -146,6 +146,8 @@ impl RequestBody {
         splice.remove("min_tokens");
         splice.remove("stream_options");
         splice.set("stream", b"false".as_slice());
+        // Only a leg that ends by its length hands its blocks over.
+        splice.set("ignore_eos", b"true".as_slice());
         splice.set("kv_transfer_params", REMOTE_DECODE);
         splice.finish()
     }

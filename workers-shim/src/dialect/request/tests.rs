@@ -36,7 +36,7 @@ fn a_prefill_leg_computes_one_token_and_does_not_stream() {
     let leg = body(CHAT).prefill(&LegOptions::default());
     let expected = json!({
         "model": "m", "messages": "", "stream": false, "max_completion_tokens": 1, "max_tokens": 1,
-        "temperature": 0.7, "odd": [1],
+        "temperature": 0.7, "odd": [1], "ignore_eos": true,
         "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false},
     });
     let leg = text(leg);
