@@ -41,8 +41,27 @@ const SHOWN_ERRORS: usize = 5;
 /// After the last answer: the workers' last events reach the router's index.
 const SETTLE: Duration = Duration::from_millis(500);
 
+const FIGURES: &str = "\
+Figures of --report, for each policy:
+  requests            steps that were sent, one for each recorded assistant turn
+  errors              those that did not end in a whole answer
+  first_token_p50_ms  median time from sending a step to its first text, real time, at the client
+  first_token_p99_ms  99th percentile of the same
+  prefill_tokens      prompt tokens that workers computed: the sum of their
+                      vllm:prompt_tokens_by_source_total{source=\"local_compute\"}
+  owner_hit_rate      of the steps that continue a session, the share answered by its last owner, which is
+                      the worker that answered the step before (simulated workers name themselves)
+  duplicate_factor    KV blocks resident at the end, summed over workers, by the distinct ones among them,
+                      as the workers' KV events tell the router's index; 1: nothing lies twice
+  kv_bytes_moved      source=\"external_kv_transfer\" tokens of all workers times the KV bytes of a token
+  actions             how often each way of serving was executed
+
+The workers are fresh for each policy. Sessions, think times and answer lengths are the same; round-robin and
+session pinning use decode and hybrid workers only. With --speed-up all times shrink, the reported ones too.";
+
 /// Watch real agent sessions being served by ownership, next to round-robin and session pinning.
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = FIGURES)]
 pub struct Options {
     /// How many recorded sessions to replay under each policy.
     #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1000))]

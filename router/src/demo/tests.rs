@@ -54,3 +54,24 @@ async fn a_corpus_that_is_not_there_fails_the_demo_before_anything_starts() {
     let error = perform(&options, &mut View::new()).await.err().unwrap();
     assert!(error.to_string().starts_with("cannot read the corpus"), "{error}");
 }
+
+#[test]
+fn help_defines_every_figure_of_the_report() {
+    use clap::CommandFactory as _;
+    let help = Command::command().render_long_help().to_string();
+    let figures = report::Figures {
+        requests: 0,
+        errors: 0,
+        first_token_p50_ms: 0.0,
+        first_token_p99_ms: 0.0,
+        prefill_tokens: 0,
+        owner_hit_rate: 0.0,
+        duplicate_factor: 0.0,
+        kv_bytes_moved: 0,
+        actions: Default::default(),
+    };
+    let figures = serde_json::to_value(figures).unwrap();
+    for figure in figures.as_object().unwrap().keys() {
+        assert!(help.contains(&format!("\n  {figure} ")), "{figure} is not in\n{help}");
+    }
+}
