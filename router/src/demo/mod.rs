@@ -23,6 +23,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use vocabulary::Role;
 
 pub use child::exit_with_parent;
 pub use policy::Policy;
@@ -158,6 +159,11 @@ async fn show(options: &Options, view: &mut View) -> Result<Ending, DemoError> {
 
 async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError> {
     let began = Instant::now();
+    if let Some(path) = &options.report {
+        // Better now than after a minute.
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.map_err(|source| DemoError::Report { path: path.clone(), source })?;
+    }
     let mut dialogues = corpus::load(options.corpus.as_deref())?;
     dialogues.truncate(options.sessions.into());
     let dialogues = Arc::new(dialogues);
@@ -206,10 +212,11 @@ impl Run<'_> {
             concurrency: self.options.concurrency.into(),
             tally: tally.clone(),
         }));
-        let (began, roles) = (Instant::now(), cluster.roles());
-        let mut show = |tally: &Tally, router: &Page| {
-            let (elapsed, sessions) = (began.elapsed(), self.dialogues.len());
-            view.show(&Moment { policy: self.policy, elapsed, sessions, tally, router, workers: &roles });
+        let stage = Stage {
+            policy: self.policy,
+            began: Instant::now(),
+            sessions: self.dialogues.len(),
+            workers: cluster.roles(),
         };
         let mut redraw = tokio::time::interval(view::REDRAW);
         redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -222,15 +229,29 @@ impl Run<'_> {
                 return Err(error);
             }
             let router = cluster.router_page().await;
-            show(&tally.lock(), &router);
+            view.show(&stage.moment(&tally.lock(), &router));
         }
         tokio::time::sleep(SETTLE).await;
         let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
         let tally = tally.lock();
-        show(&tally, &router);
-        view.say(&failures(&tally));
+        view.say(&[vec![stage.moment(&tally, &router).line()], failures(&tally)].concat());
         let kv_bytes_per_token = cluster::profile().kv_bytes_per_token.0;
         Ok(Measured { steps: &tally.steps, workers: &workers, router: &router, kv_bytes_per_token }.figures())
+    }
+}
+
+/// What stays the same while the view changes.
+struct Stage {
+    policy: Policy,
+    began: Instant,
+    sessions: usize,
+    workers: Vec<(String, Role)>,
+}
+
+impl Stage {
+    fn moment<'a>(&'a self, tally: &'a Tally, router: &'a Page) -> Moment<'a> {
+        let (elapsed, workers) = (self.began.elapsed(), &self.workers[..]);
+        Moment { policy: self.policy, elapsed, sessions: self.sessions, tally, router, workers }
     }
 }
 

@@ -75,3 +75,10 @@ fn help_defines_every_figure_of_the_report() {
         assert!(help.contains(&format!("\n  {figure} ")), "{figure} is not in\n{help}");
     }
 }
+
+#[tokio::test]
+async fn a_report_that_cannot_be_written_fails_the_demo_before_anything_starts() {
+    let options = parse("--report /nonexistent/report.json").unwrap();
+    let error = perform(&options, &mut View::new()).await.err().unwrap();
+    assert!(error.to_string().starts_with("cannot write the report"), "{error}");
+}
