@@ -5,6 +5,7 @@ import os
 import urllib.request
 from pathlib import Path
 
+from harness.cluster import metric
 from harness.processes import ROOT, Process, until
 
 HOME = Path(os.environ.get("ENGINES_HOME", Path.home() / ".cache/ownerserve-engines"))
@@ -63,11 +64,14 @@ class Engine:
 
     def prompt_tokens_from(self, source: str) -> int:
         """How many prompt tokens came from `local_compute`, `local_cache_hit` or `external_kv_transfer`."""
+        return int(metric(self.metrics(), "vllm:prompt_tokens_by_source_total", source=source))
+
+    def running(self) -> float:
+        return metric(self.metrics(), "vllm:num_requests_running")
+
+    def metrics(self) -> str:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        wanted = [line for line in lines
-                  if line.startswith("vllm:prompt_tokens_by_source_total{") and f'source="{source}"' in line]
-        return int(sum(float(line.rsplit(" ", 1)[1]) for line in wanted))
+            return answer.read().decode()
 
     def stop(self) -> None:
         self.process.stop(15)

@@ -1,6 +1,7 @@
 """kill -9 of serve under load: what was said about a session before is said after, and it goes on at its owner."""
 
 import threading
+import time
 import urllib.error
 
 import pytest
@@ -18,8 +19,16 @@ def pair():
 
 
 def one_session(serve, key: str) -> dict:
-    session = get_json(f"{serve.operator}/ownerserve/v1/sessions/{sealed_session(serve, key)['id']}")["session"]
-    return session
+    """The session as the operator reads it, once the commit of its last step has arrived."""
+    url = f"{serve.operator}/ownerserve/v1/sessions/{sealed_session(serve, key)['id']}"
+
+    def unchanged():
+        first = get_json(url)["session"]
+        time.sleep(0.3)
+        second = get_json(url)["session"]
+        return second if first["heads"] == second["heads"] and second["steps_on_their_way"] == 0 else None
+
+    return until(f"session {key} stands still", unchanged)
 
 
 def order(epoch: dict) -> tuple[int, int, int]:

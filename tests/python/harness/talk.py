@@ -96,8 +96,8 @@ def decisions(serve, limit: int = 20) -> list[dict]:
 
 
 @contextmanager
-def busy(worker: SimWorker, clients: int = 48, words: int = 1500):
-    """The worker is swamped by others, who came to it directly and leave at the end."""
+def busy(worker, clients: int = 48, words: int = 1500):
+    """The worker, anything with `url` and `running()`, answers others, who came to it directly and leave at the end."""
     connections = []
 
     def swamp(number: int) -> None:
@@ -113,7 +113,7 @@ def busy(worker: SimWorker, clients: int = 48, words: int = 1500):
     for thread in threads:
         thread.start()
     try:
-        until("the worker is swamped", lambda: worker.running() >= min(clients, 8))
+        until("the worker is swamped", lambda: worker.running() >= min(clients, 8), 60)
         yield
     finally:
         for thread in threads:
