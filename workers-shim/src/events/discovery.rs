@@ -1,5 +1,7 @@
 //! Where a worker tells its events: configuration, or `GET /kv_event_sources`.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use vocabulary::DpRank;
 
@@ -30,20 +32,35 @@ impl EventSource {
         }
     }
 
-    /// Reads a worker's answer: an array of sources. What is not reachable by TCP is left out. Addresses that name no
-    /// host mean the worker's own.
+    /// Reads a worker's answer: sources by rank, as vLLM 0.32 writes them (seen), or a list of sources that name their
+    /// rank. What is not reachable by TCP is left out. Addresses that name no host mean the worker's own.
     pub(super) fn read_all(text: &str, worker: &str) -> Vec<Self> {
-        let listed: Vec<Listed> = serde_json::from_str(text).unwrap_or_default();
+        let listed: Vec<_> = match serde_json::from_str(text) {
+            Ok(Answer::ByRank(by_rank)) => {
+                by_rank.into_iter().filter_map(|(rank, listed)| Some((rank.parse().ok()?, listed))).collect()
+            }
+            Ok(Answer::List(list)) => {
+                list.into_iter().map(|listed| (listed.data_parallel_rank.unwrap_or(0), listed)).collect()
+            }
+            Err(_) => Vec::new(),
+        };
         let host = host_of(worker);
-        let source = |listed: Listed| {
+        let source = |(rank, listed): (u16, Listed)| {
             Some(Self {
-                rank: DpRank(listed.data_parallel_rank.unwrap_or(0)),
+                rank: DpRank(rank),
                 live: reachable(&listed.endpoint, host)?,
                 replay: listed.replay_endpoint.and_then(|endpoint| reachable(&endpoint, host)),
             })
         };
         listed.into_iter().take(MOST_SOURCES).filter_map(source).collect()
     }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Answer {
+    ByRank(BTreeMap<String, Listed>),
+    List(Vec<Listed>),
 }
 
 #[derive(Deserialize)]
@@ -92,6 +109,18 @@ mod tests {
         assert_eq!(read(text, "http://10.1.2.3:8000"), expected);
         assert_eq!(read(r#"[{"endpoint":"tcp://[::]:9"}]"#, "https://[fd00::1]:8000/")[0].1, "tcp://[fd00::1]:9");
         assert_eq!(read(r#"[{"endpoint":"tcp://*:9"}]"#, "http://plain")[0].1, "tcp://plain:9");
+    }
+
+    #[test]
+    fn an_answer_of_a_real_engine_is_read_by_rank() {
+        let text = r#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:39345",
+            "replay_endpoint":"tcp://127.0.0.1:51229","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,
+            "topic":"kv"},"1":{"endpoint":"tcp://*:39346","replay_endpoint":null}}"#;
+        let expected = [
+            (0, "tcp://10.0.0.1:39345".to_owned(), Some("tcp://127.0.0.1:51229".to_owned())),
+            (1, "tcp://10.0.0.1:39346".to_owned(), None),
+        ];
+        assert_eq!(read(text, "http://10.0.0.1:8000"), expected);
     }
 
     #[test]

@@ -60,12 +60,13 @@ fn model(app: &App, name: &str, parent: Value) -> Value {
 
 /// Where KV events are told.
 pub(crate) async fn kv_event_sources(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!([{
-        "data_parallel_rank": 0,
+    Json(json!({"0": {
+        "enable_kv_cache_events": true,
+        "publisher": "zmq",
         "endpoint": app.endpoints.events,
         "replay_endpoint": app.endpoints.replay,
         "topic": &*app.endpoints.topic,
-    }]))
+    }}))
 }
 
 /// Forget the prefix cache.

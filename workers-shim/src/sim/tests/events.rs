@@ -222,8 +222,8 @@ async fn a_consumer_tells_the_blocks_that_it_received() {
 async fn the_sources_of_events_are_told_as_vllm_does() {
     let bench = Bench::new().await;
     let sources: Value = serde_json::from_str(&bench.get("/kv_event_sources").await.1).unwrap();
-    let source = &sources.as_array().unwrap()[0];
-    assert_eq!(source["data_parallel_rank"], 0);
+    let source = &sources["0"];
+    assert_eq!(source["publisher"], "zmq");
     assert_eq!(source["endpoint"], bench.worker.events_endpoint());
     assert_eq!(source["replay_endpoint"], bench.worker.replay_endpoint());
 }
