@@ -64,7 +64,7 @@ impl Default for Policy {
             rule: Rule::Own,
             thresholds: Thresholds::default(),
             disabled: Vec::new(),
-            lambda: 10.0,
+            lambda: 50.0,
             mu: 0.25,
             trust: Trust::default(),
             overload: Overload::default(),

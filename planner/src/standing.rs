@@ -22,8 +22,8 @@ pub(crate) struct Pace {
     pub(crate) token: f64,
     /// One decode step of the batch as it is: step + slowdown x running.
     pub(crate) step: Micros,
-    /// Until new work is looked at: backlog / prefill rate + a decode step for each request that waits, and one for
-    /// the step in flight when the batch is not empty.
+    /// Until new work is looked at: backlog / prefill rate, and half of the step in flight when the batch is not empty.
+    /// What waits is in the backlog; it joins the batch together, not one step after the other.
     pub(crate) queue: Micros,
     /// Answers that are being generated; 0 where none are.
     pub(crate) decoding: f64,
@@ -64,7 +64,7 @@ impl Pace {
         Self {
             token,
             step,
-            queue: micros(load.backlog.0 as f64 * token) + step * (u64::from(load.waiting) + in_flight),
+            queue: micros(load.backlog.0 as f64 * token) + Micros(step.0 * in_flight / 2),
             decoding: if view.role.decodes() { f64::from(load.running) } else { 0.0 },
             usage: if load.kv_usage.is_nan() { 1.0 } else { load.kv_usage.clamp(0.0, 1.0) },
         }

@@ -15,13 +15,12 @@ fn an_idle_worker_costs_the_missing_tokens_and_the_first_decode_step() {
 }
 
 #[test]
-fn a_queue_is_its_backlog_and_a_decode_step_for_each_that_waits_and_one_for_the_step_in_flight() {
+fn a_queue_is_its_backlog_and_half_of_the_step_in_flight() {
     let queue = |load: &str| terms(&format!("worker a hybrid {load}"), ColocatedPrefill, "a").queue.0;
     assert_eq!(queue("backlog=3000"), 300_000);
-    assert_eq!(queue("running=4"), 24_000, "a step of four");
-    assert_eq!(queue("running=4 waiting=2"), 3 * 24_000);
-    assert_eq!(queue("waiting=2"), 2 * 20_000);
-    assert_eq!(queue("running=4 waiting=2 backlog=3000"), 372_000);
+    assert_eq!(queue("running=4"), 12_000, "half a step of four");
+    assert_eq!(queue("running=4 waiting=2"), 12_000, "what waits joins together, and is in the backlog");
+    assert_eq!(queue("running=4 waiting=2 backlog=3000"), 312_000);
 }
 
 #[test]
@@ -85,7 +84,7 @@ fn a_fetch_costs_the_link_its_bytes_and_a_decode_step_at_each_end() {
          worker b hybrid holds=9";
     let price = terms(scene, ArtifactFetch, "b");
     assert_eq!(price.network.0, 10_000 + 90 * 16 * 10 + 30_000 + 20_000);
-    assert_eq!(price.queue.0, 30_000, "the source's step in flight");
+    assert_eq!(price.queue.0, 15_000, "half of the source's step in flight");
     assert_eq!(price.compute.0, 16 * 100);
     assert_eq!(price.restore.0, 20_000);
     assert_eq!(price.interference.0, 0, "the source computes nothing and the target has no batch");
