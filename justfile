@@ -15,7 +15,7 @@ lint:
 # Documentation, with its examples run.
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps
-    cargo test --release --locked --workspace --doc
+    cargo test -q --release --locked --workspace --doc
 
 # Arrows, sizes, habits, licences.
 rules:

@@ -4,12 +4,12 @@ use tests::rules::{Goal, Offence, Ratchet, measure, offenders, sources};
 
 /// Lines of test per hundred lines of source that each pure crate has at least. The goal is 120; these only rise.
 const PURE: [(&str, usize); 6] = [
-    ("ownership/vocabulary/", 15),
-    ("ownership/ledger/", 0),
-    ("planner/", 0),
-    ("workers-shim/residency/", 0),
-    ("workers-shim/engine-model/", 0),
-    ("router/prefix/", 0),
+    ("ownership/vocabulary/", 18),
+    ("ownership/ledger/", 50),
+    ("planner/", 75),
+    ("workers-shim/residency/", 55),
+    ("workers-shim/engine-model/", 75),
+    ("router/prefix/", 50),
 ];
 
 #[test]
