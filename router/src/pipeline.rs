@@ -16,6 +16,7 @@ pub mod session_key;
 pub mod single_flight;
 pub mod steering;
 pub mod stream;
+pub mod underway;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,8 +27,8 @@ use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Incoming};
 use crate::telemetry::metrics::Metrics;
-use finish::{Finish, Tries};
 use identify::Prefixed;
+use underway::Underway;
 
 /// Bodies above this are tokenized on a thread that may block.
 const LONG_BODY: usize = 256 << 10;
@@ -49,28 +50,19 @@ pub async fn serve_generation(
     clock.done("locate");
     let step = plan::classify(gateway, located);
     clock.done("classify");
-    let mut tries = Tries::default();
+    let mut underway = Underway::new(gateway, step);
     loop {
-        let planned = plan::plan(gateway, &step, &tries.excluded)?;
+        let (step, plan) = underway.planned(|step, excluded| plan::plan(gateway, step, excluded))?;
         clock.done("plan");
-        commit::announce(gateway, &step, &planned.plan);
-        match execute::execute(gateway, &step, &planned.plan).await {
+        commit::announce(gateway, step, &plan);
+        match execute::execute(gateway, step, &plan).await {
             Ok(answering) => {
                 clock.done("execute");
-                tries.note(&planned, answering.remarks);
-                let finish = Finish {
-                    gateway: gateway.clone(),
-                    step,
-                    planned,
-                    tries,
-                    in_flight: Some(answering.in_flight),
-                    first_byte: Some(answering.first_byte),
-                    status: 0,
-                };
+                let (opened, finish) = underway.answering(answering);
                 // The end of the stream commits.
-                return Ok(stream::stream(answering.opened, finish));
+                return Ok(stream::stream(opened, finish));
             }
-            Err(failed) => tries.failed(gateway, &planned, failed)?,
+            Err(failed) => underway.failed(failed)?,
         }
     }
 }

@@ -4,52 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::Handoff;
-use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
+use vocabulary::{Blocks, Bytes, Micros, Tokens};
 use workers_shim::dialect::Usage;
 use workers_shim::fleet::InFlight;
 
 use super::commit::{commit, withdraw};
-use super::execute::Failed;
-use super::legs::LegError;
 use super::plan::{Classified, Planned};
-use super::receipt::{Attempt, Ending, Known, Receipt, Remark, Seen};
+use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
-use crate::error::ApiError;
 use crate::gateway::Gateway;
-
-/// Most plans that are tried for one request.
-const MOST_TRIES: usize = 3;
-
-/// The plans that were tried for a request so far.
-#[derive(Default)]
-pub struct Tries {
-    /// Every try, the newest last.
-    pub attempts: Vec<Attempt>,
-    /// Who failed.
-    pub excluded: Vec<WorkerId>,
-}
-
-impl Tries {
-    /// Notes a failed try. The error is the client's when there is nothing left to try.
-    pub fn failed(&mut self, gateway: &Gateway, planned: &Planned, failed: Failed) -> Result<(), ApiError> {
-        gateway.metrics.requests.retries.with_label_values(&[failed.error.remark().as_str()]).inc();
-        tracing::warn!(worker = %failed.exclude, error = %failed.error, "a plan failed before its first byte");
-        self.note(planned, failed.remarks);
-        self.excluded.push(failed.exclude);
-        let hopeless = self.attempts.len() >= MOST_TRIES || !failed.error.retryable();
-        if hopeless { Err(LegError::for_client(&failed.error)) } else { Ok(()) }
-    }
-
-    /// Notes a try.
-    pub fn note(&mut self, planned: &Planned, remarks: Vec<Remark>) {
-        self.attempts.push(Attempt {
-            action: planned.plan.action,
-            prefill: planned.plan.prefill.worker,
-            decode: planned.plan.decode.worker,
-            remarks,
-        });
-    }
-}
 
 /// A request on its way to its end.
 pub struct Finish {
@@ -59,8 +22,8 @@ pub struct Finish {
     pub step: Classified,
     /// The plan that serves it.
     pub planned: Planned,
-    /// What was tried.
-    pub tries: Tries,
+    /// Every try, the newest last.
+    pub attempts: Vec<Attempt>,
     /// The request as the target's load counts it; none when nobody serves it.
     pub in_flight: Option<InFlight>,
     /// When the first byte of the answer was there.
@@ -152,7 +115,7 @@ impl Finish {
             known,
             mode: self.step.mode,
             decision: self.planned.decision,
-            attempts: self.tries.attempts,
+            attempts: self.attempts,
             seen: Some(seen),
         }
     }
@@ -173,7 +136,7 @@ impl Finish {
             metrics.plans.owner_lookups.inc();
             metrics.plans.owner_hits.inc_by(u64::from(owner.worker == plan.target()));
         }
-        for remark in self.tries.attempts.iter().flat_map(|attempt| &attempt.remarks) {
+        for remark in self.attempts.iter().flat_map(|attempt| &attempt.remarks) {
             metrics.plans.fallback.with_label_values(&[remark.as_str()]).inc();
         }
         if let Some(reason) = located.prefixed.fallback() {

@@ -1,0 +1,141 @@
+//! A step from its first plan to the first byte of its answer: what was tried, and what is to be done when there will be
+//! no answer. Dropping it is the client leaving, so that nothing that was announced is left behind.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use planner::Plan;
+use vocabulary::WorkerId;
+
+use super::execute::{Answering, Failed};
+use super::finish::Finish;
+use super::legs::{LegError, Opened};
+use super::plan::{Classified, Planned};
+use super::receipt::{Attempt, Ending, Remark};
+use crate::error::ApiError;
+use crate::gateway::Gateway;
+
+/// Most plans that are tried for one request.
+const MOST_TRIES: usize = 3;
+/// What servers log for a client that left before its answer began.
+const CLIENT_LEFT: u16 = 499;
+
+/// A step that is being served, and has no answer yet.
+pub struct Underway {
+    gateway: Arc<Gateway>,
+    /// None once it is over.
+    tried: Option<Tried>,
+}
+
+struct Tried {
+    step: Classified,
+    /// The plan under way, or the last one that failed.
+    planned: Option<Planned>,
+    /// Every finished try, the newest last.
+    attempts: Vec<Attempt>,
+    /// Who failed.
+    excluded: Vec<WorkerId>,
+    /// How the last try failed, and what the client is told when nothing else can be tried.
+    failed: Option<(Remark, ApiError)>,
+}
+
+impl Tried {
+    fn note(&mut self, remarks: Vec<Remark>) {
+        let Some(Planned { plan, .. }) = &self.planned else { return };
+        let Plan { action, prefill, decode, .. } = plan;
+        self.attempts.push(Attempt { action: *action, prefill: prefill.worker, decode: decode.worker, remarks });
+    }
+}
+
+impl Underway {
+    /// Nothing was tried yet.
+    pub fn new(gateway: &Arc<Gateway>, step: Classified) -> Self {
+        let tried = Tried { step, planned: None, attempts: Vec::new(), excluded: Vec::new(), failed: None };
+        Self { gateway: gateway.clone(), tried: Some(tried) }
+    }
+
+    /// Makes the next plan with `plan`, which is shown the step and who is to be left out. When there is none, the
+    /// client hears of the try that failed before, if there was one.
+    pub fn planned(
+        &mut self,
+        plan: impl FnOnce(&Classified, &[WorkerId]) -> Result<Planned, ApiError>,
+    ) -> Result<(&Classified, Plan), ApiError> {
+        let tried = self.tried.as_mut().expect("only its consumers and its end take it");
+        let next = plan(&tried.step, &tried.excluded);
+        match next {
+            Ok(planned) => {
+                if let Some((remark, _)) = &tried.failed {
+                    self.gateway.metrics.requests.retries.with_label_values(&[remark.as_str()]).inc();
+                }
+                let plan = planned.plan;
+                tried.planned = Some(planned);
+                let tried = self.tried.as_ref().expect("it was there a line ago");
+                Ok((&tried.step, plan))
+            }
+            Err(error) => {
+                let error = tried.failed.take().map_or(error, |(_, failed)| failed);
+                self.give_up(Ending::Failed, error.status().as_u16());
+                Err(error)
+            }
+        }
+    }
+
+    /// Notes a failed try. The error is the client's when no other is worth trying.
+    pub fn failed(&mut self, failed: Failed) -> Result<(), ApiError> {
+        tracing::warn!(worker = %failed.exclude, error = %failed.error, "a plan failed before its first byte");
+        let error = LegError::for_client(&failed.error);
+        let tried = self.tried.as_mut().expect("only its consumers and its end take it");
+        tried.note(failed.remarks);
+        tried.excluded.push(failed.exclude);
+        if tried.attempts.len() >= MOST_TRIES || !failed.error.retryable() {
+            self.give_up(Ending::Failed, error.status().as_u16());
+            return Err(error);
+        }
+        tried.failed = Some((failed.error.remark(), error));
+        Ok(())
+    }
+
+    /// The answer began: what is left is to bring it to its end.
+    pub fn answering(mut self, answering: Answering) -> (Opened, Finish) {
+        let mut tried = self.tried.take().expect("only its consumers and its end take it");
+        tried.note(answering.remarks);
+        let finish = Finish {
+            gateway: self.gateway.clone(),
+            step: tried.step,
+            planned: tried.planned.expect("an answer has a plan"),
+            attempts: tried.attempts,
+            in_flight: Some(answering.in_flight),
+            first_byte: Some(answering.first_byte),
+            status: StatusCode::OK.as_u16(),
+        };
+        (answering.opened, finish)
+    }
+
+    fn give_up(&mut self, ending: Ending, status: u16) {
+        let Some(tried) = self.tried.take() else { return };
+        // A step that nobody could even plan leaves no receipt: its error is counted by cause.
+        let Some(planned) = tried.planned else { return };
+        let finish = Finish {
+            gateway: self.gateway.clone(),
+            step: tried.step,
+            planned,
+            attempts: tried.attempts,
+            in_flight: None,
+            first_byte: None,
+            status,
+        };
+        finish.end(ending, None);
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        if let Some(tried) = &mut self.tried {
+            tried.note(Vec::new());
+        }
+        self.give_up(Ending::ClientLeft, CLIENT_LEFT);
+    }
+}
+
+#[cfg(test)]
+mod tests;
