@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
+use workers_shim::dialect::JsonError;
 
 /// Everything that ends a client's request without an engine's answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -174,6 +175,14 @@ impl ApiError {
     /// A field that is missing or wrong.
     pub fn field(param: &str, expected: impl Into<String>) -> Self {
         Self::BadField { param: param.into(), expected: expected.into() }
+    }
+
+    /// A body that is not the JSON object that it must be.
+    pub fn unreadable(error: JsonError) -> Self {
+        match error {
+            JsonError::NotUtf8 { offset } => Self::NotUtf8 { offset },
+            other => Self::NotJson { detail: other.to_string() },
+        }
     }
 
     /// When trying again makes sense.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use bytes::Bytes;
 use vocabulary::{TenantId, WorkerId};
+use workers_shim::dialect::{LegOptions, RequestBody};
 
 use crate::error::ApiError;
 use crate::gateway::Gateway;
@@ -33,6 +34,16 @@ pub enum Learn {
     Nothing,
     /// The id of the response that the worker made.
     ResponseId,
+}
+
+/// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
+/// lead into the same engines and caches.
+pub fn cleaned(gateway: &Gateway, mut request: Incoming) -> Result<Incoming, ApiError> {
+    let body = RequestBody::read(request.body).map_err(ApiError::unreadable)?;
+    let options = LegOptions { salt: gateway.salts.of(&request.tenant), ..LegOptions::default() };
+    gateway.metrics.requests.count_stripped(body.stripped(&options));
+    request.body = body.plain(&options);
+    Ok(request)
 }
 
 /// Forwards `request` and relays the answer. A worker that cannot be reached, or that breaks before its answer begins,

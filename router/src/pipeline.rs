@@ -42,7 +42,7 @@ pub async fn serve_generation(
     let mut clock = Steps::begin(&gateway.metrics);
     let salt = gateway.salts.of(&incoming.tenant);
     let request = parse::parse(incoming, endpoint, salt)?;
-    count_stripped(&gateway.metrics, &request);
+    gateway.metrics.requests.count_stripped(request.body.stripped(&legs::options(&request)));
     clock.done("parse");
     let prefixed = identify(gateway, request).await?;
     clock.done("identify");
@@ -75,19 +75,6 @@ async fn identify(gateway: &Gateway, request: parse::Request) -> Result<Prefixed
     let id = request.incoming.id;
     let identified = tokio::task::spawn_blocking(move || identify::identify(request, model)).await;
     identified.map_err(|_| ApiError::Internal { request: id.to_string() })
-}
-
-/// Parameters that only routers may send are left out of every leg, and counted.
-fn count_stripped(metrics: &Metrics, request: &parse::Request) {
-    let stripped = request.body.stripped(&legs::options(request));
-    let counts = [
-        ("kv_transfer_params", stripped.transfer_parameters),
-        ("kv_cache_report_mode", stripped.report_mode),
-        ("cache_salt", stripped.salt),
-    ];
-    for (name, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
-        metrics.requests.stripped.with_label_values(&[name]).inc_by(count.into());
-    }
 }
 
 /// How long each step took.

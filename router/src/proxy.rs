@@ -19,7 +19,7 @@ use http::{HeaderValue, Method, StatusCode};
 use vocabulary::{RequestId, TenantId};
 
 use crate::error::{ApiError, Cause, shortened};
-use crate::forward::{Learn, Where, forward};
+use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
 use crate::incoming::{Envelope, Incoming, new_request_id};
 use crate::pipeline::serve_generation;
@@ -129,10 +129,11 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
     match route.served {
         Served::Generation(endpoint) => serve_generation(gateway, endpoint, request).await,
         Served::ByModel => {
+            let request = cleaned(gateway, request)?;
             let envelope = Envelope::read(&request.body)?;
             forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
         }
-        Served::NewResponse => new_response(gateway, &request).await,
+        Served::NewResponse => new_response(gateway, &cleaned(gateway, request)?).await,
         Served::StoredResponse => stored_response(gateway, &request).await,
         Served::Models => crate::models::list(gateway).await,
         Served::OneModel => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use planner::TransferBar;
 use serde::Deserialize;
 use vocabulary::{ModelId, Tokens};
-use workers_shim::dialect::{JsonError, JsonFields, RequestBody};
+use workers_shim::dialect::{JsonFields, RequestBody};
 
 use super::session_key::SessionKey;
 use crate::error::ApiError;
@@ -52,7 +52,7 @@ pub struct Request {
 
 /// Reads and checks a request. Types are checked where routing depends on them; the rest is the engine's business.
 pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> Result<Request, ApiError> {
-    let body = RequestBody::read(incoming.body.clone()).map_err(unreadable)?;
+    let body = RequestBody::read(incoming.body.clone()).map_err(ApiError::unreadable)?;
     let fields = body.fields();
     match endpoint {
         Endpoint::ChatCompletions => require(fields, "messages", "an array of messages", b"[")?,
@@ -70,13 +70,6 @@ pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> 
     let session_key = SessionKey::find(&incoming.headers, session_in_body(fields).as_deref());
     let bar = transfer_bar(fields)?;
     Ok(Request { endpoint, model, salt, session_key, delivery, answer, bar, body, incoming })
-}
-
-fn unreadable(error: JsonError) -> ApiError {
-    match error {
-        JsonError::NotUtf8 { offset } => ApiError::NotUtf8 { offset },
-        other => ApiError::NotJson { detail: other.to_string() },
-    }
 }
 
 /// A text; borrowed unless it holds escapes.

@@ -351,3 +351,27 @@ async fn keys_are_asked_for_and_not_passed_on() {
     assert_eq!(send(at, right, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status, 200);
     assert!(!worker.last().headers.contains_key("authorization"));
 }
+
+#[tokio::test]
+async fn what_only_routers_may_send_is_left_out_on_every_path_and_tenants_are_salted() {
+    let worker = worker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
+    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let body = "{\"model\":\"tiny\", \"messages\":[],\"prompt\":\"\",\"kv_transfer_params\":{\"remote_request_id\":\"x\"},\
+                \"cache_salt\":\"guessed\",\"vllm_xargs\":{\"kv_cache_report_mode\":\"full\",\"y\":1}}";
+    let paths = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"];
+    let mut salts = std::collections::BTreeSet::new();
+    for (path, key) in paths.into_iter().flat_map(|path| [(path, "k1"), (path, "k2")]) {
+        let request = Request::post(path).header("authorization", format!("Bearer {key}"));
+        assert_eq!(send(front.proxy_address(), request, body).await.status, 200, "{path}");
+        let seen: serde_json::Value = serde_json::from_slice(&worker.last().body).unwrap();
+        assert_eq!(seen.get("kv_transfer_params"), None, "{path}");
+        assert_eq!(seen["vllm_xargs"], serde_json::json!({"y": 1}), "{path}");
+        salts.insert(seen["cache_salt"].as_str().unwrap().to_owned());
+    }
+    assert!(salts.len() == 2 && !salts.contains("guessed"), "one salt a tenant: {salts:?}");
+    let stripped = |name| front.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
+    assert_eq!(["kv_transfer_params", "kv_cache_report_mode", "cache_salt"].map(stripped), [12, 12, 12]);
+}

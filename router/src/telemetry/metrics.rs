@@ -8,6 +8,7 @@ use prometheus::{
     Encoder as _, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder,
 };
+use workers_shim::dialect::Stripped;
 
 use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
 
@@ -204,6 +205,20 @@ impl Requests {
                 &["name"],
             ),
             retries: f.counters("retries_total", "Tries of a request after its first, by cause.", &["cause"]),
+        }
+    }
+}
+
+impl Requests {
+    /// Parameters that only routers may send were left out of a client's body.
+    pub fn count_stripped(&self, stripped: Stripped) {
+        let counts = [
+            ("kv_transfer_params", stripped.transfer_parameters),
+            ("kv_cache_report_mode", stripped.report_mode),
+            ("cache_salt", stripped.salt),
+        ];
+        for (name, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+            self.stripped.with_label_values(&[name]).inc_by(count.into());
         }
     }
 }
