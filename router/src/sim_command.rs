@@ -196,4 +196,4 @@ fn unix_seconds() -> i64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

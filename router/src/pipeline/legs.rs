@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use axum::response::Response;
 use bytes::Bytes;
+use http::header::ACCEPT_ENCODING;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
-use vocabulary::{DpRank, Micros, WorkerId};
+use vocabulary::{Micros, WorkerId};
 use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, UsageEvent};
 use workers_shim::fleet::InFlight;
 
 use super::parse::{Delivery, Request};
 use super::plan::Classified;
 use super::receipt::Remark;
-use crate::config::WorkerConfig;
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::Endpoint;
@@ -161,10 +161,16 @@ impl Legs {
         }
     }
 
+    /// Data-parallel ranks of a worker. Where there are several, an engine that is told none takes any.
+    fn ranks(&self, worker: WorkerId) -> u16 {
+        let workers = self.gateway.fleet().snapshot();
+        workers.iter().find(|view| view.id == worker).map_or(1, |view| view.ranks)
+    }
+
     async fn send(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Response<WorkerBody>, LegError> {
         let worker = self.gateway.worker(leg.worker).ok_or(LegError::Unknown)?;
         let mut headers = self.gateway.headers_for(worker, &self.client);
-        if leg.rank != DpRank(0) {
+        if self.ranks(leg.worker) > 1 {
             headers.insert(RANK, HeaderValue::from(leg.rank.0));
         }
         let request = Outgoing { method: Method::POST, path: path.to_owned(), headers, body };
@@ -176,7 +182,8 @@ impl Legs {
     }
 }
 
-/// The client's headers, with a request id that all legs share: engines pair the legs of a transfer by it.
+/// The client's headers, with a request id that all legs share: engines pair the legs of a transfer by it. The answer
+/// must be one that is read here: a packed one would seem to break off.
 fn client_headers(request: &Request) -> HeaderMap {
     let mut headers = request.incoming.headers.clone();
     if !headers.contains_key(REQUEST_ID)
@@ -185,6 +192,9 @@ fn client_headers(request: &Request) -> HeaderMap {
         headers.insert(REQUEST_ID, id);
     }
     headers.remove(RANK);
+    if headers.contains_key(ACCEPT_ENCODING) {
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
     headers
 }
 
@@ -229,11 +239,6 @@ async fn whole(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
     head.headers = end_to_end(&head.headers);
     let told = Answer::read(&body).unwrap_or_default();
     Ok(Opened::Whole(Response::from_parts(head, body), told))
-}
-
-/// The configuration of a worker that a plan names.
-pub fn configured(workers: &[WorkerConfig], id: WorkerId) -> Option<&WorkerConfig> {
-    workers.iter().find(|worker| WorkerId::of_endpoint(worker.endpoint()) == id)
 }
 
 /// Who failed, as far as can be told: a decode leg that fails after a prefill leg points at the producer's blocks as

@@ -1,7 +1,10 @@
 //! Two legs: one worker computes the prompt, another pulls its blocks and answers.
 //!
 //! Once the prefill leg has run, its blocks are held until somebody pulls them. So the legs run in a task of their own:
-//! when the client leaves, the task still lets the decode leg pull, for one token.
+//! when the client leaves, the task still lets the decode leg pull, for one token. A prefill leg that still runs then is
+//! cancelled, and holds nothing.
+
+use std::time::Duration;
 
 use planner::Plan;
 use tokio::sync::oneshot;
@@ -13,6 +16,9 @@ use super::receipt::Remark;
 /// The answer, and what did not go as planned before it began.
 pub type Outcome = (Result<Opened, LegError>, Vec<Remark>);
 
+/// How long a decode leg goes on without a client, so that it can pull.
+const PULL_LIMIT: Duration = Duration::from_secs(10);
+
 /// Runs both legs. Dropping the future is the client leaving.
 pub async fn remote_prefill(legs: Legs, plan: &Plan) -> Outcome {
     let (sender, receiver) = oneshot::channel();
@@ -20,9 +26,13 @@ pub async fn remote_prefill(legs: Legs, plan: &Plan) -> Outcome {
     receiver.await.unwrap_or((Err(LegError::Broken), Vec::new()))
 }
 
-async fn run(legs: Legs, plan: Plan, client: oneshot::Sender<Outcome>) {
+async fn run(legs: Legs, plan: Plan, mut client: oneshot::Sender<Outcome>) {
     let mut remarks = Vec::new();
-    let handoff = prefill(&legs, &plan, &mut remarks).await;
+    let handoff = tokio::select! {
+        biased;
+        handoff = prefill(&legs, &plan, &mut remarks) => handoff,
+        () = client.closed() => return,
+    };
     if client.is_closed() {
         if let Some(handoff) = handoff {
             let body = legs.body.decode_abandoned(&legs.options, handoff);
@@ -35,15 +45,29 @@ async fn run(legs: Legs, plan: Plan, client: oneshot::Sender<Outcome>) {
         Some(handoff) => legs.body.decode(&legs.options, handoff),
         None => legs.body.plain(&legs.options),
     };
-    let opened = serve_while_source_lives(&legs, &plan, body).await;
+    let opened = tokio::select! {
+        opened = serve_while_source_lives(&legs, &plan, body) => opened,
+        // An answer that comes whole does not show when its blocks were pulled; it is not computed to its end for nobody.
+        () = left(&mut client) => return,
+    };
     // If the client has left meanwhile, the blocks were pulled before the first byte; dropping the answer cancels it.
     let _ = client.send((opened, remarks));
+}
+
+/// Returns when the client left and the decode leg has had time to pull.
+async fn left(client: &mut oneshot::Sender<Outcome>) {
+    client.closed().await;
+    tokio::time::sleep(PULL_LIMIT).await;
 }
 
 /// The prefill leg. Without a handoff the decode leg computes the prompt itself.
 async fn prefill(legs: &Legs, plan: &Plan, remarks: &mut Vec<Remark>) -> Option<Handoff> {
     let counted = legs.dispatch(&plan.prefill);
-    let answer = legs.silent(&plan.prefill, legs.path(), legs.body.prefill(&legs.options)).await;
+    let answer = tokio::select! {
+        answer = legs.silent(&plan.prefill, legs.path(), legs.body.prefill(&legs.options)) => answer,
+        // A machine that vanishes closes no connection.
+        () = legs.lost(plan.prefill.worker) => Err(LegError::Broken),
+    };
     drop(counted);
     match answer {
         Ok(answer) => {
@@ -73,3 +97,6 @@ async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) 
         () = legs.lost(plan.prefill.worker) => Err(LegError::Failed(http::StatusCode::BAD_GATEWAY)),
     }
 }
+
+#[cfg(test)]
+mod tests;

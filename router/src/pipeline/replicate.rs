@@ -7,7 +7,7 @@ use planner::{Handoff, Leg, Plan};
 use vocabulary::{Blocks, Bytes, Micros, PrefixId, Tokens, WorkerId};
 use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 
-use super::legs::Legs;
+use super::legs::{LegError, Legs};
 use super::plan::Classified;
 use super::receipt::Remark;
 use crate::gateway::Gateway;
@@ -55,7 +55,10 @@ impl Move {
     async fn run(self) -> Option<Remark> {
         let replica = Replica { model: &self.model, tokens: &self.tokens, salt: self.legs.options.salt.as_deref() };
         let counted = self.legs.dispatch(&self.source);
-        let answer = self.legs.silent(&self.source, REPLICATE_PATH, replicate_prefill(&replica)).await;
+        let answer = tokio::select! {
+            answer = self.legs.silent(&self.source, REPLICATE_PATH, replicate_prefill(&replica)) => answer,
+            () = self.legs.lost(self.source.worker) => Err(LegError::Broken),
+        };
         drop(counted);
         let failed = |error| {
             tracing::warn!(source = %self.source.worker, target = %self.target.worker, %error, "a replicate failed");

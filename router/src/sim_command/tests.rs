@@ -14,11 +14,11 @@ fn args(flags: &[&str]) -> SimArgs {
     Cli::try_parse_from(["sim-worker", "--listen=127.0.0.1:0"].iter().chain(flags)).unwrap().sim
 }
 
-async fn sim(flags: &[&str]) -> SimWorker {
+pub(crate) async fn sim(flags: &[&str]) -> SimWorker {
     SimWorker::start(options(&args(flags)).unwrap(), Arc::new(ModelCodec::load(None).unwrap())).await.unwrap()
 }
 
-fn url(worker: &SimWorker) -> String {
+pub(crate) fn url(worker: &SimWorker) -> String {
     format!("http://{}", worker.address())
 }
 

@@ -1,0 +1,114 @@
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{HeaderMap, Method};
+use planner::Leg;
+use serde_json::json;
+use vocabulary::{TenantId, WorkerId};
+use workers_shim::sim::SimWorker;
+
+use super::*;
+use crate::gateway::Gateway;
+use crate::incoming::{Endpoint, Incoming, new_request_id};
+use crate::pipeline::plan::Classified;
+use crate::pipeline::{identify, locate, parse, plan};
+use crate::sim_command::tests::{sim, url};
+use crate::testing::{Front, front_of, get, until};
+
+async fn pair(producer: &[&str]) -> (SimWorker, SimWorker, Front) {
+    let (p, d) = (sim(&[&["--role=prefill"], producer].concat()).await, sim(&["--role=decode", "--speed-up=50"]).await);
+    let front = front_of(&[format!("{}#prefill", url(&p)), format!("{}#decode", url(&d))], &[]).await;
+    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
+    (p, d, front)
+}
+
+/// The legs of a long completion, and a plan that computes it at `p` and answers at `d`.
+fn legs(gateway: &Arc<Gateway>, (p, d): (&SimWorker, &SimWorker)) -> (Legs, Plan) {
+    let step = step(gateway);
+    let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
+    let plan = plan::plan(gateway, &step, &[]).unwrap().plan;
+    let bytes = vocabulary::Bytes(1);
+    let plan = Plan {
+        prefill: Leg { worker: at(p), ..plan.prefill },
+        decode: Leg { worker: at(d), ..plan.decode },
+        handoff: Some(planner::Handoff::RemotePrefill { bytes }),
+        ..plan
+    };
+    (Legs::of(gateway, &step), plan)
+}
+
+fn step(gateway: &Arc<Gateway>) -> Classified {
+    let body =
+        json!({"model": "tiny", "prompt": "word ".repeat(2000), "max_tokens": 8, "temperature": 0, "ignore_eos": true});
+    let incoming = Incoming {
+        id: new_request_id(),
+        tenant: TenantId::default(),
+        method: Method::POST,
+        path: "/v1/completions".into(),
+        headers: HeaderMap::new(),
+        body: body.to_string().into(),
+        arrived: Instant::now(),
+    };
+    let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();
+    let model = gateway.catalog().model(&request.model);
+    plan::classify(gateway, locate::locate(gateway, identify::identify(request, model)))
+}
+
+/// The value of one of the worker's metrics, all labels together.
+async fn metric(worker: &SimWorker, name: &str) -> f64 {
+    let page = String::from_utf8(get(worker.address(), "/metrics").await.body.to_vec()).unwrap();
+    let values = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+    values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+async fn becomes(worker: &SimWorker, (name, wanted): (&str, f64)) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while metric(worker, name).await != wanted {
+        assert!(Instant::now() < deadline, "{name} never became {wanted}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+const RUNNING: &str = "vllm:num_requests_running";
+const PROMPTS: &str = "vllm:prompt_tokens_total";
+
+#[tokio::test]
+async fn both_legs_give_one_answer_and_the_blocks_are_pulled() {
+    let (p, d, front) = pair(&["--speed-up=50"]).await;
+    let (legs, plan) = legs(&front.gateway, (&p, &d));
+    let (opened, remarks) = remote_prefill(legs, &plan).await;
+    let Ok(Opened::Whole(answer, told)) = opened else { panic!("{remarks:?}") };
+    assert_eq!((answer.status().as_u16(), told.usage.unwrap().completion.0), (200, 8));
+    assert_eq!(remarks, []);
+    assert!(metric(&d, "vllm:external_prefix_cache_hits_total").await > 1000.0, "the prompt was not computed again");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_the_prompt_is_computed_cancels_it_and_holds_nothing() {
+    let (p, d, front) = pair(&["--speed-up=0.01"]).await;
+    let (legs, plan) = legs(&front.gateway, (&p, &d));
+    let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
+    becomes(&p, (RUNNING, 1.0)).await;
+    asked.abort();
+    becomes(&p, (RUNNING, 0.0)).await;
+    assert_eq!(metric(&d, PROMPTS).await, 0.0, "there is nothing to be pulled");
+}
+
+#[tokio::test]
+async fn a_producer_that_dies_costs_a_recompute_and_no_text() {
+    let (p, d, front) = pair(&["--speed-up=0.01"]).await;
+    let (legs, plan) = legs(&front.gateway, (&p, &d));
+    let expected = {
+        let path = legs.path().to_owned();
+        let plain = legs.body.plain(&legs.options);
+        crate::testing::post(d.address(), &path, plain).await.json()["choices"][0]["text"].clone()
+    };
+    let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
+    becomes(&p, (RUNNING, 1.0)).await;
+    drop(p);
+    let (opened, remarks) = asked.await.unwrap();
+    let Ok(Opened::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
+    let answer: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
+    assert_eq!(answer["choices"][0]["text"], expected);
+    assert_eq!(remarks, [Remark::PrefillFailed]);
+}
