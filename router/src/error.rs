@@ -107,9 +107,6 @@ pub enum ApiError {
         /// Which limit.
         what: &'static str,
     },
-    /// This process is ending.
-    #[error("This endpoint is shutting down. Send the request again.")]
-    Stopping,
     /// The worker could not be reached, or broke off before it answered.
     #[error("The worker did not answer: {detail}. Send the request again.")]
     WorkerFailed {
@@ -165,7 +162,6 @@ impl ApiError {
             Self::UnknownEncoding { .. } | Self::BrokenEncoding { .. } => "content_encoding",
             Self::NoWorker { .. } => "no_worker",
             Self::Overloaded { .. } => "overloaded",
-            Self::Stopping => "stopping",
             Self::WorkerFailed { .. } => "worker_failed",
             Self::WorkerTimeout => "worker_timeout",
             Self::Internal { .. } => "internal",
@@ -188,7 +184,7 @@ impl ApiError {
     /// When trying again makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::NoWorker { .. } | Self::Overloaded { .. } | Self::Stopping => Some(Duration::from_secs(1)),
+            Self::NoWorker { .. } | Self::Overloaded { .. } => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -215,7 +211,6 @@ impl ApiError {
             }
             Self::Overloaded { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded")),
             Self::NoWorker { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("no_worker")),
-            Self::Stopping => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("stopping")),
             Self::WorkerFailed { .. } => shape(StatusCode::BAD_GATEWAY, OURS, Some("worker_failed")),
             Self::WorkerTimeout => shape(StatusCode::GATEWAY_TIMEOUT, OURS, Some("worker_timeout")),
             Self::Internal { .. } => shape(StatusCode::INTERNAL_SERVER_ERROR, OURS, Some("internal_error")),
@@ -247,7 +242,7 @@ impl ApiError {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             // What is left of such a body cannot be told from the next request.
-            Self::BodyTimeout | Self::BodyBroken | Self::Stopping => {
+            Self::BodyTimeout | Self::BodyBroken => {
                 headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

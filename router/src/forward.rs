@@ -132,7 +132,7 @@ impl Observer for Watch {
         }
     }
 
-    fn broken(&mut self, _: &crate::upstream::WorkerBodyError) -> ApiError {
+    fn broken(&mut self) -> ApiError {
         self.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
         ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }
     }

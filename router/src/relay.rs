@@ -18,14 +18,7 @@ pub trait Observer: Send + 'static {
     fn piece(&mut self, data: &Bytes);
 
     /// The worker broke off; what the client is told, in place of silence, when the answer is a stream of events.
-    fn broken(&mut self, error: &WorkerBodyError) -> ApiError {
-        let _ = error;
-        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }
-    }
-}
-
-impl Observer for () {
-    fn piece(&mut self, _: &Bytes) {}
+    fn broken(&mut self) -> ApiError;
 }
 
 /// The client's response of a worker's. Nothing is buffered; pieces go on as they come.
@@ -82,7 +75,7 @@ impl<O: Observer + Unpin> HttpBody for Relayed<O> {
             }
             Some(Err(error)) => {
                 self.ended = true;
-                let told = self.observer.broken(&error);
+                let told = self.observer.broken();
                 tracing::warn!(%error, "a worker's answer broke off");
                 if self.events { Some(Ok(Frame::data(error_event(&told)))) } else { Some(Err(error)) }
             }
