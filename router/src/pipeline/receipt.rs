@@ -106,6 +106,13 @@ impl Remark {
     }
 }
 
+impl Remark {
+    /// Whether the plan's transfer did not take place.
+    pub fn nothing_moved(self) -> bool {
+        matches!(self, Remark::PrefillFailed | Remark::NoTransferParameters | Remark::ReplicateFailed)
+    }
+}
+
 /// How a step ended.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 #[serde(rename_all = "snake_case")]
@@ -131,7 +138,7 @@ pub struct Seen {
     pub status: u16,
     /// Predicted time to the first token: the plan's price.
     pub predicted: Option<Micros>,
-    /// From arrival to the first byte of the answer.
+    /// From arrival to the first byte of the answer; none for one that came whole.
     pub first_token: Option<Micros>,
     /// From arrival to the last byte.
     pub total: Micros,
@@ -145,41 +152,61 @@ pub struct Seen {
     pub moved: Bytes,
 }
 
-/// The newest receipts.
+/// The newest receipts, bounded in their number and in the candidates that they list: many workers make long ones.
 #[derive(Debug)]
 pub struct Receipts {
-    ring: Mutex<VecDeque<Arc<Receipt>>>,
+    ring: Mutex<Ring>,
     capacity: usize,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    receipts: VecDeque<Arc<Receipt>>,
+    /// Of all of them.
+    candidates: usize,
+}
+
+/// Most candidates that are kept for each receipt of the capacity; about 5 KB.
+const CANDIDATES: usize = 24;
+
+impl Receipt {
+    fn candidates(&self) -> usize {
+        self.decision.as_ref().map_or(0, |decision| decision.candidates.len())
+    }
 }
 
 impl Receipts {
     /// Keeps the newest `capacity` of them.
     pub fn new(capacity: usize) -> Self {
-        Self { ring: Mutex::new(VecDeque::with_capacity(capacity.min(4096))), capacity: capacity.max(1) }
+        Self { ring: Mutex::default(), capacity: capacity.max(1) }
     }
 
     /// Files a finished one.
     pub fn file(&self, receipt: Receipt) {
         let mut ring = self.ring.lock();
-        if ring.len() == self.capacity {
-            ring.pop_front();
+        ring.candidates += receipt.candidates();
+        ring.receipts.push_back(Arc::new(receipt));
+        while ring.receipts.len() > self.capacity || ring.candidates > self.capacity * CANDIDATES {
+            let Some(oldest) = ring.receipts.pop_front() else { break };
+            ring.candidates -= oldest.candidates();
         }
-        ring.push_back(Arc::new(receipt));
     }
 
     /// The newest `limit` that `wanted` accepts, newest first.
     pub fn newest(&self, limit: usize, wanted: impl Fn(&Receipt) -> bool) -> Vec<Arc<Receipt>> {
-        self.ring.lock().iter().rev().filter(|receipt| wanted(receipt)).take(limit).cloned().collect()
+        self.ring.lock().receipts.iter().rev().filter(|receipt| wanted(receipt)).take(limit).cloned().collect()
     }
 
     /// The one of this request.
     pub fn of(&self, request: RequestId) -> Option<Arc<Receipt>> {
-        self.ring.lock().iter().rev().find(|receipt| receipt.request == request).cloned()
+        self.ring.lock().receipts.iter().rev().find(|receipt| receipt.request == request).cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use planner::{Because, Leg, Plan};
+
     use super::*;
 
     fn receipt(n: u128) -> Receipt {
@@ -214,6 +241,48 @@ mod tests {
         assert_eq!(newest(1), [4]);
         assert_eq!(receipts.of(RequestId(1)).map(|r| r.request), None);
         assert_eq!(receipts.of(RequestId(3)).map(|r| r.request), Some(RequestId(3)));
+    }
+
+    #[test]
+    fn receipts_of_many_workers_take_the_place_of_more_old_ones() {
+        let receipts = Receipts::new(4);
+        let long = |n| {
+            let leg = Leg {
+                worker: WorkerId(1),
+                rank: Default::default(),
+                tokens_cached: Tokens(0),
+                tokens_computed: Tokens(0),
+            };
+            let candidate = planner::Candidate {
+                action: Action::ColocatedPrefill,
+                prefill: leg,
+                decode: leg,
+                handoff: None,
+                claim: planner::Claim::Open,
+                terms: Default::default(),
+                total: Micros(0),
+                refused: None,
+            };
+            let because =
+                Because { rule: planner::Rule::Own, terms: Default::default(), total: Micros(0), runner_up: None };
+            let plan = Plan {
+                action: Action::ColocatedPrefill,
+                prefill: leg,
+                decode: leg,
+                handoff: None,
+                claim: planner::Claim::Open,
+                because,
+            };
+            let candidates = vec![candidate; 2 * CANDIDATES];
+            Receipt {
+                decision: Some(Decision { step: planner::StepKind::SmallIncrement, plan, candidates }),
+                ..receipt(n)
+            }
+        };
+        (0..4).for_each(|n| receipts.file(receipt(n)));
+        (4..7).for_each(|n| receipts.file(long(n)));
+        let newest = receipts.newest(10, |_| true);
+        assert_eq!(newest.iter().map(|r| r.request.0).collect::<Vec<_>>(), [6, 5], "two fill the place of four");
     }
 
     #[test]
