@@ -87,7 +87,7 @@ impl Finish {
             predicted_cached: plan.decode.tokens_cached,
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
-            moved: plan.handoff.as_ref().map(Handoff::bytes).unwrap_or_default(),
+            moved: self.moved(),
         }
     }
 
@@ -126,9 +126,10 @@ impl Finish {
         let kind = self.step.step.as_str();
         if let Some(took) = seen.first_token {
             metrics.requests.first_token.with_label_values(&[kind]).observe(took.duration().as_secs_f64());
-        }
-        if let Some(predicted) = seen.predicted {
-            metrics.plans.predicted.observe(predicted.duration().as_secs_f64());
+            // Beside what was seen, so that the two can be compared.
+            if let Some(predicted) = seen.predicted {
+                metrics.plans.predicted.observe(predicted.duration().as_secs_f64());
+            }
         }
         metrics.plans.actions.with_label_values(&[plan.action.as_str()]).inc();
         metrics.plans.kinds.with_label_values(&[kind]).inc();
@@ -163,9 +164,16 @@ impl Finish {
 
     /// Prompt tokens whose KV came from another worker, as planned.
     fn transferred(&self) -> Tokens {
-        let plan = &self.planned.plan;
         let Bytes(token) = self.step.located.prefixed.model.kv_bytes_per_token;
-        let moved = plan.handoff.as_ref().map_or(Bytes::ZERO, Handoff::bytes);
-        Tokens(moved.0 / token.max(1)).min(self.step.ask.prompt)
+        Tokens(self.moved().0 / token.max(1)).min(self.step.ask.prompt)
+    }
+
+    /// Bytes that were to move between workers for the plan that served, unless the transfer came to nothing.
+    fn moved(&self) -> Bytes {
+        let served = self.attempts.last().map_or(&[][..], |attempt| &attempt.remarks);
+        match &self.planned.plan.handoff {
+            Some(handoff) if !served.iter().any(|remark| remark.nothing_moved()) => handoff.bytes(),
+            _ => Bytes::ZERO,
+        }
     }
 }
