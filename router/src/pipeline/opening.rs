@@ -39,7 +39,7 @@ pub fn preamble(prefixed: &Prefixed) -> Blocks {
     let mut splice = Splice::new(fields);
     splice.set("messages", format!("[{before}]").into_bytes());
     splice.set("add_generation_prompt", b"false".as_slice());
-    let keys = RootKeys { salt: request.salt.as_deref(), ..RootKeys::default() };
+    let keys = RootKeys { salt: request.cache_salt(), ..RootKeys::default() };
     let asked = Asked { keys, ..Asked::default() };
     let opening = prefixed.model.identifier.chat(&splice.finish(), asked).chain;
     let ids = &prefixed.prompt.chain.ids;

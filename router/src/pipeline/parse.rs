@@ -40,6 +40,9 @@ pub struct Request {
     pub model: ModelId,
     /// The tenant's cache salt, where tenants are kept apart.
     pub salt: Option<Arc<str>>,
+    /// The client's own cache salt, where tenants are not kept apart: it goes to the engines, and blocks with another
+    /// salt are other blocks.
+    pub own_salt: Option<Arc<str>>,
     /// The session as the client names it.
     pub session_key: Option<SessionKey>,
     /// How the answer comes.
@@ -48,6 +51,13 @@ pub struct Request {
     pub answer: Tokens,
     /// What in it forbids that KV moves for it.
     pub bar: Option<TransferBar>,
+}
+
+impl Request {
+    /// The salt that the engines see.
+    pub fn cache_salt(&self) -> Option<&str> {
+        self.salt.as_deref().or(self.own_salt.as_deref())
+    }
 }
 
 /// Reads and checks a request. Types are checked where routing depends on them; the rest is the engine's business.
@@ -69,7 +79,8 @@ pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> 
     let answer = answer_tokens(fields)?.unwrap_or(USUAL_ANSWER);
     let session_key = SessionKey::find(&incoming.headers, session_in_body(fields).as_deref());
     let bar = transfer_bar(fields)?;
-    Ok(Request { endpoint, model, salt, session_key, delivery, answer, bar, body, incoming })
+    let own_salt = fields.read::<String>("cache_salt").filter(|_| salt.is_none()).map(Arc::from);
+    Ok(Request { endpoint, model, salt, own_salt, session_key, delivery, answer, bar, body, incoming })
 }
 
 /// A text; borrowed unless it holds escapes.
@@ -110,9 +121,11 @@ fn answer_tokens(fields: &JsonFields) -> Result<Option<Tokens>, ApiError> {
 
 fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferBar>, ApiError> {
     let choices = read::<u64>(fields, "n", "a positive integer")?.unwrap_or(1);
+    let tried = fields.read::<u64>("best_of").unwrap_or(1);
+    let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
     let echo = read::<bool>(fields, "echo", "true or false")?.unwrap_or(false);
     let batch = fields.get("prompt").is_some_and(is_batch);
-    Ok(if choices > 1 || batch {
+    Ok(if choices > 1 || tried > 1 || beams || batch {
         Some(TransferBar::SeveralChoices)
     } else if echo || fields.has("prompt_logprobs") {
         Some(TransferBar::PromptLogprobs)

@@ -20,6 +20,7 @@ struct Move {
     legs: Legs,
     model: String,
     tokens: Vec<u32>,
+    salt: Option<String>,
     bytes: Bytes,
     source: Leg,
     target: Leg,
@@ -43,6 +44,7 @@ pub async fn replicate(
         legs: legs.clone(),
         model: step.ask.model.0.to_string(),
         tokens: tokens.to_vec(),
+        salt: step.located.prefixed.request.cache_salt().map(str::to_owned),
         bytes: plan.handoff.as_ref().map(Handoff::bytes).unwrap_or_default(),
         source,
         target: Leg { tokens_computed: Tokens::ZERO, ..plan.decode },
@@ -53,7 +55,7 @@ pub async fn replicate(
 
 impl Move {
     async fn run(self) -> Option<Remark> {
-        let replica = Replica { model: &self.model, tokens: &self.tokens, salt: self.legs.options.salt.as_deref() };
+        let replica = Replica { model: &self.model, tokens: &self.tokens, salt: self.salt.as_deref() };
         let counted = self.legs.dispatch(&self.source);
         let answer = tokio::select! {
             answer = self.legs.silent(&self.source, REPLICATE_PATH, replicate_prefill(&replica)) => answer,

@@ -11,6 +11,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http_body::{Body as HttpBody, Frame};
+use planner::TransferBar;
 use workers_shim::dialect::SseScanner;
 
 use super::finish::Finish;
@@ -23,10 +24,12 @@ use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
 /// The client's response.
 pub fn stream(opened: Opened, mut finish: Finish) -> Response {
-    let delivery = finish.step.located.prefixed.request.delivery;
+    let request = &finish.step.located.prefixed.request;
+    let (delivery, several) = (request.delivery, request.bar == Some(TransferBar::SeveralChoices));
     match opened {
         Opened::Whole(answer, told) => {
-            // Its first and its last token came together, which says nothing about the engine's speed.
+            // Its first and its last token came together: when the first one was there is not known.
+            finish.first_byte = None;
             finish.status = answer.status().as_u16();
             let ending = if answer.status().is_success() { Ending::Complete } else { Ending::Refused };
             finish.end(ending, told.usage);
@@ -42,7 +45,8 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
                 Delivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
                 Delivery::Stream { usage_wanted: true } | Delivery::Whole => SseScanner::new(),
             };
-            let mut events = Events { rest, scanner, ready: VecDeque::new(), finish: Some(finish), over: false };
+            let mut events =
+                Events { rest, scanner, ready: VecDeque::new(), finish: Some(finish), several, over: false };
             events.take(first);
             let mut response = Response::new(Body::new(events));
             *response.status_mut() = head.status;
@@ -60,6 +64,8 @@ struct Events {
     scanner: SseScanner,
     ready: VecDeque<Bytes>,
     finish: Option<Finish>,
+    /// Whether more than one choice was asked for.
+    several: bool,
     over: bool,
 }
 
@@ -76,7 +82,9 @@ impl Events {
         self.scanner.finish(&mut rest);
         self.ready.extend(rest);
         let facts = self.scanner.facts();
-        let told = facts.done || facts.error.is_some() || facts.finish.is_some();
+        // One choice's finish says nothing about the others.
+        let finished = facts.finish.is_some() && !self.several;
+        let told = facts.ended() || finished;
         if !told {
             tracing::warn!(error = error.map(tracing::field::display), "a worker's stream broke off");
             let error = ApiError::WorkerFailed { detail: "it broke off inside its answer".into() };

@@ -88,3 +88,24 @@ fn several_answers_or_prompts_forbid_transfers() {
     assert_eq!(completion("[ 1,2]"), None);
     assert_eq!(completion(r#""a""#), None);
 }
+
+#[test]
+fn every_way_to_ask_for_several_answers_bars_transfers() {
+    for fields in [r#","n":2"#, r#","best_of":2"#, r#","use_beam_search":true"#] {
+        assert_eq!(chat(fields).unwrap().bar, Some(TransferBar::SeveralChoices), "{fields}");
+    }
+    assert_eq!(chat(r#","n":1,"best_of":1,"use_beam_search":false"#).unwrap().bar, None);
+}
+
+#[test]
+fn a_clients_own_salt_counts_where_tenants_are_not_kept_apart_and_makes_other_blocks() {
+    let body = r#"{"model":"m","prompt":"a prompt of more than one block, whatever its size is","cache_salt":"mine"}"#;
+    let own = parsed(Endpoint::Completions, body).unwrap();
+    assert_eq!(own.cache_salt(), Some("mine"));
+    let tenant = parse(own.incoming.clone(), Endpoint::Completions, Some("theirs".into())).unwrap();
+    assert_eq!(tenant.cache_salt(), Some("theirs"));
+    let plain = parsed(Endpoint::Completions, &body.replace(r#","cache_salt":"mine""#, "")).unwrap();
+    let model = crate::catalog::Catalog::default().model(&plain.model);
+    let root = |request| crate::pipeline::identify::identify(request, model.clone()).prompt.chain.root;
+    assert_ne!(root(own), root(plain));
+}
