@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
 use planner::AttentionSpec;
 use prefix::{Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError};
-use vocabulary::{Blocks, Bytes, ModelId, Namespace, Seed, TenantId, Tokens};
+use vocabulary::{Bytes, ModelId, Namespace, Seed, TenantId, Tokens};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::ModelConfig;
@@ -31,11 +31,6 @@ pub struct Model {
 }
 
 impl Model {
-    /// Chain blocks that are sealed at once: what every engine of the model holds or drops whole.
-    pub fn seal_unit(&self) -> Blocks {
-        Blocks(1)
-    }
-
     /// Within which prefixes of a tenant are shared.
     pub fn scope(&self, tenant: &TenantId) -> Scope {
         Scope::of(tenant, self.shape.format)
@@ -91,11 +86,6 @@ impl Catalog {
     /// The model of this name, where it is configured.
     pub fn configured(&self, name: &ModelId) -> Option<&Arc<Model>> {
         self.models.get(name)
-    }
-
-    /// The configured ones.
-    pub fn models(&self) -> impl Iterator<Item = (&ModelId, &Arc<Model>)> {
-        self.models.iter()
     }
 }
 

@@ -128,18 +128,22 @@ impl Gateway {
         self.directory().node()
     }
 
-    /// Hands a command to the ledger without waiting for anything; one that is not taken is counted.
+    /// Hands a command to the ledger without waiting for anything; the ledger counts outcomes, and what it did not take.
     pub fn submit(&self, command: Command) {
-        // The ledger counts outcomes and refusals itself.
         drop(self.directory().submit(command));
     }
 
-    /// Hands a command to the ledger and waits for its outcome; `None` when it is not taken or not known.
-    pub async fn commit(&self, command: Command) -> Option<Outcome> {
+    /// Hands a command to the ledger now, so that commands stay in order. The future is its outcome; `None` when it was
+    /// not taken or nothing is known of it.
+    pub fn commit(&self, command: Command) -> impl Future<Output = Option<Outcome>> + Send + 'static {
         let begun = Instant::now();
-        let outcome = self.directory().submit(command).ok()?.await.ok()?;
-        self.metrics.ledger.commit_seconds.observe(begun.elapsed().as_secs_f64());
-        Some(outcome)
+        let ticket = self.directory().submit(command);
+        let seconds = self.metrics.ledger.commit_seconds.clone();
+        async move {
+            let outcome = ticket.ok()?.await.ok()?;
+            seconds.observe(begun.elapsed().as_secs_f64());
+            Some(outcome)
+        }
     }
 
     /// A client's headers as they go to this worker: end to end, and with the worker's key in place of the client's.

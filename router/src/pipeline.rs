@@ -94,3 +94,6 @@ impl<'a> Steps<'a> {
         self.since = now;
     }
 }
+
+#[cfg(test)]
+mod tests;

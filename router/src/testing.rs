@@ -142,6 +142,10 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             });
             ([("content-type", "text/event-stream; charset=utf-8")], Body::from_stream(pieces)).into_response()
         }
+        "finish one" => {
+            let event = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
+            ([("content-type", "text/event-stream")], event).into_response()
+        }
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
         "fail" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "refuse" => (StatusCode::UNPROCESSABLE_ENTITY, [("x-engine", "said no")], "engine's own words").into_response(),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ownership::ledger::{Command, Custody, Place, Point, ReplicateReadonly, SetIntent, StepCommit, StepOutcome};
+use ownership::ledger::{
+    Command, Custody, Outcome, Place, Point, ReplicateReadonly, SetIntent, StepCommit, StepOutcome,
+};
 use planner::{Claim, Handoff, Plan};
 use vocabulary::{Blocks, Micros, Owner};
 
@@ -37,8 +39,8 @@ pub fn withdraw(gateway: &Gateway, located: &Located) {
 }
 
 fn submit_intent(gateway: &Gateway, located: &Located, step: Option<(Owner, Micros)>) {
-    // A session that is not open yet cannot have intents; its first commit opens it.
-    if located.known == Blocks::ZERO {
+    // Another router can meet this session only by its name or by its head; one that was made up just now has neither.
+    if located.prefixed.named.is_none() && located.idle.is_none() {
         return;
     }
     let intent = SetIntent { session: located.session.id, base: located.base, router: gateway.node(), step };
@@ -52,7 +54,12 @@ pub fn commit(gateway: &Arc<Gateway>, located: &Located, plan: &Plan) {
     if let Some(command) = step.command(located, located.known) {
         // The answer matters only if the ledger has merged away the base that this was written on.
         let restart = (located.known > Blocks::ZERO).then(|| step.command(located, Blocks::ZERO)).flatten();
-        tokio::spawn(settle(gateway.clone(), command, restart));
+        tokio::spawn(settle(gateway.clone(), gateway.commit(command), restart));
+        // The commit takes back what was announced on its own base.
+        let base = Point::on(&located.prefixed.prompt.chain, located.known).map(|base| base.id);
+        if base != Some(located.base) && located.base != located.prefixed.prompt.chain.root {
+            withdraw(gateway, located);
+        }
     } else {
         withdraw(gateway, located);
     }
@@ -61,8 +68,12 @@ pub fn commit(gateway: &Arc<Gateway>, located: &Located, plan: &Plan) {
     }
 }
 
-async fn settle(gateway: Arc<Gateway>, command: Command, restart: Option<Command>) {
-    let Some(outcome) = gateway.commit(command).await else { return };
+async fn settle(
+    gateway: Arc<Gateway>,
+    committed: impl Future<Output = Option<Outcome>> + Send,
+    restart: Option<Command>,
+) {
+    let Some(outcome) = committed.await else { return };
     if let (true, Some(restart)) = (StepOutcome::of(&outcome).must_restart, restart) {
         gateway.commit(restart).await;
     }
@@ -91,7 +102,7 @@ impl Step {
             model: &request.model,
             parent: located.parent,
             chain: &located.prefixed.prompt.chain,
-            sealed: located.prefixed.sealable(),
+            sealed: located.sealable(),
             base,
             replaces: located.rewrites,
             owner: self.server,

@@ -3,7 +3,7 @@
 //! Pure given a tokenizer: it reads the request and nothing else.
 
 use prefix::{Asked, FallbackReason, Identity, Prompt, WallTime};
-use vocabulary::{Blocks, RootKeys, SessionId};
+use vocabulary::{RootKeys, SessionId};
 
 use super::parse::Request;
 use crate::catalog::Model;
@@ -30,19 +30,13 @@ impl Prefixed {
             Identity::Fallback(reason) => Some(reason),
         }
     }
-
-    /// Whole blocks that every engine of the model can seal: a multiple of its sealing unit.
-    pub fn sealable(&self) -> Blocks {
-        let unit = self.model.seal_unit().0.max(1);
-        Blocks(self.prompt.chain.blocks().0 / unit * unit)
-    }
 }
 
 /// Names the prompt and the session.
 pub fn identify(request: Request, model: std::sync::Arc<Model>) -> Prefixed {
     let named =
         request.session_key.as_ref().map(|key| SessionId::of_key(&request.incoming.tenant, &request.model, &key.name));
-    let keys = RootKeys { adapter: None, salt: request.salt.as_deref(), content: None };
+    let keys = RootKeys { adapter: None, salt: request.cache_salt(), content: None };
     let asked = Asked { keys, now: wall_time() };
     let body = &request.incoming.body;
     let prompt = match request.endpoint {

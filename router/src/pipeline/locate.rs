@@ -8,6 +8,7 @@ use vocabulary::{Blocks, Micros, Overlap, PrefixId, SessionId, Tokens, WorkerVie
 
 use super::identify::Prefixed;
 use super::opening::{opening, preamble};
+use super::parse::Request;
 use crate::gateway::Gateway;
 
 /// A prompt whose place in the world is known.
@@ -19,7 +20,7 @@ pub struct Located {
     pub pin: SessionId,
     /// The session: the named one, the one that the chain extends, or a new one.
     pub session: SessionView,
-    /// The session that this one leaves, where the chain says so.
+    /// The session that this one leaves or was spawned from, where the chain or the client says so.
     pub parent: Option<SessionId>,
     /// The deepest block of the chain that the ledger knows: the commit's base.
     pub known: Blocks,
@@ -43,6 +44,11 @@ impl Located {
     /// The most that any worker holds.
     pub fn deepest_overlap(&self) -> Blocks {
         self.overlaps.iter().map(|overlap| overlap.blocks).max().unwrap_or_default()
+    }
+
+    /// Whole blocks that every engine of the model can keep.
+    pub fn sealable(&self) -> Blocks {
+        sealable(&self.prefixed, &self.workers)
     }
 
     /// Leading tokens known from before.
@@ -71,10 +77,13 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
         (Lineage::Continues { session, head }, _) => (session, None, Some((head, head.blocks))),
         (Lineage::Leaves { session, head, at }, Some(_)) => (session, None, Some((head, at.blocks))),
         (Lineage::Leaves { session, head, at }, None) => (fresh, Some(session), Some((head, at.blocks))),
-        (Lineage::Shares { .. } | Lineage::New, named) => (named.unwrap_or(fresh), None, None),
+        (Lineage::Shares { .. } | Lineage::New, named) => {
+            (named.unwrap_or(fresh), named_parent(&prefixed.request), None)
+        }
     };
-    let relation =
-        head.map_or(HeadRelation::Unknown, |(head, shared)| HeadRelation::of(prefixed.sealable(), head.blocks, shared));
+    let relation = head.map_or(HeadRelation::Unknown, |(head, shared)| {
+        HeadRelation::of(sealable(&prefixed, &workers), head.blocks, shared)
+    });
     let record = view.session(id);
     let owner = record.and_then(|session| view.session_owner(session));
     let sealed = found.sealed.as_ref();
@@ -103,6 +112,30 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
     }
 }
 
+/// Whole blocks of the prompt, down to a multiple of every engine's own block: engines keep and drop only those whole.
+fn sealable(prefixed: &Prefixed, workers: &[WorkerView]) -> Blocks {
+    let chain = &prefixed.prompt.chain;
+    let serving = workers.iter().filter(|worker| worker.models.contains(&prefixed.request.model));
+    let units = serving.map(|worker| worker.capacity.block.whole_blocks(chain.block).0.max(1));
+    let unit = units.fold(1, lcm);
+    Blocks(chain.blocks().0 / unit * unit)
+}
+
+/// Least common multiple of two that are not zero, saturating.
+fn lcm(a: u64, b: u64) -> u64 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest != 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (a / divisor).saturating_mul(b)
+}
+
+/// The session that the client says this one was spawned from.
+fn named_parent(request: &Request) -> Option<SessionId> {
+    let parent = request.session_key.as_ref()?.parent.as_ref()?;
+    Some(SessionId::of_key(&request.incoming.tenant, &request.model, parent))
+}
+
 /// Live intents of other routers, with how much of this prompt their step shares.
 fn promises(
     gateway: &Gateway,
@@ -119,4 +152,14 @@ fn promises(
         .filter(|intent| intent.router != gateway.node())
         .map(|intent| Promise { worker: intent.worker.worker, rank: intent.worker.rank, blocks: shared(intent.base) })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lcm;
+
+    #[test]
+    fn blocks_that_all_engines_share_are_a_multiple_of_each() {
+        assert_eq!([lcm(1, 4), lcm(4, 6), lcm(8, 8), lcm(u64::MAX, 2)], [4, 12, 8, u64::MAX]);
+    }
 }

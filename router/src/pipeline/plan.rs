@@ -113,7 +113,8 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
             Planned { plan: decision.plan, decision: Some(decision) }
         }
         Mode::Sticky => Planned { plan: bypass()?, decision: None },
-        Mode::Shadow => Planned { plan: bypass()?, decision: Some(own()?) },
+        // Whatever the planner says in the shadow, the answer does not depend on it.
+        Mode::Shadow => Planned { plan: bypass()?, decision: own().ok() },
     })
 }
 
