@@ -210,7 +210,7 @@ impl Maker<'_> {
         }
         let lives_there = |owner: usize| owner == target || self.at(target).holding.held > self.at(owner).holding.held;
         let there = self.table.owner.is_some_and(lives_there).then_some(MoveReason::StateIsThere);
-        let why = self.table.leave.or(there);
+        let why = self.table.leave_for(target).or(there);
         why.map_or(Claim::Borrow, |why| Claim::Move { from, epoch: session.epoch, why })
     }
 

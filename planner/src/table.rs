@@ -18,7 +18,7 @@ pub(crate) struct Table<'a> {
     pub(crate) standings: Vec<Standing<'a>>,
     pub(crate) owner: Option<usize>,
     /// Why the owner should not stay the owner, whoever serves.
-    pub(crate) leave: Option<MoveReason>,
+    leave: Option<MoveReason>,
     /// Whether draining workers may serve: only when nobody else can.
     last_resort: LastResort,
     /// Who holds most of the prompt, and how much.
@@ -76,7 +76,6 @@ impl<'a> Table<'a> {
     fn reason_to_leave(&self) -> Option<MoveReason> {
         self.inputs.session.owner?;
         let Some(standing) = self.owner.map(|at| &self.standings[at]) else { return Some(MoveReason::OwnerGone) };
-        let overload = &self.inputs.policy.overload;
         let sealed = self.inputs.session.sealed.tokens(self.inputs.ask.block).min(self.inputs.ask.prompt);
         let evicted = standing.view.knowledge == Knowledge::Exact && standing.holding.held * 2 < sealed;
         match standing.barred {
@@ -84,12 +83,23 @@ impl<'a> Table<'a> {
             Some(Refused::NotReady | Refused::WrongModel) => Some(MoveReason::OwnerGone),
             _ if standing.is_draining() => Some(MoveReason::OwnerDraining),
             _ if !standing.view.role.decodes() => Some(MoveReason::OwnerPrefillOnly),
-            _ if standing.pace.queue >= overload.queue || standing.pace.usage >= overload.kv_usage => {
-                Some(MoveReason::OwnerOverloaded)
-            }
+            _ if self.is_overloaded(standing) => Some(MoveReason::OwnerOverloaded),
             _ if evicted => Some(MoveReason::OwnerEvicted),
             _ => None,
         }
+    }
+
+    /// Why ownership should go to this target: nobody flees from an overloaded owner to an overloaded target, or
+    /// sessions would run in circles while everybody is.
+    pub(crate) fn leave_for(&self, target: usize) -> Option<MoveReason> {
+        let in_vain =
+            |why: &MoveReason| *why == MoveReason::OwnerOverloaded && self.is_overloaded(&self.standings[target]);
+        self.leave.filter(|why| !in_vain(why))
+    }
+
+    fn is_overloaded(&self, standing: &Standing<'_>) -> bool {
+        let overload = &self.inputs.policy.overload;
+        standing.pace.queue >= overload.queue || standing.pace.usage >= overload.kv_usage
     }
 
     /// Whether this rank is the owner itself.

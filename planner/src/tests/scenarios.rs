@@ -179,6 +179,16 @@ fn an_overloaded_owner_loses_the_session() {
 }
 
 #[test]
+fn from_one_overloaded_worker_to_another_a_session_is_lent_and_not_moved() {
+    check(
+        "session owner=a sealed=99
+         worker a hybrid holds=99 backlog=60000
+         worker b hybrid backlog=30000",
+        "colocated_prefill at b 0+1600, borrow",
+    );
+}
+
+#[test]
 fn an_owner_that_only_prefills_hands_over_to_one_that_decodes() {
     let scene = "session owner=p sealed=99
          worker p prefill holds=99
