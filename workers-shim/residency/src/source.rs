@@ -168,6 +168,11 @@ impl Source {
         }
         if let Some(earlier) = self.orphans.get_mut(hash) {
             earlier.copies.add(place);
+            if earlier.tokens.is_empty() && !orphan.tokens.is_empty() {
+                // Told by a slower tier first, without tokens; now only its parent is missing.
+                orphan.copies = self.orphans.take(hash).unwrap_or_default().copies;
+                self.orphans.keep(hash, orphan);
+            }
         } else if self.orphans.len() >= self.rules.most_orphans {
             self.counts.over_limit += 1;
         } else {

@@ -143,6 +143,19 @@ fn children_wait_for_their_parents() {
 }
 
 #[test]
+fn a_block_that_was_first_told_without_tokens_is_placed_once_tokens_and_parent_are_known() {
+    let mut source = Source::new(rules(4));
+    let untold = Stored { tier: Tier::Host, ..stored(&[71], Some(70), &[]) };
+    assert_eq!(changes(|out| source.store(&untold, out)), []);
+    assert_eq!(changes(|out| source.store(&stored(&[71], Some(70), &tokens(4..8)), out)), []);
+    let prompt = chain(4, &tokens(0..8));
+    let placed = changes(|out| source.store(&stored(&[70], None, &tokens(0..4)), out));
+    let expected = [(prompt[0], Tier::Hbm), (prompt[1], Tier::Hbm), (prompt[1], Tier::Host)];
+    assert_eq!(placed, expected.map(|(hash, tier)| Change::Held(hash, tier)));
+    assert_eq!((source.orphans(), source.counts().orphans), (0, 1));
+}
+
+#[test]
 fn a_waiting_child_can_be_removed_and_keeps_its_count() {
     let mut source = Source::new(rules(4));
     let (child, other) = (stored(&[71], Some(70), &tokens(4..8)), stored(&[72], Some(70), &tokens(8..12)));
