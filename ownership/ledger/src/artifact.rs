@@ -79,9 +79,6 @@ pub struct KvShape {
 pub struct Scope(u64);
 
 impl Scope {
-    pub(crate) const FIRST: Self = Self(0);
-    pub(crate) const LAST: Self = Self(u64::MAX);
-
     /// The scope of a tenant's KV of this format: xxh3-64 over the format and the tenant's name.
     pub fn of(tenant: &TenantId, format: KvFormat) -> Self {
         let mut scoped = Vec::with_capacity(8 + tenant.0.len());

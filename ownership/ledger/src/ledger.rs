@@ -228,12 +228,6 @@ impl Ledger {
         self.records.intents.get(&session).into_iter().flat_map(|all| all.iter()).filter(move |i| i.expires > now)
     }
 
-    /// The extents that keep the prefix as a boundary, one for each tenant and format: for operators, not for tenants.
-    pub fn artifacts_at(&self, prefix: PrefixId) -> impl Iterator<Item = &Artifact> {
-        let all = (prefix, Scope::FIRST)..=(prefix, Scope::LAST);
-        self.index.boundaries.range(all).filter_map(|(_, id)| self.artifact(*id))
-    }
-
     /// The session with a head there; of several the one that was written last.
     pub fn session_by_head(&self, scope: Scope, prefix: PrefixId) -> Option<&Session> {
         let all = (scope, prefix, SessionId(0))..=(scope, prefix, SessionId(u128::MAX));

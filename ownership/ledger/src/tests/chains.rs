@@ -126,8 +126,6 @@ fn tenants_with_equal_text_share_nothing() {
     bench.step(StepCommit { tenant: &other, session: session(2), ..step(2, &text, 0, 2) });
     assert_eq!(bench.ledger.artifact_count(), 2);
     assert_ne!(bench.extent(session(1)).id, bench.extent(session(2)).id);
-    let tenants = bench.ledger.artifacts_at(text.head()).map(|artifact| artifact.origin.tenant.clone());
-    assert_eq!(tenants.count(), 2, "operators see both");
     // A foreign session id does not open the door either.
     let outcome = bench.step(StepCommit { tenant: &other, ..step(1, &chain(&[('a', 120)]), 100, 2) });
     assert_eq!(outcome.movement, None);
