@@ -24,7 +24,7 @@ const MAX_EXPIRIES: usize = 256;
 pub(crate) struct Reports(Mutex<BTreeMap<WorkerId, Incarnation>>);
 
 impl Reports {
-    /// Notes that a life of a worker was reached; the newer life counts. False when too many are noted already.
+    /// Notes that a life of a worker was reached; the one that was noted last counts. False when too many are noted already.
     pub(crate) fn note(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
         let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if reports.len() >= MAX_REPORTS && !reports.contains_key(&worker) {
