@@ -17,13 +17,3 @@ pub use replicate::{PATH as REPLICATE_PATH, Replica, replicate_decode, replicate
 pub use request::{Api, LegOptions, RequestBody, Stripped, UsageEvent};
 pub use splice::{JsonFields, Splice};
 pub use sse::{SseScanner, StreamFacts};
-
-use vocabulary::WorkerView;
-
-/// Whether KV can go from one worker to the other: both speak the same fabric.
-pub fn can_transfer(from: &WorkerView, to: &WorkerView) -> bool {
-    match (&from.link, &to.link) {
-        (Some(from), Some(to)) => from.fabric == to.fabric,
-        _ => false,
-    }
-}

@@ -146,7 +146,8 @@ impl RequestBody {
         splice.remove("min_tokens");
         splice.remove("stream_options");
         splice.set("stream", b"false".as_slice());
-        // Only a leg that ends by its length hands its blocks over.
+        // Only a leg that ends by its length hands its blocks over, and engines look for a stop first.
+        splice.remove("stop_token_ids");
         splice.set("ignore_eos", b"true".as_slice());
         splice.set("kv_transfer_params", REMOTE_DECODE);
         splice.finish()

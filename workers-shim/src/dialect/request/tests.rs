@@ -24,7 +24,7 @@ fn handoff() -> Handoff {
 }
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi \ud800"}],"stream":true,
- "stream_options":{"include_usage":false,"x":1},"max_completion_tokens":99,"min_tokens":5,"temperature":0.70,"odd":[1]}"#;
+ "stream_options":{"include_usage":false,"x":1},"max_completion_tokens":99,"min_tokens":5,"stop_token_ids":[7],"temperature":0.70,"odd":[1]}"#;
 
 #[test]
 fn a_plain_leg_is_the_clients_own_bytes() {

@@ -6,7 +6,6 @@ use tokio::net::TcpListener;
 use vocabulary::{Blocks, DpRank, Health, Incarnation, ModelId};
 
 use super::*;
-use crate::dialect::can_transfer;
 
 async fn until_ready(watch: &Watch) {
     let ready = |watch: &Watch| watch.fleet.snapshot().iter().all(|view| view.health == Health::Ready);
@@ -48,8 +47,9 @@ async fn kv_goes_only_between_workers_of_one_fabric() {
     let watch = Watch::over(vec![spec(&a), spec(&b), spec(&c)]);
     until_ready(&watch).await;
     let [a, b, c] = [0, 1, 2].map(|at| watch.view(at));
-    assert!(can_transfer(&a, &b) && can_transfer(&b, &a));
-    assert!(!can_transfer(&a, &c), "{:?} and {:?}", a.link, c.link);
+    let fabric = |view: &WorkerView| view.link.as_ref().unwrap().fabric.clone();
+    assert_eq!(fabric(&a), fabric(&b));
+    assert_ne!(fabric(&a), fabric(&c));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
