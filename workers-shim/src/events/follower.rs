@@ -99,7 +99,8 @@ impl Worker {
         let mut ranks = JoinSet::new();
         for source in sources {
             let feed = Feed::new(self.member.id, source.rank, rules.clone());
-            let rank = Rank { worker: self.clone(), source, stream: Stream::new(), feed };
+            let (worker, stream, told) = (self.clone(), Stream::new(), (0, Knowledge::Degraded));
+            let rank = Rank { worker, source, stream, feed, told };
             ranks.spawn(rank.run(life.clone()));
         }
         // One rank that cannot go on ends the others' use too: the worker is known wholly or not.
@@ -133,6 +134,8 @@ struct Rank {
     source: EventSource,
     stream: Stream,
     feed: Feed,
+    /// What was last said of it: engine blocks, and how they are known.
+    told: (u64, Knowledge),
 }
 
 impl Rank {
@@ -289,8 +292,10 @@ impl Rank {
     fn tell(&mut self) -> Result<(), End> {
         let knowledge = self.stream.knowledge();
         let member = self.worker.member.clone();
-        let before = self.worker.index.read().knowledge(member.id);
-        self.feed.know(knowledge);
+        let before = std::mem::replace(&mut self.told.1, knowledge);
+        if before != knowledge {
+            self.feed.know(knowledge);
+        }
         self.settle();
         if before != knowledge {
             if knowledge == Knowledge::Degraded {
@@ -303,7 +308,10 @@ impl Rank {
 
     fn settle(&mut self) {
         let worker = &self.worker;
-        worker.member.events.blocks.store(self.feed.blocks() as u64, Relaxed);
+        let now = self.feed.blocks() as u64;
+        let before = std::mem::replace(&mut self.told.0, now);
+        // The worker's blocks are the sum over its ranks; the sum wraps where one of them shrinks.
+        worker.member.events.blocks.fetch_add(now.wrapping_sub(before), Relaxed);
         if let Err(error) = worker.index.settle(&mut self.feed) {
             tracing::error!(worker = %worker.member.spec.endpoint, %error, "residency");
         }
