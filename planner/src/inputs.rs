@@ -71,7 +71,7 @@ pub struct SessionView {
     pub epoch: Epoch,
     /// Blocks of the prompt that are sealed, from its start.
     pub sealed: Blocks,
-    /// Live read-only replicas of that sealed prefix.
+    /// Who else has that sealed prefix by decision: its live read-only replicas, and its owner where that is another.
     pub replicas: Vec<Owner>,
     /// Live intents of other routers.
     pub promises: Vec<Promise>,

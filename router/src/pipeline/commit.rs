@@ -63,7 +63,7 @@ pub fn commit(gateway: &Arc<Gateway>, located: &Located, plan: &Plan) {
     } else {
         withdraw(gateway, located);
     }
-    if let (Some(Handoff::Replicate { blocks, .. }), Claim::Borrow) = (&plan.handoff, &plan.claim) {
+    if let (Some(Handoff::Replicate { blocks, .. }), Claim::Borrow | Claim::Open) = (&plan.handoff, &plan.claim) {
         note_copy(gateway, located, (server, *blocks));
     }
 }

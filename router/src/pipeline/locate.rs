@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use ownership::ledger::{Lineage, Query};
+use ownership::ledger::{Lineage, Query, Sealed};
 use planner::{HeadRelation, Promise, SessionView};
-use vocabulary::{Blocks, Micros, Overlap, PrefixId, SessionId, Tokens, WorkerView};
+use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
 
 use super::identify::Prefixed;
 use super::opening::{opening, preamble};
@@ -89,10 +89,10 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
     let sealed = found.sealed.as_ref();
     let session = SessionView {
         id,
-        owner: owner.or_else(|| sealed.and_then(|sealed| sealed.standing.owner())),
-        epoch: record.map(|session| session.epoch).or(sealed.map(|sealed| sealed.epoch)).unwrap_or_default(),
+        owner,
+        epoch: record.map(|session| session.epoch).unwrap_or_default(),
         sealed: found.known(),
-        replicas: sealed.map(|sealed| sealed.replicas.clone()).unwrap_or_default(),
+        replicas: sealed.map_or_else(Vec::new, |sealed| holders(sealed, owner)),
         promises: promises(gateway, &view, id, &prefixed),
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
@@ -136,6 +136,13 @@ fn named_parent(request: &Request) -> Option<SessionId> {
     Some(SessionId::of_key(&request.incoming.tenant, &request.model, parent))
 }
 
+/// Who else has the sealed prefix by decision. Its owner is one of them and no more: whoever serves a session that
+/// nobody owns may claim it, wherever the system prompt that it shares with others was computed first.
+fn holders(sealed: &Sealed, owner: Option<Owner>) -> Vec<Owner> {
+    let copies = sealed.replicas.iter().copied().filter(|copy| sealed.standing.owner() != Some(*copy));
+    sealed.standing.owner().into_iter().chain(copies).filter(|holder| owner != Some(*holder)).collect()
+}
+
 /// Live intents of other routers, with how much of this prompt their step shares.
 fn promises(
     gateway: &Gateway,
@@ -149,17 +156,40 @@ fn promises(
         None => Blocks::ZERO,
     };
     view.intents(session)
-        .filter(|intent| intent.router != gateway.node())
+        .filter(|intent| intent.router != gateway.node() && view.is_live(intent.worker))
         .map(|intent| Promise { worker: intent.worker.worker, rank: intent.worker.rank, blocks: shared(intent.base) })
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::lcm;
+    use ownership::ledger::{Point, Standing};
+    use vocabulary::{ArtifactId, DpRank, Epoch, Incarnation, WorkerId};
+
+    use super::*;
+
+    fn owner(worker: u64) -> Owner {
+        Owner { worker: WorkerId(worker), incarnation: Incarnation(1), rank: DpRank(0) }
+    }
+
+    fn sealed(standing: Standing, replicas: &[u64]) -> Sealed {
+        let at = Point { blocks: Blocks(4), id: PrefixId(4) };
+        let replicas = replicas.iter().copied().map(owner).collect();
+        Sealed { artifact: ArtifactId(1), at, standing, epoch: Epoch::default(), replicas, group: None }
+    }
 
     #[test]
     fn blocks_that_all_engines_share_are_a_multiple_of_each() {
         assert_eq!([lcm(1, 4), lcm(4, 6), lcm(8, 8), lcm(u64::MAX, 2)], [4, 12, 8, u64::MAX]);
+    }
+
+    #[test]
+    fn who_owns_a_shared_prefix_holds_it_for_a_session_that_is_not_theirs() {
+        let shared = sealed(Standing::Owned(owner(1)), &[2]);
+        assert_eq!(holders(&shared, None), [owner(1), owner(2)]);
+        assert_eq!(holders(&shared, Some(owner(1))), [owner(2)]);
+        assert_eq!(holders(&shared, Some(owner(2))), [owner(1)]);
+        assert_eq!(holders(&sealed(Standing::Copied(owner(2)), &[2, 3]), None), [owner(2), owner(3)]);
+        assert_eq!(holders(&sealed(Standing::Unowned, &[]), Some(owner(1))), []);
     }
 }

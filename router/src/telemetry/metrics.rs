@@ -61,7 +61,7 @@ pub struct Plans {
     pub actions: IntCounterVec,
     /// `step_kinds_total{kind}`.
     pub kinds: IntCounterVec,
-    /// `owner_lookups_total`: steps whose session or prefix had a live owner.
+    /// `owner_lookups_total`: steps whose session had a live owner.
     pub owner_lookups: IntCounter,
     /// `owner_hits_total`: of these, the ones served at it.
     pub owner_hits: IntCounter,
@@ -244,8 +244,8 @@ impl Plans {
             step: f.histograms("step_seconds", "Time spent in each step of the pipeline.", (&["step"], FINE_SECONDS)),
             actions: f.counters("plan_actions_total", "Plans executed, by action.", &["action"]),
             kinds: f.counters("step_kinds_total", "Agent steps, by kind.", &["kind"]),
-            owner_lookups: f.counter("owner_lookups_total", "Steps whose session or prefix had a live owner."),
-            owner_hits: f.counter("owner_hits_total", "Steps served at the owner of their session or prefix."),
+            owner_lookups: f.counter("owner_lookups_total", "Steps whose session had a live owner."),
+            owner_hits: f.counter("owner_hits_total", "Steps served at the owner of their session."),
             overlap: f.histogram("overlap_tokens", "Prompt tokens that the chosen worker held already.", TOKENS),
             prompt_tokens: f.counters(
                 "prompt_tokens_total",
