@@ -103,7 +103,7 @@ impl Worker {
             let rank = Rank { worker, source, stream, feed, told };
             ranks.spawn(rank.run(life.clone()));
         }
-        // One rank that cannot go on ends the others' use too: the worker is known wholly or not.
+        // Ranks of one engine have one block size: where one cannot go on, the others find the same as they speak.
         let mut usable = true;
         while let Some(end) = ranks.join_next().await {
             usable &= !matches!(end, Ok(End::Unusable));
