@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
+use vocabulary::Tokens;
 use workers_shim::dialect::JsonError;
 
 /// Everything that ends a client's request without an engine's answer.
@@ -38,6 +39,18 @@ pub enum ApiError {
     UnknownModel {
         /// What was asked for.
         model: String,
+    },
+    /// The prompt does not fit any worker; in the words that clients look for.
+    #[error(
+        "This model's maximum context length is {longest} tokens. However, your request has {prompt} input tokens. Shorten the {param}, or ask for fewer tokens."
+    )]
+    TooLong {
+        /// The field that holds the prompt.
+        param: &'static str,
+        /// The most that a worker takes, prompt and answer together.
+        longest: Tokens,
+        /// The prompt's length.
+        prompt: Tokens,
     },
     /// No API key came along.
     #[error("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")]
@@ -108,7 +121,7 @@ pub enum ApiError {
         what: &'static str,
     },
     /// The worker could not be reached, or broke off before it answered.
-    #[error("The worker did not answer: {detail}. Send the request again.")]
+    #[error("The worker failed: {detail}. Send the request again.")]
     WorkerFailed {
         /// What happened, without addresses.
         detail: String,
@@ -151,6 +164,7 @@ impl ApiError {
             Self::NotJson { .. } => "not_json",
             Self::BadField { .. } => "bad_field",
             Self::UnknownModel { .. } => "unknown_model",
+            Self::TooLong { .. } => "too_long",
             Self::NoKey | Self::BadKey => "api_key",
             Self::UnknownPath { .. } => "unknown_path",
             Self::WrongMethod { .. } => "wrong_method",
@@ -195,6 +209,7 @@ impl ApiError {
                 shape(StatusCode::BAD_REQUEST, BAD, None)
             }
             Self::BadField { .. } => shape(StatusCode::BAD_REQUEST, BAD, Some("invalid_value")),
+            Self::TooLong { .. } => shape(StatusCode::BAD_REQUEST, BAD, Some("context_length_exceeded")),
             Self::UnknownModel { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("model_not_found")),
             // litellm takes every "invalid_request_error" for a 400.
             Self::NoKey | Self::BadKey => {
@@ -223,6 +238,7 @@ impl ApiError {
         let param = match self {
             Self::BadField { param, .. } => Some(param.as_str()),
             Self::UnknownModel { .. } => Some("model"),
+            Self::TooLong { param, .. } => Some(*param),
             _ => None,
         };
         error_json(&self.to_string(), kind, (param, code))

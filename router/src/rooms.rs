@@ -102,7 +102,11 @@ fn spec(worker: &WorkerConfig) -> WorkerSpec {
 /// How a worker's events become chain blocks, for models whose tokens are known.
 fn rules(catalog: Arc<Catalog>) -> RulesOf {
     Arc::new(move |name| {
-        let model = catalog.configured(name).filter(|model| model.identifier.text().is_some())?;
+        let model = catalog.configured(name).filter(|model| model.identifier.text().is_some());
+        if model.is_none() {
+            tracing::warn!(model = %name, "no tokenizer is configured (models.NAME.text): prompts are known by their bytes");
+        }
+        let model = model?;
         let identifier = &model.identifier;
         Some(SourceRules::new(identifier.block(), identifier.seed(), identifier.namespace().clone()))
     })

@@ -114,7 +114,7 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
     let body = body.collect().await.unwrap().to_bytes();
     let path = head.uri.to_string();
     if path == "/v1/models" {
-        let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "x_extra": 1});
+        let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "max_model_len": 50_000, "x_extra": 1});
         return axum::Json(serde_json::json!({"object": "list", "data": [entry]})).into_response();
     }
     if ["/health", "/metrics", "/version", "/kv_event_sources"].contains(&path.as_str()) {

@@ -110,6 +110,13 @@ def lint(page: str) -> list[str]:
     return [f"/metrics: {line}" for line in (said.stdout + said.stderr).splitlines() if line.strip()]
 
 
+def spoken(stream: str) -> str:
+    """The text of a streamed chat answer."""
+    events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event).get("choices", [])]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
 class Traffic:
     """Sessions that go well, and everything that does not: each family of metrics has something to count."""
 
@@ -137,8 +144,9 @@ class Traffic:
         messages = []
         while not self.over.is_set():
             messages.append({"role": "user", "content": f"session {number} wants to know more about flights " * 20})
-            answer = self.post({"messages": messages, "max_tokens": 12}, f"prometheus-{number}")
-            text = answer["choices"][0]["message"]["content"] if answer else "nothing"
+            # Only a stream has a first token of its own.
+            answer = self.post({"messages": messages, "max_tokens": 12, "stream": True}, f"prometheus-{number}")
+            text = spoken(answer) or "nothing"
             messages.append({"role": "assistant", "content": text})
             if len(messages) > 30:
                 messages.clear()
@@ -155,15 +163,16 @@ class Traffic:
             self.post({"messages": [{"role": "user", "content": picture}], "max_tokens": 4})
             self.over.wait(0.3)
 
-    def post(self, body: dict, session: str | None = None) -> dict | None:
+    def post(self, body: dict, session: str | None = None) -> str:
+        """The answer's text, empty for an error."""
         headers = {"content-type": "application/json"} | ({"x-session-id": session} if session else {})
         data = json.dumps({"model": MODEL, **body}).encode()
         request = urllib.request.Request(f"{self.cluster.url}/v1/chat/completions", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                return json.load(answer)
+                return answer.read().decode()
         except (urllib.error.URLError, OSError):
-            return None
+            return ""
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ impl Problem {
 
     pub(super) fn unknown_path() -> Self {
         let detail =
-            "Served are /metrics, /livez, /readyz and /ownerserve/v1/{workers,sessions,owners,decisions,mode}.";
+            "Served are /metrics, /livez, /readyz and /ownerserve/v1/{workers,sessions,owners/PREFIX,decisions,mode}.";
         Self::new(StatusCode::NOT_FOUND, "Unknown path", detail)
     }
 

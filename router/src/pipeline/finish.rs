@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::Handoff;
-use vocabulary::{Blocks, Bytes, Micros, Tokens};
+use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
 use workers_shim::fleet::InFlight;
 
@@ -33,6 +33,11 @@ pub struct Finish {
 }
 
 impl Finish {
+    /// Who answers.
+    pub fn server(&self) -> WorkerId {
+        self.planned.plan.target()
+    }
+
     /// The end. `usage` is what the engine counted.
     pub fn end(mut self, ending: Ending, usage: Option<Usage>) {
         let counted = usage.map(|usage| self.computed_here(usage));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use planner::{
     Ask, Decision, Inputs, NoPlan, Plan, Policy, Rule, StepFacts, StepKind, TransferBar, Transfers, classify as kind_of,
 };
-use vocabulary::{WorkerId, WorkerView};
+use vocabulary::{Tokens, WorkerId, WorkerView};
 
 use super::locate::Located;
 use super::steering::Mode;
@@ -92,16 +92,25 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
     let mut pinned = step.located.session.clone();
     pinned.id = step.located.pin;
     let decide = |policy, session, turn| {
-        planner::plan(&Inputs {
-            step: step.step,
-            ask: &step.ask,
-            session,
-            workers: &step.located.workers,
-            overlaps: &step.located.overlaps,
-            excluded,
-            policy,
-            turn,
-        })
+        let planned = |ask: &Ask| {
+            planner::plan(&Inputs {
+                step: step.step,
+                ask,
+                session,
+                workers: &step.located.workers,
+                overlaps: &step.located.overlaps,
+                excluded,
+                policy,
+                turn,
+            })
+        };
+        match planned(&step.ask) {
+            // Tokens were only guessed from bytes: whether they fit is the engine's to say.
+            Err(NoPlan::TooLong { longest }) if step.located.prefixed.fallback().is_some() => {
+                planned(&Ask { prompt: longest - Tokens(1), answer: Tokens(1), ..step.ask.clone() })
+            }
+            planned => planned,
+        }
         .map_err(|why| no_plan(why, step))
     };
     let own = || decide(&policies.own, &step.located.session, 0);
@@ -127,13 +136,14 @@ fn no_plan(why: NoPlan, step: &Classified) -> ApiError {
         NoPlan::UnknownModel { model } => ApiError::NoWorker { model: shortened(&model.0) },
         NoPlan::NoneReady => ApiError::NoWorker { model: shortened(&step.ask.model.0) },
         NoPlan::AllExcluded => ApiError::WorkerFailed { detail: "every worker that could serve this failed".into() },
-        NoPlan::TooLong { longest } => {
-            let param = match step.located.prefixed.request.endpoint {
+        NoPlan::TooLong { longest } => ApiError::TooLong {
+            param: match step.located.prefixed.request.endpoint {
                 Endpoint::ChatCompletions => "messages",
                 Endpoint::Completions => "prompt",
-            };
-            ApiError::field(param, format!("prompt and answer may have {longest} tokens together"))
-        }
+            },
+            longest,
+            prompt: step.ask.prompt,
+        },
     }
 }
 

@@ -86,7 +86,9 @@ impl Events {
         let finished = facts.finish.is_some() && !self.several;
         let told = facts.ended() || finished;
         if !told {
-            tracing::warn!(error = error.map(tracing::field::display), "a worker's stream broke off");
+            let at = self.finish.as_ref().map(Finish::server);
+            let error = error.map(tracing::field::display);
+            tracing::warn!(worker = at.map(tracing::field::display), error, "a worker's stream broke off");
             let error = ApiError::WorkerFailed { detail: "it broke off inside its answer".into() };
             self.ready.push_back(error_event(&error));
         }

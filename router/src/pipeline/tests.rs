@@ -62,3 +62,17 @@ async fn a_bypassed_step_leaves_nothing_in_the_ledger_and_a_shadowed_one_what_wa
         assert_eq!(receipt.decision.is_some(), known, "{mode}: priced or not");
     }
 }
+
+#[tokio::test]
+async fn a_prompt_that_is_known_to_be_too_long_is_refused_and_a_guessed_one_is_the_engines_to_judge() {
+    let guessed = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(20_000));
+    let (_worker, by_bytes) = with_a_lease(&[]).await;
+    assert_eq!(post(by_bytes.proxy_address(), PATH, guessed).await.status, 200);
+
+    let known = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", vec![5; 60_000]);
+    let (_worker, by_tokens) = with_a_lease(&["models.tiny.text=builtin"]).await;
+    let got = post(by_tokens.proxy_address(), PATH, known).await;
+    assert_eq!((got.status, got.error_code().as_str()), (400, "context_length_exceeded"));
+    let message = got.json()["error"]["message"].to_string();
+    assert!(message.contains("50000") && message.contains("60000 input tokens"), "{message}");
+}

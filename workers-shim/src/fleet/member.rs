@@ -120,6 +120,9 @@ impl Member {
         match verdict {
             Verdict::Unsure => None,
             Verdict::Dead => {
+                if reach.failures == 1 && before.health == Health::Unreachable {
+                    tracing::warn!(worker = %self.spec.endpoint, "worker is not reached; it is tried again and again");
+                }
                 self.see(&before, Seen { health: Health::Unreachable, ..(*before).clone() });
                 None
             }
