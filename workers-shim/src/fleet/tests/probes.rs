@@ -195,11 +195,13 @@ async fn a_probe_that_began_before_somebody_failed_does_not_take_it_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_the_loss_of_a_worker_hears_of_death_and_of_a_new_life() {
+    let nobody = watch(vec![WorkerSpec::at("http://127.0.0.1:1", Role::Hybrid)]);
+    for lost in [nobody.fleet.lost(nobody.id(0)), nobody.fleet.lost(WorkerId(7))] {
+        tokio::time::timeout(Duration::from_secs(5), lost).await.expect("who was never reached is lost already");
+    }
     let engine = Engine::start().await;
     let mut watch = watch(vec![spec(&engine)]);
     let id = watch.id(0);
-    watch.fleet.lost(id).await;
-    watch.fleet.lost(WorkerId(7)).await;
     ready(&watch).await;
     let lost = watch.fleet.lost(id);
     let early = tokio::time::timeout(Duration::from_millis(100), watch.fleet.lost(id)).await;
