@@ -334,36 +334,3 @@ fn note(acknowledged: &mut Vec<(u128, String)>, line: &str) {
         acknowledged.push((n.parse().unwrap(), epoch.to_owned()));
     }
 }
-
-/// Not a check but a measurement: `cargo test --release -p ownership -- --ignored --nocapture throughput`.
-#[test]
-#[ignore = "a measurement"]
-fn throughput() {
-    let folder = tempfile::tempdir_in(std::env::var("BENCH_DIR").unwrap_or_else(|_| ".".into())).unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async {
-        let directory = Arc::new(open(folder.path()).await);
-        directory.submit(register(1, Duration::from_secs(600))).unwrap().await.unwrap();
-        for lanes in [1u128, 16, 256] {
-            let start = Instant::now();
-            let rounds = if lanes == 1 { 200 } else { 20_000 / lanes };
-            let lane = |lane: u128| {
-                let directory = directory.clone();
-                async move {
-                    for round in 0..rounds {
-                        let n = lanes << 64 | lane << 32 | round;
-                        directory.submit(step(n, 32, 0)).unwrap().await.unwrap();
-                    }
-                }
-            };
-            futures::future::join_all((0..lanes).map(|n| tokio::spawn(lane(n)))).await;
-            let (done, spent) = (rounds * lanes, start.elapsed());
-            let each = spent.as_micros() as f64 / rounds as f64;
-            let rate = done as f64 / spent.as_secs_f64();
-            use std::io::Write;
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "{lanes} writers: {rate:.0} steps/s, {each:.0} us from submit to answer").unwrap();
-        }
-        directory.close().await.unwrap();
-    });
-}
