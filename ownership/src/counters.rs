@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-use ledger::{Outcome, Refusal};
+use consensus::Witness;
+use ledger::{Ledger, Outcome, Refusal};
 
 use crate::error::SubmitError;
 
@@ -45,14 +46,17 @@ pub struct Readings {
     pub failures: BTreeMap<&'static str, u64>,
 }
 
-impl Counters {
-    pub(crate) fn applied(&self, outcomes: &[Outcome]) {
-        self.entries.fetch_add(1, Relaxed);
+impl Witness for Counters {
+    fn applied(&self, _ledger: &Ledger, outcomes: &[Outcome]) {
+        // Every submission has an outcome; an entry without any is Raft's own.
+        self.entries.fetch_add(u64::from(!outcomes.is_empty()), Relaxed);
         for outcome in outcomes {
             self.count(outcome);
         }
     }
+}
 
+impl Counters {
     fn count(&self, outcome: &Outcome) {
         match outcome {
             Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count(part)),

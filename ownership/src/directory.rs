@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use consensus::{LeaderClock, Publisher, Quorum, View};
 use ledger::Command;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Config, Raft, SnapshotPolicy};
@@ -11,17 +12,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::clock::LeaderClock;
 use crate::counters::{Counters, Readings};
 use crate::error::{OwnershipError, SubmitError};
 use crate::log_store::LogStore;
-use crate::machine::Machine;
 use crate::network::Alone;
 use crate::node_folder::{ClusterId, NodeFolder};
-use crate::raft::Types;
+use crate::raft::{Machine, Types};
 use crate::snapshots::SnapshotFile;
 use crate::ticker::{Reports, Ticker};
-use crate::view::{Publisher, Quorum, View};
 use crate::writer::{Queued, Ticket, Writer};
 
 /// How long the quorum may take to come up.

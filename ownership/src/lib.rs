@@ -2,26 +2,24 @@
 //!
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 
-mod clock;
 mod committed;
 mod counters;
 mod directory;
 mod error;
 mod log_store;
-mod machine;
 mod network;
 mod node_folder;
 mod raft;
+mod snapshot_store;
 mod snapshots;
 mod ticker;
-mod view;
 mod wal;
 mod writer;
 
+pub use consensus::{Quorum, View};
 pub use counters::Readings;
 pub use directory::{Directory, Options};
 pub use error::{OwnershipError, SubmitError};
 pub use ledger;
 pub use node_folder::ClusterId;
-pub use view::{Quorum, View};
 pub use writer::Ticket;

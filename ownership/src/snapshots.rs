@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use consensus::Body;
 use ledger::Ledger;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -16,12 +17,6 @@ use crate::raft::SnapshotMeta;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP1";
 const HEADER: u64 = 32;
-
-/// A snapshot's body.
-pub(crate) struct Body {
-    pub(crate) meta: SnapshotMeta,
-    pub(crate) ledger: Ledger,
-}
 
 /// Where the current snapshot lies.
 #[derive(Clone, Debug)]

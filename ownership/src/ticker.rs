@@ -4,20 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use ledger::{Command, Expire, Outcome, RenewLease};
+use consensus::{LeaderClock, expiries, renewal};
+use ledger::{Command, Outcome};
 use openraft::Raft;
 use vocabulary::{Incarnation, Micros, WorkerId};
 
-use crate::clock::LeaderClock;
 use crate::directory::{Inner, Options};
-use crate::machine::Machine;
-use crate::raft::Types;
+use crate::raft::{Machine, Types};
 
 /// Workers that may be reported between two ticks.
 const MAX_REPORTS: usize = 4_096;
-
-/// Leases that one tick may end.
-const MAX_EXPIRIES: usize = 256;
 
 /// Signs of life since the last tick.
 #[derive(Debug, Default)]
@@ -64,32 +60,22 @@ impl Ticker {
         }
     }
 
-    /// One renewal for all workers. It also moves the ledger's clock, so it goes out even when nobody was reached.
     fn renew(&self) {
-        let alive = self.inner.reports.take();
         let view = self.inner.publisher.view();
-        if alive.is_empty() && view.workers().next().is_none() && view.session_count() == 0 {
-            return;
-        }
-        let renewal = Command::RenewLease(RenewLease { alive, ttl: Micros::of(self.options.lease) });
+        let lease = Micros::of(self.options.lease);
+        let Some(renewal) = renewal(&view, self.inner.reports.take(), lease) else { return };
         if let Err(error) = self.inner.submit(renewal) {
             tracing::warn!(%error, "leases could not be renewed this tick");
         }
     }
 
-    /// Proposes the end of overdue leases, with the deadlines that were seen. Not in the first lease time of an office:
-    /// reports may have gone to the leader before.
     fn expire(&self) {
         let now = Instant::now();
         let in_office = self.clock.lock().unwrap_or_else(PoisonError::into_inner).in_office(now);
-        if in_office < Micros::of(self.options.lease) {
-            return;
-        }
         let view = self.inner.publisher.view();
-        for (deadline, worker) in view.overdue(view.now()).take(MAX_EXPIRIES) {
-            let expire = Expire { worker: worker.id, epoch: worker.epoch, deadline };
+        for expire in expiries(&view, in_office, Micros::of(self.options.lease)) {
             let Ok(ticket) = self.inner.submit(Command::Expire(expire)) else { return };
-            let (inner, worker) = (self.inner.clone(), worker.id);
+            let (inner, worker) = (self.inner.clone(), expire.worker);
             tokio::spawn(async move {
                 if ticket.await == Ok(Outcome::Done) {
                     inner.counters.lease_ended();

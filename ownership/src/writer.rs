@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use consensus::LeaderClock;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use ledger::{Command, Entry, Outcome, Refusal, Submission};
@@ -13,12 +14,10 @@ use openraft::Raft;
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::clock::LeaderClock;
 use crate::counters::Counters;
 use crate::error::SubmitError;
-use crate::machine::Machine;
 use crate::node_folder::random;
-use crate::raft::{Proposal, Types};
+use crate::raft::{Machine, Proposal, Types};
 
 /// Commands in one entry.
 const BATCH: usize = 256;

@@ -10,8 +10,8 @@ use vocabulary::NodeId;
 /// The ledger at one applied index, and what this node knew of the quorum then.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    pub(crate) ledger: Ledger,
-    pub(crate) quorum: Quorum,
+    ledger: Ledger,
+    quorum: Quorum,
 }
 
 /// What a node knows of its quorum.
@@ -47,7 +47,7 @@ impl Deref for View {
 
 /// Where the current view hangs. Readers take no lock; the two writers (apply, quorum watch) take turns.
 #[derive(Debug)]
-pub(crate) struct Publisher {
+pub struct Publisher {
     view: ArcSwap<View>,
     turn: Mutex<()>,
 }
@@ -61,17 +61,20 @@ impl Default for Publisher {
 }
 
 impl Publisher {
-    pub(crate) fn view(&self) -> Arc<View> {
+    /// The current view.
+    pub fn view(&self) -> Arc<View> {
         self.view.load_full()
     }
 
-    pub(crate) fn ledger(&self, ledger: Ledger) {
+    /// Hangs up the ledger as it is now.
+    pub fn ledger(&self, ledger: Ledger) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let quorum = self.view.load().quorum;
         self.view.store(Arc::new(View { ledger, quorum }));
     }
 
-    pub(crate) fn quorum(&self, quorum: Quorum) {
+    /// Hangs up what is known of the quorum now.
+    pub fn quorum(&self, quorum: Quorum) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.view.load_full();
         if old.quorum != quorum {

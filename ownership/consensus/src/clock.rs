@@ -1,8 +1,7 @@
 //! The ledger's clock as a leader drives it: the clock it found, plus its own monotonic time since.
 
-use std::time::Instant;
-
 use ledger::MAX_CLOCK_STEP;
+use openraft::async_runtime::instant::Instant;
 use vocabulary::{LedgerTime, Micros};
 
 /// The clock of one term of office.
@@ -10,20 +9,20 @@ use vocabulary::{LedgerTime, Micros};
 /// It never shows more than one step beyond what it showed before: time in which this process did not run is not
 /// counted, because nobody could renew a lease then.
 #[derive(Debug)]
-pub(crate) struct LeaderClock {
-    office: Instant,
+pub struct LeaderClock<I = std::time::Instant> {
+    office: I,
     last: LedgerTime,
-    read: Instant,
+    read: I,
 }
 
-impl LeaderClock {
+impl<I: Instant> LeaderClock<I> {
     /// Takes office at `now`, when the ledger's clock shows `ledger`.
-    pub(crate) fn take_office(ledger: LedgerTime, now: Instant) -> Self {
+    pub fn take_office(ledger: LedgerTime, now: I) -> Self {
         Self { office: now, last: ledger, read: now }
     }
 
     /// The time of the next entry.
-    pub(crate) fn read(&mut self, now: Instant) -> LedgerTime {
+    pub fn read(&mut self, now: I) -> LedgerTime {
         let passed = Micros::of(now.saturating_duration_since(self.read)).min(MAX_CLOCK_STEP);
         self.last = self.last.after(passed);
         self.read = self.read.max(now);
@@ -31,14 +30,14 @@ impl LeaderClock {
     }
 
     /// Monotonic time in office.
-    pub(crate) fn in_office(&self, now: Instant) -> Micros {
+    pub fn in_office(&self, now: I) -> Micros {
         Micros::of(now.saturating_duration_since(self.office))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 

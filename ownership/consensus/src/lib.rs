@@ -1,0 +1,19 @@
+//! What of the quorum is neither disk nor socket: the types that Raft works with, the state machine that it drives, the
+//! leader's clock and what a leader does by itself, and the view that readers see.
+//!
+//! Generic over the runtime, so that servers and the deterministic simulation run the same code. Nothing here opens a
+//! file, a socket or a thread, or reads a clock that it was not given.
+
+mod clock;
+mod machine;
+mod office;
+mod snapshot;
+mod types;
+mod view;
+
+pub use clock::LeaderClock;
+pub use machine::{Builder, Machine, Witness};
+pub use office::{expiries, renewal};
+pub use snapshot::{Body, SnapshotStore};
+pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};
+pub use view::{Publisher, Quorum, View};

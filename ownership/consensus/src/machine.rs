@@ -1,0 +1,136 @@
+//! The state machine that Raft drives: applies entries to the ledger, publishes the view, then answers.
+
+use std::io;
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt};
+use ledger::{Ledger, Outcome};
+use openraft::storage::{ApplyResponder, EntryResponder, RaftStateMachine};
+use openraft::{AsyncRuntime, EntryPayload, OptionalSend, RaftSnapshotBuilder};
+
+use crate::snapshot::{Body, SnapshotStore};
+use crate::types::{Answers, LogId, Payload, Snapshot, SnapshotMeta, StoredMembership, Types};
+use crate::view::Publisher;
+
+/// Entries whose answers wait for one publication of the view.
+const PUBLISH_EVERY: usize = 64;
+
+/// Sees what a machine does; changes nothing.
+pub trait Witness: Send + Sync + 'static {
+    /// Commands were applied; the ledger is as it was right after them.
+    fn applied(&self, ledger: &Ledger, outcomes: &[Outcome]);
+
+    /// The ledger was replaced by a snapshot's.
+    fn installed(&self, ledger: &Ledger) {
+        let _ = ledger;
+    }
+}
+
+/// The ledger, and how far it is.
+#[derive(Debug)]
+pub struct Machine<S, W> {
+    ledger: Ledger,
+    applied: Option<LogId>,
+    membership: StoredMembership,
+    snapshots: S,
+    publisher: Arc<Publisher>,
+    witness: Arc<W>,
+}
+
+impl<S: SnapshotStore, W: Witness> Machine<S, W> {
+    /// A machine that has applied nothing; Raft brings it up from the snapshot and the log.
+    pub fn new(snapshots: S, publisher: Arc<Publisher>, witness: Arc<W>) -> Self {
+        let (ledger, membership) = (Ledger::default(), StoredMembership::default());
+        Self { ledger, applied: None, membership, snapshots, publisher, witness }
+    }
+
+    fn meta(&self) -> SnapshotMeta {
+        SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() }
+    }
+
+    fn apply_one(&mut self, id: LogId, payload: Payload) -> Answers {
+        self.applied = Some(id);
+        match payload {
+            EntryPayload::Normal(proposal) => {
+                let outcomes = self.ledger.apply(id.index, &proposal.0);
+                self.witness.applied(&self.ledger, &outcomes);
+                return Answers(outcomes);
+            }
+            EntryPayload::Membership(membership) => self.membership = StoredMembership::new(Some(id), membership),
+            EntryPayload::Blank => {}
+        }
+        self.ledger.skip(id.index);
+        self.witness.applied(&self.ledger, &[]);
+        Answers::default()
+    }
+
+    /// Publishes what was applied, then answers: who has an answer finds it in the view.
+    fn publish<R: AsyncRuntime>(&self, answers: &mut Vec<(Option<ApplyResponder<Types<R>>>, Answers)>) {
+        self.publisher.ledger(self.ledger.clone());
+        for (responder, answer) in answers.drain(..) {
+            if let Some(responder) = responder {
+                responder.send(answer);
+            }
+        }
+    }
+}
+
+impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> for Machine<S, W> {
+    type SnapshotData = S::Handle;
+    type SnapshotBuilder = Builder<S>;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
+        Ok((self.applied, self.membership.clone()))
+    }
+
+    async fn apply<E>(&mut self, mut entries: E) -> Result<(), io::Error>
+    where
+        E: Stream<Item = Result<EntryResponder<Types<R>>, io::Error>> + Unpin + OptionalSend,
+    {
+        let mut answers = Vec::new();
+        while let Some(next) = entries.next().await {
+            let (entry, responder) = next?;
+            let answer = self.apply_one(entry.log_id, entry.payload);
+            answers.push((responder, answer));
+            if answers.len() >= PUBLISH_EVERY {
+                self.publish(&mut answers);
+            }
+        }
+        self.publish(&mut answers);
+        Ok(())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Builder<S> {
+        let body = Body { meta: self.meta(), ledger: self.ledger.clone() };
+        Builder { body, snapshots: self.snapshots.clone() }
+    }
+
+    async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: S::Handle) -> Result<(), io::Error> {
+        let body = self.snapshots.install(snapshot).await?;
+        self.ledger = body.ledger;
+        self.applied = meta.last_log_id;
+        self.membership = meta.last_membership.clone();
+        self.witness.installed(&self.ledger);
+        self.publish::<R>(&mut Vec::new());
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<S::Handle>>, io::Error> {
+        self.snapshots.current().await
+    }
+}
+
+/// Writes a snapshot of the ledger as it was when this was made.
+#[derive(Debug)]
+pub struct Builder<S> {
+    body: Body,
+    snapshots: S,
+}
+
+impl<R: AsyncRuntime, S: SnapshotStore> RaftSnapshotBuilder<Types<R>> for Builder<S> {
+    type SnapshotData = S::Handle;
+
+    async fn build_snapshot(&mut self) -> Result<Snapshot<S::Handle>, io::Error> {
+        self.snapshots.write(self.body.clone()).await
+    }
+}
