@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use consensus::{LeaderClock, expiries, renewal};
 use ledger::{Command, Outcome};
@@ -70,8 +69,7 @@ impl Ticker {
     }
 
     fn expire(&self) {
-        let now = Instant::now();
-        let in_office = self.clock.lock().unwrap_or_else(PoisonError::into_inner).in_office(now);
+        let in_office = self.clock.lock().unwrap_or_else(PoisonError::into_inner).in_office();
         let view = self.inner.publisher.view();
         for expire in expiries(&view, in_office, Micros::of(self.options.lease)) {
             let Ok(ticket) = self.inner.submit(Command::Expire(expire)) else { return };

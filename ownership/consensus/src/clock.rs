@@ -10,7 +10,7 @@ use vocabulary::{LedgerTime, Micros};
 /// counted, because nobody could renew a lease then.
 #[derive(Debug)]
 pub struct LeaderClock<I = std::time::Instant> {
-    office: I,
+    since: LedgerTime,
     last: LedgerTime,
     read: I,
 }
@@ -18,7 +18,7 @@ pub struct LeaderClock<I = std::time::Instant> {
 impl<I: Instant> LeaderClock<I> {
     /// Takes office at `now`, when the ledger's clock shows `ledger`.
     pub fn take_office(ledger: LedgerTime, now: I) -> Self {
-        Self { office: now, last: ledger, read: now }
+        Self { since: ledger, last: ledger, read: now }
     }
 
     /// The time of the next entry.
@@ -29,9 +29,9 @@ impl<I: Instant> LeaderClock<I> {
         self.last
     }
 
-    /// Monotonic time in office.
-    pub fn in_office(&self, now: I) -> Micros {
-        Micros::of(now.saturating_duration_since(self.office))
+    /// Time in office, without pauses: what was read last, not more.
+    pub fn in_office(&self) -> Micros {
+        Micros(self.last.0 - self.since.0)
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
         assert_eq!(clock.read(start), LedgerTime(5_000));
         assert_eq!(clock.read(start + Duration::from_micros(300)), LedgerTime(5_300));
         assert_eq!(clock.read(start + Duration::from_micros(900)), LedgerTime(5_900));
-        assert_eq!(clock.in_office(start + Duration::from_micros(900)), Micros(900));
+        assert_eq!(clock.in_office(), Micros(900));
     }
 
     #[test]
@@ -58,6 +58,7 @@ mod tests {
         let late = start + Duration::from_secs(60);
         assert_eq!(clock.read(late), LedgerTime(MAX_CLOCK_STEP.0));
         assert_eq!(clock.read(late + Duration::from_micros(10)), LedgerTime(MAX_CLOCK_STEP.0 + 10));
+        assert_eq!(clock.in_office(), MAX_CLOCK_STEP + Micros(10));
     }
 
     #[test]

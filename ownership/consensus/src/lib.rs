@@ -13,7 +13,7 @@ mod view;
 
 pub use clock::LeaderClock;
 pub use machine::{Builder, Machine, Witness};
-pub use office::{expiries, renewal};
+pub use office::{Office, expiries, renewal};
 pub use snapshot::{Body, SnapshotStore};
 pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};
 pub use view::{Publisher, Quorum, View};

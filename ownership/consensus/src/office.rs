@@ -1,10 +1,45 @@
-//! What a leader does by itself once a tick, as pure functions of what it sees.
+//! The office of a leader: its clock, and what it does by itself once a tick, as pure functions of what it sees.
 
 use ledger::{Command, Expire, Ledger, RenewLease};
-use vocabulary::{Incarnation, Micros, WorkerId};
+use openraft::async_runtime::instant::Instant;
+use vocabulary::{Incarnation, LedgerTime, Micros, WorkerId};
+
+use crate::clock::LeaderClock;
 
 /// Leases that one tick may end.
 const MAX_EXPIRIES: usize = 256;
+
+/// The office of a node, while it has one. Every term is an office of its own, with a clock of its own.
+#[derive(Debug)]
+pub struct Office<I = std::time::Instant>(Option<(u64, LeaderClock<I>)>);
+
+impl<I> Default for Office<I> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<I: Instant> Office<I> {
+    /// Follows Raft: takes office in the term in which this node leads, and leaves it when it does not.
+    ///
+    /// `ledger` is the time on the ledger's clock.
+    pub fn follow(&mut self, leads: Option<u64>, ledger: LedgerTime, now: I) {
+        let held = self.0.as_ref().map(|(term, _)| *term);
+        if held != leads {
+            self.0 = leads.map(|term| (term, LeaderClock::take_office(ledger, now)));
+        }
+    }
+
+    /// The time of the next entry; none out of office.
+    pub fn time(&mut self, now: I) -> Option<LedgerTime> {
+        self.0.as_mut().map(|(_, clock)| clock.read(now))
+    }
+
+    /// How long it is held, without pauses; nothing out of office.
+    pub fn held(&self) -> Micros {
+        self.0.as_ref().map_or(Micros(0), |(_, clock)| clock.in_office())
+    }
+}
 
 /// One renewal for all workers that were reached.
 ///
@@ -53,6 +88,25 @@ mod tests {
             Command::RegisterWorker(RegisterWorker { worker, incarnation, spec, ttl: LEASE }),
         );
         ledger
+    }
+
+    #[test]
+    fn every_term_is_an_office_of_its_own() {
+        use std::time::{Duration, Instant};
+        let start = Instant::now();
+        let after = |micros| start + Duration::from_micros(micros);
+        let mut office = Office::default();
+        office.follow(None, LedgerTime(50), start);
+        assert_eq!((office.time(start), office.held()), (None, Micros(0)));
+        office.follow(Some(3), LedgerTime(50), start);
+        assert_eq!(office.time(after(20)), Some(LedgerTime(70)));
+        // Told again of the same term, it goes on.
+        office.follow(Some(3), LedgerTime(60), after(30));
+        assert_eq!((office.time(after(40)), office.held()), (Some(LedgerTime(90)), Micros(40)));
+        office.follow(Some(5), LedgerTime(200), after(50));
+        assert_eq!((office.time(after(60)), office.held()), (Some(LedgerTime(210)), Micros(10)));
+        office.follow(None, LedgerTime(300), after(70));
+        assert_eq!(office.time(after(80)), None);
     }
 
     #[test]
