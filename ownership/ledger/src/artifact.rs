@@ -11,6 +11,7 @@ use vocabulary::{
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::Point;
+use crate::control::Pinned;
 use crate::refs::Refs;
 
 /// A kind of KV state.
@@ -175,6 +176,9 @@ pub struct Artifact {
     pub group: Option<GroupId>,
     /// When it was last written.
     pub touched: LedgerTime,
+    /// Whether it may be forgotten.
+    #[serde(default, skip_serializing_if = "Pinned::is_no")]
+    pub pinned: Pinned,
 }
 
 impl Artifact {
@@ -194,9 +198,9 @@ impl Artifact {
         self.origin.shape.block_bytes * (self.end().blocks - self.from()).0
     }
 
-    /// Whether nothing references it.
+    /// Whether nothing references it and nobody keeps it.
     pub fn is_idle(&self) -> bool {
-        self.sessions.is_empty() && self.children.is_empty()
+        self.pinned.is_no() && self.sessions.is_empty() && self.children.is_empty()
     }
 
     /// The deepest kept point at or before `blocks`.

@@ -7,6 +7,8 @@ use vocabulary::{
 };
 
 use crate::artifact::{Origin, Scope};
+use crate::control::{AdmitNode, DrainWorker, Pin, SetQuota};
+use crate::limits::Limits;
 use crate::record::WorkerSpec;
 use crate::{Point, Run};
 
@@ -17,6 +19,13 @@ pub struct Entry {
     pub time: LedgerTime,
     /// The commands, in order.
     pub submissions: Vec<Submission>,
+}
+
+impl Entry {
+    /// The feature level that a binary must know to read and execute this.
+    pub fn known_from(&self) -> u32 {
+        self.submissions.iter().map(|submission| submission.command.known_from()).max().unwrap_or(1)
+    }
 }
 
 /// One command of one client.
@@ -78,6 +87,22 @@ pub enum Command {
     OpenClient(NodeId),
     /// Several at once; one outcome each, not atomic, not nested.
     Batch(Vec<Command>),
+    /// A node joins the cluster.
+    AdmitNode(AdmitNode),
+    /// A node is taken out of the cluster for good.
+    RetireNode(NodeId),
+    /// The cluster's feature level rises, once every member knows it.
+    RaiseLevel(u32),
+    /// The tables' bounds widen.
+    SetLimits(Box<Limits>),
+    /// An extent is kept, or no longer.
+    Pin(Pin),
+    /// An extent that nothing references is forgotten.
+    Evict(ArtifactId),
+    /// A worker is emptied, or no longer.
+    DrainWorker(DrainWorker),
+    /// A tenant's entries are bounded, or no longer.
+    SetQuota(SetQuota),
 }
 
 impl Command {
@@ -102,6 +127,39 @@ impl Command {
             Command::Expire(_) => "expire",
             Command::OpenClient(_) => "open_client",
             Command::Batch(_) => "batch",
+            Command::AdmitNode(_) => "admit_node",
+            Command::RetireNode(_) => "retire_node",
+            Command::RaiseLevel(_) => "raise_level",
+            Command::SetLimits(_) => "set_limits",
+            Command::Pin(_) => "pin",
+            Command::Evict(_) => "evict",
+            Command::DrainWorker(_) => "drain_worker",
+            Command::SetQuota(_) => "set_quota",
+        }
+    }
+
+    /// The feature level that the ledger must have for this; below it the command is refused. To raise the level takes
+    /// none.
+    pub fn level(&self) -> u32 {
+        match self {
+            Command::AdmitNode(_)
+            | Command::RetireNode(_)
+            | Command::SetLimits(_)
+            | Command::Pin(_)
+            | Command::Evict(_)
+            | Command::DrainWorker(_)
+            | Command::SetQuota(_) => 2,
+            Command::Batch(commands) => commands.iter().map(Command::level).max().unwrap_or(1),
+            _ => 1,
+        }
+    }
+
+    /// The feature level that a binary must know to read and execute this: whoever knows less must stop, not skip it.
+    pub fn known_from(&self) -> u32 {
+        match self {
+            Command::RaiseLevel(level) => (*level).max(2),
+            Command::Batch(commands) => commands.iter().map(Command::known_from).max().unwrap_or(1),
+            other => other.level(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use vocabulary::{ArtifactId, Epoch};
 
+use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
 use crate::artifact::Artifact;
 use crate::ledger::{Indexes, Ledger};
 use crate::point::WAYPOINT;
@@ -56,6 +57,8 @@ pub const STEP: &[(&str, StepCheck)] = &[
     ("no lease ends early", no_lease_ends_early),
     ("a sealed artifact never changes", sealed_never_changes),
     ("the clock never runs backwards", clock_never_runs_back),
+    ("the feature level never falls", level_never_falls),
+    ("node ids are never reused", nodes_are_never_reused),
     ("a replayed serial returns the first outcome", outcomes_stay),
 ];
 
@@ -168,7 +171,8 @@ fn tenants_are_apart(ledger: &Ledger) -> Checked {
 }
 
 fn grants_are_past(ledger: &Ledger) -> Checked {
-    let past = |epoch: Epoch| epoch.index <= ledger.applied() && epoch.generation <= ledger.records.generation;
+    let now = (ledger.generation(), ledger.applied());
+    let past = |epoch: Epoch| (epoch.generation, epoch.index) <= now;
     let workers = ledger.workers().map(|worker| worker.epoch);
     let sessions = ledger.sessions().map(|session| session.epoch);
     let boundaries = ledger.artifacts().flat_map(|a| a.boundaries.iter().map(|boundary| boundary.epoch));
@@ -184,6 +188,8 @@ fn tables_are_bounded(ledger: &Ledger) -> Checked {
         (records.artifacts.len(), limits.artifacts),
         (records.intents.len(), limits.intents),
         (records.clients.len(), limits.clients),
+        (ledger.nodes().count(), MAX_NODES as u32),
+        (ledger.quotas().count(), MAX_QUOTAS as u32),
         (records.clients.values().map(|client| client.outcomes().len()).max().unwrap_or(0), limits.outcomes),
         (ledger.sessions().map(|session| session.heads.len()).max().unwrap_or(0), limits.heads),
         (ledger.artifacts().map(|artifact| artifact.replicas.len()).max().unwrap_or(0), limits.replicas),
@@ -243,6 +249,20 @@ fn sealed_never_changes(before: &Ledger, after: &Ledger) -> Checked {
 
 fn clock_never_runs_back(before: &Ledger, after: &Ledger) -> Checked {
     ensure!(before.now() <= after.now(), "{} became {}", before.now(), after.now())
+}
+
+fn level_never_falls(before: &Ledger, after: &Ledger) -> Checked {
+    ensure!(before.level() <= after.level(), "{} became {}", before.level(), after.level())
+}
+
+/// An id stands for one nonce; a retired node does not come back; a new node has a higher id than all before it.
+fn nodes_are_never_reused(before: &Ledger, after: &Ledger) -> Checked {
+    let last = |ledger: &Ledger| ledger.records.cluster.as_ref().map_or(0, |cluster| cluster.last_node.0);
+    ensure!(last(before) <= last(after), "the last id fell from {} to {}", last(before), last(after))?;
+    after.nodes().try_for_each(|new| match before.node(new.id) {
+        Some(old) => ensure!(old.nonce == new.nonce && (old.is_member() || !new.is_member()), "node {}", new.id),
+        None => ensure!(new.id.0 > last(before) && new.id.0 <= last(after), "node {} is no new id", new.id),
+    })
 }
 
 fn outcomes_stay(before: &Ledger, after: &Ledger) -> Checked {

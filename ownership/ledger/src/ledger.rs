@@ -7,60 +7,34 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
 use serde::{Deserialize, Serialize};
-use vocabulary::{ArtifactId, ClientId, GroupId, LedgerTime, Micros, Owner, PrefixId, SessionId, WorkerId};
+use vocabulary::{
+    ArtifactId, ClientId, Epoch, GroupId, LedgerTime, NodeId, Owner, PrefixId, SessionId, TenantId, WorkerId,
+};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::artifact::{Artifact, Scope};
+use crate::changes::Changes;
 use crate::clients::Client;
+use crate::limits::Limits;
+use crate::node::{Cluster, Node};
 use crate::record::{Intent, Lease, Session, Worker};
 
-/// Bounds on every table. Part of the state, so that all nodes agree on them.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct Limits {
-    /// Workers, retired ones included.
-    pub workers: u32,
-    /// Sessions; beyond it the one that was idle longest is closed.
-    pub sessions: u32,
-    /// Extents; beyond it the coldest unreferenced ones go.
-    pub artifacts: u32,
-    /// Heads of one session; beyond it the coldest goes.
-    pub heads: u32,
-    /// Copies of one extent; beyond it the one that ends first goes.
-    pub replicas: u32,
-    /// Sessions with intents.
-    pub intents: u32,
-    /// Boots of nodes that may write.
-    pub clients: u32,
-    /// Outcomes remembered for each of them.
-    pub outcomes: u32,
-    /// Commands in a batch.
-    pub batch: u32,
-    /// Records that one entry's sweep may touch.
-    pub sweep: u32,
-    /// How long an untouched session is remembered.
-    pub session_idle: Micros,
-    /// How long an unreferenced extent is remembered.
-    pub artifact_idle: Micros,
+/// What a tenant has in the tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Extents.
+    pub artifacts: u64,
+    /// Sessions.
+    pub sessions: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        const HOUR: Micros = Micros(3_600_000_000);
-        Self {
-            workers: 4_096,
-            sessions: 1 << 20,
-            artifacts: 1 << 21,
-            heads: 16,
-            replicas: 64,
-            intents: 1 << 16,
-            clients: 64,
-            outcomes: 1_024,
-            batch: 1_024,
-            sweep: 64,
-            session_idle: HOUR * 24,
-            artifact_idle: HOUR,
-        }
-    }
+/// How a ledger goes on in another cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Restore {
+    /// Log index in the new cluster's log at which it begins.
+    pub applied: u64,
+    /// What the lost cluster's clock may have reached.
+    pub clock: LedgerTime,
 }
 
 /// What is remembered; all that a snapshot holds.
@@ -75,6 +49,9 @@ pub(crate) struct Records {
     pub(crate) artifacts: OrdMap<ArtifactId, Arc<Artifact>>,
     pub(crate) intents: OrdMap<SessionId, Arc<Vec<Intent>>>,
     pub(crate) clients: OrdMap<ClientId, Client>,
+    /// What the records of level 1 lack; none at level 1, so that they encode as they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cluster: Option<Cluster>,
 }
 
 /// What follows from the records; rebuilt when a snapshot is read.
@@ -96,6 +73,8 @@ pub(crate) struct Indexes {
     pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
     /// Extents by group.
     pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
+    /// What each tenant has.
+    pub(crate) usage: OrdMap<TenantId, Usage>,
 }
 
 impl Indexes {
@@ -109,6 +88,7 @@ impl Indexes {
         }
         for session in records.sessions.values() {
             index.sessions.insert((session.touched, session.id));
+            index.usage(&session.tenant, |usage| usage.sessions += 1);
             index.heads.extend(session.heads.iter().map(|head| (head.scope, head.point.id, session.id)));
         }
         for artifact in records.artifacts.values() {
@@ -125,6 +105,7 @@ impl Indexes {
         for boundary in &artifact.boundaries {
             self.boundaries.insert((boundary.point.id, scope), artifact.id);
         }
+        self.usage(&artifact.origin.tenant, |usage| usage.artifacts += 1);
         self.index_soft(artifact);
     }
 }
@@ -134,12 +115,13 @@ impl Indexes {
 pub struct Ledger {
     pub(crate) records: Records,
     pub(crate) index: Indexes,
+    pub(crate) changes: Changes,
 }
 
 impl From<Records> for Ledger {
     fn from(records: Records) -> Self {
         let index = Indexes::of(&records);
-        Self { records, index }
+        Self { records, index, changes: Changes::default() }
     }
 }
 
@@ -159,6 +141,62 @@ impl Ledger {
     /// An empty ledger with other bounds than the usual.
     pub fn with_limits(limits: Limits) -> Self {
         Records { limits, ..Records::default() }.into()
+    }
+
+    /// This ledger as another cluster takes it up: a generation later, so that every grant from here on, and every one
+    /// that is remembered, outranks whatever the lost cluster granted. Its writers and nodes are not taken over.
+    pub fn restored(&self, restore: Restore) -> Self {
+        let mut records = self.records.clone();
+        records.generation += 1;
+        records.clock = records.clock.max(restore.clock);
+        records.applied = restore.applied;
+        records.clients.clear();
+        if let Some(cluster) = &mut records.cluster {
+            *cluster = Cluster { quotas: cluster.quotas.clone(), ..Cluster::founded(cluster.level, records.clock) };
+        }
+        let epoch = Epoch { generation: records.generation, index: restore.applied, position: 0 };
+        let workers = self.workers().map(|worker| (worker.id, Arc::new(Worker { epoch, ..worker.clone() })));
+        records.workers = workers.collect();
+        let sessions = self.sessions().map(|session| (session.id, Arc::new(Session { epoch, ..session.clone() })));
+        records.sessions = sessions.collect();
+        let artifacts = self.artifacts().map(|it| (it.id, Arc::new(Artifact { epoch, ..it.clone() })));
+        records.artifacts = artifacts.collect();
+        records.into()
+    }
+
+    /// The cluster's feature level.
+    pub fn level(&self) -> u32 {
+        self.records.cluster.as_ref().map_or(1, |cluster| cluster.level)
+    }
+
+    /// How often this was restored from a backup.
+    pub fn generation(&self) -> u32 {
+        self.records.generation
+    }
+
+    /// A node that was given an id.
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        self.records.cluster.as_ref()?.nodes.get(&id).map(|node| &**node)
+    }
+
+    /// All nodes that were given an id, retired ones included.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.records.cluster.iter().flat_map(|cluster| cluster.nodes.values()).map(|node| &**node)
+    }
+
+    /// How many entries a tenant may have, where that is bounded.
+    pub fn quota(&self, tenant: &TenantId) -> Option<u64> {
+        self.records.cluster.as_ref()?.quotas.get(tenant).copied()
+    }
+
+    /// All quotas, by tenant.
+    pub fn quotas(&self) -> impl Iterator<Item = (&TenantId, u64)> {
+        self.records.cluster.iter().flat_map(|cluster| cluster.quotas.iter()).map(|(tenant, quota)| (tenant, *quota))
+    }
+
+    /// What a tenant has.
+    pub fn usage(&self, tenant: &TenantId) -> Usage {
+        self.index.usage.get(tenant).copied().unwrap_or_default()
     }
 
     /// The ledger's clock.

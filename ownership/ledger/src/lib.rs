@@ -5,11 +5,15 @@
 
 mod apply;
 mod artifact;
+mod changes;
 mod clients;
 mod command;
+mod control;
 pub mod invariants;
 mod ledger;
+mod limits;
 mod locate;
+mod node;
 mod outcome;
 mod point;
 mod record;
@@ -19,12 +23,16 @@ mod tables;
 
 pub use apply::MAX_CLOCK_STEP;
 pub use artifact::{Artifact, Attached, Boundary, KvFormat, KvKind, KvKinds, KvShape, Origin, Replica, Scope};
+pub use changes::{Changed, Key, Op};
 pub use command::{
     Advance, ClaimOwner, Command, DropReplica, Entry, Expire, Fork, Migrate, OpenSession, Place, RegisterWorker,
     Release, RenewLease, ReplicateReadonly, Seal, SetGroup, SetIntent, Subject, Submission,
 };
-pub use ledger::{Ledger, Limits};
+pub use control::{AdmitNode, DrainWorker, Draining, LEVEL, Pin, Pinned, SetQuota};
+pub use ledger::{Ledger, Restore, Usage};
+pub use limits::Limits;
 pub use locate::{Lineage, Located, Query, Sealed, Standing};
+pub use node::{FOUNDER, Membership, Node};
 pub use outcome::{Movement, Outcome, Refusal, Stored};
 pub use point::{MAX_POINTS, Point, Run, WAYPOINT};
 pub use record::{Head, Intent, Lease, Session, Worker, WorkerKind, WorkerSpec};

@@ -1,7 +1,7 @@
 //! What the ledger answers.
 
 use serde::{Deserialize, Serialize};
-use vocabulary::{ArtifactId, Epoch, Owner, WorkerId};
+use vocabulary::{ArtifactId, Epoch, NodeId, Owner, WorkerId};
 
 use crate::Point;
 
@@ -78,6 +78,11 @@ pub enum Outcome {
     },
     /// One outcome for each command of a batch.
     Batch(Vec<Outcome>),
+    /// The node is a member under this id.
+    Admitted {
+        /// Its id.
+        node: NodeId,
+    },
     /// Nothing was changed.
     Refused(Refusal),
     /// `unknown_outcome`: this serial was answered too long ago to remember; it was not executed again.
@@ -148,6 +153,44 @@ pub enum Refusal {
     /// A table is full of entries that may not be evicted.
     #[error("the directory is full")]
     Full,
+    /// The cluster's feature level is too low; an operator raises it once every node runs a release that knows it.
+    #[error("this needs feature level {needed}, the cluster is at {current}: raise it once every node knows it")]
+    Level {
+        /// What the command needs.
+        needed: u32,
+        /// What the cluster has.
+        current: u32,
+    },
+    /// The tenant has as many entries as it may.
+    #[error("the tenant has the {quota} entries that it may have")]
+    OverQuota {
+        /// How many it may have.
+        quota: u64,
+    },
+    /// The worker is being emptied.
+    #[error("the worker is draining and is granted nothing more")]
+    Draining,
+    /// The extent is pinned.
+    #[error("the artifact is pinned; take the pin back first")]
+    Pinned,
+    /// Sessions or children reference the extent.
+    #[error("sessions or other artifacts reference the artifact")]
+    Referenced,
+    /// No node has this id.
+    #[error("no node has this id")]
+    UnknownNode,
+    /// The node was taken out; it joins again with an empty folder, as a new node.
+    #[error("node {node} was taken out for good: join with an empty data folder, as a new node")]
+    NodeRetired {
+        /// Which id it had.
+        node: NodeId,
+    },
+    /// The node's address is empty or too long.
+    #[error("the node's address is empty or longer than 256 bytes")]
+    BadAddress,
+    /// A bound is lower than the present one.
+    #[error("bounds can only be widened")]
+    BadLimits,
 }
 
 impl Refusal {
@@ -168,6 +211,15 @@ impl Refusal {
             Refusal::UnknownClient => "unknown_client",
             Refusal::BadBatch => "bad_batch",
             Refusal::Full => "full",
+            Refusal::Level { .. } => "level",
+            Refusal::OverQuota { .. } => "over_quota",
+            Refusal::Draining => "draining",
+            Refusal::Pinned => "pinned",
+            Refusal::Referenced => "referenced",
+            Refusal::UnknownNode => "unknown_node",
+            Refusal::NodeRetired { .. } => "node_retired",
+            Refusal::BadAddress => "bad_address",
+            Refusal::BadLimits => "bad_limits",
         }
     }
 }

@@ -10,6 +10,7 @@ use vocabulary::{
 
 use crate::Point;
 use crate::artifact::Scope;
+use crate::control::Draining;
 
 /// Whether a worker computes or only keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
@@ -69,6 +70,9 @@ pub struct Worker {
     pub epoch: Epoch,
     /// The lease.
     pub lease: Lease,
+    /// Whether it is being emptied.
+    #[serde(default, skip_serializing_if = "Draining::is_no")]
+    pub draining: Draining,
 }
 
 impl Worker {

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use vocabulary::{ArtifactId, LedgerTime, SessionId};
+use vocabulary::{ArtifactId, LedgerTime, SessionId, TenantId};
 
 use crate::artifact::{Artifact, Boundary};
-use crate::ledger::{Indexes, Ledger};
+use crate::changes::Key;
+use crate::ledger::{Indexes, Ledger, Usage};
 use crate::record::{Intent, Lease, Session, Worker};
 
 impl Ledger {
@@ -18,6 +19,11 @@ impl Ledger {
             Lease::Held { until } => Some(until),
             Lease::Expired { .. } | Lease::Retired { .. } => None,
         };
+        let same =
+            |old: &Worker| Worker { lease: worker.lease, ..old.clone() } == worker && old.is_live() == worker.is_live();
+        if !self.worker(id).is_some_and(same) {
+            self.changes.put(Key::Worker(id));
+        }
         let (new, old) = (until(&worker), self.records.workers.insert(id, Arc::new(worker)));
         if let Some(until) = old.and_then(|old| until(&old)).filter(|old| new != Some(*old)) {
             self.index.leases.remove(&(until, id));
@@ -30,15 +36,18 @@ impl Ledger {
             self.index.leases.remove(&(until, worker.id));
         }
         self.records.workers.remove(&worker.id);
+        self.changes.gone(Key::Worker(worker.id));
     }
 
     /// Writes a session, and the references that its heads are.
     pub(crate) fn put_session(&mut self, session: Session) {
         let id = session.id;
         let old = self.records.sessions.get(&id).cloned();
-        if let Some(old) = &old {
-            self.unindex_session(old);
+        match &old {
+            Some(old) => self.unindex_session(old),
+            None => self.index.usage(&session.tenant, |usage| usage.sessions += 1),
         }
+        self.changes.put(Key::Session(id));
         self.index.sessions.insert((session.touched, id));
         self.index.heads.extend(session.heads.iter().map(|head| (head.scope, head.point.id, id)));
         let new = Arc::new(session);
@@ -49,6 +58,8 @@ impl Ledger {
     pub(crate) fn remove_session(&mut self, id: SessionId) {
         if let Some(old) = self.records.sessions.remove(&id) {
             self.unindex_session(&old);
+            self.index.usage(&old.tenant, |usage| usage.sessions -= 1);
+            self.changes.gone(Key::Session(id));
             self.refer(Some(&old), None);
         }
         self.put_intents(id, Vec::new());
@@ -88,9 +99,11 @@ impl Ledger {
         let id = artifact.id;
         let old = self.records.artifacts.get(&id).cloned();
         self.index_boundaries(old.as_deref(), &artifact);
-        if let Some(old) = &old {
-            self.index.unindex_soft(old);
+        match &old {
+            Some(old) => self.index.unindex_soft(old),
+            None => self.index.usage(&artifact.origin.tenant, |usage| usage.artifacts += 1),
         }
+        self.changes.put(Key::Artifact(id));
         self.index.index_soft(&artifact);
         self.records.artifacts.insert(id, Arc::new(artifact));
     }
@@ -103,6 +116,8 @@ impl Ledger {
             self.index.boundaries.remove(&(boundary.point.id, scope));
         }
         self.index.unindex_soft(&old);
+        self.index.usage(&old.origin.tenant, |usage| usage.artifacts -= 1);
+        self.changes.gone(Key::Artifact(id));
         if let Some(mut parent) = old.parent.and_then(|parent| self.artifact(parent.artifact).cloned()) {
             parent.children.remove(id);
             self.put_artifact(parent);
@@ -165,6 +180,16 @@ impl Ledger {
 }
 
 impl Indexes {
+    /// Counts a tenant's entries; a tenant without any is not remembered.
+    pub(crate) fn usage(&mut self, tenant: &TenantId, count: impl FnOnce(&mut Usage)) {
+        let mut usage = self.usage.get(tenant).copied().unwrap_or_default();
+        count(&mut usage);
+        match usage == Usage::default() {
+            true => drop(self.usage.remove(tenant)),
+            false => drop(self.usage.insert(tenant.clone(), usage)),
+        }
+    }
+
     /// Everything about an extent but its boundaries.
     pub(crate) fn index_soft(&mut self, artifact: &Artifact) {
         if artifact.is_idle() {

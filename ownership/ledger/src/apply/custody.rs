@@ -17,6 +17,7 @@ impl Ledger {
             Some(owner) if owner == claim.owner => Ok(Outcome::Granted { epoch: granted }),
             Some(by) => Err(Refusal::Owned { by, epoch: granted }),
             None => {
+                self.check_takes(claim.owner)?;
                 self.set_holder(epoch, claim.subject, Some(claim.owner));
                 Ok(Outcome::Granted { epoch })
             }
@@ -47,6 +48,9 @@ impl Ledger {
         }
         let head = session.heads.iter().find(|head| Some(head.point.id) == migrate.head).copied();
         let moves = session.owner != Some(migrate.to);
+        if moves {
+            self.check_takes(migrate.to)?;
+        }
         for id in head.map_or_else(Vec::new, |head| self.exclusive(head.artifact)) {
             let artifact = self.artifact(id).filter(|artifact| artifact.owner != Some(migrate.to)).cloned();
             if let Some(artifact) = artifact {

@@ -1,5 +1,6 @@
 //! From an entry to its outcomes. Everything that changes the ledger starts here.
 
+pub(crate) mod control;
 mod custody;
 mod replicas;
 mod seal;
@@ -28,6 +29,7 @@ impl Ledger {
     pub fn apply(&mut self, index: u64, entry: &Entry) -> Vec<Outcome> {
         assert!(index > self.records.applied || self.records.applied == 0, "entry {index} is applied twice");
         let clock = self.records.clock;
+        self.changes.clear();
         self.records.applied = index;
         self.records.clock = entry.time.clamp(clock, clock.after(MAX_CLOCK_STEP));
         self.sweep();
@@ -37,6 +39,7 @@ impl Ledger {
 
     /// Takes note of an entry that holds no commands (a new term, a membership), so that every index is accounted for.
     pub fn skip(&mut self, index: u64) {
+        self.changes.clear();
         self.records.applied = self.records.applied.max(index);
     }
 
@@ -76,6 +79,10 @@ impl Ledger {
     }
 
     fn execute(&mut self, epoch: Epoch, command: &Command) -> Outcome {
+        let (needed, current) = (command.level(), self.level());
+        if needed > current {
+            return Outcome::Refused(Refusal::Level { needed, current });
+        }
         let answer = match command {
             Command::ClaimOwner(claim) => self.claim_owner(epoch, *claim),
             Command::RenewLease(renewal) => Ok(self.renew_lease(renewal)),
@@ -98,6 +105,14 @@ impl Ledger {
             Command::Expire(expire) => self.expire(*expire),
             Command::OpenClient(_) => Ok(Outcome::Done),
             Command::Batch(_) => Err(Refusal::BadBatch),
+            Command::AdmitNode(admit) => self.admit_node(admit),
+            Command::RetireNode(node) => self.retire_node(*node),
+            Command::RaiseLevel(level) => self.raise_level(*level),
+            Command::SetLimits(limits) => self.set_limits(limits),
+            Command::Pin(pin) => self.pin(*pin),
+            Command::Evict(artifact) => self.evict(*artifact),
+            Command::DrainWorker(drain) => self.drain_worker(*drain),
+            Command::SetQuota(set) => self.set_quota(set),
         };
         answer.unwrap_or_else(Outcome::Refused)
     }

@@ -9,6 +9,7 @@ use crate::outcome::Outcome;
 impl Ledger {
     pub(super) fn replicate_readonly(&mut self, copy: ReplicateReadonly) -> Answer {
         self.check_live(copy.holder)?;
+        self.check_takes(copy.holder)?;
         let artifact = match self.resolve(copy.place) {
             Ok(artifact) => artifact.id,
             Err(unresolved) => return unresolved.into(),

@@ -113,6 +113,7 @@ impl Ledger {
         let from = parent.map_or(seal.run.base, |parent| parent.at).blocks;
         let first = boundaries.first().ok_or(Refusal::BadRun)?.point;
         let id = seal.origin.scope().artifact(from, first.id, epoch);
+        self.check_extent_quota(&seal.origin.tenant)?;
         let touched = self.now();
         // The parent is linked before anything is evicted, so that it is not.
         self.link(parent, id, touched);
@@ -134,6 +135,7 @@ impl Ledger {
             replicas: Vec::new(),
             group: None,
             touched,
+            pinned: Default::default(),
         });
         Ok(id)
     }
@@ -163,6 +165,7 @@ impl Ledger {
             let heir = match self.standing(artifact) {
                 Standing::Owned(_) => continue,
                 Standing::Copied(copy) => copy,
+                Standing::Stored(_) | Standing::Unowned if self.is_draining(owner) => continue,
                 Standing::Stored(_) | Standing::Unowned => owner,
             };
             let artifact = artifact.clone();

@@ -17,6 +17,7 @@ impl Ledger {
             let same = session.tenant == open.tenant && session.model == open.model;
             return if same { Ok(Outcome::Opened { epoch: session.epoch }) } else { Err(Refusal::ForeignSession) };
         }
+        self.check_session_quota(&open.tenant)?;
         while self.session_count() >= self.records.limits.sessions.max(1) as usize {
             self.close_coldest_session();
         }

@@ -29,7 +29,8 @@ impl Ledger {
             return Err(Refusal::Full);
         }
         let (id, incarnation) = (register.worker, register.incarnation);
-        self.put_worker(Worker { id, spec, incarnation, epoch, lease: Lease::Held { until } });
+        let draining = self.worker(id).map(|known| known.draining).unwrap_or_default();
+        self.put_worker(Worker { id, spec, incarnation, epoch, lease: Lease::Held { until }, draining });
         Ok(Outcome::Granted { epoch })
     }
 
@@ -74,7 +75,16 @@ impl Ledger {
         Outcome::Done
     }
 
-    /// Whether `owner` may be granted anything.
+    /// Whether `owner` may be granted what it does not have: not while its worker is being emptied.
+    pub(super) fn check_takes(&self, owner: Owner) -> Result<(), Refusal> {
+        if self.is_draining(owner) { Err(Refusal::Draining) } else { Ok(()) }
+    }
+
+    pub(super) fn is_draining(&self, owner: Owner) -> bool {
+        self.worker(owner.worker).is_some_and(|worker| !worker.draining.is_no())
+    }
+
+    /// Whether `owner` lives and may say what it has.
     pub(super) fn check_live(&self, owner: Owner) -> Result<(), Refusal> {
         let worker = self.worker(owner.worker).ok_or(Refusal::UnknownWorker)?;
         if !worker.is(owner) {

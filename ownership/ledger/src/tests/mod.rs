@@ -1,8 +1,10 @@
 //! The ledger from outside: commands in, outcomes and reads out.
 
 mod chains;
+mod control;
 mod custody;
 mod generated;
+mod levels;
 mod locate;
 mod serials;
 mod steps;
@@ -30,10 +32,17 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// An empty ledger.
-    pub(crate) fn empty(limits: Limits) -> Self {
+    /// An empty ledger as the release before feature levels founded it.
+    pub(crate) fn level1(limits: Limits) -> Self {
         let mut bench = Self { ledger: Ledger::with_limits(limits), index: 0, serial: 0 };
         assert_eq!(bench.run(Command::OpenClient(NodeId(1))), Outcome::Done);
+        bench
+    }
+
+    /// An empty ledger at the highest level.
+    pub(crate) fn empty(limits: Limits) -> Self {
+        let mut bench = Self::level1(limits);
+        assert_eq!(bench.run(Command::RaiseLevel(LEVEL)), Outcome::Done);
         bench
     }
 

@@ -1,0 +1,172 @@
+//! What operators and the cluster itself ask for: nodes, levels, bounds, pins, drains and quotas.
+
+use std::sync::Arc;
+
+use vocabulary::{ArtifactId, NodeId, TenantId};
+
+use super::Answer;
+use crate::artifact::Artifact;
+use crate::control::{AdmitNode, DrainWorker, LEVEL, Pin, SetQuota};
+use crate::ledger::Ledger;
+use crate::limits::Limits;
+use crate::node::{Cluster, Membership, Node};
+use crate::outcome::{Outcome, Refusal};
+use crate::record::Worker;
+
+/// Nodes remembered, retired ones included; beyond it the one that was retired first is forgotten.
+pub(crate) const MAX_NODES: usize = 1_024;
+
+/// Tenants with a quota.
+pub(crate) const MAX_QUOTAS: usize = 1 << 16;
+
+/// Bytes of a node's address.
+const MAX_ADDRESS: usize = 256;
+
+impl Ledger {
+    /// Ids only grow: a node whose nonce is not known is a new one, whatever address it has.
+    pub(super) fn admit_node(&mut self, admit: &AdmitNode) -> Answer {
+        if admit.address.is_empty() || admit.address.len() > MAX_ADDRESS {
+            return Err(Refusal::BadAddress);
+        }
+        let known = self.nodes().find(|node| node.nonce == admit.nonce && node.nonce != 0).cloned();
+        if let Some(known) = known {
+            if !known.is_member() {
+                return Err(Refusal::NodeRetired { node: known.id });
+            }
+            let node = known.id;
+            if known.address != admit.address {
+                self.put_node(Node { address: admit.address.clone(), ..known });
+            }
+            return Ok(Outcome::Admitted { node });
+        }
+        if self.nodes().count() >= MAX_NODES && !self.forget_retired_node() {
+            return Err(Refusal::Full);
+        }
+        let Some(cluster) = &mut self.records.cluster else { return Err(Refusal::Full) };
+        let node = NodeId(cluster.last_node.0 + 1);
+        cluster.last_node = node;
+        let membership = Membership::Admitted { at: self.now() };
+        self.put_node(Node { id: node, nonce: admit.nonce, address: admit.address.clone(), membership });
+        Ok(Outcome::Admitted { node })
+    }
+
+    pub(super) fn retire_node(&mut self, id: NodeId) -> Answer {
+        let node = self.node(id).ok_or(Refusal::UnknownNode)?.clone();
+        if node.is_member() {
+            self.put_node(Node { membership: Membership::Retired { at: self.now() }, ..node });
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Only upwards, and only to what this code knows: whoever applies an entry has checked that it does.
+    pub(super) fn raise_level(&mut self, level: u32) -> Answer {
+        let current = self.level();
+        if level > LEVEL {
+            return Err(Refusal::Level { needed: level, current });
+        }
+        let now = self.now();
+        if level > current {
+            self.records.cluster.get_or_insert_with(|| Cluster::founded(level, now)).level = level;
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Bounds only widen, so that no entry has to forget more than a sweep may.
+    pub(super) fn set_limits(&mut self, limits: &Limits) -> Answer {
+        if !limits.holds(self.limits()) {
+            return Err(Refusal::BadLimits);
+        }
+        self.records.limits = *limits;
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn pin(&mut self, pin: Pin) -> Answer {
+        let artifact = self.artifact(pin.artifact).ok_or(Refusal::UnknownArtifact)?.clone();
+        if artifact.pinned != pin.pinned {
+            self.put_artifact(Artifact { pinned: pin.pinned, ..artifact });
+        }
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn evict(&mut self, id: ArtifactId) -> Answer {
+        let artifact = self.artifact(id).ok_or(Refusal::UnknownArtifact)?;
+        if !artifact.pinned.is_no() {
+            return Err(Refusal::Pinned);
+        }
+        if !artifact.is_idle() {
+            return Err(Refusal::Referenced);
+        }
+        self.remove_artifact(id);
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn drain_worker(&mut self, drain: DrainWorker) -> Answer {
+        let worker = self.worker(drain.worker).ok_or(Refusal::UnknownWorker)?.clone();
+        if worker.draining != drain.draining {
+            self.put_worker(Worker { draining: drain.draining, ..worker });
+        }
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn set_quota(&mut self, set: &SetQuota) -> Answer {
+        let known = self.quota(&set.tenant).is_some();
+        if set.artifacts.is_some() && !known && self.quotas().count() >= MAX_QUOTAS {
+            return Err(Refusal::Full);
+        }
+        self.put_quota(&set.tenant, set.artifacts);
+        Ok(Outcome::Done)
+    }
+
+    /// Whether a tenant may have one extent more.
+    pub(super) fn check_extent_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
+        let quota = self.quota(tenant).unwrap_or(u64::MAX);
+        if self.usage(tenant).artifacts < quota { Ok(()) } else { Err(Refusal::OverQuota { quota }) }
+    }
+
+    /// Whether a tenant may have one session more: not without an extent to hold its head.
+    pub(super) fn check_session_quota(&self, tenant: &TenantId) -> Result<(), Refusal> {
+        let quota = self.quota(tenant).unwrap_or(u64::MAX);
+        let usage = self.usage(tenant);
+        if usage.sessions.max(usage.artifacts) < quota { Ok(()) } else { Err(Refusal::OverQuota { quota }) }
+    }
+
+    /// Forgets the node that was retired first; false when none is.
+    fn forget_retired_node(&mut self) -> bool {
+        let retired = |node: &Node| match node.membership {
+            Membership::Admitted { .. } => None,
+            Membership::Retired { at } => Some((at, node.id)),
+        };
+        let first = self.nodes().filter_map(retired).min();
+        first.map(|(_, id)| self.remove_node(id)).is_some()
+    }
+
+    fn put_node(&mut self, node: Node) {
+        if let Some(cluster) = &mut self.records.cluster {
+            self.changes.put(crate::Key::Node(node.id));
+            cluster.nodes.insert(node.id, Arc::new(node));
+        }
+    }
+
+    fn remove_node(&mut self, id: NodeId) {
+        if let Some(cluster) = &mut self.records.cluster {
+            self.changes.gone(crate::Key::Node(id));
+            cluster.nodes.remove(&id);
+        }
+    }
+
+    fn put_quota(&mut self, tenant: &TenantId, quota: Option<u64>) {
+        let Some(cluster) = &mut self.records.cluster else { return };
+        match quota {
+            Some(quota) => {
+                if cluster.quotas.insert(tenant.clone(), quota) != Some(quota) {
+                    self.changes.put(crate::Key::Quota(tenant.clone()));
+                }
+            }
+            None => {
+                if cluster.quotas.remove(tenant).is_some() {
+                    self.changes.gone(crate::Key::Quota(tenant.clone()));
+                }
+            }
+        }
+    }
+}

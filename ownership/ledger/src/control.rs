@@ -1,0 +1,81 @@
+//! Commands of operators and of the cluster about itself. All but `RaiseLevel` belong to feature level 2.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{ArtifactId, TenantId, WorkerId};
+
+/// The highest feature level that this code knows.
+///
+/// A ledger at level 1 reads, writes and decides to the byte as the release before levels did.
+pub const LEVEL: u32 = 2;
+
+/// Gives a new node its id. The same nonce is given the same id, and its newest address counts.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct AdmitNode {
+    /// What the node drew when its folder was made.
+    pub nonce: u128,
+    /// Where the others reach it.
+    pub address: Arc<str>,
+}
+
+/// Whether an extent may be forgotten.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+pub enum Pinned {
+    /// Never, while it is pinned.
+    Yes,
+    /// Once nothing references it.
+    #[default]
+    No,
+}
+
+impl Pinned {
+    /// Whether it is not pinned.
+    pub fn is_no(&self) -> bool {
+        *self == Self::No
+    }
+}
+
+/// Keeps an extent from being evicted or collected, or no longer.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Pin {
+    /// Which extent.
+    pub artifact: ArtifactId,
+    /// Pinned from now on or not.
+    pub pinned: Pinned,
+}
+
+/// Whether a worker is being emptied.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+pub enum Draining {
+    /// It keeps what it has and is granted nothing more.
+    Yes,
+    /// It serves as usual.
+    #[default]
+    No,
+}
+
+impl Draining {
+    /// Whether it serves as usual.
+    pub fn is_no(&self) -> bool {
+        *self == Self::No
+    }
+}
+
+/// Stays with the worker over its lives, until it is taken back.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct DrainWorker {
+    /// Which worker.
+    pub worker: WorkerId,
+    /// Draining from now on or not.
+    pub draining: Draining,
+}
+
+/// How many entries a tenant may have: so many extents, and so many sessions.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct SetQuota {
+    /// Whose.
+    pub tenant: TenantId,
+    /// The bound; none lifts it. What is beyond it already stays.
+    pub artifacts: Option<u64>,
+}

@@ -1,0 +1,77 @@
+use super::*;
+
+/// What the release before feature levels wrote: a ledger with tight bounds, a log over it, what it answered, and the
+/// ledger after that.
+const BEGIN: &[u8] = include_bytes!("level1/begin.mp");
+const LOG: &[u8] = include_bytes!("level1/log.mp");
+const OUTCOMES: &[u8] = include_bytes!("level1/outcomes.mp");
+const END: &[u8] = include_bytes!("level1/end.mp");
+const EMPTY: &[u8] = include_bytes!("level1/default.mp");
+
+fn log() -> Vec<(u64, Entry)> {
+    rmp_serde::from_slice(LOG).unwrap()
+}
+
+#[test]
+fn a_log_of_the_last_release_replays_to_its_own_bytes() {
+    let mut ledger: Ledger = rmp_serde::from_slice(BEGIN).unwrap();
+    let outcomes: Vec<Vec<Outcome>> = log().iter().map(|(index, entry)| ledger.apply(*index, entry)).collect();
+    assert_eq!(rmp_serde::to_vec(&outcomes).unwrap(), OUTCOMES);
+    assert_eq!(rmp_serde::to_vec(&ledger).unwrap(), END);
+    assert_eq!(ledger.level(), 1);
+}
+
+#[test]
+fn what_the_last_release_wrote_is_written_alike() {
+    assert_eq!(rmp_serde::to_vec(&log()).unwrap(), LOG);
+    assert_eq!(rmp_serde::to_vec(&Ledger::default()).unwrap(), EMPTY);
+    let end: Ledger = rmp_serde::from_slice(END).unwrap();
+    assert_eq!(rmp_serde::to_vec(&end).unwrap(), END);
+    assert!(log().iter().all(|(_, entry)| entry.known_from() == 1));
+}
+
+#[test]
+fn what_is_above_the_level_is_refused_until_it_is_raised() {
+    let mut bench = Bench::level1(Limits::default());
+    let admit = || Command::AdmitNode(AdmitNode { nonce: 7, address: "a:1".into() });
+    let refused = Outcome::Refused(Refusal::Level { needed: 2, current: 1 });
+    let commands = [
+        admit(),
+        Command::RetireNode(NodeId(1)),
+        Command::SetLimits(Box::default()),
+        Command::Pin(Pin { artifact: vocabulary::ArtifactId(1), pinned: Pinned::Yes }),
+        Command::Evict(vocabulary::ArtifactId(1)),
+        Command::DrainWorker(DrainWorker { worker: WorkerId(1), draining: Draining::Yes }),
+        Command::SetQuota(SetQuota { tenant: tenant(), artifacts: Some(1) }),
+    ];
+    for command in commands {
+        assert_eq!((command.level(), command.known_from()), (2, 2));
+        assert_eq!(bench.run(command.clone()), refused);
+        assert_eq!(bench.run(Command::Batch(vec![command])), Outcome::Batch(vec![refused.clone()]));
+    }
+    assert_eq!(bench.run(Command::RaiseLevel(2)), Outcome::Done);
+    assert_eq!((bench.ledger.level(), bench.ledger.nodes().count()), (2, 1));
+    assert_eq!(bench.run(admit()), Outcome::Admitted { node: NodeId(2) });
+}
+
+#[test]
+fn the_level_never_falls_and_never_passes_what_this_code_knows() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.run(Command::RaiseLevel(1)), Outcome::Done);
+    assert_eq!(bench.ledger.level(), LEVEL);
+    let refused = Refusal::Level { needed: LEVEL + 1, current: LEVEL };
+    assert_eq!(bench.run(Command::RaiseLevel(LEVEL + 1)), Outcome::Refused(refused));
+}
+
+#[test]
+fn an_entry_says_which_level_a_binary_must_know() {
+    let of = |command| {
+        let submission = Submission { client: CLIENT, serial: ClientSerial(1), command };
+        Entry { time: LedgerTime(0), submissions: vec![submission] }.known_from()
+    };
+    assert_eq!(of(register(1, 1)), 1);
+    assert_eq!(of(Command::Batch(vec![register(1, 1), Command::RetireNode(NodeId(2))])), 2);
+    assert_eq!(of(Command::RaiseLevel(5)), 5);
+    // Even a raise that changes nothing is a word that level 1 does not have.
+    assert_eq!(of(Command::RaiseLevel(1)), 2);
+}
