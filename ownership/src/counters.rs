@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-use consensus::Witness;
-use ledger::{Ledger, Outcome, Refusal};
+use consensus::{Applied, Witness};
+use ledger::{Outcome, Refusal};
 
 use crate::error::SubmitError;
 
@@ -47,10 +47,9 @@ pub struct Readings {
 }
 
 impl Witness for Counters {
-    fn applied(&self, _ledger: &Ledger, outcomes: &[Outcome]) {
-        // Every submission has an outcome; an entry without any is Raft's own.
-        self.entries.fetch_add(u64::from(!outcomes.is_empty()), Relaxed);
-        for outcome in outcomes {
+    fn applied(&self, applied: &Applied<'_>) {
+        self.entries.fetch_add(u64::from(applied.entry.is_some()), Relaxed);
+        for outcome in applied.outcomes {
             self.count(outcome);
         }
     }

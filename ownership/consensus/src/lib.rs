@@ -12,7 +12,7 @@ mod types;
 mod view;
 
 pub use clock::LeaderClock;
-pub use machine::{Builder, Machine, Witness};
+pub use machine::{Applied, Builder, Machine, Witness};
 pub use office::{Office, expiries, renewal};
 pub use snapshot::{Body, SnapshotStore};
 pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};

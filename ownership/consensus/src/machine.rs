@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
-use ledger::{Ledger, Outcome};
+use ledger::{Entry, Ledger, Outcome};
 use openraft::storage::{ApplyResponder, EntryResponder, RaftStateMachine};
 use openraft::{AsyncRuntime, EntryPayload, OptionalSend, RaftSnapshotBuilder};
 
@@ -15,10 +15,23 @@ use crate::view::Publisher;
 /// Entries whose answers wait for one publication of the view.
 const PUBLISH_EVERY: usize = 64;
 
+/// An entry that was just applied.
+#[derive(Debug)]
+pub struct Applied<'a> {
+    /// Where it lies.
+    pub id: LogId,
+    /// What it says; none for an entry of Raft's own.
+    pub entry: Option<&'a Entry>,
+    /// One outcome for each of its submissions.
+    pub outcomes: &'a [Outcome],
+    /// The ledger right after it.
+    pub ledger: &'a Ledger,
+}
+
 /// Sees what a machine does; changes nothing.
 pub trait Witness: Send + Sync + 'static {
-    /// Commands were applied; the ledger is as it was right after them.
-    fn applied(&self, ledger: &Ledger, outcomes: &[Outcome]);
+    /// An entry was applied.
+    fn applied(&self, applied: &Applied<'_>);
 
     /// The ledger was replaced by a snapshot's.
     fn installed(&self, ledger: &Ledger) {
@@ -53,14 +66,15 @@ impl<S: SnapshotStore, W: Witness> Machine<S, W> {
         match payload {
             EntryPayload::Normal(proposal) => {
                 let outcomes = self.ledger.apply(id.index, &proposal.0);
-                self.witness.applied(&self.ledger, &outcomes);
+                let entry = Some(&*proposal.0);
+                self.witness.applied(&Applied { id, entry, outcomes: &outcomes, ledger: &self.ledger });
                 return Answers(outcomes);
             }
             EntryPayload::Membership(membership) => self.membership = StoredMembership::new(Some(id), membership),
             EntryPayload::Blank => {}
         }
         self.ledger.skip(id.index);
-        self.witness.applied(&self.ledger, &[]);
+        self.witness.applied(&Applied { id, entry: None, outcomes: &[], ledger: &self.ledger });
         Answers::default()
     }
 
