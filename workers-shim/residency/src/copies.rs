@@ -12,10 +12,11 @@ pub(crate) struct Place {
     pub(crate) kind: SpecKind,
 }
 
+/// How many of them.
 #[derive(Clone, Copy, Debug)]
-struct Counted {
-    place: Place,
-    count: u32,
+pub(crate) struct Counted {
+    pub(crate) place: Place,
+    pub(crate) count: u32,
 }
 
 /// The copies of one block. The first place is inline, as nearly all blocks have just one.
@@ -28,6 +29,24 @@ pub(crate) struct Copies {
 impl Copies {
     fn places(&mut self) -> impl Iterator<Item = &mut Counted> {
         self.first.iter_mut().chain(self.more.iter_mut())
+    }
+
+    /// All of them, in the order in which their places were first taken.
+    pub(crate) fn counted(&self) -> impl Iterator<Item = &Counted> {
+        self.first.iter().chain(&self.more)
+    }
+
+    /// Copies in a place where there are none yet; false when there are some, or none are to come.
+    pub(crate) fn begin(&mut self, counted: Counted) -> bool {
+        let at = |counted: &Counted| (counted.place.tier, counted.place.group);
+        if counted.count == 0 || self.counted().any(|other| at(other) == at(&counted)) {
+            return false;
+        }
+        match self.first {
+            None => self.first = Some(counted),
+            Some(_) => self.more.push(counted),
+        }
+        true
     }
 
     /// One copy more.

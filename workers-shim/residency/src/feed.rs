@@ -4,10 +4,11 @@
 
 use std::collections::VecDeque;
 
-use vocabulary::{DpRank, Knowledge, WorkerId};
+use vocabulary::{DpRank, Incarnation, Knowledge, WorkerId};
 
 use crate::closure::Shape;
 use crate::event::Event;
+use crate::imprint::{Imprint, ImprintHead, ImprintWriter};
 use crate::index::{Change, Index, Slot, TooManySources};
 use crate::source::{Source, SourceCounts, SourceRules};
 
@@ -19,6 +20,9 @@ pub enum Settled {
     /// Call again.
     More,
 }
+
+/// Changes that are kept together; splitting longer lists costs more than keeping short ones.
+const PORTION: usize = 512;
 
 type Gone = Box<dyn Iterator<Item = Change> + Send + Sync>;
 
@@ -99,6 +103,22 @@ impl Feed {
         self.tell(Shape::Whole);
     }
 
+    /// Forgets all blocks and knows those of an imprint instead.
+    pub fn adopt(&mut self, imprint: Imprint) {
+        self.reset();
+        self.source = imprint.source;
+        // Blocks come in any order, so there are holes until the last one is in its place.
+        self.tell(Shape::Holed);
+        self.steps.extend(imprint.changes.chunks(PORTION).map(|portion| Step::Changes(portion.to_vec())));
+        self.source.worst_shape();
+        self.tell(self.source.shape());
+    }
+
+    /// Everything that is known of the source before message `next`, which must be the first that was not taken yet.
+    pub fn imprint(&self, process: Incarnation, next: u64) -> ImprintWriter<'_> {
+        ImprintWriter::new(&self.source, ImprintHead { worker: self.worker, rank: self.rank, process, next })
+    }
+
     /// Forgets all blocks and gives the place in the index away.
     pub fn leave(&mut self) {
         let gone = Box::new(self.source.clear());
@@ -113,6 +133,11 @@ impl Feed {
     /// What went wrong in the events so far.
     pub fn counts(&self) -> SourceCounts {
         self.source.counts()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
     }
 
     /// Engine blocks whose place is known.

@@ -1,6 +1,8 @@
 //! Blocks that an engine announced but whose place in a chain is not known yet: their parent, or their tokens, were
 //! never seen. They are kept, within a bound, until the missing part appears.
 
+use std::collections::hash_map::Iter;
+
 use crate::copies::Copies;
 use crate::event::EngineHash;
 use crate::mix::MixMap;
@@ -28,6 +30,10 @@ pub(crate) struct Orphans {
 impl Orphans {
     pub(crate) fn len(&self) -> usize {
         self.blocks.len()
+    }
+
+    pub(crate) fn iter(&self) -> Iter<'_, EngineHash, Orphan> {
+        self.blocks.iter()
     }
 
     pub(crate) fn get_mut(&mut self, hash: EngineHash) -> Option<&mut Orphan> {

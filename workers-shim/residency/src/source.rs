@@ -3,6 +3,8 @@
 //! The engine's hashes are never interpreted. A block's place is found from its parent and its tokens, and what else
 //! went into it (adapter, salt, images) is hashed in, so that it can never be taken for a plain text block.
 
+mod adoption;
+
 use vocabulary::{BlockHash, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens};
 
 use crate::closure::{Closure, Shape};
@@ -60,13 +62,14 @@ pub struct SourceCounts {
 }
 
 /// A block whose place is known.
-struct Placed {
+#[derive(Debug)]
+pub(crate) struct Placed {
     /// The end of the block before; none at the start of a chain.
-    before: Option<BlockHash>,
-    end: PrefixId,
+    pub(crate) before: Option<BlockHash>,
+    pub(crate) end: PrefixId,
     /// Chain blocks inside this engine block before its last one.
-    inner: Box<[BlockHash]>,
-    copies: Copies,
+    pub(crate) inner: Box<[BlockHash]>,
+    pub(crate) copies: Copies,
 }
 
 /// The blocks of one rank of one process.

@@ -63,6 +63,12 @@ impl Stream {
         *self = Self::default();
     }
 
+    /// What `process` said before `next` is known from elsewhere. That is believed to be all of it only once a replay from
+    /// there, or the next message itself, went on without a gap.
+    pub fn adopt(&mut self, process: Incarnation, next: u64) {
+        *self = Self { process: Some(process), next, ..Self::default() };
+    }
+
     /// What is missing, if anything: the number to ask a replay for.
     pub fn next(&self) -> u64 {
         self.next
@@ -81,7 +87,8 @@ impl Stream {
         if sequence > self.next {
             return Verdict::Replay { from: self.next };
         }
-        self.started |= sequence == 0;
+        // Nothing lies between what is known, be it nothing at all, and this.
+        self.started = true;
         self.advance(sequence)
     }
 

@@ -1,0 +1,124 @@
+//! What is known of one source at one sequence number, on its way from one router to another.
+//!
+//! An imprint is a list of chunks, each with a version, its place in the list and a digest over itself and all before
+//! it. Who reads it believes nothing: another process, other rules, a missing or a changed chunk, and more than may be
+//! kept all refuse the whole of it, and nothing of it is used.
+//!
+//! A chunk, all numbers little endian:
+//!
+//! ```text
+//! "OSIM", version u16, end u8 (1 in the last chunk), place u32
+//! in the first one: worker u64, rank u16, process u64, next u64, rules u128, blocks u64, orphans u64
+//! records: kind u8, then
+//!   0, a placed block: name u64, before 0 | 1 u64, end u128, inner u32 x u64, copies
+//!   1, an orphan:      name u64, parent 0 | 1 u64, extra u32 x u8, tokens u32 x u32, copies
+//!   copies: u32 x (tier u8, group u32, attention u8, count u32)
+//! digest u128: xxh3 over the digest of the chunk before (0 before the first) and all bytes above
+//! ```
+
+mod reader;
+mod wire;
+mod writer;
+
+pub use reader::{ImprintReader, Taken};
+pub use writer::ImprintWriter;
+
+use vocabulary::{DpRank, Incarnation, PrefixId, RootKeys, Seed, WorkerId};
+
+use crate::index::Change;
+use crate::source::{Removal, Source, SourceRules};
+
+const MAGIC: [u8; 4] = *b"OSIM";
+/// Of the format. Another one is refused: whoever cannot read an imprint asks the engine.
+const VERSION: u16 = 1;
+/// A chunk is closed once it is that long.
+const CHUNK: usize = 256 << 10;
+/// Longest chunk that is read: a full one and the longest record.
+pub const LONGEST_CHUNK: usize = 1 << 20;
+const DIGEST: usize = 16;
+
+/// Of what an imprint is, and how far it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ImprintHead {
+    /// The engine.
+    pub worker: WorkerId,
+    /// Its rank.
+    pub rank: DpRank,
+    /// The process that spoke.
+    pub process: Incarnation,
+    /// The first sequence number that is not in it.
+    pub next: u64,
+}
+
+/// Everything that a source held before `head.next`.
+pub struct Imprint {
+    /// Of what it is.
+    pub head: ImprintHead,
+    pub(crate) source: Source,
+    /// What the index is to be told.
+    pub(crate) changes: Vec<Change>,
+}
+
+/// Why an imprint is of no use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ImprintError {
+    /// Cut off, changed on its way, or not an imprint.
+    #[error("it is damaged")]
+    Damaged,
+    /// Written in another format.
+    #[error("its format is version {0}, and {VERSION} is read here")]
+    Version(u16),
+    /// A chunk is missing, or comes twice.
+    #[error("chunk {found} came where {expected} was expected")]
+    Place {
+        /// The one that was due.
+        expected: u32,
+        /// The one that came.
+        found: u32,
+    },
+    /// Of another worker or rank.
+    #[error("it is of another source")]
+    OtherSource,
+    /// Of another life of the worker.
+    #[error("it is of another process")]
+    OtherProcess,
+    /// Written by a router whose chains are not ours.
+    #[error("its blocks are of another model, seed or block size")]
+    OtherRules,
+    /// More than is kept of one source.
+    #[error("it holds more than is kept of one source")]
+    TooMuch,
+}
+
+impl ImprintError {
+    /// The word for metrics.
+    pub fn cause(self) -> &'static str {
+        match self {
+            ImprintError::Damaged => "damaged",
+            ImprintError::Version(_) => "version",
+            ImprintError::Place { .. } => "place",
+            ImprintError::OtherSource => "other_source",
+            ImprintError::OtherProcess => "other_process",
+            ImprintError::OtherRules => "other_rules",
+            ImprintError::TooMuch => "too_much",
+        }
+    }
+}
+
+/// Equal where blocks are named alike.
+fn digest_of(rules: &SourceRules) -> PrefixId {
+    let root = rules.namespace.root(rules.seed, RootKeys::default());
+    let removal = match rules.removal {
+        Removal::PerCopy => 0,
+        Removal::LastCopy => 1,
+    };
+    root.extend_bytes(rules.seed, &rules.block.0.to_le_bytes()).extend_bytes(rules.seed, &[removal])
+}
+
+/// Of a chunk and all before it.
+fn digest_after(before: PrefixId, chunk: &[u8]) -> PrefixId {
+    before.extend_bytes(Seed(u64::from(VERSION)), chunk)
+}
+
+#[cfg(test)]
+mod tests;
