@@ -71,6 +71,7 @@ impl Rooms {
             rules: rules(catalog.clone()),
             alive: Some(alive),
             routed: RoutedLimits::default(),
+            imprints: None,
         })?;
         let known = config.workers.clone();
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));

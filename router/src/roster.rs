@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use vocabulary::{Health, ModelId, Role, Tokens, WorkerId, WorkerView};
+use vocabulary::{DpRank, Health, ModelId, Role, Tokens, WorkerId, WorkerView};
 use workers_shim::fleet::{Fleet, InFlight};
 
 use crate::config::WorkerConfig;
@@ -82,6 +82,6 @@ impl Roster {
     /// A request for this worker.
     pub fn send_to(&self, fleet: &Fleet, id: WorkerId) -> Option<Sent> {
         let member = self.member(id)?.clone();
-        Some(Sent { member, _in_flight: fleet.dispatch(id, Tokens::ZERO) })
+        Some(Sent { member, _in_flight: fleet.dispatch(id, DpRank(0), Tokens::ZERO) })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use residency::RoutedLimits;
-use vocabulary::{Role, Tokens};
+use vocabulary::{DpRank, Role, Tokens};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::{Fleet, FleetOptions, Pace, WorkerSpec};
 
@@ -23,11 +23,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         rules: Arc::new(|_| None),
         alive: None,
         routed: RoutedLimits::default(),
+        imprints: None,
     })?;
     let first = fleet.snapshot()[0].id;
     let unchanged = each(|| drop(black_box(fleet.snapshot())));
     let changed = each(|| {
-        drop(fleet.dispatch(first, Tokens(1)));
+        drop(fleet.dispatch(first, DpRank(0), Tokens(1)));
         drop(black_box(fleet.snapshot()));
     });
     writeln!(std::io::stdout(), "{WORKERS} workers: unchanged {unchanged:?}, after a change {changed:?}")?;

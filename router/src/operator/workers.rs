@@ -56,15 +56,17 @@ struct EventLine {
     undecodable: u64,
     unplaced: u64,
     restarts: u64,
+    adopted: u64,
     engine_blocks: u64,
     lag_ms: u64,
 }
 
 impl From<EventCounts> for EventLine {
     fn from(counts: EventCounts) -> Self {
-        let EventCounts { batches, events, gaps, replays, undecodable, unplaced, restarts, blocks, lag } = counts;
+        let EventCounts { batches, events, gaps, replays, undecodable, unplaced, restarts, adopted, blocks, lag } =
+            counts;
         let (engine_blocks, lag_ms) = (blocks, lag.0 / 1000);
-        Self { batches, events, gaps, replays, undecodable, unplaced, restarts, engine_blocks, lag_ms }
+        Self { batches, events, gaps, replays, undecodable, unplaced, restarts, adopted, engine_blocks, lag_ms }
     }
 }
 

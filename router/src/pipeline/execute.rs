@@ -43,7 +43,7 @@ pub struct Failed {
 /// Carries out `plan`.
 pub async fn execute(gateway: &Arc<Gateway>, step: &Classified, plan: &Plan) -> Result<Answering, Failed> {
     let legs = Legs::of(gateway, step);
-    let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.tokens_computed);
+    let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
     let mut remarks = Vec::new();
     let opened = match plan.handoff {

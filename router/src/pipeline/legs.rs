@@ -120,7 +120,7 @@ impl Legs {
 
     /// Counts a leg that computes for another worker in its own worker's load.
     pub fn dispatch(&self, leg: &Leg) -> InFlight {
-        self.gateway.fleet().dispatch(leg.worker, leg.tokens_computed)
+        self.gateway.fleet().dispatch(leg.worker, leg.rank, leg.tokens_computed)
     }
 
     /// Notes what a transfer took, from which links learn.

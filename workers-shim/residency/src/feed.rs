@@ -135,6 +135,11 @@ impl Feed {
         self.source.counts()
     }
 
+    /// How the source's blocks are named.
+    pub fn rules(&self) -> &SourceRules {
+        self.source.rules()
+    }
+
     #[cfg(test)]
     pub(crate) fn source(&self) -> &Source {
         &self.source

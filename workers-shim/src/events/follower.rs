@@ -3,19 +3,22 @@
 //! The live socket is read as fast as its messages are applied and no faster: what piles up does so in the socket and
 //! at the engine, which drops at its own mark; a drop is a gap, and a gap is replayed. So there is no queue here.
 
+mod exchange;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt as _;
 use residency::{DecodeError, Event, Feed, Limits, Met, SourceRules, Stream, Verdict, decode};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{interval_at, sleep, timeout};
 use vocabulary::{DpRank, Incarnation, Knowledge};
 use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket};
 
 use super::discovery::EventSource;
+use super::imprints::{Asked, Imprints};
 use super::log::EventLog;
 use super::replay::{Message, replay};
 use super::shared::SharedIndex;
@@ -34,8 +37,21 @@ const FIRST_CHECK: Duration = Duration::from_millis(300);
 /// Messages can be lost without a later one that shows the gap, so now and then it is asked for.
 const CHECK: Duration = Duration::from_secs(5);
 
+/// What all followers of a fleet share.
+#[derive(Clone)]
+pub(crate) struct Following {
+    /// For questions to the workers.
+    pub(crate) client: reqwest::Client,
+    /// Where events go.
+    pub(crate) index: SharedIndex,
+    /// How they are read.
+    pub(crate) rules: RulesOf,
+    /// The other routers, where there are any.
+    pub(crate) imprints: Option<Arc<dyn Imprints>>,
+}
+
 /// Follows a worker until aborted.
-pub(crate) async fn follow(member: Arc<Member>, client: reqwest::Client, index: SharedIndex, rules: RulesOf) {
+pub(crate) async fn follow(member: Arc<Member>, with: Following) {
     let mut life = member.life();
     loop {
         let Some(incarnation) = *life.borrow_and_update() else {
@@ -44,9 +60,9 @@ pub(crate) async fn follow(member: Arc<Member>, client: reqwest::Client, index: 
             }
             continue;
         };
-        let worker = Worker { member: member.clone(), client: client.clone(), index: index.clone(), incarnation };
-        index.guessed(member.id);
-        let (sources, rules) = (worker.sources().await, worker.rules(&rules));
+        let worker = Worker { member: member.clone(), with: with.clone(), incarnation };
+        with.index.guessed(member.id);
+        let (sources, rules) = (worker.sources().await, worker.rules());
         match rules.filter(|_| !sources.is_empty()) {
             Some(rules) => worker.observe(sources, rules, &life).await,
             None => {
@@ -68,8 +84,7 @@ async fn ended(mut life: watch::Receiver<Option<Incarnation>>, incarnation: Inca
 #[derive(Clone)]
 struct Worker {
     member: Arc<Member>,
-    client: reqwest::Client,
-    index: SharedIndex,
+    with: Following,
     incarnation: Incarnation,
 }
 
@@ -78,14 +93,14 @@ impl Worker {
         if let Some(configured) = EventSource::configured(&self.member.spec.events) {
             return vec![configured];
         }
-        match (&self.member.spec.events, get(&self.client, &self.member, "/kv_event_sources").await) {
+        match (&self.member.spec.events, get(&self.with.client, &self.member, "/kv_event_sources").await) {
             (EventsAt::Discovered, Ok(text)) => EventSource::read_all(&text, &self.member.spec.endpoint),
             _ => Vec::new(),
         }
     }
 
-    fn rules(&self, rules: &RulesOf) -> Option<SourceRules> {
-        self.member.seen().models.iter().find_map(|model| rules(model))
+    fn rules(&self) -> Option<SourceRules> {
+        self.member.seen().models.iter().find_map(|model| (self.with.rules)(model))
     }
 
     /// Follows all ranks until this life ends.
@@ -95,12 +110,13 @@ impl Worker {
         rules: SourceRules,
         life: &watch::Receiver<Option<Incarnation>>,
     ) {
-        self.index.observed(self.member.id);
+        self.with.index.observed(self.member.id);
         let mut ranks = JoinSet::new();
         for source in sources {
             let feed = Feed::new(self.member.id, source.rank, rules.clone());
             let (worker, stream, told) = (self.clone(), Stream::new(), (0, Knowledge::Degraded));
-            let rank = Rank { worker, source, stream, feed, told };
+            let asked = self.member.exports.open(source.rank);
+            let rank = Rank { worker, source, stream, feed, told, asked };
             ranks.spawn(rank.run(life.clone()));
         }
         // Ranks of one engine have one block size: where one cannot go on, the others find the same as they speak.
@@ -111,7 +127,7 @@ impl Worker {
         self.member.changed();
         if !usable {
             tracing::warn!(worker = %self.member.spec.endpoint, "its blocks do not fit the chain's; events are ignored");
-            self.index.guessed(self.member.id);
+            self.with.index.guessed(self.member.id);
             ended(life.clone(), self.incarnation).await;
         }
     }
@@ -136,6 +152,8 @@ struct Rank {
     feed: Feed,
     /// What was last said of it: engine blocks, and how they are known.
     told: (u64, Knowledge),
+    /// Other routers that want an imprint.
+    asked: mpsc::Receiver<Asked>,
 }
 
 impl Rank {
@@ -173,7 +191,7 @@ impl Rank {
         if !matches!(timeout(PATIENCE, connected).await, Ok(Ok(()))) {
             return End::Lost;
         }
-        if let Err(end) = self.catch_up().await {
+        if let Err(end) = self.learn().await {
             return end;
         }
         let mut check = interval_at(tokio::time::Instant::now() + FIRST_CHECK, CHECK);
@@ -187,12 +205,22 @@ impl Rank {
                     Some(SocketEvent::Disconnected(_)) | None => Err(End::Lost),
                     Some(_) => Ok(()),
                 },
-                _ = check.tick() => self.catch_up().await,
+                _ = check.tick() => self.learn().await,
+                Some(asked) = self.asked.recv() => {
+                    self.export(asked).await;
+                    Ok(())
+                }
             };
             if let Err(end) = step {
                 return end;
             }
         }
+    }
+
+    /// Gets all that can be had: from another router where not all is known here, and what was said since from the engine.
+    async fn learn(&mut self) -> Result<(), End> {
+        self.adopt().await;
+        self.catch_up().await
     }
 
     /// A message of the live stream.
@@ -227,7 +255,7 @@ impl Rank {
     /// Makes sure that the same process speaks, then asks for all that is missing.
     async fn catch_up(&mut self) -> Result<(), End> {
         let log = &self.worker.member.events;
-        if let Some(process) = life_of(&self.worker.client, &self.worker.member).await
+        if let Some(process) = life_of(&self.worker.with.client, &self.worker.member).await
             && self.stream.meet(process) == Met::Another
         {
             EventLog::count(&log.restarts);
@@ -312,7 +340,7 @@ impl Rank {
         let before = std::mem::replace(&mut self.told.0, now);
         // The worker's blocks are the sum over its ranks; the sum wraps where one of them shrinks.
         worker.member.events.blocks.fetch_add(now.wrapping_sub(before), Relaxed);
-        if let Err(error) = worker.index.settle(&mut self.feed) {
+        if let Err(error) = worker.with.index.settle(&mut self.feed) {
             tracing::error!(worker = %worker.member.spec.endpoint, %error, "residency");
         }
     }

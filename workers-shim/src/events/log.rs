@@ -21,6 +21,8 @@ pub struct EventCounts {
     pub unplaced: u64,
     /// Other processes met.
     pub restarts: u64,
+    /// Imprints taken over from other routers.
+    pub adopted: u64,
     /// Engine blocks whose place is known now.
     pub blocks: u64,
     /// From the engine's clock at the last message to ours.
@@ -36,6 +38,7 @@ pub(crate) struct EventLog {
     pub(super) undecodable: AtomicU64,
     pub(super) unplaced: AtomicU64,
     pub(super) restarts: AtomicU64,
+    pub(super) adopted: AtomicU64,
     pub(super) blocks: AtomicU64,
     pub(super) lag: AtomicU64,
 }
@@ -50,6 +53,7 @@ impl EventLog {
             undecodable: self.undecodable.load(Relaxed),
             unplaced: self.unplaced.load(Relaxed),
             restarts: self.restarts.load(Relaxed),
+            adopted: self.adopted.load(Relaxed),
             blocks: self.blocks.load(Relaxed),
             lag: Micros(self.lag.load(Relaxed)),
         }

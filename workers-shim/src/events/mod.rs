@@ -3,12 +3,15 @@
 
 mod discovery;
 mod follower;
+mod imprints;
 mod log;
 mod replay;
 mod shared;
 
 pub use discovery::EventSource;
-pub(crate) use follower::follow;
+pub(crate) use follower::{Following, follow};
+pub(crate) use imprints::Exports;
+pub use imprints::{Exported, Imprints, Wanted};
 pub use log::EventCounts;
 pub(crate) use log::EventLog;
 pub use shared::SharedIndex;

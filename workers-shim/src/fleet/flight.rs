@@ -6,7 +6,8 @@
 //! load = scrape(t) + own dispatched since t - own finished since t, and at least own in flight
 //! ```
 //!
-//! (one that is in flight here may not have reached the engine's queue by t). Those of them that have no first token
+//! where *own* means all routers' together, those of the others as they last told them (see [`super::overlay`]);
+//! (one that is in flight may not have reached the engine's queue by t). Those of them that have no first token
 //! yet wait, the others run. Engines do not tell how many prompt tokens they still have to compute, so the backlog is
 //! our own, exactly, and an estimate for others:
 //!
@@ -19,9 +20,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use vocabulary::{Load, Micros, Speeds, Tokens};
+use vocabulary::{DpRank, Load, Micros, Speeds, Tokens, WorkerId};
 
+use super::overlay::{Flow, Others};
 use super::speeds::{Observation, SpeedEstimate};
 use crate::dialect::Usage;
 use crate::scrape::Scrape;
@@ -38,6 +41,8 @@ pub(super) struct Counters {
     begun: AtomicU64,
     /// Prompt tokens that are not known to be computed.
     pending: AtomicU64,
+    /// The other routers' requests.
+    others: ArcSwap<Others>,
 }
 
 /// What the counters said when a scrape was sent.
@@ -46,6 +51,7 @@ pub(super) struct Mark {
     dispatched: u64,
     finished: u64,
     begun: u64,
+    others: Others,
 }
 
 impl Counters {
@@ -53,32 +59,59 @@ impl Counters {
     pub(super) fn mark(&self) -> Mark {
         // Ends are read before starts, so that no request seems to have ended before it began.
         let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));
-        Mark { finished, begun, dispatched: self.dispatched.load(Relaxed) }
+        Mark { finished, begun, dispatched: self.dispatched.load(Relaxed), others: **self.others.load() }
+    }
+
+    /// The other routers said something else than before; whether it is something else.
+    pub(super) fn overlay(&self, others: Others) -> bool {
+        let news = **self.others.load() != others;
+        if news {
+            self.others.store(Arc::new(others));
+        }
+        news
     }
 
     /// The load now: the scrape, plus what we dispatched and less what we saw finished since it was sent.
     pub(super) fn load(&self, scrape: &Scrape, at: Mark, usual_prompt: Tokens) -> Load {
         let now = self.mark();
         let scraped = u64::from(scrape.running) + u64::from(scrape.waiting);
-        let ours = now.dispatched.saturating_sub(now.finished);
-        let prefilling = now.dispatched.saturating_sub(now.begun);
+        let (came, went) = now.others.since(&at.others);
         let total = (scraped + now.dispatched.saturating_sub(at.dispatched))
+            .saturating_add(came)
             .saturating_sub(now.finished.saturating_sub(at.finished))
-            .max(ours);
-        let foreign = u64::from(scrape.waiting).saturating_sub(at.dispatched.saturating_sub(at.begun));
-        let waiting = (prefilling + foreign).min(total);
-        let others = scrape.usual_work().unwrap_or(usual_prompt) * foreign;
+            .saturating_sub(went)
+            .max(now.in_flight());
+        let foreign = u64::from(scrape.waiting).saturating_sub(at.prefilling());
+        let waiting = now.prefilling().saturating_add(foreign).min(total);
+        let strangers = scrape.usual_work().unwrap_or(usual_prompt) * foreign;
         Load {
             running: u32::try_from(total - waiting).unwrap_or(u32::MAX),
             waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
-            backlog: Tokens(self.pending.load(Relaxed)) + others,
+            backlog: Tokens(self.pending.load(Relaxed)) + now.others.pending + strangers,
             kv_usage: scrape.kv_usage,
         }
     }
 
-    /// Whether nothing of ours waits for its prompt.
+    /// Whether no router's request waits for its prompt.
     fn is_idle(&self) -> bool {
-        self.pending.load(Relaxed) == 0
+        self.pending.load(Relaxed) == 0 && self.others.load().pending == Tokens::ZERO
+    }
+}
+
+impl Mark {
+    /// All routers' requests that are not over.
+    fn in_flight(&self) -> u64 {
+        self.dispatched.saturating_sub(self.finished).saturating_add(self.others.in_flight())
+    }
+
+    /// Of those, the ones without a first token.
+    fn prefilling(&self) -> u64 {
+        self.dispatched.saturating_sub(self.begun).saturating_add(self.others.prefilling())
+    }
+
+    /// Of those, the ones with one.
+    fn decoding(&self) -> u64 {
+        self.begun.saturating_sub(self.finished).saturating_add(self.others.decoding())
     }
 }
 
@@ -86,6 +119,8 @@ impl Counters {
 #[derive(Debug)]
 pub(super) struct Desk {
     pub(super) counters: Counters,
+    /// The same by rank, as the other routers are told.
+    flows: Mutex<Vec<Flow>>,
     estimate: Mutex<SpeedEstimate>,
     /// Requests that waited there at the last scrape.
     pub(super) scraped_waiting: AtomicU64,
@@ -97,6 +132,7 @@ impl Desk {
     pub(super) fn new(speeds: Speeds, revision: Arc<AtomicU64>) -> Self {
         Self {
             counters: Counters::default(),
+            flows: Mutex::default(),
             estimate: Mutex::new(SpeedEstimate::new(speeds)),
             scraped_waiting: AtomicU64::new(0),
             revision,
@@ -106,6 +142,23 @@ impl Desk {
     /// How fast the worker is believed to be.
     pub(super) fn speeds(&self) -> Speeds {
         self.estimate.lock().speeds()
+    }
+
+    /// What this router has in flight there, by rank.
+    pub(super) fn flows(&self) -> Vec<Flow> {
+        self.flows.lock().clone()
+    }
+
+    fn flow(&self, rank: DpRank, change: impl FnOnce(&mut Flow)) {
+        let mut flows = self.flows.lock();
+        let known = flows.iter().position(|flow| flow.rank == rank);
+        let at = known.unwrap_or_else(|| {
+            // Which worker it is, is for the fleet to say.
+            let none = Flow { worker: WorkerId(0), rank, dispatched: 0, begun: 0, finished: 0, pending: Tokens::ZERO };
+            flows.push(none);
+            flows.len() - 1
+        });
+        change(&mut flows[at]);
     }
 
     pub(super) fn changed(&self) {
@@ -127,6 +180,7 @@ impl Default for Desk {
 pub struct InFlight {
     /// None for a worker that left the fleet.
     desk: Option<Arc<Desk>>,
+    rank: DpRank,
     tokens: Tokens,
     sent: Instant,
     /// Nothing else stood before it.
@@ -142,7 +196,7 @@ enum Alone {
 }
 
 impl InFlight {
-    pub(super) fn new(desk: Option<Arc<Desk>>, tokens: Tokens) -> Self {
+    pub(super) fn new(desk: Option<Arc<Desk>>, rank: DpRank, tokens: Tokens) -> Self {
         let mut alone = Alone::No;
         if let Some(desk) = &desk {
             if desk.counters.is_idle() && desk.scraped_waiting.load(Relaxed) == 0 {
@@ -150,9 +204,13 @@ impl InFlight {
             }
             desk.counters.pending.fetch_add(tokens.0, Relaxed);
             desk.counters.dispatched.fetch_add(1, Relaxed);
+            desk.flow(rank, |flow| {
+                flow.dispatched += 1;
+                flow.pending += tokens;
+            });
             desk.changed();
         }
-        Self { desk, tokens, sent: Instant::now(), alone, first: None }
+        Self { desk, rank, tokens, sent: Instant::now(), alone, first: None }
     }
 
     /// It leaves only now: what came before (another leg, a transfer) says nothing of this worker's speed.
@@ -174,8 +232,7 @@ impl InFlight {
         let told = usage.cached.map_or(self.tokens, |cached| usage.prompt - cached);
         // Much more than was planned: either it came from elsewhere, which usage does not tell, or a prefix was lost.
         let computed = if told.0 <= self.tokens.0 + self.tokens.0 / 4 + BLOCKS { told } else { Tokens::ZERO };
-        let mark = desk.counters.mark();
-        let batch = mark.begun.saturating_sub(mark.finished).max(1);
+        let batch = desk.counters.mark().decoding().max(1);
         desk.estimate.lock().observe(&Observation {
             computed: if self.alone == Alone::Yes { computed } else { Tokens::ZERO },
             first_token: Micros::of(first - self.sent),
@@ -190,6 +247,10 @@ impl InFlight {
         if let Some(desk) = &self.desk {
             desk.counters.pending.fetch_sub(self.tokens.0, Relaxed);
             desk.counters.begun.fetch_add(1, Relaxed);
+            desk.flow(self.rank, |flow| {
+                flow.begun += 1;
+                flow.pending -= self.tokens;
+            });
             desk.changed();
         }
     }
@@ -202,6 +263,7 @@ impl Drop for InFlight {
         }
         if let Some(desk) = &self.desk {
             desk.counters.finished.fetch_add(1, Relaxed);
+            desk.flow(self.rank, |flow| flow.finished += 1);
             desk.changed();
         }
     }

@@ -12,24 +12,29 @@ mod config;
 mod flight;
 mod link;
 pub(crate) mod member;
+pub(crate) mod overlay;
 pub(crate) mod probe;
+mod sharing;
 mod speeds;
 
 pub use config::{EventsAt, LinkProfile, Pace, Transfers, WorkerProfile, WorkerSpec};
 pub use flight::InFlight;
+pub use overlay::{Flow, Heard, InFlightTable, SILENCE};
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use vocabulary::{Bytes, Chain, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
-use crate::events::{EventCounts, SharedIndex, follow};
+use crate::events::{EventCounts, Following, Imprints, SharedIndex, follow};
 use member::Member;
+use overlay::Overlay;
 use probe::Prober;
 
 /// A fleet that cannot be started.
@@ -72,6 +77,8 @@ pub struct FleetOptions {
     pub alive: Option<mpsc::Sender<Alive>>,
     /// How much is remembered of what was routed to workers without events.
     pub routed: RoutedLimits,
+    /// The other routers, where there are any: who starts late learns from them what engines no longer tell.
+    pub imprints: Option<Arc<dyn Imprints>>,
 }
 
 /// Every worker as it looks now. Dropping it stops its probes and its event streams.
@@ -81,6 +88,7 @@ pub struct Fleet {
     index: SharedIndex,
     revision: Arc<AtomicU64>,
     cached: ArcSwap<Cached>,
+    overlay: Mutex<Overlay>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -100,7 +108,14 @@ impl Fleet {
             index: options.index.clone(),
             revision: revision.clone(),
             cached: ArcSwap::from_pointee(Cached { revision: 0, views: Arc::new([]) }),
+            overlay: Mutex::default(),
             tasks: Vec::new(),
+        };
+        let following = Following {
+            client: client.clone(),
+            index: options.index.clone(),
+            rules: options.rules,
+            imprints: options.imprints,
         };
         for spec in options.workers {
             let member = Arc::new(Member::new(spec, revision.clone(), options.pace.usual_prompt));
@@ -115,8 +130,7 @@ impl Fleet {
                 alive: options.alive.clone(),
             };
             fleet.tasks.push(tokio::spawn(prober.run()));
-            let follower = follow(member.clone(), client.clone(), options.index.clone(), options.rules.clone());
-            fleet.tasks.push(tokio::spawn(follower));
+            fleet.tasks.push(tokio::spawn(follow(member.clone(), following.clone())));
             fleet.members.push(member);
         }
         Ok(fleet)
@@ -137,9 +151,9 @@ impl Fleet {
         views
     }
 
-    /// Counts a request with `tokens` to compute as being at `worker`, until the guard is dropped.
-    pub fn dispatch(&self, worker: WorkerId, tokens: Tokens) -> InFlight {
-        InFlight::new(self.member(worker).map(|member| member.desk.clone()), tokens)
+    /// Counts a request with `tokens` to compute as being at this rank, until the guard is dropped.
+    pub fn dispatch(&self, worker: WorkerId, rank: DpRank, tokens: Tokens) -> InFlight {
+        InFlight::new(self.member(worker).map(|member| member.desk.clone()), rank, tokens)
     }
 
     /// A connection to the worker was refused or broke: it takes no work until a probe succeeds, which is tried at once.

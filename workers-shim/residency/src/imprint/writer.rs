@@ -11,7 +11,8 @@ use crate::source::{Placed, Source};
 
 /// The chunks of an imprint, first one first. The source must not change meanwhile, which the borrow sees to.
 pub struct ImprintWriter<'a> {
-    head: Option<Vec<u8>>,
+    head: ImprintHead,
+    first: Option<Vec<u8>>,
     blocks: Iter<'a, EngineHash, Placed>,
     orphans: Iter<'a, EngineHash, Orphan>,
     place: u32,
@@ -30,13 +31,19 @@ impl<'a> ImprintWriter<'a> {
         bytes.extend_from_slice(&(source.len() as u64).to_le_bytes());
         bytes.extend_from_slice(&(source.orphans() as u64).to_le_bytes());
         Self {
-            head: Some(bytes),
+            head,
+            first: Some(bytes),
             blocks: source.placed(),
             orphans: source.waiting(),
             place: 0,
             digest: PrefixId(0),
             is_over: false,
         }
+    }
+
+    /// Of what it is.
+    pub fn head(&self) -> ImprintHead {
+        self.head
     }
 
     /// Adds records until the chunk is full; whether there was nothing left to add.
@@ -67,7 +74,7 @@ impl Iterator for ImprintWriter<'_> {
         let end = chunk.len();
         chunk.push(0);
         chunk.extend_from_slice(&self.place.to_le_bytes());
-        chunk.extend(self.head.take().unwrap_or_default());
+        chunk.extend(self.first.take().unwrap_or_default());
         self.is_over = self.fill(&mut chunk);
         chunk[end] = u8::from(self.is_over);
         self.digest = digest_after(self.digest, &chunk);

@@ -2,11 +2,12 @@
 
 mod events;
 mod probes;
+mod sharing;
 mod views;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine_model::Profile;
 use residency::{RoutedLimits, SourceRules};
@@ -84,20 +85,34 @@ fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
+fn quick() -> Pace {
+    Pace { every: Duration::from_millis(50), again: Duration::from_millis(10), ..Pace::default() }
+}
+
 /// A fleet with a quick pulse, and what it reports.
 struct Watch {
-    fleet: Fleet,
+    fleet: Arc<Fleet>,
     index: SharedIndex,
     alive: mpsc::Receiver<Alive>,
 }
 
 impl Watch {
     fn over(workers: Vec<WorkerSpec>) -> Self {
-        let pace = Pace { every: Duration::from_millis(50), again: Duration::from_millis(10), ..Pace::default() };
-        Self::paced(workers, pace)
+        Self::paced(workers, quick())
+    }
+
+    /// Of another router, which can be asked for imprints.
+    fn beside(other: &Self, worker: SocketAddr) -> Self {
+        let spec = WorkerSpec::at(&url(worker), Role::Hybrid);
+        let neighbour: Arc<dyn Imprints> = Arc::new(sharing::Neighbour(other.fleet.clone()));
+        Self::open(vec![spec], quick(), Some(neighbour))
     }
 
     fn paced(workers: Vec<WorkerSpec>, pace: Pace) -> Self {
+        Self::open(workers, pace, None)
+    }
+
+    fn open(workers: Vec<WorkerSpec>, pace: Pace, imprints: Option<Arc<dyn Imprints>>) -> Self {
         let index = SharedIndex::new();
         let (alive, reports) = mpsc::channel(64);
         let rules = SourceRules::new(Tokens(4), SEED, namespace());
@@ -108,8 +123,9 @@ impl Watch {
             rules: Arc::new(move |model| (&*model.0 == "tiny").then(|| rules.clone())),
             alive: Some(alive),
             routed: RoutedLimits::default(),
+            imprints,
         };
-        Self { fleet: Fleet::start(options).unwrap(), index, alive: reports }
+        Self { fleet: Arc::new(Fleet::start(options).unwrap()), index, alive: reports }
     }
 
     fn at(address: SocketAddr) -> Self {

@@ -242,7 +242,7 @@ async fn endless_and_foreign_answers_are_no_answers() {
     let watch = watch(vec![spec(&engine)]);
     ready(&watch).await;
     assert_eq!((watch.view(0).incarnation, watch.view(0).load.running), (Incarnation(0), 0));
-    let flight = watch.fleet.dispatch(watch.id(0), Tokens(9));
+    let flight = watch.fleet.dispatch(watch.id(0), DpRank(0), Tokens(9));
     assert_eq!((watch.view(0).load.waiting, watch.view(0).load.backlog), (1, Tokens(9)), "our own are known");
     drop(flight);
     for mood in [Mood::Status(301), Mood::Endless] {

@@ -58,7 +58,7 @@ async fn what_we_send_counts_at_once_and_views_are_made_only_when_something_chan
     let watch = Watch::at(worker.address());
     until_ready(&watch).await;
     let id = watch.id(0);
-    let mut flight = watch.fleet.dispatch(id, Tokens(500));
+    let mut flight = watch.fleet.dispatch(id, DpRank(0), Tokens(500));
     assert_eq!((watch.view(0).load.waiting, watch.view(0).load.backlog), (1, Tokens(500)));
     flight.first_token();
     assert_eq!((watch.view(0).load.running, watch.view(0).load.backlog), (1, Tokens(0)));
@@ -146,6 +146,7 @@ async fn a_worker_listed_twice_is_an_error() {
         rules: Arc::new(|_| None),
         alive: None,
         routed: RoutedLimits::default(),
+        imprints: None,
     };
     assert!(matches!(Fleet::start(options), Err(FleetError::Twice(_))));
 }
