@@ -120,4 +120,16 @@ mod tests {
         assert!(copies.serves(Tier::Host) && !copies.is_empty());
         assert!(remove(&mut copies, WINDOW) && remove(&mut copies, HOST) && copies.is_empty());
     }
+
+    #[test]
+    fn what_is_taken_over_is_counted_on_and_no_place_is_taken_over_twice() {
+        let mut copies = Copies::default();
+        assert!(!copies.begin(Counted { place: HBM, count: 0 }), "no copies are none");
+        assert!(copies.begin(Counted { place: HBM, count: 2 }) && copies.begin(Counted { place: WINDOW, count: 1 }));
+        assert!(!copies.begin(Counted { place: HBM, count: 1 }));
+        copies.add(HBM);
+        assert_eq!(copies.counted().map(|counted| counted.count).collect::<Vec<_>>(), [3, 1]);
+        assert!(remove(&mut copies, HBM) && remove(&mut copies, HBM) && copies.serves(Tier::Hbm));
+        assert!(remove(&mut copies, HBM) && !copies.serves(Tier::Hbm) && !copies.is_empty());
+    }
 }

@@ -75,3 +75,28 @@ fn the_largest_number_does_not_wrap() {
     assert_eq!(stream.replayed(u64::MAX), Apply);
     assert_eq!(stream.next(), u64::MAX);
 }
+
+#[test]
+fn what_is_known_from_elsewhere_is_all_only_once_the_stream_itself_goes_on_from_there() {
+    let adopted = || {
+        let mut stream = Stream::new();
+        stream.meet(A);
+        assert_eq!(stream.live(7), Replay { from: 0 });
+        stream.adopt(A, 9);
+        assert_eq!((stream.next(), stream.knowledge()), (9, Knowledge::Degraded));
+        stream
+    };
+    let mut live = adopted();
+    assert_eq!((live.live(8), live.knowledge()), (Seen, Knowledge::Degraded), "it is in the imprint");
+    assert_eq!((live.live(9), live.knowledge()), (Apply, Knowledge::Exact));
+    let mut replayed = adopted();
+    assert_eq!((replayed.replayed(9), replayed.knowledge()), (Apply, Knowledge::Exact));
+    let mut idle = adopted();
+    idle.replay_ended();
+    assert_eq!(idle.knowledge(), Knowledge::Exact);
+    let mut holed = adopted();
+    assert_eq!((holed.replayed(11), holed.knowledge()), (Apply, Knowledge::Degraded), "9 and 10 are lost");
+    let mut other = adopted();
+    assert_eq!((other.meet(A), other.meet(B)), (Met::Same, Met::Another));
+    assert_eq!(other.next(), 0, "what was known was another process's");
+}
