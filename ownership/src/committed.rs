@@ -1,98 +1,250 @@
-//! The high-water mark: how far the log had been committed, kept outside the log.
+//! The marks: how far the log was durable and committed, and whose it is, kept outside the log.
 //!
-//! A log that lost its end looks like one that never had it. This mark tells them apart. It is written after the log
-//! is durable, so it never runs ahead of it.
+//! A log that lost its end looks like one that never had it. These marks tell them apart: they are raised after an
+//! fdatasync and before anybody hears of it, so no byte below them was ever unacknowledged, and what is missing there
+//! was lost.
+//!
+//! Layout, little endian: committed index (8 bytes), xxh3-64 of it (8); then durable end as an offset in the log (8),
+//! last durable index (8), digest of the identity (8), xxh3-64 of these 24 (8). One sector, so that it is never torn.
+//! The first part alone is what releases before feature level 2 wrote.
 
 use std::fs::File;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::OwnershipError;
+use crate::node_folder::{Found, Identity, write_durably};
 
-/// Index and checksum, little endian; one sector, so that it is never torn.
-const SIZE: usize = 16;
+const COMMITTED: usize = 16;
+const SIZE: usize = 48;
 
-/// The file that holds the mark.
-#[derive(Debug)]
-pub(crate) struct CommittedMark {
-    file: File,
-    path: PathBuf,
-    index: u64,
+/// What the marks say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Marked {
+    /// The last entry that was committed and durable here.
+    pub(crate) committed: u64,
+    /// What is known of the durable log; nothing before this release opened it.
+    pub(crate) durable: Option<Durable>,
 }
 
-impl CommittedMark {
-    /// Opens the mark; a new one is 0.
-    pub(crate) fn open(path: &Path) -> Result<Self, OwnershipError> {
-        let file = File::options().create(true).truncate(false).read(true).write(true).open(path);
-        let file = file.map_err(OwnershipError::io(path))?;
-        let mut bytes = [0u8; SIZE];
-        let length = file.metadata().map_err(OwnershipError::io(path))?.len();
-        if length == 0 {
-            return Ok(Self { file, path: path.to_owned(), index: 0 });
+/// How far the log is known to be on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Durable {
+    /// Offset in the whole log.
+    pub(crate) end: u64,
+    /// The last entry before it.
+    pub(crate) last: u64,
+}
+
+/// The file that holds the marks.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    file: File,
+    path: PathBuf,
+    owner: u64,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug)]
+struct Now {
+    marked: Marked,
+    /// Committed by the quorum, perhaps before it was durable here.
+    committed: u64,
+}
+
+impl Marks {
+    /// Opens the marks of a log; makes them, durably, where there is no log yet.
+    pub(crate) fn open(path: &Path, identity: Identity, found: Found) -> Result<Self, OwnershipError> {
+        let owner = xxh3_64(&serde_json::to_vec(&identity).expect("an identity encodes"));
+        if !path.exists() {
+            if found == Found::Ledger {
+                let detail = "it is missing, but there is a log: nothing tells whether that log is complete";
+                return Err(damaged(path, detail));
+            }
+            let bytes = encode(Marked { committed: 0, durable: Some(Durable::default()) }, owner);
+            write_durably(path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(path))?;
         }
-        let damaged = |detail: &str| OwnershipError::Damaged { path: path.to_owned(), detail: detail.to_owned() };
-        file.read_exact_at(&mut bytes, 0).map_err(|_| damaged("it is too short"))?;
-        let (index, sum) = bytes.split_at(8);
-        if xxh3_64(index).to_le_bytes() != *sum {
-            return Err(damaged("its checksum at offset 8 is wrong"));
-        }
-        let index = u64::from_le_bytes(index.try_into().expect("split at 8"));
-        Ok(Self { file, path: path.to_owned(), index })
+        let file = File::options().read(true).write(true).open(path).map_err(OwnershipError::io(path))?;
+        let marked = read(&file, path, owner)?;
+        let now = Mutex::new(Now { marked, committed: marked.committed });
+        Ok(Self { file, path: path.to_owned(), owner, now })
     }
 
-    /// The last index known to be committed.
-    pub(crate) fn index(&self) -> u64 {
-        self.index
+    /// What they say.
+    pub(crate) fn marked(&self) -> Marked {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).marked
     }
 
-    /// Raises the mark. It reaches the disk with the next `sync` at the latest.
-    pub(crate) fn raise(&mut self, index: u64) -> std::io::Result<()> {
-        if index <= self.index {
-            return Ok(());
+    /// Notes what the quorum committed; written once it is durable here, with the next `confirm`.
+    pub(crate) fn commit(&self, index: u64) {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        now.committed = now.committed.max(index);
+    }
+
+    /// Raises the marks to what an fdatasync just covered. They reach the disk themselves with the next `sync`.
+    pub(crate) fn confirm(&self, durable: Durable) -> io::Result<()> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.marked.durable.is_some_and(|before| before.end > durable.end) {
+            return Err(io::Error::other("the log's durable end went backwards"));
         }
-        let mut bytes = [0u8; SIZE];
-        bytes[..8].copy_from_slice(&index.to_le_bytes());
-        let sum = xxh3_64(&bytes[..8]);
-        bytes[8..].copy_from_slice(&sum.to_le_bytes());
-        self.file.write_all_at(&bytes, 0)?;
-        self.index = index;
+        let committed = now.committed.min(durable.last).max(now.marked.committed);
+        let marked = Marked { committed, durable: Some(durable) };
+        if marked != now.marked {
+            self.file.write_all_at(&encode(marked, self.owner), 0)?;
+            now.marked = marked;
+        }
         Ok(())
     }
 
-    /// A handle for making it durable without holding anything.
+    /// Makes them durable.
+    pub(crate) fn sync(&self) -> Result<(), OwnershipError> {
+        self.file.sync_all().map_err(OwnershipError::io(&self.path))
+    }
+
+    /// A handle for making them durable without holding anything.
     pub(crate) fn handle(&self) -> Result<File, OwnershipError> {
         self.file.try_clone().map_err(OwnershipError::io(&self.path))
     }
+
+    /// What the log says of itself, so that neither is taken for another node's or for an earlier release's.
+    pub(crate) fn note(&self) -> String {
+        format!("marks of {:016x}", self.owner)
+    }
+
+    /// Where they lie.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn damaged(path: &Path, detail: impl Into<String>) -> OwnershipError {
+    OwnershipError::Damaged { path: path.to_owned(), detail: detail.into() }
+}
+
+fn encode(marked: Marked, owner: u64) -> [u8; SIZE] {
+    let mut bytes = [0u8; SIZE];
+    let durable = marked.durable.unwrap_or_default();
+    bytes[..8].copy_from_slice(&marked.committed.to_le_bytes());
+    bytes[8..16].copy_from_slice(&xxh3_64(&marked.committed.to_le_bytes()).to_le_bytes());
+    bytes[16..24].copy_from_slice(&durable.end.to_le_bytes());
+    bytes[24..32].copy_from_slice(&durable.last.to_le_bytes());
+    bytes[32..40].copy_from_slice(&owner.to_le_bytes());
+    let sum = xxh3_64(&bytes[16..40]);
+    bytes[40..].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn read(file: &File, path: &Path, owner: u64) -> Result<Marked, OwnershipError> {
+    let length = file.metadata().map_err(OwnershipError::io(path))?.len() as usize;
+    let mut bytes = [0u8; SIZE];
+    match length {
+        // An earlier release had made it and not written it yet.
+        0 => return Ok(Marked::default()),
+        COMMITTED | SIZE => {}
+        _ => return Err(damaged(path, format!("it has {length} bytes, not {COMMITTED} or {SIZE}"))),
+    }
+    file.read_exact_at(&mut bytes[..length], 0).map_err(OwnershipError::io(path))?;
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    if xxh3_64(&bytes[..8]) != number(8) {
+        return Err(damaged(path, "the checksum at offset 8 is wrong"));
+    }
+    if length == COMMITTED {
+        return Ok(Marked { committed: number(0), durable: None });
+    }
+    if xxh3_64(&bytes[16..40]) != number(40) {
+        return Err(damaged(path, "the checksum at offset 40 is wrong"));
+    }
+    if number(32) != owner {
+        let detail = "its identity at offset 32 is not that of identity.json: one of the two files is of another node";
+        return Err(damaged(path, detail));
+    }
+    Ok(Marked { committed: number(0), durable: Some(Durable { end: number(16), last: number(24) }) })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use vocabulary::NodeId;
 
-    #[test]
-    fn the_mark_is_kept_and_never_falls() {
+    use super::*;
+    use crate::node_folder::ClusterId;
+
+    const OWN: Identity = Identity { cluster: ClusterId(1), node: NodeId(1) };
+
+    fn fresh() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("committed");
-        let mut mark = CommittedMark::open(&path).unwrap();
-        assert_eq!(mark.index(), 0);
-        mark.raise(7).unwrap();
-        mark.raise(5).unwrap();
-        assert_eq!(CommittedMark::open(&path).unwrap().index(), 7);
+        Marks::open(&path, OWN, Found::Nothing).unwrap();
+        (folder, path)
     }
 
     #[test]
-    fn a_damaged_mark_is_an_error_that_names_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("committed");
-        CommittedMark::open(&path).unwrap().raise(7).unwrap();
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[0] ^= 1;
+    fn they_are_kept_and_never_fall() {
+        let (_folder, path) = fresh();
+        let marks = Marks::open(&path, OWN, Found::Ledger).unwrap();
+        marks.commit(7);
+        marks.confirm(Durable { end: 900, last: 8 }).unwrap();
+        marks.commit(5);
+        assert!(marks.confirm(Durable { end: 899, last: 8 }).is_err());
+        let kept = Marked { committed: 7, durable: Some(Durable { end: 900, last: 8 }) };
+        assert_eq!(Marks::open(&path, OWN, Found::Ledger).unwrap().marked(), kept);
+    }
+
+    #[test]
+    fn what_others_committed_counts_once_it_is_durable_here() {
+        let (_folder, path) = fresh();
+        let marks = Marks::open(&path, OWN, Found::Ledger).unwrap();
+        marks.commit(9);
+        marks.confirm(Durable { end: 100, last: 6 }).unwrap();
+        assert_eq!(Marks::open(&path, OWN, Found::Ledger).unwrap().marked().committed, 6);
+        marks.confirm(Durable { end: 200, last: 12 }).unwrap();
+        assert_eq!(Marks::open(&path, OWN, Found::Ledger).unwrap().marked().committed, 9);
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_cut_is_found_and_named() {
+        let (_folder, path) = fresh();
+        Marks::open(&path, OWN, Found::Ledger).unwrap().confirm(Durable { end: 4_711, last: 12 }).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        assert_eq!(good.len(), SIZE);
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            std::fs::write(&path, &bad).unwrap();
+            let error = Marks::open(&path, OWN, Found::Ledger).unwrap_err().to_string();
+            assert!(error.contains("committed") && error.contains("offset"), "{error}");
+            // Cut to nothing or to its first part it looks like an earlier release's; the log itself tells (`wal`).
+            if at != 0 && at != COMMITTED {
+                std::fs::write(&path, &good[..at]).unwrap();
+                assert!(Marks::open(&path, OWN, Found::Ledger).is_err(), "cut at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mark_that_is_missing_or_of_another_node_is_refused() {
+        let (_folder, path) = fresh();
+        let other = Identity { node: NodeId(2), ..OWN };
+        let error = Marks::open(&path, other, Found::Ledger).unwrap_err().to_string();
+        assert!(error.contains("offset 32"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        let error = Marks::open(&path, OWN, Found::Ledger).unwrap_err().to_string();
+        assert!(error.contains("missing"), "{error}");
+    }
+
+    #[test]
+    fn an_earlier_releases_mark_is_read_and_extended() {
+        let (_folder, path) = fresh();
+        let mut bytes = 42u64.to_le_bytes().to_vec();
+        bytes.extend(xxh3_64(&bytes).to_le_bytes());
         std::fs::write(&path, &bytes).unwrap();
-        let error = CommittedMark::open(&path).unwrap_err().to_string();
-        assert!(error.contains("committed") && error.contains("offset"), "{error}");
-        std::fs::write(&path, &bytes[..9]).unwrap();
-        assert!(CommittedMark::open(&path).is_err());
+        let marks = Marks::open(&path, OWN, Found::Ledger).unwrap();
+        assert_eq!(marks.marked(), Marked { committed: 42, durable: None });
+        marks.confirm(Durable { end: 5, last: 60 }).unwrap();
+        // That release reads the first part and nothing else.
+        assert_eq!(&std::fs::read(&path).unwrap()[..COMMITTED], &bytes);
     }
 }

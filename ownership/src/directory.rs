@@ -109,7 +109,7 @@ impl Directory {
     pub async fn open(options: Options) -> Result<Self, OwnershipError> {
         let folder = NodeFolder::open(&options.data_dir, options.cluster)?;
         let snapshots = SnapshotFile::at(folder.path("snapshot"));
-        let log = LogStore::open(&folder.path("log"), &folder.path("committed"))?;
+        let log = LogStore::open(&folder)?;
         let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
         let (publisher, counters) = (Arc::<Publisher>::default(), Arc::<Counters>::default());
         let machine = Machine::new(snapshots, publisher.clone(), counters.clone());

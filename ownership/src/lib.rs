@@ -2,14 +2,17 @@
 //!
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 
+mod chunks;
 mod committed;
 mod counters;
 mod directory;
 mod error;
+mod flush;
 mod log_store;
 mod network;
 mod node_folder;
 mod raft;
+mod replay;
 mod snapshot_store;
 mod snapshots;
 mod ticker;
@@ -23,3 +26,6 @@ pub use error::{OwnershipError, SubmitError};
 pub use ledger;
 pub use node_folder::ClusterId;
 pub use writer::Ticket;
+
+#[cfg(test)]
+mod damage_tests;

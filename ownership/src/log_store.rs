@@ -1,10 +1,9 @@
 //! Raft's log storage over the write-ahead log. An append is acknowledged only after its fdatasync.
 
-use std::fmt::Debug;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::{Bound, RangeBounds};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use openraft::entry::RaftEntry;
@@ -15,28 +14,38 @@ use raft_log::RaftLog;
 use raft_log::api::raft_log_writer::RaftLogWriter;
 use tokio::sync::oneshot;
 
-use crate::committed::CommittedMark;
+use crate::committed::Marks;
 use crate::error::OwnershipError;
+use crate::flush::{self, Flushing, Waiter};
+use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, Types, Vote};
-use crate::wal::{self, Coded, Flushed, WalTypes};
+use crate::wal::{self, ChunkBytes, Coded, WalTypes};
 
 /// The log. Clones are handles of the same log.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LogStore {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<Flushing>>,
+    marks: Arc<Marks>,
 }
 
-#[derive(Debug)]
-struct Shared {
-    wal: RaftLog<WalTypes>,
-    mark: CommittedMark,
+impl fmt::Debug for LogStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogStore").field("marks", &self.marks).finish_non_exhaustive()
+    }
 }
 
 impl LogStore {
-    pub(crate) fn open(folder: &Path, mark: &Path) -> Result<Self, OwnershipError> {
-        let mark = CommittedMark::open(mark)?;
-        let wal = wal::open(folder, mark.index())?;
-        Ok(Self { shared: Arc::new(Mutex::new(Shared { wal, mark })) })
+    /// Opens a node's log, or begins it.
+    pub(crate) fn open(node: &NodeFolder) -> Result<Self, OwnershipError> {
+        Self::open_in(node, ChunkBytes::default())
+    }
+
+    /// With files of another size.
+    pub(crate) fn open_in(node: &NodeFolder, chunk: ChunkBytes) -> Result<Self, OwnershipError> {
+        let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found()?)?);
+        let wal = wal::open(&node.path("log"), &marks, chunk)?;
+        let shared = Arc::new(Mutex::new(Flushing::new(wal, marks.clone())));
+        Ok(Self { shared, marks })
     }
 
     /// The last purged and the last entry's index.
@@ -49,20 +58,16 @@ impl LogStore {
 
     /// Bytes of log on disk.
     pub(crate) fn bytes(&self) -> u64 {
-        self.lock().map_or(0, |shared| {
-            let stat = shared.wal.stat();
-            stat.closed_chunks.iter().map(|chunk| chunk.size).sum::<u64>() + stat.open_chunk.size
-        })
+        self.lock().map_or(0, |shared| shared.wal.on_disk_size())
     }
 
-    /// The committed mark's file, to be made durable.
+    /// The marks' file, to be made durable.
     pub(crate) fn mark(&self) -> Result<File, OwnershipError> {
-        self.lock().map_err(OwnershipError::io("committed"))?.mark.handle()
+        self.marks.handle()
     }
 
-    /// A lock that is never held across an await. A panic while it was held leaves the log in doubt: fail.
-    fn lock(&self) -> io::Result<MutexGuard<'_, Shared>> {
-        self.shared.lock().map_err(|_| io::Error::other("a panic left the log in doubt"))
+    fn lock(&self) -> io::Result<MutexGuard<'_, Flushing>> {
+        flush::lock(&self.shared)
     }
 
     /// Writes to the log and waits until it is durable.
@@ -73,15 +78,15 @@ impl LogStore {
         let (flushed, done) = oneshot::channel();
         {
             let mut shared = self.lock()?;
-            write(&mut shared.wal)?;
-            shared.wal.flush(true, Some(Flushed::Call(flushed)))?;
+            shared.write(write)?;
+            shared.flush(&self.shared, Waiter::Call(flushed))?;
         }
         done.await.map_err(|_| io::Error::other("the log's writer is gone"))?
     }
 }
 
 impl RaftLogReader<Types> for LogStore {
-    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + fmt::Debug + OptionalSend>(
         &mut self,
         range: RB,
     ) -> Result<Vec<LogEntry>, io::Error> {
@@ -129,10 +134,15 @@ impl RaftLogStorage<Types> for LogStore {
     async fn save_committed(&mut self, committed: Option<LogIdOf<Types>>) -> Result<(), io::Error> {
         let Some(committed) = committed else { return Ok(()) };
         let mut shared = self.lock()?;
-        shared.wal.commit(Coded(committed))?;
-        // The next append's fdatasync covers it; after a power loss an older value only means more to apply again.
-        shared.wal.flush(false, None)?;
-        shared.mark.raise(committed.index)
+        let state = shared.wal.log_state();
+        // A snapshot that is just being installed runs ahead of the log that will be purged up to it.
+        let is_known = state.last().is_some_and(|last| committed <= last.0);
+        if is_known && state.committed().is_none_or(|before| before.0 < committed) {
+            // The next append's fdatasync covers it; an older value only means more to apply again after a restart.
+            shared.write(|wal| wal.commit(Coded(committed)))?;
+            self.marks.commit(committed.index);
+        }
+        Ok(())
     }
 
     async fn read_committed(&mut self) -> Result<Option<LogIdOf<Types>>, io::Error> {
@@ -144,9 +154,10 @@ impl RaftLogStorage<Types> for LogStore {
         I: IntoIterator<Item = EntryOf<Types>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
+        let entries = entries.into_iter().map(|entry| (Coded(entry.log_id), Coded(entry.payload)));
         let mut shared = self.lock()?;
-        shared.wal.append(entries.into_iter().map(|entry| (Coded(entry.log_id), Coded(entry.payload))))?;
-        shared.wal.flush(true, Some(Flushed::Raft(callback)))
+        shared.write(|wal| wal.append(entries))?;
+        shared.flush(&self.shared, Waiter::Raft(callback))
     }
 
     async fn truncate_after(&mut self, last: Option<LogIdOf<Types>>) -> Result<(), io::Error> {

@@ -46,6 +46,15 @@ pub(crate) struct Identity {
     pub(crate) node: NodeId,
 }
 
+/// Whether a data directory holds anything of the ledger: then its marks must be there too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    /// No log and no snapshot.
+    Nothing,
+    /// One of the two at least.
+    Ledger,
+}
+
 /// An opened data directory; the lock goes with it.
 #[derive(Debug)]
 pub(crate) struct NodeFolder {
@@ -71,6 +80,17 @@ impl NodeFolder {
             Some(expected) if expected != found => Err(OwnershipError::OtherCluster { path, found, expected }),
             _ => Ok(Self { root: root.to_owned(), identity, _lock: lock }),
         }
+    }
+
+    /// What of the ledger is in it.
+    pub(crate) fn found(&self) -> Result<Found, OwnershipError> {
+        let log = self.path("log");
+        let has_chunks = match fs::read_dir(&log) {
+            Ok(mut entries) => entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "LOCK")),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+            Err(error) => return Err(OwnershipError::io(&log)(error)),
+        };
+        Ok(if has_chunks || self.path("snapshot").exists() { Found::Ledger } else { Found::Nothing })
     }
 
     /// A file or folder in it.

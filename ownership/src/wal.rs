@@ -1,23 +1,39 @@
 //! The write-ahead log on disk: what is in it, and how it is opened.
 //!
-//! An end that was torn by a crash is cut off; an end that had been committed is missed and refused.
+//! Only an end that was torn by a crash and never acknowledged is cut off; anything else that is not as it was written
+//! is refused with file and offset.
 
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use openraft::storage::IOFlushed;
+use raft_log::api::raft_log_writer::RaftLogWriter;
 use raft_log::codeq::{Decode, Encode};
-use raft_log::{Callback, Config, RaftLog};
+use raft_log::{Config, RaftLog};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::oneshot;
 
+use crate::chunks::{Survey, TornEnd, damaged};
+use crate::committed::{Durable, Marked, Marks};
 use crate::error::OwnershipError;
-use crate::raft::{LogId, Payload, Types, Vote};
+use crate::flush::Flushed;
+use crate::raft::{LogId, Payload, Vote};
 
 /// The longest record that is read back.
 const MAX_RECORD: u32 = 256 << 20;
+
+/// How long a file of the log grows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ChunkBytes(pub(crate) usize);
+
+impl Default for ChunkBytes {
+    /// Small, so that a purge frees disk.
+    fn default() -> Self {
+        Self(64 << 20)
+    }
+}
 
 /// A value in the log: length and MessagePack. The log's own checksum covers it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -52,24 +68,6 @@ impl<T: DeserializeOwned> Decode for Coded<T> {
     }
 }
 
-/// Who waits for a flush.
-pub(crate) enum Flushed {
-    /// Raft itself, for an append.
-    Raft(IOFlushed<Types>),
-    /// One of its calls.
-    Call(oneshot::Sender<io::Result<()>>),
-}
-
-impl Callback for Flushed {
-    fn send(self, result: Result<(), io::Error>) {
-        match self {
-            Flushed::Raft(flushed) => flushed.io_completed(result),
-            // A caller that is gone needs no answer.
-            Flushed::Call(caller) => drop(caller.send(result)),
-        }
-    }
-}
-
 /// What the log is made of.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct WalTypes;
@@ -95,54 +93,127 @@ impl raft_log::Types for WalTypes {
     }
 }
 
-/// Opens the log, cutting off an end that was never completely written.
-///
-/// Fails closed when a record in the middle is damaged, or when the log ends before `committed`.
-pub(crate) fn open(folder: &Path, committed: u64) -> Result<RaftLog<WalTypes>, OwnershipError> {
-    std::fs::create_dir_all(folder).map_err(OwnershipError::io(folder))?;
-    let wal: RaftLog<WalTypes> = match RaftLog::open(config(folder, TornEnd::Refuse)) {
-        Ok(wal) => wal,
-        Err(strict) => {
-            keep_evidence(folder)?;
-            let damaged = |_| OwnershipError::Damaged { path: folder.to_owned(), detail: strict.to_string() };
-            let wal = RaftLog::open(config(folder, TornEnd::Cut)).map_err(damaged)?;
-            tracing::warn!(log = %folder.display(), error = %strict, "the log's end was torn and is cut off");
-            wal
-        }
-    };
-    let last = wal.log_state().last().map_or(0, |last| last.0.index);
-    if last < committed {
-        return Err(OwnershipError::EntriesMissing { path: folder.to_owned(), last, committed });
+/// Opens the log and raises the marks to its end.
+pub(crate) fn open(folder: &Path, marks: &Marks, chunk: ChunkBytes) -> Result<RaftLog<WalTypes>, OwnershipError> {
+    let io = |error| OwnershipError::io(folder)(error);
+    std::fs::create_dir_all(folder).map_err(io)?;
+    let survey = Survey::of(folder)?;
+    judge(folder, &survey, marks)?;
+    cut(folder, &survey)?;
+    write_again(folder, &survey, marks.marked())?;
+    let last = survey.replay.last.map_or(0, |last| last.index);
+    marks.confirm(Durable { end: survey.end, last }).map_err(OwnershipError::io(marks.path()))?;
+    let mut wal: RaftLog<WalTypes> = RaftLog::open(config(folder, chunk)).map_err(io)?;
+    if survey.replay.note.is_none() {
+        let noted = wal.save_user_data(Some(marks.note())).map_err(io)?;
+        wal.flush(true, None).and_then(|()| wal.wait_worker_idle()).map_err(io)?;
+        let durable = Durable { end: noted.offset + noted.size, last };
+        marks.confirm(durable).map_err(OwnershipError::io(marks.path()))?;
     }
+    marks.sync()?;
     Ok(wal)
 }
 
-/// What to do with a last record that was not completely written.
-#[derive(PartialEq)]
-enum TornEnd {
-    Refuse,
-    Cut,
+/// Refuses a log that has not all that the marks say, or is of another node.
+fn judge(folder: &Path, survey: &Survey, marks: &Marks) -> Result<(), OwnershipError> {
+    let marked = marks.marked();
+    match &survey.replay.note {
+        Some(note) if *note != marks.note() => {
+            return Err(damaged(folder, format!("it is the log of another node ({note}, not {})", marks.note())));
+        }
+        Some(_) if marked.durable.is_none() => {
+            return Err(damaged(marks.path(), "it ends at offset 16, but this log was written with the longer form"));
+        }
+        _ => {}
+    }
+    let durable = marked.durable.unwrap_or_default();
+    if survey.end < durable.end {
+        let (path, at) = match (&survey.torn, survey.unborn.first(), survey.chunks.last()) {
+            (Some(torn), ..) => (torn.path.as_path(), torn.at),
+            (None, Some(unborn), _) => (unborn.path.as_path(), 0),
+            (None, None, Some(chunk)) => (chunk.path.as_path(), survey.end - chunk.start),
+            (None, None, None) => (folder, 0),
+        };
+        let cause = survey.torn.as_ref().map_or("nothing follows", |torn| torn.cause.as_str());
+        let (missing, last) = (durable.end - survey.end, durable.last);
+        let detail = format!(
+            "its whole records end at offset {at} ({cause}), but {missing} bytes more, up to entry {last}, were on disk \
+             and acknowledged"
+        );
+        return Err(damaged(path, detail));
+    }
+    survey.replay.check_whole().map_err(|misfit| damaged(folder, misfit.to_string()))?;
+    let last = survey.replay.last.map_or(0, |last| last.index);
+    if last < marked.committed {
+        return Err(OwnershipError::EntriesMissing { path: folder.to_owned(), last, committed: marked.committed });
+    }
+    Ok(())
 }
 
-fn config(folder: &Path, torn: TornEnd) -> Arc<Config> {
+/// Cuts off what a crash left of a write that nobody was told of. What is cut off is kept beside the log.
+fn cut(folder: &Path, survey: &Survey) -> Result<(), OwnershipError> {
+    for chunk in &survey.unborn {
+        tracing::warn!(chunk = %chunk.path.display(), "a chunk of the log was never begun and is removed");
+        std::fs::remove_file(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
+    }
+    if let Some(TornEnd { path, at, bytes, cause }) = &survey.torn {
+        tracing::warn!(chunk = %path.display(), at, bytes, cause, "the log's torn end was never acknowledged: cut off");
+        if let Err(error) = keep_evidence(folder, path, *at) {
+            // On a full disk, say; the cut is what makes room.
+            tracing::warn!(%error, "the end that is cut off could not be kept");
+        }
+        let file = File::options().write(true).open(path).map_err(OwnershipError::io(path))?;
+        file.set_len(*at).and_then(|()| file.sync_all()).map_err(OwnershipError::io(path))?;
+    }
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(OwnershipError::io(folder))
+}
+
+fn keep_evidence(folder: &Path, chunk: &Path, at: u64) -> io::Result<()> {
+    let mut from = File::open(chunk)?;
+    from.seek(SeekFrom::Start(at))?;
+    let kept = folder.parent().unwrap_or(folder).join("torn-log-end");
+    let copied = File::create(&kept).and_then(|mut to| io::copy(&mut from, &mut to));
+    copied.map(drop).inspect_err(|_| drop(std::fs::remove_file(&kept)))
+}
+
+/// Writes again what lies behind the durable mark, and makes it durable.
+///
+/// Raft will vouch for all that it finds in the log. Bytes that a killed process wrote may be in memory only, and after
+/// a failed fdatasync the kernel takes them for clean: another fdatasync alone would not write them.
+fn write_again(folder: &Path, survey: &Survey, marked: Marked) -> Result<(), OwnershipError> {
+    let newest = survey.chunks.last().map_or(0, |chunk| chunk.start);
+    let from = marked.durable.map_or(newest, |durable| durable.end);
+    let Some(newest) = survey.chunks.last() else { return Ok(()) };
+    for chunk in survey.chunks.iter().filter(|chunk| from < chunk.start + chunk.length) {
+        let end = if chunk == newest { survey.end - chunk.start } else { chunk.length };
+        let mut at = from.saturating_sub(chunk.start);
+        let file = File::options().read(true).write(true).open(&chunk.path).map_err(OwnershipError::io(&chunk.path))?;
+        let mut again = || {
+            let mut bytes = vec![0; 1 << 20];
+            while at < end {
+                let piece = &mut bytes[..(end - at).min(1 << 20) as usize];
+                file.read_exact_at(piece, at)?;
+                file.write_all_at(piece, at)?;
+                at += piece.len() as u64;
+            }
+            file.sync_all()
+        };
+        again().map_err(OwnershipError::io(&chunk.path))?;
+    }
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(OwnershipError::io(folder))
+}
+
+fn config(folder: &Path, chunk: ChunkBytes) -> Arc<Config> {
     let mut config = Config::new(folder.display());
-    // Small chunks, so that a purge frees disk; a small cache, because the state machine is the cache.
-    config.wal.chunk_max_size = Some(64 << 20);
+    config.wal.chunk_max_size = Some(chunk.0);
     config.wal.chunk_max_records = Some(128 << 10);
     config.wal.read_buffer_size = Some(4 << 20);
-    config.wal.truncate_incomplete_record = Some(torn == TornEnd::Cut);
+    config.wal.truncate_incomplete_record = Some(false);
+    // The log store shares flushes itself, and bounds what waits for one.
     config.wal.flush_batch_wait = Some(std::time::Duration::ZERO);
+    config.wal.flush_queue_max_bytes = Some(usize::MAX / 2);
+    // A small cache, because the state machine is the cache.
     config.log_cache_max_items = Some(16 << 10);
     config.log_cache_capacity = Some(64 << 20);
     Arc::new(config)
-}
-
-/// Copies the newest chunk aside before anything is cut off it.
-fn keep_evidence(folder: &Path) -> Result<(), OwnershipError> {
-    let entries = std::fs::read_dir(folder).map_err(OwnershipError::io(folder))?;
-    let chunks = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-    let newest = chunks.filter(|path| path.extension().is_some_and(|extension| extension == "wal")).max();
-    let Some((newest, parent)) = newest.zip(folder.parent()) else { return Ok(()) };
-    std::fs::copy(&newest, parent.join("torn-log-chunk")).map_err(OwnershipError::io(&newest))?;
-    Ok(())
 }

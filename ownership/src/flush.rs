@@ -1,0 +1,209 @@
+//! Who waits for an fdatasync, and how several share one.
+//!
+//! One flush is on its way at a time; whatever is written meanwhile goes with the next. A flush that failed is never
+//! repeated: the kernel may have dropped the pages, so the log is poisoned and the node stops.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use openraft::storage::IOFlushed;
+use raft_log::api::raft_log_writer::RaftLogWriter;
+use raft_log::{Callback, RaftLog, Segment};
+use tokio::sync::oneshot;
+
+use crate::committed::{Durable, Marks};
+use crate::raft::Types;
+use crate::wal::WalTypes;
+
+/// Who waits.
+pub(crate) enum Waiter {
+    /// Raft itself, for an append.
+    Raft(IOFlushed<Types>),
+    /// One of its calls.
+    Call(oneshot::Sender<io::Result<()>>),
+}
+
+impl Waiter {
+    fn hears(self, result: io::Result<()>) {
+        match self {
+            Waiter::Raft(flushed) => flushed.io_completed(result),
+            // A caller that is gone needs no answer.
+            Waiter::Call(caller) => drop(caller.send(result)),
+        }
+    }
+}
+
+/// The log and who waits for it.
+pub(crate) struct Flushing {
+    pub(crate) wal: RaftLog<WalTypes>,
+    marks: Arc<Marks>,
+    /// Where the last record that was written ends.
+    end: u64,
+    waiting: Vec<Waiter>,
+    is_flushing: bool,
+    poison: Option<String>,
+}
+
+impl Flushing {
+    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<Marks>) -> Self {
+        let end = marks.marked().durable.unwrap_or_default().end;
+        Self { wal, marks, end, waiting: Vec::new(), is_flushing: false, poison: None }
+    }
+
+    /// Writes to the log. What could not be written whole must not reach the disk with the next flush: that poisons it.
+    pub(crate) fn write(
+        &mut self,
+        write: impl FnOnce(&mut RaftLog<WalTypes>) -> io::Result<Segment>,
+    ) -> io::Result<()> {
+        if let Some(cause) = &self.poison {
+            return Err(poisoned(cause));
+        }
+        match write(&mut self.wal) {
+            Ok(written) => self.end = written.offset + written.size,
+            Err(error) => {
+                self.poisoned_by(&error);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes who waits for what was written, and flushes unless a flush is on its way.
+    pub(crate) fn flush(&mut self, store: &Arc<Mutex<Self>>, waiter: Waiter) -> io::Result<()> {
+        self.waiting.push(waiter);
+        if self.is_flushing { Ok(()) } else { self.start(store) }
+    }
+
+    fn start(&mut self, store: &Arc<Mutex<Self>>) -> io::Result<()> {
+        self.is_flushing = true;
+        let last = self.wal.log_state().last().map_or(0, |last| last.0.index);
+        let flushed = Flushed {
+            store: Arc::downgrade(store),
+            marks: self.marks.clone(),
+            durable: Durable { end: self.end, last },
+            waiters: std::mem::take(&mut self.waiting),
+        };
+        // What cannot be sent is dropped there, which answers its waiters.
+        self.wal.flush(true, Some(flushed)).inspect_err(|error| self.poisoned_by(error))
+    }
+
+    fn poisoned_by(&mut self, error: &io::Error) {
+        tracing::error!(%error, "the log cannot be written any more; this node stops. {}", what_to_do(error));
+        self.poison.get_or_insert_with(|| error.to_string());
+        for waiter in std::mem::take(&mut self.waiting) {
+            waiter.hears(Err(repeated(error)));
+        }
+    }
+}
+
+fn what_to_do(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "Free space on its disk and start it again",
+        _ => "Check its disk; start it again once that is sound",
+    }
+}
+
+fn poisoned(cause: &str) -> io::Error {
+    io::Error::other(format!("the log stopped after an error: {cause}"))
+}
+
+fn repeated(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
+}
+
+/// What happens once the log's writer is through with a flush; runs on the writer's thread.
+pub(crate) struct Flushed {
+    store: Weak<Mutex<Flushing>>,
+    marks: Arc<Marks>,
+    durable: Durable,
+    waiters: Vec<Waiter>,
+}
+
+impl Flushed {
+    fn answer(&mut self, result: &io::Result<()>) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            waiter.hears(match result {
+                Ok(()) => Ok(()),
+                Err(error) => Err(repeated(error)),
+            });
+        }
+    }
+}
+
+impl Callback for Flushed {
+    fn send(mut self, result: Result<(), io::Error>) {
+        let result = result.and_then(|()| self.marks.confirm(self.durable));
+        self.answer(&result);
+        let Some(store) = std::mem::take(&mut self.store).upgrade() else { return };
+        match (lock(&store), result) {
+            (Ok(mut flushing), Err(error)) => flushing.poisoned_by(&error),
+            (Ok(mut flushing), Ok(())) if flushing.waiting.is_empty() => flushing.is_flushing = false,
+            // An error has poisoned the log and told everybody by then.
+            (Ok(mut flushing), Ok(())) => drop(flushing.start(&store)),
+            (Err(_), _) => {}
+        }
+        // Closing the log joins this thread, so it cannot be closed from here.
+        if let Some(last) = Arc::into_inner(store) {
+            std::thread::spawn(move || drop(last));
+        }
+    }
+}
+
+impl Drop for Flushed {
+    /// A flush that the log's writer never came to: it stopped after an error of its own.
+    fn drop(&mut self) {
+        let Some(store) = std::mem::take(&mut self.store).upgrade() else { return };
+        let gone = || io::Error::other("the log's writer stopped after an error");
+        self.answer(&Err(gone()));
+        // Whoever drops this may hold the lock.
+        std::thread::spawn(move || {
+            if let Ok(mut flushing) = lock(&store) {
+                flushing.poisoned_by(&gone());
+            }
+        });
+    }
+}
+
+/// A lock that is never held across an await. A panic while it was held leaves the log in doubt: fail.
+pub(crate) fn lock(store: &Mutex<Flushing>) -> io::Result<MutexGuard<'_, Flushing>> {
+    store.lock().map_err(|_| io::Error::other("a panic left the log in doubt"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node_folder::NodeFolder;
+    use crate::raft::Vote;
+    use crate::wal::{self, ChunkBytes, Coded};
+
+    #[test]
+    fn after_a_failed_flush_everybody_hears_of_it_and_nothing_is_written_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let node = NodeFolder::open(folder.path(), None).unwrap();
+        let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found().unwrap()).unwrap());
+        let wal = wal::open(&node.path("log"), &marks, ChunkBytes::default()).unwrap();
+        let store = Arc::new(Mutex::new(Flushing::new(wal, marks.clone())));
+        let before = marks.marked();
+        let vote = |term| move |wal: &mut RaftLog<WalTypes>| wal.save_vote(Coded(Vote::new(term, 1)));
+
+        let (on_its_way, behind_it) = (oneshot::channel(), oneshot::channel());
+        {
+            let mut flushing = lock(&store).unwrap();
+            flushing.is_flushing = true;
+            flushing.write(vote(1)).unwrap();
+            flushing.flush(&store, Waiter::Call(behind_it.0)).unwrap();
+        }
+        let (waiters, durable) =
+            (vec![Waiter::Call(on_its_way.0)], Durable { end: before.durable.unwrap().end, last: 0 });
+        let flushed = Flushed { store: Arc::downgrade(&store), marks: marks.clone(), durable, waiters };
+        flushed.send(Err(io::Error::from_raw_os_error(5)));
+
+        for mut answer in [on_its_way.1, behind_it.1] {
+            let error = answer.try_recv().unwrap().unwrap_err().to_string();
+            assert!(error.contains("os error 5"), "{error}");
+        }
+        let error = lock(&store).unwrap().write(vote(2)).unwrap_err().to_string();
+        assert!(error.contains("stopped after an error") && error.contains("os error 5"), "{error}");
+        assert_eq!(marks.marked(), before, "nothing more is vouched for");
+    }
+}
