@@ -154,6 +154,10 @@ impl Directory {
         self.lease
     }
 
+    pub(crate) fn raft(&self) -> &Raft<Types, Machine> {
+        &self.raft
+    }
+
     /// The cluster that this node belongs to.
     pub fn cluster(&self) -> ClusterId {
         self.cluster

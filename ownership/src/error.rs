@@ -55,6 +55,9 @@ pub enum OwnershipError {
         /// The last entry that must be there.
         committed: u64,
     },
+    /// This node cannot keep its ledger any more.
+    #[error("this node's ledger has stopped: {0}. Free space on its disk, or check it, and start the node again")]
+    Failed(String),
     /// The quorum did not come up, or stopped.
     #[error("the quorum is not running: {0}")]
     Quorum(String),

@@ -7,6 +7,7 @@ mod committed;
 mod counters;
 mod directory;
 mod error;
+mod failure;
 mod flush;
 mod log_store;
 mod network;

@@ -11,12 +11,15 @@ use crate::gateway::{Gateway, GatewayError};
 use crate::server::{Server, ServerLimits};
 use crate::{operator, proxy};
 
-/// Why it did not start.
+/// Why it did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The keys file or the ledger was refused.
     #[error(transparent)]
     Gateway(#[from] GatewayError),
+    /// The ledger failed while it ran.
+    #[error(transparent)]
+    Ledger(ownership::OwnershipError),
     /// A listener could not be bound.
     #[error("cannot listen on {address} ({setting}): {source}")]
     Listen {
@@ -110,13 +113,17 @@ impl Serving {
     }
 }
 
-/// Serves until SIGTERM or ctrl-c.
+/// Serves until SIGTERM or ctrl-c, or until the ledger cannot be kept any more: then it ends with that error.
 pub async fn run(config: Config) -> Result<(), StartError> {
     let serving = Serving::start(config).await?;
-    asked_to_end().await;
+    let gateway = serving.gateway.clone();
+    let ended = tokio::select! {
+        () = asked_to_end() => Ok(()),
+        failure = gateway.directory().failed() => Err(StartError::Ledger(failure)),
+    };
     tracing::info!("ending: running requests may finish");
     serving.stop().await;
-    Ok(())
+    ended
 }
 
 /// Returns at SIGTERM or ctrl-c.

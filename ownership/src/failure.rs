@@ -1,0 +1,22 @@
+//! The end of a node that cannot keep its ledger: its disk failed or is full.
+
+use openraft::async_runtime::watch::WatchReceiver;
+
+use crate::directory::Directory;
+use crate::error::OwnershipError;
+
+impl Directory {
+    /// Returns once this node's ledger has failed for good, with the cause. Nothing is retried: the process should end,
+    /// and be started again when the cause is gone. What was acknowledged is on disk.
+    pub async fn failed(&self) -> OwnershipError {
+        let mut metrics = self.raft().metrics();
+        loop {
+            if let Err(fatal) = &metrics.borrow_watched().running_state {
+                return OwnershipError::Failed(fatal.to_string());
+            }
+            if metrics.changed().await.is_err() {
+                return OwnershipError::Failed("its task is gone".into());
+            }
+        }
+    }
+}
