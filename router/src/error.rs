@@ -78,6 +78,12 @@ pub enum ApiError {
         /// The resource.
         id: String,
     },
+    /// A stateful resource of which nothing can be said while routers do not share what they know.
+    #[error("Whether the response '{id}' exists cannot be told at the moment. Try again shortly.")]
+    UnsettledResponse {
+        /// The resource.
+        id: String,
+    },
     /// Part of the OpenAI API that has no meaning in front of several workers.
     #[error("'{what}' is not offered by this endpoint: it needs state that engines behind it do not share.")]
     NotOffered {
@@ -169,6 +175,7 @@ impl ApiError {
             Self::UnknownPath { .. } => "unknown_path",
             Self::WrongMethod { .. } => "wrong_method",
             Self::UnknownResponse { .. } => "unknown_response",
+            Self::UnsettledResponse { .. } => "unsettled_response",
             Self::NotOffered { .. } => "not_offered",
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyTimeout => "body_timeout",
@@ -198,7 +205,9 @@ impl ApiError {
     /// When trying again makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::NoWorker { .. } | Self::Overloaded { .. } => Some(Duration::from_secs(1)),
+            Self::NoWorker { .. } | Self::Overloaded { .. } | Self::UnsettledResponse { .. } => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
@@ -225,6 +234,7 @@ impl ApiError {
                 shape(StatusCode::UNSUPPORTED_MEDIA_TYPE, BAD, Some("unsupported_content_encoding"))
             }
             Self::Overloaded { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded")),
+            Self::UnsettledResponse { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("unsettled")),
             Self::NoWorker { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("no_worker")),
             Self::WorkerFailed { .. } => shape(StatusCode::BAD_GATEWAY, OURS, Some("worker_failed")),
             Self::WorkerTimeout => shape(StatusCode::GATEWAY_TIMEOUT, OURS, Some("worker_timeout")),

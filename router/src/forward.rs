@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::Bytes;
-use vocabulary::{TenantId, WorkerId};
+use vocabulary::WorkerId;
 use workers_shim::dialect::{LegOptions, RequestBody};
 
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::Incoming;
-use crate::relay::{Observer, relay};
-use crate::resources::IdSniffer;
+use crate::relay::{Observer, is_event_stream, relay};
+use crate::resources::listener::{Form, Listener};
+use crate::resources::transcript::Asked;
 use crate::roster::Sent;
 use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
 
@@ -28,12 +29,12 @@ pub enum Where<'a> {
 }
 
 /// What is to be learned from the answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Learn {
+#[derive(Clone, Debug)]
+pub(crate) enum Learn {
     /// Nothing.
     Nothing,
-    /// The id of the response that the worker made.
-    ResponseId,
+    /// The id of the response that the worker made, and what it says where its transcript is kept.
+    Response(Option<Asked>),
 }
 
 /// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
@@ -48,7 +49,7 @@ pub fn cleaned(gateway: &Gateway, mut request: Incoming) -> Result<Incoming, Api
 
 /// Forwards `request` and relays the answer. A worker that cannot be reached, or that breaks before its answer begins,
 /// is left out and another one tried.
-pub async fn forward(
+pub(crate) async fn forward(
     gateway: &Arc<Gateway>,
     request: &Incoming,
     to: Where<'_>,
@@ -60,9 +61,8 @@ pub async fn forward(
         let worker = sent.member.id;
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
-                let sniffer = (learn == Learn::ResponseId && answer.status().is_success()).then(IdSniffer::default);
-                let tenant = request.tenant.clone();
-                return Ok(relay(answer, Watch { gateway: gateway.clone(), tenant, sent, sniffer }));
+                let listener = listener(gateway, request, (learn, worker), &answer);
+                return Ok(relay(answer, Watch { gateway: gateway.clone(), _sent: sent, listener }));
             }
             Err(error) => {
                 tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
@@ -117,18 +117,29 @@ pub fn client_error(error: &UpstreamError) -> ApiError {
     }
 }
 
+fn listener(
+    gateway: &Gateway,
+    request: &Incoming,
+    (learn, worker): (Learn, WorkerId),
+    answer: &http::Response<WorkerBody>,
+) -> Option<Listener> {
+    let Learn::Response(asked) = learn else { return None };
+    let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
+    let by = (request.tenant.clone(), worker);
+    answer.status().is_success().then(|| Listener::new(gateway.remembered.responses.clone(), by, asked, form))
+}
+
 /// Keeps the request counted at its worker while the answer runs, and learns from it.
 struct Watch {
     gateway: Arc<Gateway>,
-    tenant: TenantId,
-    sent: Sent,
-    sniffer: Option<IdSniffer>,
+    _sent: Sent,
+    listener: Option<Listener>,
 }
 
 impl Observer for Watch {
     fn piece(&mut self, data: &Bytes) {
-        if let Some(id) = self.sniffer.as_mut().and_then(|sniffer| sniffer.feed(data)) {
-            self.gateway.responses.learn(&self.tenant, &id, self.sent.member.id);
+        if let Some(listener) = &mut self.listener {
+            listener.piece(data);
         }
     }
 

@@ -19,10 +19,11 @@ use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
 use crate::pipeline::single_flight::SingleFlight;
 use crate::pipeline::steering::LiveSteering;
-use crate::resources::ResponseMakers;
+use crate::remembered::Remembered;
 use crate::rooms::{Rooms, RoomsError};
 use crate::roster::Roster;
 use crate::salts::Salts;
+use crate::soft_state::SoftStateError;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::{Upstream, request_headers};
 
@@ -41,8 +42,8 @@ pub struct Gateway {
     pub steering: LiveSteering,
     /// The workers, for requests that no plan is made for.
     pub roster: Arc<Roster>,
-    /// Which worker made which response.
-    pub responses: ResponseMakers,
+    /// Soft state, and what it is used for.
+    pub remembered: Remembered,
     rooms: Rooms,
     /// What keeps tenants apart inside the engines.
     pub salts: Salts,
@@ -66,6 +67,9 @@ pub enum GatewayError {
     /// Models, ledger or workers.
     #[error(transparent)]
     Rooms(#[from] RoomsError),
+    /// Redis as it is configured.
+    #[error(transparent)]
+    SoftState(#[from] SoftStateError),
 }
 
 impl Gateway {
@@ -77,6 +81,9 @@ impl Gateway {
             Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),
             None => Salts::none(),
         };
+        let metrics = Metrics::default();
+        let cluster = rooms.directory.cluster().to_string();
+        let remembered = Remembered::start(&config.soft_state, &cluster, metrics.soft_state.clone())?;
         Ok(Self {
             rooms,
             salts,
@@ -85,10 +92,10 @@ impl Gateway {
             receipts: Receipts::new(RECEIPTS),
             upstream: Upstream::new(config.upstream.clone()),
             keys,
-            metrics: Metrics::default(),
+            metrics,
             steering: LiveSteering::new(config.steering.steering()),
             roster: Arc::new(Roster::new(&config.workers)),
-            responses: ResponseMakers::default(),
+            remembered,
             config,
         })
     }

@@ -14,6 +14,7 @@ pub mod operator;
 pub mod pipeline;
 pub mod proxy;
 pub mod relay;
+pub mod remembered;
 pub mod resources;
 pub mod rooms;
 pub mod roster;
@@ -21,6 +22,7 @@ pub mod salts;
 pub mod serve;
 pub mod server;
 pub mod sim_command;
+pub mod soft_state;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;

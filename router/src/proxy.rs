@@ -23,6 +23,7 @@ use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
 use crate::incoming::{Envelope, Incoming, new_request_id};
 use crate::pipeline::serve_generation;
+use crate::resources::serve::{new_response, stored_response};
 use crate::server::{BodyLimits, read_body, refuse};
 use counted::Counted;
 use routes::{NOT_OFFERED, ROUTES, Route, Served};
@@ -133,7 +134,7 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
             let envelope = Envelope::read(&request.body)?;
             forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
         }
-        Served::NewResponse => new_response(gateway, &cleaned(gateway, request)?).await,
+        Served::NewResponse => new_response(gateway, cleaned(gateway, request)?).await,
         Served::StoredResponse => stored_response(gateway, &request).await,
         Served::Models => crate::models::list(gateway).await,
         Served::OneModel => {
@@ -148,33 +149,6 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
         },
         Served::Unknown => Err(ApiError::UnknownPath { path: shortened(&request.path) }),
     }
-}
-
-/// A response that follows another goes to the worker that made that one, which alone has stored it.
-async fn new_response(gateway: &Arc<Gateway>, request: &Incoming) -> Result<Response, ApiError> {
-    let envelope = Envelope::read(&request.body)?;
-    let to = match envelope.previous_response_id.as_deref() {
-        None => Where::Model(envelope.model.as_deref()),
-        Some(id) => match gateway.responses.maker(&request.tenant, id) {
-            Some(worker) => Where::Only(worker),
-            None => return Err(ApiError::UnknownResponse { id: shortened(id) }),
-        },
-    };
-    forward(gateway, request, to, Learn::ResponseId).await
-}
-
-/// `GET`, `DELETE` and the sub-resources of `/v1/responses/{id}`.
-async fn stored_response(gateway: &Arc<Gateway>, request: &Incoming) -> Result<Response, ApiError> {
-    let path = request.path.split('?').next().unwrap_or_default();
-    let rest = path.strip_prefix("/v1/responses/").unwrap_or_default();
-    let id = rest.split('/').next().unwrap_or_default();
-    let unknown = || ApiError::UnknownResponse { id: shortened(id) };
-    let worker = gateway.responses.maker(&request.tenant, id).ok_or_else(unknown)?;
-    let response = forward(gateway, request, Where::Only(worker), Learn::Nothing).await?;
-    if request.method == Method::DELETE && response.status().is_success() {
-        gateway.responses.forget(&request.tenant, id);
-    }
-    Ok(response)
 }
 
 /// Model names hold slashes, which careful clients send as `%2F`. What is no valid escape stays as it is.

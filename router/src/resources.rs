@@ -1,83 +1,77 @@
-//! Which worker made which stored response, so that later calls about it reach the same one. In memory, bounded,
-//! learned from answers as they pass; what is forgotten answers 404.
+//! Which worker made which stored response, so that later calls about it reach the same one, through any router.
+//! Learned from answers as they pass; what is forgotten answers 404.
 
-use std::collections::{BTreeMap, HashMap};
+pub(crate) mod listener;
+pub(crate) mod serve;
+pub(crate) mod transcript;
+
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use bytes::Bytes;
 use vocabulary::{TenantId, WorkerId};
 
-/// Most responses remembered; the least recently used goes first.
-const CAPACITY: usize = 100_000;
-/// Longest id that is remembered.
-const LONGEST_ID: usize = 128;
+use crate::soft_state::{Key, Kind, SoftState};
+use transcript::{Before, History};
 
-type Key = (TenantId, Arc<str>);
+/// Most bytes of a conversation that is put together.
+const LONGEST_HISTORY: usize = 32 << 20;
 
-/// The makers of responses, by tenant and id: nobody reaches another tenant's.
+/// Responses that workers have stored: their makers and their transcripts, by tenant and id: nobody reaches another
+/// tenant's.
 #[derive(Debug)]
-pub struct ResponseMakers {
-    capacity: usize,
-    makers: Mutex<Makers>,
+pub struct Resources {
+    state: Arc<SoftState>,
 }
 
-#[derive(Debug, Default)]
-struct Makers {
-    clock: u64,
-    by_id: HashMap<Key, (WorkerId, u64)>,
-    by_use: BTreeMap<u64, Key>,
-}
-
-impl Default for ResponseMakers {
-    fn default() -> Self {
-        Self::with_capacity(CAPACITY)
-    }
-}
-
-impl ResponseMakers {
-    /// Remembers at most `capacity`.
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self { capacity: capacity.max(1), makers: Mutex::default() }
+impl Resources {
+    /// Remembered in `state`.
+    pub fn new(state: Arc<SoftState>) -> Self {
+        Self { state }
     }
 
     /// `worker` made `id`.
     pub fn learn(&self, tenant: &TenantId, id: &str, worker: WorkerId) {
-        if id.len() > LONGEST_ID {
-            return;
-        }
-        let mut makers = self.makers.lock();
-        makers.touch((tenant.clone(), id.into()), worker);
-        while makers.by_id.len() > self.capacity {
-            let Some((_, oldest)) = makers.by_use.pop_first() else { break };
-            makers.by_id.remove(&oldest);
-        }
+        let value = Bytes::copy_from_slice(&worker.0.to_le_bytes());
+        self.state.put(Key::new(Kind::Maker, tenant, id), value);
     }
 
     /// Who made `id`.
-    pub fn maker(&self, tenant: &TenantId, id: &str) -> Option<WorkerId> {
-        let mut makers = self.makers.lock();
-        let key = (tenant.clone(), Arc::from(id));
-        let (worker, _) = *makers.by_id.get(&key)?;
-        makers.touch(key, worker);
-        Some(worker)
+    pub async fn maker(&self, tenant: &TenantId, id: &str) -> Option<WorkerId> {
+        let value = self.state.get(&Key::new(Kind::Maker, tenant, id)).await?;
+        Some(WorkerId(u64::from_le_bytes(value.as_ref().try_into().ok()?)))
     }
 
     /// `id` is no more.
     pub fn forget(&self, tenant: &TenantId, id: &str) {
-        let mut makers = self.makers.lock();
-        if let Some((_, used)) = makers.by_id.remove(&(tenant.clone(), Arc::from(id))) {
-            makers.by_use.remove(&used);
+        self.state.forget(&Key::new(Kind::Maker, tenant, id));
+        self.state.forget(&Key::new(Kind::Transcript, tenant, id));
+    }
+
+    /// Longest answer, or event of one, that is read for a transcript. Engines repeat the request in it.
+    pub(crate) fn longest_answer(&self) -> usize {
+        2 * self.state.transcript_limit() + (256 << 10)
+    }
+
+    pub(crate) fn keep_transcript(&self, tenant: &TenantId, id: &str, transcript: Bytes) {
+        if is_response_id(id) {
+            self.state.put(Key::new(Kind::Transcript, tenant, id), transcript);
         }
     }
-}
 
-impl Makers {
-    fn touch(&mut self, key: Key, worker: WorkerId) {
-        self.clock += 1;
-        if let Some((_, used)) = self.by_id.insert(key.clone(), (worker, self.clock)) {
-            self.by_use.remove(&used);
-        }
-        self.by_use.insert(self.clock, key);
+    /// `body`, which follows `id`, with the whole history as its input; none when a part of that is not known.
+    pub(crate) async fn resolve(&self, tenant: &TenantId, id: &str, body: &Bytes) -> Option<Bytes> {
+        let gather = async {
+            let mut history = History::new(LONGEST_HISTORY);
+            let mut id = id.to_owned();
+            loop {
+                let transcript = self.state.get(&Key::new(Kind::Transcript, tenant, &id)).await?;
+                match history.add(&transcript)? {
+                    Before::Nothing => return Some(history),
+                    Before::Response(before) => id = before,
+                }
+            }
+        };
+        tokio::time::timeout(self.state.patience(), gather).await.ok()??.into_body(body)
     }
 }
 
@@ -117,10 +111,17 @@ fn find_id(seen: &[u8]) -> Option<String> {
         let Some(value) = value.and_then(|value| value.strip_prefix(b"\"")) else { continue };
         let end = value.iter().position(|byte| *byte == b'"')?;
         let id = std::str::from_utf8(&value[..end]).ok()?;
-        if id.starts_with("resp_") && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
+        if is_response_id(id) {
             return Some(id.to_owned());
         }
     }
+}
+
+/// Whether this can be the id of a response, and can stand in a path.
+fn is_response_id(id: &str) -> bool {
+    id.starts_with("resp_")
+        && id.len() <= Key::LONGEST
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
 #[cfg(test)]
@@ -131,28 +132,19 @@ mod tests {
         TenantId(name.into())
     }
 
-    #[test]
-    fn a_response_belongs_to_its_tenant() {
-        let makers = ResponseMakers::default();
+    #[tokio::test]
+    async fn a_response_belongs_to_its_tenant() {
+        let metrics = crate::telemetry::metrics::Metrics::default().soft_state;
+        let state = SoftState::start(&Default::default(), "c", metrics.clone()).unwrap();
+        let makers = Resources::new(Arc::new(state));
         makers.learn(&tenant("a"), "resp_1", WorkerId(1));
-        assert_eq!(makers.maker(&tenant("a"), "resp_1"), Some(WorkerId(1)));
-        assert_eq!(makers.maker(&tenant("b"), "resp_1"), None);
+        assert_eq!(makers.maker(&tenant("a"), "resp_1").await, Some(WorkerId(1)));
+        assert_eq!(makers.maker(&tenant("b"), "resp_1").await, None);
         makers.forget(&tenant("a"), "resp_1");
-        assert_eq!(makers.maker(&tenant("a"), "resp_1"), None);
-    }
-
-    #[test]
-    fn the_least_recently_used_is_forgotten_first() {
-        let makers = ResponseMakers::with_capacity(2);
-        let t = tenant("a");
-        makers.learn(&t, "1", WorkerId(1));
-        makers.learn(&t, "2", WorkerId(2));
-        assert!(makers.maker(&t, "1").is_some());
-        makers.learn(&t, "3", WorkerId(3));
-        assert_eq!([makers.maker(&t, "1"), makers.maker(&t, "2")], [Some(WorkerId(1)), None]);
-        makers.learn(&t, &"x".repeat(1000), WorkerId(3));
-        assert!(makers.maker(&t, "1").is_some(), "an endless id takes nobody's place");
-        assert_eq!(makers.makers.lock().by_use.len(), 2);
+        assert_eq!(makers.maker(&tenant("a"), "resp_1").await, None);
+        makers.learn(&tenant("a"), &"x".repeat(1000), WorkerId(1));
+        assert_eq!(makers.maker(&tenant("a"), &"x".repeat(1000)).await, None, "an endless id takes nobody's place");
+        assert_eq!(metrics.writes.with_label_values(&["maker", "too_large"]).get(), 1);
     }
 
     #[test]

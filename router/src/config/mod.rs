@@ -15,6 +15,7 @@ use crate::auth::AuthConfig;
 use crate::operator::OperatorConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 use crate::server::ProxyConfig;
+use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
@@ -40,6 +41,8 @@ pub struct Config {
     pub planner: Policy,
     /// The ledger of owners and sessions.
     pub ledger: LedgerConfig,
+    /// What is remembered beside it, and where routers share that.
+    pub soft_state: SoftStateConfig,
 }
 
 /// Section `[steering]`.
@@ -191,6 +194,9 @@ impl Config {
         }
         if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
             return invalid(&format!("models.{name}.block"), "accepted is 1 to 4096".into());
+        }
+        if let Some((path, accepted)) = self.soft_state.problem() {
+            return invalid(path, accepted.into());
         }
         Ok(())
     }

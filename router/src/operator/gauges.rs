@@ -10,6 +10,7 @@ use crate::pipeline::steering::Mode;
 pub(super) fn refresh(gateway: &Gateway) {
     process(gateway);
     ledger(gateway);
+    gateway.metrics.soft_state.memory_bytes.set(signed(gateway.remembered.state.bytes() as u64));
     workers(gateway);
 }
 

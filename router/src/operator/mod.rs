@@ -56,7 +56,11 @@ pub fn routes(gateway: &Arc<Gateway>) -> Router {
 
 async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
     match gateway.roster.ready(gateway.fleet()).first() {
-        Some(_) => "ok\n".into_response(),
+        Some(_) => match gateway.remembered.state.trouble() {
+            None => "ok\n".into_response(),
+            // Requests are served all the same: this is to be known, and no reason to take traffic away.
+            Some(trouble) => format!("ok\nsoft state: Redis is {}\n", trouble.as_str()).into_response(),
+        },
         None => Problem::not_ready("no worker answers").into_response(),
     }
 }

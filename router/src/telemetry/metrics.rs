@@ -11,6 +11,7 @@ use prometheus::{
 use workers_shim::dialect::Stripped;
 
 use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
+use super::soft_state::SoftStateMetrics;
 
 /// All families, by what they tell about.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct Metrics {
     pub workers: Workers,
     /// The ledger as this node sees it.
     pub ledger: Ledger,
+    /// What routers share beside the ledger.
+    pub soft_state: SoftStateMetrics,
     /// This process.
     pub process: Process,
     registry: Registry,
@@ -155,6 +158,7 @@ impl Metrics {
             plans: Plans::new(&families),
             workers: Workers::new(&families),
             ledger: Ledger::new(&families),
+            soft_state: SoftStateMetrics::new(&families),
             process: Process::new(&families),
             names: families.names(),
             registry,

@@ -2,6 +2,7 @@
 
 mod families;
 pub mod metrics;
+pub mod soft_state;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::time::SystemTime;

@@ -1,0 +1,247 @@
+//! What a stored response was made of and what it said, so that the next step can be served where it was not made.
+//!
+//! Each transcript holds one step and names the one before it. Text that is not understood is not kept: a transcript is
+//! whole or it is none.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use workers_shim::dialect::{JsonFields, Splice};
+
+/// Most steps of a conversation that are put together.
+const MOST_STEPS: usize = 512;
+
+/// What a request adds to its conversation.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    previous: Option<String>,
+    /// Items of its input, between the brackets.
+    input: Bytes,
+}
+
+impl Asked {
+    /// Of a request's body; none when nothing is to be stored, or when the input is not what the API takes.
+    pub(crate) fn read(body: &Bytes) -> Option<Self> {
+        let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id", "store"]).ok()?;
+        if fields.read::<bool>("store") == Some(false) {
+            return None;
+        }
+        let input = items_of_input(fields.get("input")?)?;
+        Some(Self { previous: fields.read("previous_response_id"), input })
+    }
+
+    /// The transcript of this request and its answer: `{"previous": ID, "items": [...]}`.
+    pub(crate) fn answered(&self, output: &RawValue) -> Option<Bytes> {
+        let previous = serde_json::to_vec(&self.previous).ok()?;
+        let items = joined([&self.input[..], inside(output.get())?.as_bytes()].into_iter());
+        let mut text = Vec::with_capacity(items.len() + previous.len() + 32);
+        for part in [&b"{\"previous\":"[..], &previous, b",\"items\":[", &items, b"]}"] {
+            text.extend_from_slice(part);
+        }
+        Some(text.into())
+    }
+}
+
+/// A response as an answer tells it.
+#[derive(Deserialize)]
+pub(crate) struct Told<'a> {
+    pub(crate) id: String,
+    #[serde(default)]
+    status: Option<String>,
+    #[serde(borrow)]
+    pub(crate) output: &'a RawValue,
+}
+
+impl<'a> Told<'a> {
+    /// A response that has ended with an output; others are not finished, or failed.
+    pub(crate) fn read(text: &'a [u8]) -> Option<Self> {
+        let told: Self = serde_json::from_slice(text).ok()?;
+        matches!(told.status.as_deref(), None | Some("completed" | "incomplete")).then_some(told)
+    }
+
+    /// The response inside of a stream's last event.
+    pub(crate) fn read_event(text: &'a [u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Event<'a> {
+            #[serde(borrow)]
+            response: &'a RawValue,
+        }
+        let event: Event<'a> = serde_json::from_slice(text).ok()?;
+        Self::read(event.response.get().as_bytes())
+    }
+}
+
+#[derive(Deserialize)]
+struct Kept<'a> {
+    previous: Option<String>,
+    #[serde(borrow)]
+    items: &'a RawValue,
+}
+
+/// A conversation as it is put together, the newest step first.
+#[derive(Debug)]
+pub(crate) struct History {
+    most_bytes: usize,
+    bytes: usize,
+    steps: Vec<Bytes>,
+}
+
+/// What a step says about the one before it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// There is none: the history is complete.
+    Nothing,
+    /// This response.
+    Response(String),
+}
+
+impl History {
+    /// Holds at most so many bytes.
+    pub(crate) fn new(most_bytes: usize) -> Self {
+        Self { most_bytes, bytes: 0, steps: Vec::new() }
+    }
+
+    /// Adds the step before those that are there; none when it is not one, or one too many.
+    pub(crate) fn add(&mut self, transcript: &Bytes) -> Option<Before> {
+        let kept: Kept<'_> = serde_json::from_slice(transcript).ok()?;
+        let items = inside(kept.items.get())?;
+        self.bytes += items.len() + 1;
+        if self.bytes > self.most_bytes || self.steps.len() == MOST_STEPS {
+            return None;
+        }
+        self.steps.push(transcript.slice_ref(items.as_bytes()));
+        Some(kept.previous.map_or(Before::Nothing, Before::Response))
+    }
+
+    /// `body` with the whole history as its input, and following nothing.
+    pub(crate) fn into_body(self, body: &Bytes) -> Option<Bytes> {
+        let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id"]).ok()?;
+        let own = items_of_input(fields.get("input")?)?;
+        let items = joined(self.steps.iter().rev().map(|step| &step[..]).chain([&own[..]]));
+        let mut splice = Splice::new(&fields);
+        splice.set("input", [b"[", &items[..], b"]"].concat());
+        splice.remove("previous_response_id");
+        Some(splice.finish())
+    }
+}
+
+/// An input's items, between the brackets: a text is one message of the user's.
+fn items_of_input(input: &[u8]) -> Option<Bytes> {
+    match input.first()? {
+        b'"' => Some([b"{\"role\":\"user\",\"content\":", input, b"}"].concat().into()),
+        b'[' => Some(Bytes::copy_from_slice(inside(std::str::from_utf8(input).ok()?)?.as_bytes())),
+        _ => None,
+    }
+}
+
+/// What stands between the brackets of a list.
+fn inside(list: &str) -> Option<&str> {
+    Some(list.trim().strip_prefix('[')?.strip_suffix(']')?.trim())
+}
+
+fn joined<'a>(lists: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    lists.filter(|list| !list.is_empty()).collect::<Vec<_>>().join(&b','.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn bytes(value: &Value) -> Bytes {
+        serde_json::to_vec(value).unwrap().into()
+    }
+
+    fn transcript(request: &Value, output: &Value) -> Option<Bytes> {
+        let output = serde_json::value::to_raw_value(output).unwrap();
+        Asked::read(&bytes(request))?.answered(&output)
+    }
+
+    #[test]
+    fn a_conversation_is_put_together_from_its_steps_and_nothing_else_changes() {
+        let first = transcript(&json!({"input": "one"}), &json!([{"type": "message", "id": "m1"}])).unwrap();
+        let second = json!({"input": [{"role": "user", "content": "two"}], "previous_response_id": "resp_1"});
+        let second = transcript(&second, &json!([])).unwrap();
+        let mut history = History::new(10_000);
+        assert_eq!(history.add(&second), Some(Before::Response("resp_1".into())));
+        assert_eq!(history.add(&first), Some(Before::Nothing));
+        let body = json!({"model": "m", "previous_response_id": "resp_2", "input": "three", "temperature": 0.0});
+        let body: Value = serde_json::from_slice(&history.into_body(&bytes(&body)).unwrap()).unwrap();
+        assert_eq!(
+            body,
+            json!({"model": "m", "temperature": 0.0, "input": [
+                {"role": "user", "content": "one"}, {"type": "message", "id": "m1"},
+                {"role": "user", "content": "two"}, {"role": "user", "content": "three"},
+            ]})
+        );
+    }
+
+    #[test]
+    fn what_is_not_to_be_stored_or_is_no_input_has_no_transcript() {
+        for request in [json!({"input": "x", "store": false}), json!({"input": 7}), json!({}), json!({"input": null})] {
+            assert_eq!(transcript(&request, &json!([])), None, "{request}");
+        }
+        assert!(transcript(&json!({"input": []}), &json!([])).is_some());
+        assert_eq!(transcript(&json!({"input": "x"}), &json!({"not": "a list"})), None);
+    }
+
+    #[test]
+    fn an_answer_counts_when_it_has_ended() {
+        let told = |status: &str| {
+            let text = json!({"id": "resp_1", "status": status, "output": []}).to_string();
+            Told::read(text.as_bytes()).is_some()
+        };
+        let ended = ["completed", "incomplete", "in_progress", "queued", "failed", "cancelled"].map(told);
+        assert_eq!(ended, [true, true, false, false, false, false]);
+        let event =
+            json!({"response": {"id": "resp_1", "status": "completed", "output": [1]}, "type": "x"}).to_string();
+        assert_eq!(Told::read_event(event.as_bytes()).unwrap().output.get(), "[1]");
+    }
+
+    #[test]
+    fn a_history_is_bounded() {
+        let step = transcript(&json!({"input": "x".repeat(100), "previous_response_id": "p"}), &json!([])).unwrap();
+        let mut history = History::new(300);
+        assert!(history.add(&step).is_some());
+        assert!(history.add(&step).is_some());
+        assert_eq!(history.add(&step), None);
+        let small = transcript(&json!({"input": [], "previous_response_id": "p"}), &json!([])).unwrap();
+        let mut history = History::new(1 << 20);
+        (0..MOST_STEPS).for_each(|_| assert!(history.add(&small).is_some()));
+        assert_eq!(history.add(&small), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_steps_come_back_in_their_order(
+            steps in prop::collection::vec((prop::collection::vec("\\PC{0,12}", 0..4), prop::collection::vec("\\PC{0,12}", 0..3)), 0..6),
+            last in "\\PC{0,12}",
+        ) {
+            let mut expected = Vec::new();
+            let mut history = History::new(1 << 20);
+            let mut transcripts = Vec::new();
+            for (input, output) in &steps {
+                expected.extend(input.iter().chain(output).map(|text| json!({"content": text})));
+                let items = |texts: &[String]| texts.iter().map(|text| json!({"content": text})).collect::<Value>();
+                transcripts.push(transcript(&json!({"input": items(input)}), &items(output)).unwrap());
+            }
+            expected.push(json!({"role": "user", "content": last}));
+            transcripts.iter().rev().for_each(|step| assert!(history.add(step).is_some()));
+            let body = history.into_body(&bytes(&json!({"input": last}))).unwrap();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            prop_assert_eq!(&body["input"], &Value::Array(expected));
+        }
+
+        #[test]
+        fn no_stored_bytes_panic(stored in prop::collection::vec(any::<u8>(), 0..60), text in "[\\[\\]{}\":,a-z]{0,40}") {
+            for bytes in [Bytes::from(stored), Bytes::from(text)] {
+                drop(History::new(1000).add(&bytes));
+                drop(Asked::read(&bytes));
+                drop(Told::read(&bytes));
+                drop(Told::read_event(&bytes));
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Soft state: what makes requests cheaper and nothing wrong when it is lost. Memory first, and Redis behind it where
+//! several routers share it.
+//!
+//! Redis slow, gone, flushed or wrong is a miss, counted and said; a request waits for it at most its time-out. Nothing
+//! is looked up across tenants: the tenant is part of every key.
+
+mod breaker;
+mod config;
+mod key;
+mod link;
+mod memory;
+mod seal;
+mod watch;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::telemetry::soft_state::SoftStateMetrics;
+pub use breaker::Standing;
+pub use config::{RedisUrl, SoftStateConfig};
+pub use key::{Key, Kind};
+use link::Link;
+use memory::{Held, Memory, Origin};
+use watch::{Write, Writes};
+
+/// What this router remembers, alone or with others.
+#[derive(Debug)]
+pub struct SoftState {
+    inner: Arc<Inner>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    memory: Mutex<Memory>,
+    shared: Option<Shared>,
+    ttl: Duration,
+    timeout: Duration,
+    transcript: usize,
+    metrics: SoftStateMetrics,
+}
+
+/// What lies in Redis.
+#[derive(Debug)]
+struct Shared {
+    link: Link,
+    namespace: String,
+    writes: Writes,
+}
+
+/// The address of Redis cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("soft_state.redis: {place} cannot be used: {reason}")]
+pub struct SoftStateError {
+    place: String,
+    reason: String,
+}
+
+impl SoftState {
+    /// Remembers for itself at once; with Redis as soon as it answers. `cluster` names the keys where no namespace is
+    /// configured.
+    pub fn start(config: &SoftStateConfig, cluster: &str, metrics: SoftStateMetrics) -> Result<Self, SoftStateError> {
+        metrics.standing(None);
+        let (writes, waiting) = Writes::new();
+        let shared = match &config.redis {
+            None => None,
+            Some(url) => {
+                let refused = |error: redis::RedisError| SoftStateError {
+                    place: url.place().to_owned(),
+                    reason: error.to_string(),
+                };
+                let link = Link::new(url, config, metrics.clone()).map_err(refused)?;
+                let namespace = config.namespace.clone().unwrap_or_else(|| cluster.to_owned());
+                Some(Shared { link, namespace, writes })
+            }
+        };
+        let inner = Arc::new(Inner {
+            memory: Mutex::new(Memory::new(config.memory.0)),
+            shared,
+            ttl: config.ttl.0,
+            timeout: config.timeout.0,
+            transcript: config.transcript.0,
+            metrics,
+        });
+        let tasks = match inner.shared {
+            Some(_) => {
+                vec![tokio::spawn(watch::watch(inner.clone())), tokio::spawn(watch::write_all(inner.clone(), waiting))]
+            }
+            None => Vec::new(),
+        };
+        Ok(Self { inner, tasks })
+    }
+
+    /// How Redis stands; none where there is none.
+    pub fn standing(&self) -> Option<Standing> {
+        self.inner.shared.as_ref().map(|shared| shared.link.standing())
+    }
+
+    /// How it stands when that is not as it should be: for receipts and probes.
+    pub fn trouble(&self) -> Option<Standing> {
+        self.standing().filter(|standing| *standing != Standing::Up)
+    }
+
+    /// Longest time until what another router has just put is found here; none where nothing is shared.
+    pub fn lag(&self) -> Option<Duration> {
+        self.inner.shared.as_ref().map(|_| self.inner.timeout)
+    }
+
+    /// Longest time for what asks Redis several times.
+    pub fn patience(&self) -> Duration {
+        self.inner.timeout * 10
+    }
+
+    /// Of what this router remembers itself, about.
+    pub fn bytes(&self) -> usize {
+        self.inner.memory.lock().bytes()
+    }
+
+    /// Largest transcript that is kept.
+    pub fn transcript_limit(&self) -> usize {
+        self.inner.transcript
+    }
+
+    /// The value of `key`, from memory only.
+    pub fn near(&self, key: &Key) -> Option<Bytes> {
+        let value = self.inner.memory.lock().get(key, Instant::now())?;
+        self.inner.metrics.looked_up(key.kind, "near");
+        Some(value)
+    }
+
+    /// The value of `key`, from memory, else from Redis within the time-out.
+    pub async fn get(&self, key: &Key) -> Option<Bytes> {
+        if let Some(value) = self.near(key) {
+            return Some(value);
+        }
+        let (outcome, value) = match &self.inner.shared {
+            None => ("miss", None),
+            Some(_) if !key.is_bounded() => ("miss", None),
+            Some(shared) => self.inner.fetch(shared, key).await,
+        };
+        self.inner.metrics.looked_up(key.kind, outcome);
+        value
+    }
+
+    /// Remembers `value`. Never waits: memory has it at once, Redis soon.
+    pub fn put(&self, key: Key, value: Bytes) {
+        if !key.is_bounded() || value.len() > self.inner.most_bytes(key.kind) {
+            self.inner.metrics.written(key.kind, "too_large");
+            return;
+        }
+        let held = Held { value, ttl: self.inner.ttl, origin: Origin::Ours };
+        self.inner.memory.lock().put(key.clone(), held.clone(), Instant::now());
+        self.inner.write(Write { key, held: Some(held) });
+    }
+
+    /// Forgets `key`, here and in Redis.
+    pub fn forget(&self, key: &Key) {
+        self.inner.memory.lock().remove(key);
+        self.inner.write(Write { key: key.clone(), held: None });
+    }
+}
+
+impl Drop for SoftState {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Inner {
+    fn write(&self, write: Write) {
+        let Some(shared) = &self.shared else { return };
+        let kind = write.key.kind;
+        if !shared.writes.push(write) {
+            self.metrics.written(kind, "no_room");
+        }
+    }
+
+    /// Largest value of a kind. More is neither written nor read.
+    fn most_bytes(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Maker | Kind::Quota => 64,
+            Kind::Transcript => self.transcript,
+            Kind::Checkpoint => 4 << 20,
+        }
+    }
+
+    async fn fetch(&self, shared: &Shared, key: &Key) -> (&'static str, Option<Bytes>) {
+        let text = key.text(&shared.namespace);
+        let most = self.most_bytes(key.kind) + seal::OVERHEAD;
+        let mut pipeline = redis::pipe();
+        // One byte more than there may be tells what is too large, whatever lies there.
+        pipeline.cmd("GETRANGE").arg(&text).arg(0).arg(most);
+        let asked = Instant::now();
+        let answer = shared.link.ask::<(Vec<u8>,)>(&pipeline).await;
+        self.metrics.lookup_seconds.observe(asked.elapsed().as_secs_f64());
+        let sealed = match answer {
+            Err(no_answer) => return (no_answer.as_str(), None),
+            Ok((sealed,)) if sealed.is_empty() => return ("miss", None),
+            Ok((sealed,)) => sealed,
+        };
+        match seal::open(&text, sealed.into()).filter(|value| value.len() <= self.most_bytes(key.kind)) {
+            None => ("corrupt", None),
+            Some(value) => {
+                let held = Held { value: value.clone(), ttl: self.ttl, origin: Origin::Shared };
+                self.memory.lock().put(key.clone(), held, Instant::now());
+                ("shared", Some(value))
+            }
+        }
+    }
+}

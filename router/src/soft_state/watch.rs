@@ -1,0 +1,171 @@
+//! Keeping an eye on Redis: probes, what to tell it anew after it was gone or flushed, and the writes that wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::Pipeline;
+use tokio::sync::mpsc;
+
+use super::breaker::Standing;
+use super::key::{Key, Kind, of_namespace};
+use super::link::NoAnswer;
+use super::memory::Held;
+use super::{Inner, Shared, seal};
+use crate::incoming::new_request_id;
+
+/// Between two probes while all is well, and while it is not.
+const CALM: Duration = Duration::from_secs(1);
+const WORRIED: Duration = Duration::from_millis(200);
+/// How long a mark stands that nobody renews.
+const MARK_SECONDS: u64 = 600;
+/// Most writes in one pipeline.
+const BATCH: usize = 64;
+/// Most writes that wait, and their bytes.
+pub(super) const WAITING_WRITES: usize = 1024;
+const WAITING_BYTES: usize = 32 << 20;
+
+/// Something for Redis to remember or to forget.
+#[derive(Debug)]
+pub(super) struct Write {
+    pub(super) key: Key,
+    /// None to forget it.
+    pub(super) held: Option<Held>,
+}
+
+impl Write {
+    fn bytes(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.value.len())
+    }
+}
+
+/// The way to the writer, which never waits.
+#[derive(Clone, Debug)]
+pub(super) struct Writes {
+    queue: mpsc::Sender<Write>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Writes {
+    pub(super) fn new() -> (Self, mpsc::Receiver<Write>) {
+        let (queue, waiting) = mpsc::channel(WAITING_WRITES);
+        (Self { queue, bytes: Arc::default() }, waiting)
+    }
+
+    /// Whether there was room for it.
+    pub(super) fn push(&self, write: Write) -> bool {
+        let bytes = write.bytes();
+        if self.bytes.load(Ordering::Relaxed) + bytes > WAITING_BYTES {
+            return false;
+        }
+        let taken = self.queue.try_send(write).is_ok();
+        if taken {
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    fn done(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Writes what was pushed, in order, in batches.
+pub(super) async fn write_all(inner: Arc<Inner>, mut waiting: mpsc::Receiver<Write>) {
+    let Some(shared) = &inner.shared else { return };
+    let mut batch = Vec::with_capacity(BATCH);
+    while waiting.recv_many(&mut batch, BATCH).await > 0 {
+        let outcome = shared.save(&batch).await;
+        for write in batch.drain(..) {
+            shared.writes.done(write.bytes());
+            inner.metrics.written(write.key.kind, outcome);
+        }
+    }
+}
+
+impl Shared {
+    /// The word for how it went. What was not saved stays in memory, and is told anew when Redis is back.
+    async fn save(&self, batch: &[Write]) -> &'static str {
+        let mut pipeline = redis::pipe();
+        batch.iter().for_each(|write| self.command(write, &mut pipeline));
+        match self.link.tell::<()>(&pipeline).await {
+            Ok(()) => "saved",
+            Err(NoAnswer::NotAsked) => "not_asked",
+            Err(NoAnswer::Failed(_) | NoAnswer::Foreign) => "failed",
+        }
+    }
+
+    fn command(&self, write: &Write, pipeline: &mut Pipeline) {
+        let key = write.key.text(&self.namespace);
+        match &write.held {
+            Some(held) => {
+                let millis = u64::try_from(held.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
+                let value = seal::seal(&key, &held.value);
+                pipeline.cmd("SET").arg(&key).arg(value).arg("PX").arg(millis).ignore();
+            }
+            None => drop(pipeline.cmd("DEL").arg(&key).ignore()),
+        }
+    }
+}
+
+/// Probes Redis for as long as it is asked to, and tells it again what it has forgotten.
+pub(super) async fn watch(inner: Arc<Inner>) {
+    let Some(shared) = &inner.shared else { return };
+    let mark = Mark::new(&shared.namespace);
+    let (mut marked, mut said) = (false, false);
+    loop {
+        let before = shared.link.standing();
+        let found = shared.link.probe::<(Option<u64>,)>(&mark.pipeline).await;
+        let now = shared.link.standing();
+        if found.is_err() && !said && now == before {
+            shared.link.say(now);
+        }
+        said = true;
+        let flushed = matches!(found, Ok((None,))) && marked;
+        if flushed {
+            inner.metrics.flushes.inc();
+            tracing::warn!("Redis has forgotten everything: it is told again what this router remembers");
+        }
+        if flushed || (now == Standing::Up && before != Standing::Up) {
+            tell_anew(&inner, shared).await;
+        }
+        marked |= found.is_ok();
+        let pause = if now == Standing::Up { CALM } else { WORRIED };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = shared.link.opened.notified() => {}
+        }
+    }
+}
+
+/// A key of this router's own. When it is gone, so is everything else.
+struct Mark {
+    pipeline: Pipeline,
+}
+
+impl Mark {
+    fn new(namespace: &str) -> Self {
+        let key = format!("{}:mark:{}", of_namespace(namespace), new_request_id());
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("GET").arg(&key);
+        pipeline.cmd("SET").arg(&key).arg(1).arg("EX").arg(MARK_SECONDS).ignore();
+        Self { pipeline }
+    }
+}
+
+/// What other routers may ask for, newest first. Checkpoints are cheaper to make anew.
+async fn tell_anew(inner: &Inner, shared: &Shared) {
+    let ours = inner.memory.lock().ours(Instant::now());
+    let lasting = ours.into_iter().filter(|(key, _)| matches!(key.kind, Kind::Maker | Kind::Transcript));
+    let writes: Vec<Write> = lasting.map(|(key, held)| Write { key, held: Some(held) }).collect();
+    for batch in writes.chunks(BATCH) {
+        let outcome = shared.save(batch).await;
+        batch.iter().for_each(|write| inner.metrics.written(write.key.kind, outcome));
+        if outcome != "saved" {
+            return;
+        }
+    }
+    if !writes.is_empty() {
+        tracing::info!(values = writes.len(), "Redis was told again what this router remembers");
+    }
+}

@@ -1,0 +1,98 @@
+//! Metrics of the soft state: what was found where, what was written, and how Redis stands.
+
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::families::{FINE_SECONDS, Families};
+use crate::soft_state::{Kind, Standing};
+
+/// How a lookup can end, as `soft_state_lookups_total` names it.
+pub const LOOKUPS: [&str; 7] = ["near", "shared", "miss", "not_asked", "timeout", "error", "corrupt"];
+/// How a write can end, as `soft_state_writes_total` names it.
+pub const WRITES: [&str; 5] = ["saved", "not_asked", "failed", "no_room", "too_large"];
+const RESOLVED: [&str; 2] = ["resolved", "incomplete"];
+const STANDINGS: [&str; 4] = ["alone", "up", "slow", "gone"];
+
+/// Counted where it happens; clones share their values.
+#[derive(Clone, Debug)]
+pub struct SoftStateMetrics {
+    /// `soft_state_lookups_total{kind, outcome}`.
+    pub lookups: IntCounterVec,
+    /// `soft_state_lookup_seconds`: lookups that went to Redis.
+    pub lookup_seconds: Histogram,
+    /// `soft_state_writes_total{kind, outcome}`: writes to Redis.
+    pub writes: IntCounterVec,
+    /// `soft_state_standing{standing}`: 1 for the one that holds; `alone` where no Redis is configured.
+    pub standing: IntGaugeVec,
+    /// `soft_state_resolved_total{outcome}`: responses whose history was put together here, and those for which it could
+    /// not be.
+    pub resolved: IntCounterVec,
+    /// `soft_state_flushes_total`: times that Redis was found to have forgotten everything.
+    pub flushes: IntCounter,
+    /// `soft_state_memory_bytes`, refreshed when scraped.
+    pub memory_bytes: IntGauge,
+}
+
+impl SoftStateMetrics {
+    pub(super) fn new(f: &Families<'_>) -> Self {
+        let kinds_and_outcomes = &["kind", "outcome"];
+        let metrics = Self {
+            lookups: f.counters(
+                "soft_state_lookups_total",
+                "Lookups of soft state, by where they ended.",
+                kinds_and_outcomes,
+            ),
+            lookup_seconds: f.histogram(
+                "soft_state_lookup_seconds",
+                "Time that lookups waited for Redis.",
+                FINE_SECONDS,
+            ),
+            writes: f.counters(
+                "soft_state_writes_total",
+                "Writes of soft state to Redis, by outcome.",
+                kinds_and_outcomes,
+            ),
+            standing: f.gauges(
+                "soft_state_standing",
+                "1 for how Redis stands: alone, up, slow or gone.",
+                &["standing"],
+            ),
+            resolved: f.counters(
+                "soft_state_resolved_total",
+                "Responses away from the maker of the one before: resolved, or incomplete.",
+                &["outcome"],
+            ),
+            flushes: f.counter("soft_state_flushes_total", "Times that Redis had forgotten everything."),
+            memory_bytes: f.gauge("soft_state_memory_bytes", "Soft state in this router's memory."),
+        };
+        for kind in [Kind::Maker, Kind::Transcript, Kind::Checkpoint] {
+            LOOKUPS.iter().for_each(|outcome| drop(metrics.lookups.with_label_values(&[kind.as_str(), outcome])));
+            WRITES.iter().for_each(|outcome| drop(metrics.writes.with_label_values(&[kind.as_str(), outcome])));
+        }
+        RESOLVED.iter().for_each(|outcome| drop(metrics.resolved.with_label_values(&[outcome])));
+        metrics
+    }
+
+    /// A history was put together, or could not be.
+    pub fn resolved(&self, history: Option<()>) {
+        let outcome = history.map_or("incomplete", |()| "resolved");
+        self.resolved.with_label_values(&[outcome]).inc();
+    }
+
+    /// How Redis stands now; none where there is none.
+    pub fn standing(&self, standing: Option<Standing>) {
+        let holds = standing.map_or("alone", Standing::as_str);
+        for name in STANDINGS {
+            self.standing.with_label_values(&[name]).set(i64::from(name == holds));
+        }
+    }
+
+    /// A lookup ended.
+    pub fn looked_up(&self, kind: Kind, outcome: &str) {
+        self.lookups.with_label_values(&[kind.as_str(), outcome]).inc();
+    }
+
+    /// A write ended.
+    pub fn written(&self, kind: Kind, outcome: &str) {
+        self.writes.with_label_values(&[kind.as_str(), outcome]).inc();
+    }
+}
