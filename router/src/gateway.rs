@@ -7,6 +7,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
 use ownership::Directory;
 use ownership::ledger::{Command, Outcome};
+use parking_lot::MutexGuard;
 use vocabulary::{NodeId, WorkerId};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::Fleet;
@@ -14,6 +15,7 @@ use workers_shim::fleet::Fleet;
 use crate::auth::{Keys, KeysError, Secret};
 use crate::catalog::Catalog;
 use crate::config::{Config, WorkerConfig};
+use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
@@ -115,6 +117,11 @@ impl Gateway {
         &self.rooms.index
     }
 
+    /// Steps that were served and that the ledger's view does not show yet. Hold it briefly, never across an await.
+    pub fn unapplied(&self) -> MutexGuard<'_, Unapplied> {
+        self.rooms.unapplied.lock()
+    }
+
     /// The models.
     pub fn catalog(&self) -> &Catalog {
         &self.rooms.catalog
@@ -135,9 +142,17 @@ impl Gateway {
         self.directory().node()
     }
 
-    /// Hands a command to the ledger without waiting for anything; the ledger counts outcomes, and what it did not take.
-    pub fn submit(&self, command: Command) {
-        drop(self.directory().submit(command));
+    /// Whether the ledger can be told anything, as far as this node knows.
+    pub fn reach(&self) -> Reach {
+        if self.directory().view().quorum().stale { Reach::Nobody } else { Reach::Quorum }
+    }
+
+    /// Hands advice to the ledger without waiting for anything; the ledger counts outcomes, and what it did not take.
+    /// Without a quorum there is nobody to advise: it would only stand in the way of what must not be lost.
+    pub fn submit_advice(&self, command: Command) {
+        if self.reach() == Reach::Quorum {
+            drop(self.directory().submit(command));
+        }
     }
 
     /// Hands a command to the ledger now, so that commands stay in order. The future is its outcome; `None` when it was

@@ -6,6 +6,7 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod error;
+pub mod exchange;
 pub mod forward;
 pub mod gateway;
 pub mod incoming;

@@ -8,6 +8,7 @@ pub mod legs;
 pub mod locate;
 pub mod opening;
 pub mod parse;
+pub mod place;
 pub mod plan;
 pub mod receipt;
 pub mod remote_prefill;

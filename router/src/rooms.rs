@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
 use ownership::{Directory, Options, OwnershipError};
+use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -17,6 +18,7 @@ use workers_shim::fleet::{Alive, EventsAt, Fleet, FleetError, FleetOptions, Pace
 
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::{Config, WorkerConfig};
+use crate::exchange::unapplied::Unapplied;
 
 /// Reports of probes that may wait.
 const WAITING_REPORTS: usize = 1024;
@@ -51,6 +53,8 @@ pub struct Rooms {
     pub index: SharedIndex,
     /// The models.
     pub catalog: Arc<Catalog>,
+    /// Steps that were served and that the ledger's view does not show yet.
+    pub unapplied: Mutex<Unapplied>,
     leases: JoinHandle<()>,
 }
 
@@ -75,7 +79,7 @@ impl Rooms {
         })?;
         let known = config.workers.clone();
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
-        Ok(Self { directory, fleet, index, catalog, leases })
+        Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), leases })
     }
 
     /// Writes out what was taken and closes the ledger.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
+use crate::exchange::keeper;
 use crate::gateway::{Gateway, GatewayError};
 use crate::server::{Server, ServerLimits};
 use crate::{operator, proxy};
@@ -63,7 +64,10 @@ impl Serving {
         let operator = Server::start(address, operator::routes(&gateway), small, uncounted)
             .await
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
-        let background = vec![tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5)))];
+        let background = vec![
+            tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5))),
+            tokio::spawn(keeper::keep(gateway.clone())),
+        ];
         let serving = Self { gateway, proxy, operator, background };
         serving.announce();
         Ok(serving)
@@ -86,6 +90,7 @@ impl Serving {
             tracing::warn!(connections = cut, "connections were cut: the drain time-out was over");
         }
         self.operator.stop().await;
+        keeper::last_words(&self.gateway).await;
         for task in self.background {
             task.abort();
         }

@@ -1,16 +1,19 @@
 //! Commit: what a step did to sessions and artifacts, told to the ledger. Never awaited by the client.
 
+use std::future::ready;
 use std::sync::Arc;
+use std::time::Instant;
 
-use ownership::ledger::{
-    Command, Custody, Outcome, Place, Point, ReplicateReadonly, SetIntent, StepCommit, StepOutcome,
-};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use ownership::ledger::{Command, Custody, Origin, Place, Point, ReplicateReadonly, SetIntent, StepOutcome};
 use planner::{Claim, Handoff, Plan};
-use vocabulary::{Blocks, Micros, Owner};
+use vocabulary::{Blocks, Chain, Micros, Owner};
 
 use super::locate::Located;
 use super::plan::Classified;
 use super::steering::Mode;
+use crate::exchange::unapplied::{Finished, Told};
 use crate::gateway::Gateway;
 
 /// How long other routers believe that a dispatched step is on its way.
@@ -44,22 +47,14 @@ fn submit_intent(gateway: &Gateway, located: &Located, step: Option<(Owner, Micr
         return;
     }
     let intent = SetIntent { session: located.session.id, base: located.base, router: gateway.node(), step };
-    gateway.submit(Command::Intent(intent));
+    gateway.submit_advice(Command::Intent(intent));
 }
 
 /// Seals what the target has computed or received, moves the session's head, and settles who owns it.
 pub fn commit(gateway: &Arc<Gateway>, located: &Located, plan: &Plan) {
     let Some(server) = server_of(located, plan) else { return };
-    let step = Step { gateway: gateway.clone(), server, custody: custody(&plan.claim) };
-    if let Some(command) = step.command(located, located.known) {
-        // The answer matters only if the ledger has merged away the base that this was written on.
-        let restart = (located.known > Blocks::ZERO).then(|| step.command(located, Blocks::ZERO)).flatten();
-        tokio::spawn(settle(gateway.clone(), gateway.commit(command), restart));
-        // The commit takes back what was announced on its own base.
-        let base = Point::on(&located.prefixed.prompt.chain, located.known).map(|base| base.id);
-        if base != Some(located.base) && located.base != located.prefixed.prompt.chain.root {
-            withdraw(gateway, located);
-        }
+    if located.sealable() > Blocks::ZERO {
+        take(gateway, finished(located, plan, server));
     } else {
         withdraw(gateway, located);
     }
@@ -68,15 +63,81 @@ pub fn commit(gateway: &Arc<Gateway>, located: &Located, plan: &Plan) {
     }
 }
 
-async fn settle(
-    gateway: Arc<Gateway>,
-    committed: impl Future<Output = Option<Outcome>> + Send,
-    restart: Option<Command>,
-) {
-    let Some(outcome) = committed.await else { return };
-    if let (true, Some(restart)) = (StepOutcome::of(&outcome).must_restart, restart) {
-        gateway.commit(restart).await;
+fn finished(located: &Located, plan: &Plan, server: Owner) -> Finished {
+    let (request, chain) = (&located.prefixed.request, &located.prefixed.prompt.chain);
+    let sealed = chain.ids.iter().take(usize::try_from(located.sealable().0).unwrap_or(usize::MAX));
+    Finished {
+        session: located.session.id,
+        parent: located.parent,
+        origin: Origin {
+            tenant: request.incoming.tenant.clone(),
+            model: request.model.clone(),
+            root: chain.root,
+            shape: located.prefixed.model.shape,
+        },
+        chain: Chain { ids: sealed.copied().collect(), ..*chain },
+        replaces: located.rewrites,
+        owner: server,
+        custody: custody(&plan.claim),
+        base: located.base,
     }
+}
+
+/// Remembers the step until the ledger shows it, and tells the ledger now if nothing of its session is on its way.
+fn take(gateway: &Arc<Gateway>, step: Finished) {
+    let taken = gateway.unapplied().take(step, gateway.reach(), Instant::now());
+    if let Some(replaced) = taken.replaced {
+        withdraw_announced(gateway, &replaced);
+    }
+    for step in taken.branch.into_iter().chain(taken.send) {
+        tell(gateway, step);
+    }
+}
+
+/// Tells the ledger of a step, then of the one that waited behind it, and so on. The first one is handed in before this
+/// returns, so that commands stay in order.
+pub fn tell(gateway: &Arc<Gateway>, step: Arc<Finished>) {
+    let mut told = handed_in(gateway, &step);
+    let (gateway, mut step) = (gateway.clone(), step);
+    tokio::spawn(async move {
+        loop {
+            let answer = told.await;
+            let next = gateway.unapplied().told(&step, answer, gateway.reach());
+            let Some(next) = next else { return };
+            step = next;
+            told = handed_in(&gateway, &step);
+        }
+    });
+}
+
+/// Hands the step in, on top of what the view shows of its chain.
+fn handed_in(gateway: &Arc<Gateway>, step: &Arc<Finished>) -> BoxFuture<'static, Told> {
+    let view = gateway.directory().view();
+    let known = view.deepest(step.scope(), &step.chain).map_or(Blocks::ZERO, |(point, _)| point.blocks);
+    let command = |base| step.command(base, gateway.node());
+    let Some(command_now) = command(known) else { return ready(Told::Answered).boxed() };
+    let sent = gateway.commit(command_now);
+    // The answer matters only if the ledger has merged away the base that this was written on.
+    let restart = (known > Blocks::ZERO).then(|| command(Blocks::ZERO)).flatten();
+    // The commit takes back what was announced on its own base.
+    let base = Point::on(&step.chain, known).map(|base| base.id);
+    if base != Some(step.base) && step.base != step.chain.root {
+        withdraw_announced(gateway, step);
+    }
+    let gateway = gateway.clone();
+    async move {
+        let outcome = match (sent.await, restart) {
+            (Some(outcome), Some(restart)) if StepOutcome::of(&outcome).must_restart => gateway.commit(restart).await,
+            (outcome, _) => outcome,
+        };
+        if outcome.is_some() { Told::Answered } else { Told::Unknown }
+    }
+    .boxed()
+}
+
+fn withdraw_announced(gateway: &Gateway, step: &Finished) {
+    let intent = SetIntent { session: step.session, base: step.base, router: gateway.node(), step: None };
+    gateway.submit_advice(Command::Intent(intent));
 }
 
 fn custody(claim: &Claim) -> Custody {
@@ -87,39 +148,14 @@ fn custody(claim: &Claim) -> Custody {
     }
 }
 
-struct Step {
-    gateway: Arc<Gateway>,
-    server: Owner,
-    custody: Custody,
-}
-
-impl Step {
-    fn command(&self, located: &Located, base: Blocks) -> Option<Command> {
-        let request = &located.prefixed.request;
-        Command::commit_step(StepCommit {
-            session: located.session.id,
-            tenant: &request.incoming.tenant,
-            model: &request.model,
-            parent: located.parent,
-            chain: &located.prefixed.prompt.chain,
-            sealed: located.sealable(),
-            base,
-            replaces: located.rewrites,
-            owner: self.server,
-            custody: self.custody,
-            shape: located.prefixed.model.shape,
-            router: self.gateway.node(),
-        })
-    }
-}
-
 /// The target keeps a read-only copy of what was fetched.
 fn note_copy(gateway: &Gateway, located: &Located, (holder, blocks): (Owner, Blocks)) {
     let chain = &located.prefixed.prompt.chain;
-    let Some(point) = Point::on(chain, blocks.min(located.known)).filter(|point| point.blocks > Blocks::ZERO) else {
+    let Some(point) = Point::on(chain, blocks.min(located.grounds.known)).filter(|point| point.blocks > Blocks::ZERO)
+    else {
         return;
     };
     let scope = located.prefixed.model.scope(&located.prefixed.request.incoming.tenant);
     let place = Place { scope, point, extent: None };
-    gateway.submit(Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: REPLICA_TTL }));
+    gateway.submit_advice(Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: REPLICA_TTL }));
 }

@@ -109,6 +109,7 @@ impl Finish {
             prompt: chain.tokens,
             sealed: tokens(located.session.sealed),
             deepest_overlap: tokens(located.deepest_overlap()),
+            grounds: located.grounds,
         };
         let incoming = &located.prefixed.request.incoming;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -1,14 +1,17 @@
 //! Locate: whose session is it, who owns what is sealed of it, who holds blocks of it now. Memory reads only.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use ownership::ledger::{Lineage, Query, Sealed};
+use ownership::ledger::{Ledger, Lineage, Located as Found, Query, Sealed};
 use planner::{HeadRelation, Promise, SessionView};
-use vocabulary::{Blocks, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
+use serde::Serialize;
+use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
 
 use super::identify::Prefixed;
 use super::opening::{opening, preamble};
 use super::parse::Request;
+use super::place::Place;
 use crate::gateway::Gateway;
 
 /// A prompt whose place in the world is known.
@@ -22,8 +25,8 @@ pub struct Located {
     pub session: SessionView,
     /// The session that this one leaves or was spawned from, where the chain or the client says so.
     pub parent: Option<SessionId>,
-    /// The deepest block of the chain that the ledger knows: the commit's base.
-    pub known: Blocks,
+    /// What it was found by.
+    pub grounds: Grounds,
     /// The head that the step extends: the intent's base.
     pub base: PrefixId,
     /// The head whose history the client rewrote.
@@ -38,6 +41,30 @@ pub struct Located {
     pub overlaps: Vec<Overlap>,
     /// The fleet at this moment.
     pub workers: Arc<[WorkerView]>,
+}
+
+/// Whether the view of the ledger is known to be fresh.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Freshness {
+    /// There is a quorum.
+    Current,
+    /// There is none that this node knows of: ownership stands still.
+    Stale,
+}
+
+/// What a prompt's place was found by.
+#[derive(Clone, Copy, Serialize, Debug)]
+pub struct Grounds {
+    /// The deepest block of the chain that the ledger knows.
+    #[serde(skip)]
+    pub known: Blocks,
+    /// The view of the ledger.
+    pub view: Freshness,
+    /// Whether a step of this session counted that was served here and is not in the view yet.
+    pub unapplied: bool,
+    /// Steps of this session that other routers said are on their way.
+    pub promises: usize,
 }
 
 impl Located {
@@ -57,59 +84,72 @@ impl Located {
     }
 }
 
-/// Reads ledger view, residency and fleet.
+/// Reads ledger view, residency and fleet, and what this router has done and the view does not show yet.
 pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
     let pin = prefixed.named.unwrap_or_else(|| opening(&prefixed.request));
     let overlaps = gateway.index().read().overlaps_of(&prefixed.prompt.chain);
     let workers = gateway.fleet().snapshot();
     let view = gateway.directory().view();
+    let (found, place) = place(gateway, &view, &prefixed);
     let chain = &prefixed.prompt.chain;
-    let tenant = &prefixed.request.incoming.tenant;
-    let scope = prefixed.model.scope(tenant);
-    let query = Query { scope, session: prefixed.named, chain, preamble: Blocks::ZERO };
-    let mut found = view.locate(query);
-    if let (Lineage::Leaves { .. }, None) = (found.lineage, prefixed.named) {
-        // A fork, or just another conversation with the same system prompt?
-        found = view.locate(Query { preamble: preamble(&prefixed), ..query });
-    }
-    let fresh = SessionId(prefixed.request.incoming.id.0);
-    let (id, parent, head) = match (found.lineage, prefixed.named) {
-        (Lineage::Continues { session, head }, _) => (session, None, Some((head, head.blocks))),
-        (Lineage::Leaves { session, head, at }, Some(_)) => (session, None, Some((head, at.blocks))),
-        (Lineage::Leaves { session, head, at }, None) => (fresh, Some(session), Some((head, at.blocks))),
-        (Lineage::Shares { .. } | Lineage::New, named) => {
-            (named.unwrap_or(fresh), named_parent(&prefixed.request), None)
-        }
-    };
-    let relation = head.map_or(HeadRelation::Unknown, |(head, shared)| {
+    let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
         HeadRelation::of(sealable(&prefixed, &workers), head.blocks, shared)
     });
-    let record = view.session(id);
-    let owner = record.and_then(|session| view.session_owner(session));
+    let record = view.session(place.session);
+    let owner = place.owner(record.and_then(|session| view.session_owner(session)));
+    let owner = owner.filter(|owner| view.is_live(*owner) || is_there(&workers, *owner));
     let sealed = found.sealed.as_ref();
+    let shared = place.head.map_or(Blocks::ZERO, |(_, shared)| shared);
     let session = SessionView {
-        id,
+        id: place.session,
         owner,
         epoch: record.map(|session| session.epoch).unwrap_or_default(),
-        sealed: found.known(),
+        sealed: if place.own.is_some() { found.known().max(shared) } else { found.known() },
         replicas: sealed.map_or_else(Vec::new, |sealed| holders(sealed, owner)),
-        promises: promises(gateway, &view, id, &prefixed),
+        promises: promises(gateway, &view, place.session, &prefixed),
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
+    let grounds = Grounds {
+        known: found.known(),
+        view: if view.quorum().stale { Freshness::Stale } else { Freshness::Current },
+        unapplied: place.own.is_some(),
+        promises: session.promises.len(),
+    };
     Located {
         pin,
         session,
-        parent,
-        known: found.known(),
-        base: head.map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
-        rewrites: prefixed.named.and_then(|_| found.rewrites()),
+        parent: place.parent.or_else(|| place.head.is_none().then(|| named_parent(&prefixed.request)).flatten()),
+        grounds,
+        base: place.head.map_or(chain.root, |(head, shared)| if shared == head.blocks { head.id } else { chain.root }),
+        rewrites: place.rewrites,
         relation,
-        shared: head.map_or(Blocks::ZERO, |(_, shared)| shared),
-        idle,
+        shared,
+        idle: place.own.map_or(idle, |(_, ago)| Some(Micros::of(ago))),
         overlaps,
         workers,
         prefixed,
     }
+}
+
+/// What the ledger knows of the prompt, and whose step it is.
+fn place(gateway: &Gateway, view: &Ledger, prefixed: &Prefixed) -> (Found, Place) {
+    let scope = prefixed.model.scope(&prefixed.request.incoming.tenant);
+    let query = Query { scope, session: prefixed.named, chain: &prefixed.prompt.chain, preamble: Blocks::ZERO };
+    let mut found = view.locate(query);
+    if let (Lineage::Leaves { .. }, None) = (found.lineage, prefixed.named) {
+        // A fork, or just another conversation with the same system prompt?
+        found = view.locate(Query { preamble: preamble(prefixed), ..query });
+    }
+    let place = Place::in_view(&found, prefixed.named, SessionId(prefixed.request.incoming.id.0));
+    let unapplied = gateway.unapplied();
+    let place = if unapplied.is_empty() { place } else { place.with_own(&unapplied, view, (query, Instant::now())) };
+    (found, place)
+}
+
+/// Whether this life of the worker is reached, whatever the ledger has heard of it.
+fn is_there(workers: &[WorkerView], owner: Owner) -> bool {
+    let is_it = |worker: &WorkerView| worker.id == owner.worker && worker.incarnation == owner.incarnation;
+    workers.iter().any(|worker| is_it(worker) && worker.health != Health::Unreachable)
 }
 
 /// Whole blocks of the prompt, down to a multiple of every engine's own block: engines keep and drop only those whole.
@@ -144,12 +184,7 @@ fn holders(sealed: &Sealed, owner: Option<Owner>) -> Vec<Owner> {
 }
 
 /// Live intents of other routers, with how much of this prompt their step shares.
-fn promises(
-    gateway: &Gateway,
-    view: &ownership::ledger::Ledger,
-    session: SessionId,
-    prefixed: &Prefixed,
-) -> Vec<Promise> {
+fn promises(gateway: &Gateway, view: &Ledger, session: SessionId, prefixed: &Prefixed) -> Vec<Promise> {
     let chain = &prefixed.prompt.chain;
     let shared = |base: PrefixId| match chain.ids.iter().position(|id| *id == base) {
         Some(at) => Blocks(at as u64 + 1),

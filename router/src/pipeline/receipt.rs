@@ -8,6 +8,7 @@ use planner::{Action, Decision};
 use serde::Serialize;
 use vocabulary::{Bytes, Epoch, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId};
 
+use super::locate::Grounds;
 use super::session_key::KeySource;
 use super::steering::Mode;
 
@@ -53,6 +54,8 @@ pub struct Known {
     pub sealed: Tokens,
     /// The most that any worker holds.
     pub deepest_overlap: Tokens,
+    /// What else counted.
+    pub grounds: Grounds,
 }
 
 /// One try of a request.
@@ -208,6 +211,7 @@ mod tests {
     use planner::{Because, Leg, Plan};
 
     use super::*;
+    use crate::pipeline::locate::Freshness;
 
     fn receipt(n: u128) -> Receipt {
         Receipt {
@@ -224,6 +228,7 @@ mod tests {
                 prompt: Tokens(1),
                 sealed: Tokens(0),
                 deepest_overlap: Tokens(0),
+                grounds: Grounds { known: Default::default(), view: Freshness::Current, unapplied: false, promises: 0 },
             },
             mode: Mode::Sticky,
             decision: None,

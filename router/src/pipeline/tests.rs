@@ -42,6 +42,31 @@ async fn a_session_that_was_spawned_from_another_says_so_in_the_ledger() {
 }
 
 #[tokio::test]
+async fn steps_go_on_where_the_last_one_was_when_the_ledger_is_gone() {
+    let workers = [Worker::start("one", "tiny").await, Worker::start("two", "tiny").await];
+    let front = front(&[&workers[0], &workers[1]], &[]).await;
+    let both = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
+    until("both workers have a lease", both).await;
+    front.gateway.directory().close().await.unwrap();
+    let mut history = "a long history ".repeat(40);
+    for session in ["a", "b", "c", "d"] {
+        let mut served = Vec::new();
+        for step in 0..4 {
+            history.push_str(&format!("{session} said {step} ").repeat(30));
+            let body = format!("{{\"model\":\"tiny\",\"prompt\":{history:?}}}");
+            let got = send(front.proxy_address(), Request::post(PATH).header("x-session-id", session), body).await;
+            assert_eq!(got.status, 200);
+            served.push(got.json()["served_by"].clone());
+            let receipt = front.gateway.receipts.newest(1, |_| true).remove(0);
+            assert_eq!(receipt.known.grounds.unapplied, step > 0, "step {step} of {session}");
+            assert_eq!(receipt.known.owner.is_some(), step > 0, "step {step} of {session}");
+        }
+        assert!(served.iter().all(|by| *by == served[0]), "{session} was served by {served:?}");
+    }
+    assert_eq!(front.gateway.unapplied().untold(), 4, "one step a session waits for a quorum");
+}
+
+#[tokio::test]
 async fn a_bypassed_step_leaves_nothing_in_the_ledger_and_a_shadowed_one_what_was_served() {
     for (mode, known) in [("sticky", false), ("shadow", true)] {
         let (_worker, front) = with_a_lease(&[&format!("steering.mode={mode}")]).await;
