@@ -108,7 +108,7 @@ impl Directory {
     /// Fails closed when anything that was written is not there or not readable.
     pub async fn open(options: Options) -> Result<Self, OwnershipError> {
         let folder = NodeFolder::open(&options.data_dir, options.cluster)?;
-        let snapshots = SnapshotFile::at(folder.path("snapshot"));
+        let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
         let log = LogStore::open(&folder)?;
         let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
         let (publisher, counters) = (Arc::<Publisher>::default(), Arc::<Counters>::default());

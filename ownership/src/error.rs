@@ -27,6 +27,12 @@ pub enum OwnershipError {
         /// The lock file.
         path: PathBuf,
     },
+    /// A snapshot can only be restored where nothing is.
+    #[error("{path} is not empty; name a directory that is empty or does not exist yet", path = path.display())]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The data directory belongs to another cluster.
     #[error("{path} belongs to cluster {found}, not to {expected}", path = path.display())]
     OtherCluster {

@@ -2,6 +2,7 @@
 //!
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 
+mod backup;
 mod chunks;
 mod committed;
 mod counters;
@@ -9,6 +10,7 @@ mod directory;
 mod error;
 mod failure;
 mod flush;
+mod frames;
 mod log_store;
 mod network;
 mod node_folder;
@@ -20,6 +22,7 @@ mod ticker;
 mod wal;
 mod writer;
 
+pub use backup::{Restored, SavedSnapshot, SnapshotReport, StateHash, restore, verify};
 pub use consensus::{Quorum, View};
 pub use counters::Readings;
 pub use directory::{Directory, Options};

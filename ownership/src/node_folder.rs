@@ -128,8 +128,8 @@ fn found(root: &Path, path: &Path, expected: Option<ClusterId>) -> Result<Identi
 pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::options().create(true).truncate(true).read(true).write(true).open(&new)?;
-    write(&mut file)?;
-    file.sync_all()?;
+    // What could not be written takes no space.
+    write(&mut file).and_then(|()| file.sync_all()).inspect_err(|_| drop(fs::remove_file(&new)))?;
     fs::rename(&new, path)?;
     match path.parent() {
         Some(folder) => File::open(folder)?.sync_all(),

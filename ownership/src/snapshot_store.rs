@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use consensus::{Body, Snapshot, SnapshotStore};
+use consensus::{Body, Snapshot, SnapshotStore, View};
 
-use crate::snapshots::{self, SnapshotFile};
+use crate::snapshots::SnapshotFile;
 
 impl SnapshotStore for SnapshotFile {
     type Handle = File;
@@ -14,7 +15,7 @@ impl SnapshotStore for SnapshotFile {
     async fn write(&self, body: Body) -> io::Result<Snapshot<File>> {
         let snapshots = self.clone();
         blocking(move || {
-            SnapshotFile::write(&snapshots, &body.meta, &body.ledger)?;
+            SnapshotFile::write(&snapshots, &body)?;
             let snapshot = snapshots.open()?.ok_or(io::ErrorKind::NotFound)?;
             Ok(Snapshot { meta: body.meta, snapshot })
         })
@@ -23,15 +24,18 @@ impl SnapshotStore for SnapshotFile {
 
     async fn install(&self, snapshot: File) -> io::Result<Body> {
         let snapshots = self.clone();
-        blocking(move || {
-            let body = snapshots::read(snapshot, Path::new("snapshot")).map_err(io::Error::other)?;
-            let current = snapshots.meta().map_err(io::Error::other)?;
-            if current.as_ref() != Some(&body.meta) {
-                SnapshotFile::write(&snapshots, &body.meta, &body.ledger)?;
+        blocking(move || snapshots.keep(snapshot).map_err(io::Error::other)).await
+    }
+
+    /// Frees it where nobody waits, and not before the last reader has let go of it.
+    fn discard(&self, old: Arc<View>) {
+        std::thread::spawn(move || {
+            let mut old = old;
+            while let Err(still_read) = Arc::try_unwrap(old) {
+                std::thread::sleep(Duration::from_millis(20));
+                old = still_read;
             }
-            Ok(body)
-        })
-        .await
+        });
     }
 
     async fn current(&self) -> io::Result<Option<Snapshot<File>>> {

@@ -1,49 +1,99 @@
-//! Snapshots: one file, replaced as a whole, checked as a whole.
+//! Snapshots: one file, replaced as a whole, written and read as a stream.
 //!
-//! Layout: magic (8 bytes), length of the body (8, little endian), xxh3-128 of the body (16), body: MessagePack of the
-//! metadata, then of the ledger.
+//! Two layouts. From feature level 2 on: magic `OWNSNAP2` (8 bytes), then frames (`frames`): the first holds the head
+//! (MessagePack), the others the ledger. At level 1 what the last release can read: magic `OWNSNAP1` (8), length of the
+//! body (8, little endian), xxh3-128 of the body (16), body: MessagePack of the metadata, then of the ledger.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use consensus::Body;
 use ledger::Ledger;
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use rmp_serde::decode::from_read;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
 
+use crate::chunks::damaged;
 use crate::error::OwnershipError;
-use crate::node_folder::write_durably;
+use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
+use crate::node_folder::{ClusterId, write_durably};
 use crate::raft::SnapshotMeta;
 
-const MAGIC: &[u8; 8] = b"OWNSNAP1";
-const HEADER: u64 = 32;
+const MAGIC: &[u8; 8] = b"OWNSNAP2";
+const MAGIC_1: &[u8; 8] = b"OWNSNAP1";
+const HEADER_1: u64 = 32;
 
-/// Where the current snapshot lies.
+/// The feature level from which on the second layout is written.
+const FRAMED_FROM: u32 = 2;
+
+/// How much may wait in memory for the disk. A log's fdatasync on the same disk may have to wait for all of it.
+const UNSYNCED: u64 = 8 << 20;
+
+/// What a snapshot says of itself.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Head {
+    /// Whose it is; not known of the first layout.
+    pub(crate) cluster: Option<ClusterId>,
+    /// How far it goes.
+    pub(crate) meta: SnapshotMeta,
+    /// Seconds since 1970 when it was written, for people and for `restore`.
+    pub(crate) written: u64,
+}
+
+/// A snapshot that was read to its last byte.
+pub(crate) struct Whole {
+    pub(crate) head: Head,
+    pub(crate) ledger: Ledger,
+    /// Which layout.
+    pub(crate) layout: u8,
+    pub(crate) bytes: u64,
+}
+
+/// Where the current snapshot lies, and whose it is.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotFile {
     path: PathBuf,
+    cluster: ClusterId,
 }
 
 impl SnapshotFile {
-    pub(crate) fn at(path: PathBuf) -> Self {
-        Self { path }
+    pub(crate) fn at(path: PathBuf, cluster: ClusterId) -> Self {
+        // What a killed process left half written; there may be none.
+        drop(std::fs::remove_file(path.with_extension("new")));
+        Self { path, cluster }
     }
 
     /// Replaces the snapshot; durable when this returns.
-    pub(crate) fn write(&self, meta: &SnapshotMeta, ledger: &Ledger) -> io::Result<()> {
-        write_durably(&self.path, |file| {
-            file.write_all(&[0; HEADER as usize])?;
-            let mut body = Hashed { to: BufWriter::new(&mut *file), hash: Xxh3::new(), length: 0 };
-            rmp_serde::encode::write(&mut body, meta).map_err(io::Error::other)?;
-            rmp_serde::encode::write(&mut body, ledger).map_err(io::Error::other)?;
-            body.flush()?;
-            let (length, sum) = (body.length, body.hash.digest128());
-            drop(body);
-            file.seek(SeekFrom::Start(0))?;
-            file.write_all(MAGIC)?;
-            file.write_all(&length.to_le_bytes())?;
-            file.write_all(&sum.to_le_bytes())
-        })
+    pub(crate) fn write(&self, body: &Body) -> io::Result<()> {
+        let written = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let head = Head { cluster: Some(self.cluster), meta: body.meta.clone(), written };
+        write_durably(&self.path, |file| write(file, &head, &body.ledger))
+    }
+
+    /// Reads a snapshot, and keeps it byte by byte where another node wrote it.
+    pub(crate) fn keep(&self, mut from: File) -> Result<Body, OwnershipError> {
+        let is_own = self.is_own(&from).map_err(OwnershipError::io(&self.path))?;
+        let path = if is_own { self.path.clone() } else { self.path.with_extension("incoming") };
+        let Whole { head, ledger, .. } = read(&mut from, &path)?;
+        if let Some(found) = head.cluster.filter(|cluster| *cluster != self.cluster) {
+            return Err(OwnershipError::OtherCluster { path, found, expected: self.cluster });
+        }
+        if !is_own {
+            let copied = from.seek(SeekFrom::Start(0)).and_then(|_| {
+                write_durably(&self.path, |to| io::copy(&mut from, &mut Paced { to, unsynced: 0 }).map(drop))
+            });
+            copied.map_err(OwnershipError::io(&self.path))?;
+        }
+        Ok(Body { meta: head.meta, ledger })
+    }
+
+    fn is_own(&self, file: &File) -> io::Result<bool> {
+        let Some(own) = self.open()? else { return Ok(false) };
+        let (own, other) = (own.metadata()?, file.metadata()?);
+        Ok((own.dev(), own.ino()) == (other.dev(), other.ino()))
     }
 
     /// The snapshot's file, if there is one.
@@ -58,56 +108,151 @@ impl SnapshotFile {
     /// Reads the current snapshot's metadata only; whoever installs it checks the whole.
     pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, OwnershipError> {
         let Some(mut file) = self.open().map_err(OwnershipError::io(&self.path))? else { return Ok(None) };
-        file.seek(SeekFrom::Start(HEADER)).map_err(OwnershipError::io(&self.path))?;
-        let meta = rmp_serde::decode::from_read(io::BufReader::new(file));
-        let detail = |error| format!("its body at offset {HEADER} does not start with metadata: {error}");
-        meta.map(Some).map_err(|error| OwnershipError::Damaged { path: self.path.clone(), detail: detail(error) })
+        Ok(Some(head(&mut file, &self.path)?.meta))
     }
 }
 
-/// Reads and checks a snapshot, from this node's disk or from another node.
-pub(crate) fn read(mut file: File, path: &Path) -> Result<Body, OwnershipError> {
-    let damaged = |detail: String| OwnershipError::Damaged { path: path.to_owned(), detail };
-    let mut header = [0u8; HEADER as usize];
+/// The head of a snapshot.
+pub(crate) fn head(file: &mut File, path: &Path) -> Result<Head, OwnershipError> {
+    match layout(file, path)? {
+        1 => {
+            file.seek(SeekFrom::Start(HEADER_1)).map_err(OwnershipError::io(path))?;
+            let meta = from_read(BufReader::new(&mut *file));
+            let wrong = |error| damaged(path, format!("at offset {HEADER_1}: no metadata is there ({error})"));
+            Ok(Head { cluster: None, meta: meta.map_err(wrong)?, written: modified(file) })
+        }
+        _ => head_of(&mut FrameReader::new(BufReader::new(file), MAGIC.len() as u64), path),
+    }
+}
+
+/// Reads and checks a snapshot to its last byte, from this node's disk or from another node.
+pub(crate) fn read(file: &mut File, path: &Path) -> Result<Whole, OwnershipError> {
+    let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
+    let layout = layout(file, path)?;
+    let (head, ledger) = if layout == 1 { read_first(file, path, bytes)? } else { read_framed(file, path)? };
+    Ok(Whole { head, ledger, layout, bytes })
+}
+
+fn read_framed(file: &File, path: &Path) -> Result<(Head, Ledger), OwnershipError> {
+    let mut frames = FrameReader::new(BufReader::with_capacity(PAYLOAD, file), MAGIC.len() as u64);
+    let head = head_of(&mut frames, path)?;
+    let decoded = from_read(&mut frames);
+    let wrong = |frames: &mut FrameReader<_>, error: &dyn std::fmt::Display| {
+        let (found, at) = (frames.damage(), frames.at());
+        let undecodable = || format!("before offset {at}: it holds no ledger that is known here ({error})");
+        damaged(path, found.unwrap_or_else(undecodable))
+    };
+    let ledger = decoded.map_err(|error| wrong(&mut frames, &error))?;
+    frames.finish().map_err(|error| wrong(&mut frames, &error))?;
+    Ok((head, ledger))
+}
+
+fn head_of(frames: &mut FrameReader<impl Read>, path: &Path) -> Result<Head, OwnershipError> {
+    let at = frames.at();
+    let first = match frames.frame() {
+        Ok(first) => {
+            rmp_serde::from_slice(first).map_err(|error| format!("at offset {at}: no head is there ({error})"))
+        }
+        Err(error) => Err(frames.damage().unwrap_or_else(|| error.to_string())),
+    };
+    first.map_err(|detail| damaged(path, detail))
+}
+
+fn read_first(file: &mut File, path: &Path, bytes: u64) -> Result<(Head, Ledger), OwnershipError> {
+    let mut header = [0u8; HEADER_1 as usize];
     file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
-    file.read_exact(&mut header).map_err(|_| damaged("it ends inside its header".into()))?;
-    let (magic, rest) = header.split_at(8);
-    let (length, sum) = rest.split_at(8);
-    if magic != MAGIC {
-        return Err(damaged("it does not start as a snapshot does (offset 0)".into()));
+    file.read_exact(&mut header).map_err(|_| damaged(path, "at offset 8: it ends inside its header"))?;
+    let (length, sum) = header[8..].split_at(8);
+    let found = bytes - HEADER_1;
+    if found.to_le_bytes() != *length {
+        let detail = format!("at offset {bytes}: its body has {found} bytes there, not as many as were written");
+        return Err(damaged(path, detail));
     }
-    let mut body = Vec::new();
-    file.read_to_end(&mut body).map_err(OwnershipError::io(path))?;
-    if (body.len() as u64).to_le_bytes() != *length {
-        return Err(damaged(format!(
-            "its body at offset {HEADER} has {} bytes, not as many as were written",
-            body.len()
-        )));
+    let written = modified(file);
+    let mut body = Hashed { with: BufReader::with_capacity(PAYLOAD, file), hash: Xxh3::new() };
+    let decoded = from_read(&mut body).and_then(|meta| Ok((meta, from_read(&mut body)?)));
+    let rest = io::copy(&mut body, &mut io::sink()).map_err(OwnershipError::io(path))?;
+    if body.hash.digest128().to_le_bytes() != *sum {
+        let detail = format!("at offset 16: the checksum of its body, offset {HEADER_1} to {bytes}, is wrong");
+        return Err(damaged(path, detail));
     }
-    if xxh3_128(&body).to_le_bytes() != *sum {
-        return Err(damaged(format!("the checksum of its body at offset {HEADER} is wrong")));
+    match decoded {
+        Ok((meta, ledger)) if rest == 0 => Ok((Head { cluster: None, meta, written }, ledger)),
+        Ok(_) => Err(damaged(path, format!("{rest} bytes follow its ledger, before offset {bytes}"))),
+        Err(error) => {
+            Err(damaged(path, format!("after offset {HEADER_1}: it holds no ledger that is known here ({error})")))
+        }
     }
-    decode(&body).map_err(|error| damaged(format!("its body at offset {HEADER} is no snapshot: {error}")))
 }
 
-fn decode(mut body: &[u8]) -> Result<Body, rmp_serde::decode::Error> {
-    let meta = rmp_serde::decode::from_read(&mut body)?;
-    let ledger = rmp_serde::decode::from_read(&mut body)?;
-    Ok(Body { meta, ledger })
+/// Which layout a file has; refuses what is none.
+fn layout(file: &mut File, path: &Path) -> Result<u8, OwnershipError> {
+    let mut magic = [0; 8];
+    file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
+    file.read_exact(&mut magic).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => damaged(path, "at offset 0: it is too short for a snapshot"),
+        _ => OwnershipError::io(path)(error),
+    })?;
+    match &magic {
+        MAGIC_1 => Ok(1),
+        MAGIC => Ok(2),
+        [b'O', b'W', b'N', b'S', b'N', b'A', b'P', other] => {
+            let detail =
+                format!("at offset 7: its layout is {:?}; a newer release wrote it, so start that one", *other as char);
+            Err(damaged(path, detail))
+        }
+        _ => Err(damaged(path, "at offset 0: it does not start as a snapshot does")),
+    }
 }
 
-/// A writer that hashes and counts what goes through.
-struct Hashed<W> {
-    to: W,
-    hash: Xxh3,
-    length: u64,
+fn modified(file: &File) -> u64 {
+    let modified = file.metadata().and_then(|found| found.modified()).ok();
+    modified.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs())
 }
 
-impl<W: Write> Write for Hashed<W> {
+fn write(file: &mut File, head: &Head, ledger: &Ledger) -> io::Result<()> {
+    if ledger.level() < FRAMED_FROM {
+        return write_first(file, &head.meta, ledger);
+    }
+    let mut paced = Paced { to: file, unsynced: 0 };
+    paced.write_all(MAGIC)?;
+    let mut frames = FrameWriter::new(paced);
+    frames.write_all(&rmp_serde::to_vec(head).map_err(io::Error::other)?)?;
+    frames.cut()?;
+    rmp_serde::encode::write(&mut frames, ledger).map_err(io::Error::other)?;
+    frames.end().map(drop)
+}
+
+fn write_first(file: &mut File, meta: &SnapshotMeta, ledger: &Ledger) -> io::Result<()> {
+    file.write_all(&[0; HEADER_1 as usize])?;
+    let to = io::BufWriter::with_capacity(PAYLOAD, Paced { to: &mut *file, unsynced: 0 });
+    let mut body = Hashed { with: to, hash: Xxh3::new() };
+    rmp_serde::encode::write(&mut body, meta).map_err(io::Error::other)?;
+    rmp_serde::encode::write(&mut body, ledger).map_err(io::Error::other)?;
+    body.flush()?;
+    let sum = body.hash.digest128();
+    drop(body);
+    let length = file.stream_position()? - HEADER_1;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(MAGIC_1)?;
+    file.write_all(&length.to_le_bytes())?;
+    file.write_all(&sum.to_le_bytes())
+}
+
+/// A file that never has much waiting for the disk.
+struct Paced<'a> {
+    to: &'a mut File,
+    unsynced: u64,
+}
+
+impl Write for Paced<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.to.write(bytes)?;
-        self.hash.update(&bytes[..written]);
-        self.length += written as u64;
+        self.unsynced += written as u64;
+        if self.unsynced >= UNSYNCED {
+            self.to.sync_data()?;
+            self.unsynced = 0;
+        }
         Ok(written)
     }
 
@@ -116,43 +261,136 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
+/// Hashes what goes through.
+struct Hashed<T> {
+    with: T,
+    hash: Xxh3,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.with.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.with.flush()
+    }
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let read = self.with.read(to)?;
+        self.hash.update(&to[..read]);
+        Ok(read)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn whole(snapshots: &SnapshotFile) -> Result<Body, OwnershipError> {
-        read(snapshots.open().unwrap().unwrap(), &snapshots.path)
+    fn at(folder: &Path) -> SnapshotFile {
+        SnapshotFile::at(folder.join("snapshot"), ClusterId(7))
     }
 
-    fn written() -> (tempfile::TempDir, SnapshotFile) {
+    fn ledger(level: u32) -> Ledger {
+        use ledger::{Command, Entry, Submission};
+        use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId};
+
+        let mut ledger = Ledger::default();
+        let commands = [Command::OpenClient(NodeId(1)), Command::RaiseLevel(level)];
+        let submission = |(n, command)| Submission { client: ClientId(1), serial: ClientSerial(n), command };
+        let submissions = (1..).zip(commands).map(submission).collect();
+        ledger.apply(12, &Entry { time: LedgerTime(5), submissions });
+        assert_eq!(ledger.level(), level);
+        ledger
+    }
+
+    fn whole(snapshots: &SnapshotFile) -> Result<Whole, OwnershipError> {
+        read(&mut snapshots.open().unwrap().unwrap(), &snapshots.path)
+    }
+
+    fn written(level: u32) -> (tempfile::TempDir, SnapshotFile) {
         let folder = tempfile::tempdir().unwrap();
-        let snapshots = SnapshotFile::at(folder.path().join("snapshot"));
+        let snapshots = at(folder.path());
         assert!(snapshots.meta().unwrap().is_none());
-        snapshots.write(&SnapshotMeta::default(), &Ledger::default()).unwrap();
+        snapshots.write(&Body { meta: SnapshotMeta::default(), ledger: ledger(level) }).unwrap();
         (folder, snapshots)
     }
 
     #[test]
-    fn a_snapshot_reads_back_what_was_written() {
-        let (_folder, snapshots) = written();
-        let body = whole(&snapshots).unwrap();
-        assert_eq!(snapshots.meta().unwrap().as_ref(), Some(&body.meta));
-        assert_eq!(body.ledger, Ledger::default());
-        assert_eq!(body.meta, SnapshotMeta::default());
+    fn a_snapshot_reads_back_what_was_written_in_the_layout_of_its_level() {
+        for (level, cluster) in [(1, None), (2, Some(ClusterId(7)))] {
+            let (_folder, snapshots) = written(level);
+            let found = whole(&snapshots).unwrap();
+            assert_eq!(snapshots.meta().unwrap().as_ref(), Some(&found.head.meta));
+            assert_eq!((found.layout, found.head.cluster), (level as u8, cluster));
+            assert_eq!(found.ledger, ledger(level));
+            assert_eq!(found.head.meta, SnapshotMeta::default());
+            assert!(found.head.written > 1_700_000_000);
+        }
     }
 
     #[test]
-    fn every_flipped_byte_and_every_cut_is_found() {
-        let (_folder, snapshots) = written();
-        let good = std::fs::read(&snapshots.path).unwrap();
-        for at in 0..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 0x10;
-            std::fs::write(&snapshots.path, &bad).unwrap();
-            let error = whole(&snapshots).err().unwrap_or_else(|| panic!("byte {at} is not checked"));
-            assert!(error.to_string().contains("snapshot"), "{error}");
-            std::fs::write(&snapshots.path, &good[..at]).unwrap();
-            assert!(whole(&snapshots).is_err(), "cut at {at}");
+    fn every_flipped_byte_and_every_cut_is_found_with_file_and_offset() {
+        for level in [1, 2] {
+            let (_folder, snapshots) = written(level);
+            let good = std::fs::read(&snapshots.path).unwrap();
+            let check = |bad: &[u8], what: String| {
+                std::fs::write(&snapshots.path, bad).unwrap();
+                let error = whole(&snapshots).err().unwrap_or_else(|| panic!("{what}")).to_string();
+                assert!(error.contains("snapshot") && error.contains("offset"), "{what}: {error}");
+            };
+            for at in 0..good.len() {
+                let mut bad = good.clone();
+                bad[at] ^= 0x10;
+                check(&bad, format!("level {level}: byte {at} is not checked"));
+                check(&good[..at], format!("level {level}: cut at {at}"));
+            }
+            check(&[&good[..], b"?"].concat(), format!("level {level}: more follows"));
         }
+    }
+
+    #[test]
+    fn a_newer_layout_and_what_is_no_file_are_refused_as_what_they_are() {
+        let (_folder, snapshots) = written(2);
+        let mut bytes = std::fs::read(&snapshots.path).unwrap();
+        bytes[7] = b'3';
+        std::fs::write(&snapshots.path, &bytes).unwrap();
+        let error = snapshots.meta().unwrap_err().to_string();
+        assert!(error.contains("newer release") && error.contains("offset 7"), "{error}");
+        std::fs::remove_file(&snapshots.path).unwrap();
+        std::fs::create_dir(&snapshots.path).unwrap();
+        let error = snapshots.meta().unwrap_err().to_string();
+        assert!(error.contains("snapshot"), "{error}");
+    }
+
+    #[test]
+    fn a_snapshot_from_another_node_is_kept_byte_by_byte_and_one_of_another_cluster_is_not() {
+        let (_folder, theirs) = written(2);
+        let folder = tempfile::tempdir().unwrap();
+        let own = at(folder.path());
+        let body = own.keep(File::open(&theirs.path).unwrap()).unwrap();
+        assert_eq!(body.ledger, ledger(2));
+        assert_eq!(std::fs::read(&own.path).unwrap(), std::fs::read(&theirs.path).unwrap());
+        let other = SnapshotFile::at(folder.path().join("other"), ClusterId(8));
+        let error = other.keep(File::open(&theirs.path).unwrap()).unwrap_err();
+        assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
+        assert!(!folder.path().join("other").exists());
+    }
+
+    #[test]
+    fn a_snapshot_that_could_not_be_written_leaves_the_old_one_and_no_rest() {
+        let (folder, snapshots) = written(2);
+        let before = std::fs::read(&snapshots.path).unwrap();
+        let failed = write_durably(&snapshots.path, |file| {
+            file.write_all(b"half")?;
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(std::fs::read(&snapshots.path).unwrap(), before);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

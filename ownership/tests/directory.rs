@@ -334,3 +334,74 @@ fn note(acknowledged: &mut Vec<(u128, String)>, line: &str) {
         acknowledged.push((n.parse().unwrap(), epoch.to_owned()));
     }
 }
+
+#[tokio::test]
+async fn a_flipped_byte_in_a_snapshot_is_refused_naming_file_and_offset() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(folder.path()).await;
+    for n in 0..50 {
+        directory.submit(open_session(n)).unwrap().await.unwrap();
+    }
+    directory.snapshot().await.unwrap();
+    directory.close().await.unwrap();
+    drop(directory);
+    let path = folder.path().join("snapshot");
+    let good = std::fs::read(&path).unwrap();
+    for at in [0, 9, 20, good.len() / 2, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 2;
+        std::fs::write(&path, &bad).unwrap();
+        let error = Directory::open(options(folder.path())).await.unwrap_err().to_string();
+        let named = error.contains(path.to_str().unwrap()) && error.contains("offset");
+        assert!(named && error.contains("snapshot restore"), "byte {at}: {error}");
+    }
+    std::fs::write(&path, &good).unwrap();
+    let directory = open(folder.path()).await;
+    assert_eq!(directory.view().session_count(), 50);
+    directory.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_ones() {
+    use std::io::Read;
+
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(&folder.path().join("old")).await;
+    directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
+    for n in 0..20 {
+        directory.submit(step(n, 70, 0)).unwrap().await.unwrap();
+    }
+    let mut saved = directory.save_snapshot().await.unwrap();
+    let last = directory.view();
+    directory.submit(step(99, 70, 0)).unwrap().await.unwrap();
+    let epoch = directory.view().session(SessionId(99)).unwrap().epoch;
+    let mut bytes = Vec::new();
+    saved.file.read_to_end(&mut bytes).unwrap();
+    assert_eq!((bytes.len() as u64, saved.applied), (saved.bytes, last.applied()));
+    let file = folder.path().join("backup");
+    std::fs::write(&file, &bytes).unwrap();
+    let report = ownership::verify(&file).unwrap();
+    assert_eq!((report.applied, report.state_hash.0), (last.applied(), last.state_hash()));
+    assert!(report.entries.contains(&("sessions", 20)), "{report:?}");
+    assert_eq!(report.voters, [NodeId(1)]);
+    directory.close().await.unwrap();
+
+    let used = ownership::restore(&file, &folder.path().join("old")).await.unwrap_err();
+    assert!(matches!(used, OwnershipError::NotEmpty { .. }), "{used}");
+    let new = folder.path().join("new");
+    let restored = ownership::restore(&file, &new).await.unwrap();
+    assert_ne!(restored.cluster, directory.cluster());
+    for life in 0..3u128 {
+        let directory = open(&new).await;
+        let view = directory.view();
+        assert_eq!((directory.cluster(), directory.node()), (restored.cluster, NodeId(1)));
+        assert_eq!(view.session_count() as u128, 20 + life);
+        assert!(view.applied() >= last.applied() && view.now() >= last.now());
+        ledger::invariants::check(&view).unwrap();
+        directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
+        directory.submit(step(200 + life, 70, 0)).unwrap().await.unwrap();
+        let granted = directory.view().session(SessionId(200 + life)).unwrap().epoch;
+        assert!(granted > epoch && granted.generation == restored.generation, "{granted} {epoch}");
+        directory.close().await.unwrap();
+    }
+}

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Overrides};
-use crate::{demo, serve, sim_command, telemetry};
+use crate::{ctl, demo, serve, sim_command, telemetry};
 
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
@@ -22,6 +22,7 @@ enum Command {
     Serve(ServeArgs),
     SimWorker(sim_command::SimArgs),
     Demo(demo::Options),
+    Ctl(ctl::CtlArgs),
 }
 
 /// What `serve` takes.
@@ -74,6 +75,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => runtime.block_on(run_serve(&args)),
         Command::SimWorker(args) => runtime.block_on(run_sim_worker(&args)),
         Command::Demo(options) => runtime.block_on(demo::run(options)),
+        Command::Ctl(args) => runtime.block_on(ctl::run(&args)),
     }
 }
 

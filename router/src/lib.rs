@@ -4,6 +4,7 @@ pub mod auth;
 pub mod catalog;
 pub mod cli;
 pub mod config;
+mod ctl;
 pub mod demo;
 pub mod error;
 pub mod exchange;

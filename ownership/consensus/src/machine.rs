@@ -80,12 +80,13 @@ impl<S: SnapshotStore, W: Witness> Machine<S, W> {
 
     /// Publishes what was applied, then answers: who has an answer finds it in the view.
     fn publish<R: AsyncRuntime>(&self, answers: &mut Vec<(Option<ApplyResponder<Types<R>>>, Answers)>) {
-        self.publisher.ledger(self.ledger.clone());
+        let before = self.publisher.ledger(self.ledger.clone());
         for (responder, answer) in answers.drain(..) {
             if let Some(responder) = responder {
                 responder.send(answer);
             }
         }
+        drop(before);
     }
 }
 
@@ -116,7 +117,7 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> f
 
     async fn get_snapshot_builder(&mut self) -> Builder<S> {
         let body = Body { meta: self.meta(), ledger: self.ledger.clone() };
-        Builder { body, snapshots: self.snapshots.clone() }
+        Builder { body: Some(body), snapshots: self.snapshots.clone() }
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: S::Handle) -> Result<(), io::Error> {
@@ -125,7 +126,7 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> f
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
         self.witness.installed(&self.ledger);
-        self.publish::<R>(&mut Vec::new());
+        self.snapshots.discard(self.publisher.ledger(self.ledger.clone()));
         Ok(())
     }
 
@@ -137,7 +138,7 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> f
 /// Writes a snapshot of the ledger as it was when this was made.
 #[derive(Debug)]
 pub struct Builder<S> {
-    body: Body,
+    body: Option<Body>,
     snapshots: S,
 }
 
@@ -145,6 +146,8 @@ impl<R: AsyncRuntime, S: SnapshotStore> RaftSnapshotBuilder<Types<R>> for Builde
     type SnapshotData = S::Handle;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot<S::Handle>, io::Error> {
-        self.snapshots.write(self.body.clone()).await
+        // Given away, so that what only the snapshot still holds is freed where it was written.
+        let body = self.body.take().ok_or_else(|| io::Error::other("a builder builds one snapshot"))?;
+        self.snapshots.write(body).await
     }
 }

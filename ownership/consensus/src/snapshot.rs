@@ -2,10 +2,12 @@
 
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
 
 use ledger::Ledger;
 
 use crate::types::{Snapshot, SnapshotMeta};
+use crate::view::View;
 
 /// What a snapshot holds.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -26,6 +28,11 @@ pub trait SnapshotStore: Clone + Send + Sync + 'static {
 
     /// Checks a snapshot that this node or another one wrote, and keeps it if it is not the one that is kept already.
     fn install(&self, snapshot: Self::Handle) -> impl Future<Output = io::Result<Body>> + Send;
+
+    /// Lets go of a view that a snapshot replaced: it may be large, and whoever frees it has to wait for that.
+    fn discard(&self, old: Arc<View>) {
+        drop(old);
+    }
 
     /// The snapshot, if there is one.
     fn current(&self) -> impl Future<Output = io::Result<Option<Snapshot<Self::Handle>>>> + Send;

@@ -66,11 +66,11 @@ impl Publisher {
         self.view.load_full()
     }
 
-    /// Hangs up the ledger as it is now.
-    pub fn ledger(&self, ledger: Ledger) {
+    /// Hangs up the ledger as it is now. Returns the view before.
+    pub fn ledger(&self, ledger: Ledger) -> Arc<View> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let quorum = self.view.load().quorum;
-        self.view.store(Arc::new(View { ledger, quorum }));
+        self.view.swap(Arc::new(View { ledger, quorum }))
     }
 
     /// Hangs up what is known of the quorum now.

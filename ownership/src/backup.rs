@@ -1,0 +1,199 @@
+//! Snapshots as backups: taken from a running node, looked into, and made into a new cluster.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use consensus::{Body, StoredMembership};
+use ledger::Restore;
+use openraft::storage::RaftLogStorage;
+use openraft::type_config::alias::LeaderIdOf;
+use openraft::vote::RaftLeaderIdExt;
+use openraft::{BasicNode, Membership};
+use serde::{Serialize, Serializer};
+use vocabulary::{Micros, NodeId};
+
+use crate::directory::Directory;
+use crate::error::OwnershipError;
+use crate::log_store::LogStore;
+use crate::node_folder::{ClusterId, NodeFolder, random};
+use crate::raft::{LogId, SnapshotMeta, Types, Vote};
+use crate::snapshots::{self, SnapshotFile, Whole};
+
+/// The term in which a restored cluster's log begins; its first leader has a later one.
+const FIRST_TERM: u64 = 1;
+
+/// A digest of the whole state: equal wherever the state is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StateHash(pub u128);
+
+impl fmt::Display for StateHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl Serialize for StateHash {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// What a snapshot holds; every byte of it was read and checked.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SnapshotReport {
+    /// Version of the file's layout.
+    pub layout: u8,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// The cluster that it is of; layout 1 does not say.
+    pub cluster: Option<ClusterId>,
+    /// The last entry in it.
+    pub applied: u64,
+    /// The term of that entry.
+    pub term: u64,
+    /// Its feature level.
+    pub level: u32,
+    /// How often it was restored.
+    pub generation: u32,
+    /// Seconds since 1970 when it was written.
+    pub written: u64,
+    /// The voters at that entry.
+    pub voters: Vec<NodeId>,
+    /// What it remembers, by kind.
+    pub entries: Vec<(&'static str, usize)>,
+    /// Digest of all of it.
+    pub state_hash: StateHash,
+}
+
+/// A cluster that was made from a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Restored {
+    /// Its id.
+    pub cluster: ClusterId,
+    /// Its only node.
+    pub node: NodeId,
+    /// How often it was restored; every grant from now on outranks those of lower generations.
+    pub generation: u32,
+    /// Where its log begins.
+    pub applied: u64,
+}
+
+/// A snapshot of a running node, open for reading.
+#[derive(Debug)]
+pub struct SavedSnapshot {
+    /// Its bytes, from the first on. Later snapshots do not change them.
+    pub file: File,
+    /// How many.
+    pub bytes: u64,
+    /// The last entry in it.
+    pub applied: u64,
+}
+
+impl Directory {
+    /// Writes a snapshot now and opens it, for a backup.
+    pub async fn save_snapshot(&self) -> Result<SavedSnapshot, OwnershipError> {
+        self.snapshot().await?;
+        let quorum = |error: &dyn fmt::Display| OwnershipError::Quorum(error.to_string());
+        let snapshot = self.raft().get_snapshot().await.map_err(|error| quorum(&error))?;
+        let snapshot = snapshot.ok_or_else(|| quorum(&"nothing was applied yet"))?;
+        let bytes = snapshot.snapshot.metadata().map_err(OwnershipError::io("snapshot"))?.len();
+        let applied = snapshot.meta.last_log_id.map_or(0, |id| id.index);
+        Ok(SavedSnapshot { file: snapshot.snapshot, bytes, applied })
+    }
+}
+
+fn read(path: &Path) -> Result<Whole, OwnershipError> {
+    let mut file = File::open(path).map_err(OwnershipError::io(path))?;
+    snapshots::read(&mut file, path)
+}
+
+/// Reads a snapshot to its last byte and says what it holds.
+pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
+    let Whole { head, ledger, layout, bytes } = read(path)?;
+    let voters = head.meta.last_membership.membership().voter_ids().map(NodeId).collect();
+    let entries = vec![
+        ("workers", ledger.workers().count()),
+        ("sessions", ledger.session_count()),
+        ("artifacts", ledger.artifact_count()),
+        ("nodes", ledger.nodes().count()),
+    ];
+    Ok(SnapshotReport {
+        layout,
+        bytes,
+        cluster: head.cluster,
+        applied: ledger.applied(),
+        term: head.meta.last_log_id.map_or(0, |id| id.committed_leader_id().term),
+        level: ledger.level(),
+        generation: ledger.generation(),
+        written: head.written,
+        voters,
+        entries,
+        state_hash: StateHash(ledger.state_hash()),
+    })
+}
+
+/// Makes a data directory of a new cluster with one node from a snapshot.
+///
+/// It gets a new cluster id, so that no node of the old cluster talks to it, and the next generation, so that its grants
+/// outrank all that the old cluster made after the snapshot. The directory must be empty or missing; it is there as a
+/// whole or not at all.
+pub async fn restore(snapshot: &Path, data_dir: &Path) -> Result<Restored, OwnershipError> {
+    let Whole { head, ledger, .. } = read(snapshot)?;
+    refuse_used(data_dir)?;
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let lost = since.saturating_sub(Duration::from_secs(head.written));
+    let applied = ledger.applied();
+    // The old cluster may have gone on since; its clock never runs faster than time.
+    let ledger = ledger.restored(Restore { applied, clock: ledger.now().after(Micros::of(lost)) });
+    let restored =
+        Restored { cluster: ClusterId(random()), node: ledger::FOUNDER, generation: ledger.generation(), applied };
+    let unfinished = unfinished(data_dir);
+    fs::create_dir_all(&unfinished).map_err(OwnershipError::io(&unfinished))?;
+    write(&unfinished, restored.cluster, ledger).await?;
+    let moved = match fs::remove_dir(data_dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => fs::rename(&unfinished, data_dir),
+    };
+    let parent = data_dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = moved.and_then(|()| File::open(parent)?.sync_all());
+    synced.map_err(OwnershipError::io(data_dir)).map(|()| restored)
+}
+
+fn unfinished(data_dir: &Path) -> std::path::PathBuf {
+    let mut name = data_dir.file_name().unwrap_or_default().to_owned();
+    name.push(".unfinished-restore");
+    data_dir.with_file_name(name)
+}
+
+fn refuse_used(data_dir: &Path) -> Result<(), OwnershipError> {
+    for path in [data_dir.to_owned(), unfinished(data_dir)] {
+        let used = match fs::read_dir(&path) {
+            Ok(mut entries) => entries.next().is_some(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+            Err(error) => return Err(OwnershipError::io(&path)(error)),
+        };
+        if used {
+            return Err(OwnershipError::NotEmpty { path });
+        }
+    }
+    Ok(())
+}
+
+async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Result<(), OwnershipError> {
+    let node = NodeFolder::open(folder, Some(cluster))?;
+    let id = node.identity.node.0;
+    let last = LogId::new(LeaderIdOf::<Types>::new_committed(FIRST_TERM, id), ledger.applied());
+    let members = std::collections::BTreeMap::from([(id, BasicNode::default())]);
+    let membership = Membership::new(vec![[id].into()], members);
+    let membership = membership.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
+    let meta = SnapshotMeta { last_log_id: Some(last), last_membership: StoredMembership::new(Some(last), membership) };
+    let io = |error| OwnershipError::io(node.path("log"))(error);
+    let mut log = LogStore::open(&node)?;
+    log.save_vote(&Vote::new(FIRST_TERM, id)).await.map_err(io)?;
+    log.purge(last).await.map_err(io)?;
+    log.mark()?.sync_all().map_err(OwnershipError::io(node.path("committed")))?;
+    let snapshots = SnapshotFile::at(node.path("snapshot"), cluster);
+    snapshots.write(&Body { meta, ledger }).map_err(OwnershipError::io(node.path("snapshot")))
+}

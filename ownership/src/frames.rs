@@ -1,0 +1,228 @@
+//! A stream of bytes in frames that each carry a checksum, so that damage is found where it is, by a reader that keeps
+//! no more than one frame.
+//!
+//! A frame: length of the payload (4 bytes, little endian), xxh3-64 of the payload seeded with the frame's number and
+//! length (8), payload. A frame without payload ends the stream, so that one that was cut is missed.
+
+use std::io::{self, Read, Write};
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The longest payload.
+pub(crate) const PAYLOAD: usize = 256 << 10;
+const HEADER: usize = 12;
+
+fn sum(number: u64, payload: &[u8]) -> u64 {
+    xxh3_64_with_seed(payload, number << 32 ^ payload.len() as u64)
+}
+
+/// Writes frames.
+pub(crate) struct FrameWriter<W> {
+    to: W,
+    number: u64,
+    payload: Vec<u8>,
+}
+
+impl<W: Write> FrameWriter<W> {
+    pub(crate) fn new(to: W) -> Self {
+        Self { to, number: 0, payload: Vec::with_capacity(PAYLOAD) }
+    }
+
+    /// Ends the frame here. Nothing happens where it has no payload.
+    pub(crate) fn cut(&mut self) -> io::Result<()> {
+        if self.payload.is_empty() { Ok(()) } else { self.emit() }
+    }
+
+    /// Ends the stream.
+    pub(crate) fn end(mut self) -> io::Result<W> {
+        self.cut()?;
+        self.emit()?;
+        Ok(self.to)
+    }
+
+    fn emit(&mut self) -> io::Result<()> {
+        let length = u32::try_from(self.payload.len()).map_err(io::Error::other)?;
+        self.to.write_all(&length.to_le_bytes())?;
+        self.to.write_all(&sum(self.number, &self.payload).to_le_bytes())?;
+        self.to.write_all(&self.payload)?;
+        self.number += 1;
+        self.payload.clear();
+        Ok(())
+    }
+}
+
+impl<W: Write> Write for FrameWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(PAYLOAD - self.payload.len());
+        self.payload.extend_from_slice(&bytes[..taken]);
+        if self.payload.len() == PAYLOAD {
+            self.emit()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Reads frames, and hands out nothing of a frame before its checksum is right.
+pub(crate) struct FrameReader<R> {
+    from: R,
+    number: u64,
+    payload: Vec<u8>,
+    read: usize,
+    /// Where the next frame begins in the file.
+    at: u64,
+    is_over: bool,
+    damage: Option<String>,
+}
+
+impl<R: Read> FrameReader<R> {
+    /// Reads from `from`, which stands at offset `at` of its file.
+    pub(crate) fn new(from: R, at: u64) -> Self {
+        Self { from, number: 0, payload: Vec::new(), read: 0, at, is_over: false, damage: None }
+    }
+
+    /// Where and how the stream is damaged, if that was found.
+    pub(crate) fn damage(&mut self) -> Option<String> {
+        self.damage.take()
+    }
+
+    /// Where the next frame begins.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// The next frame's whole payload; empty at the end of the stream.
+    pub(crate) fn frame(&mut self) -> io::Result<&[u8]> {
+        if self.read == self.payload.len() {
+            self.next()?;
+        }
+        let rest = std::mem::replace(&mut self.read, self.payload.len());
+        Ok(&self.payload[rest..])
+    }
+
+    /// Reads to the end of the stream, which must be the file's.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        if self.read < self.payload.len()
+            || !self.is_over && {
+                self.next()?;
+                !self.is_over
+            }
+        {
+            return Err(self.damaged("its content ends before it does".into()));
+        }
+        match self.from.read(&mut [0])? {
+            0 => Ok(()),
+            _ => Err(self.damaged("more follows where it ends".into())),
+        }
+    }
+
+    fn next(&mut self) -> io::Result<()> {
+        if self.is_over {
+            return Ok(());
+        }
+        let mut header = [0; HEADER];
+        self.whole(|from| from.read_exact(&mut header))?;
+        let (length, wanted) = header.split_at(4);
+        let length = u32::from_le_bytes(length.try_into().expect("split at 4")) as usize;
+        if length > PAYLOAD {
+            return Err(self.damaged(format!("a frame of {length} bytes")));
+        }
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.resize(length, 0);
+        self.whole(|from| from.read_exact(&mut payload))?;
+        if sum(self.number, &payload).to_le_bytes() != *wanted {
+            return Err(self.damaged(format!("the checksum of these {} bytes is wrong", HEADER + length)));
+        }
+        (self.payload, self.read, self.is_over) = (payload, 0, length == 0);
+        self.number += 1;
+        self.at += (HEADER + length) as u64;
+        Ok(())
+    }
+
+    fn whole(&mut self, read: impl FnOnce(&mut R) -> io::Result<()>) -> io::Result<()> {
+        read(&mut self.from).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.damaged("the file ends there".into()),
+            _ => error,
+        })
+    }
+
+    fn damaged(&mut self, how: String) -> io::Error {
+        let damage = format!("at offset {}: {how}", self.at);
+        self.damage = Some(damage.clone());
+        io::Error::new(io::ErrorKind::InvalidData, damage)
+    }
+}
+
+impl<R: Read> Read for FrameReader<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if self.read == self.payload.len() {
+            self.next()?;
+        }
+        let taken = to.len().min(self.payload.len() - self.read);
+        to[..taken].copy_from_slice(&self.payload[self.read..self.read + taken]);
+        self.read += taken;
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framed(content: &[u8]) -> Vec<u8> {
+        let mut writer = FrameWriter::new(Vec::new());
+        writer.write_all(b"head").unwrap();
+        writer.cut().unwrap();
+        writer.write_all(content).unwrap();
+        writer.end().unwrap()
+    }
+
+    fn read(file: &[u8]) -> io::Result<Vec<u8>> {
+        let mut reader = FrameReader::new(file, 0);
+        assert_eq!(reader.frame()?, b"head");
+        let mut content = Vec::new();
+        reader.read_to_end(&mut content)?;
+        reader.finish()?;
+        Ok(content)
+    }
+
+    #[test]
+    fn what_was_written_is_read_whatever_its_length() {
+        for length in [0, 1, PAYLOAD - 1, PAYLOAD, PAYLOAD + 1, 3 * PAYLOAD] {
+            let content: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
+            assert!(read(&framed(&content)).unwrap() == content, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_every_cut_and_every_addition_is_found_with_its_offset() {
+        let good = framed(&[7; 40]);
+        for at in 0..good.len() {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                let error = read(&bad).unwrap_err().to_string();
+                assert!(error.starts_with("at offset "), "bit {bit} of byte {at}: {error}");
+            }
+            assert!(read(&good[..at]).unwrap_err().to_string().starts_with("at offset "), "cut at {at}");
+        }
+        let more = [&good[..], &[0]].concat();
+        assert!(read(&more).unwrap_err().to_string().contains("more follows"));
+    }
+
+    #[test]
+    fn frames_that_changed_places_or_are_missing_are_found() {
+        let mut writer = FrameWriter::new(Vec::new());
+        writer.write_all(&[1; PAYLOAD * 2]).unwrap();
+        let good = writer.end().unwrap();
+        let frame = HEADER + PAYLOAD;
+        let swapped = [&good[frame..2 * frame], &good[..frame], &good[2 * frame..]].concat();
+        let missing = [&good[..frame], &good[2 * frame..]].concat();
+        for bad in [swapped, missing] {
+            assert!(FrameReader::new(&bad[..], 0).read_to_end(&mut Vec::new()).is_err());
+        }
+    }
+}
