@@ -366,7 +366,10 @@ async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_one
     use std::io::Read;
 
     let folder = tempfile::tempdir().unwrap();
-    let directory = open(&folder.path().join("old")).await;
+    // Without ticks nothing is written but what is submitted.
+    let tick = Duration::from_secs(3_600);
+    let old = Options { tick, ..options(&folder.path().join("old")) };
+    let directory = Directory::open(old).await.unwrap();
     directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
     for n in 0..20 {
         directory.submit(step(n, 70, 0)).unwrap().await.unwrap();
