@@ -126,6 +126,19 @@ pub enum ApiError {
         /// Which limit.
         what: &'static str,
     },
+    /// The tenant has used up its quota.
+    #[error(
+        "Rate limit reached: {limit} {unit} per minute. Please try again in {:.3}s, or ask the operator of this endpoint for more.",
+        after.as_secs_f64()
+    )]
+    RateLimited {
+        /// `requests` or `tokens`.
+        unit: &'static str,
+        /// In a minute.
+        limit: u64,
+        /// When there is enough for this request.
+        after: Duration,
+    },
     /// The worker could not be reached, or broke off before it answered.
     #[error("The worker failed: {detail}. Send the request again.")]
     WorkerFailed {
@@ -183,6 +196,7 @@ impl ApiError {
             Self::UnknownEncoding { .. } | Self::BrokenEncoding { .. } => "content_encoding",
             Self::NoWorker { .. } => "no_worker",
             Self::Overloaded { .. } => "overloaded",
+            Self::RateLimited { .. } => "rate_limited",
             Self::WorkerFailed { .. } => "worker_failed",
             Self::WorkerTimeout => "worker_timeout",
             Self::Internal { .. } => "internal",
@@ -208,6 +222,7 @@ impl ApiError {
             Self::NoWorker { .. } | Self::Overloaded { .. } | Self::UnsettledResponse { .. } => {
                 Some(Duration::from_secs(1))
             }
+            Self::RateLimited { after, .. } => Some(Duration::from_secs(after.as_secs_f64().ceil() as u64)),
             _ => None,
         }
     }
@@ -233,6 +248,7 @@ impl ApiError {
             Self::UnknownEncoding { .. } => {
                 shape(StatusCode::UNSUPPORTED_MEDIA_TYPE, BAD, Some("unsupported_content_encoding"))
             }
+            Self::RateLimited { unit, .. } => shape(StatusCode::TOO_MANY_REQUESTS, unit, Some("rate_limit_exceeded")),
             Self::Overloaded { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded")),
             Self::UnsettledResponse { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("unsettled")),
             Self::NoWorker { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("no_worker")),

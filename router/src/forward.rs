@@ -125,8 +125,8 @@ fn listener(
 ) -> Option<Listener> {
     let Learn::Response(asked) = learn else { return None };
     let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
-    let by = (request.tenant.clone(), worker);
-    answer.status().is_success().then(|| Listener::new(gateway.remembered.responses.clone(), by, asked, form))
+    let responses = gateway.remembered.responses.clone();
+    answer.status().is_success().then(|| Listener::new(responses, request, worker, (asked, form)))
 }
 
 /// Keeps the request counted at its worker while the answer runs, and learns from it.

@@ -85,7 +85,7 @@ impl Gateway {
         };
         let metrics = Metrics::default();
         let cluster = rooms.directory.cluster().to_string();
-        let remembered = Remembered::start(&config.soft_state, &cluster, metrics.soft_state.clone())?;
+        let remembered = Remembered::start(&config, &cluster, &metrics.soft_state)?;
         Ok(Self {
             rooms,
             salts,

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use vocabulary::{RequestId, TenantId};
 
 use crate::error::ApiError;
+use crate::quotas::Reserved;
 
 /// Which of the generation endpoints was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -50,6 +51,8 @@ pub struct Incoming {
     pub body: Bytes,
     /// When its headers had arrived.
     pub arrived: Instant,
+    /// Tokens taken for it from its tenant's quota, where there is one.
+    pub reserved: Option<Reserved>,
 }
 
 /// A new request id: unique over processes and their restarts, and not to be guessed.

@@ -15,6 +15,7 @@ mod models;
 pub mod operator;
 pub mod pipeline;
 pub mod proxy;
+pub mod quotas;
 pub mod relay;
 pub mod remembered;
 pub mod resources;

@@ -23,6 +23,7 @@ use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
 use crate::incoming::{Envelope, Incoming, new_request_id};
 use crate::pipeline::serve_generation;
+use crate::quotas::TenantQuotas;
 use crate::resources::serve::{new_response, stored_response};
 use crate::server::{BodyLimits, read_body, refuse};
 use counted::Counted;
@@ -79,13 +80,37 @@ async fn dispatch(
         Ok(Admitted::Options) => return Ok(options(route)),
         Err(error) => return Err(refuse(&head.headers, body, limits, error)),
     };
+    let quotas = gateway.remembered.quotas.of(&tenant).filter(|_| route.served.costs());
+    if let Some(quotas) = &quotas
+        && let Err(error) = quotas.take_request().await
+    {
+        return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error))));
+    }
     let body = read_body(&head.headers, body, limits).await?;
+    let reserved = match &quotas {
+        None => None,
+        Some(quotas) => match quotas.take_tokens(body.len()).await {
+            Ok(reserved) => Some(reserved),
+            Err(error) => return Ok(told(quotas, Err(error))),
+        },
+    };
     gateway.metrics.requests.body_bytes.observe(body.len() as f64);
     let mut headers = head.headers;
     headers.remove(http::header::CONTENT_ENCODING);
     let path = head.uri.path_and_query().map_or(head.uri.path(), |path| path.as_str()).to_owned();
-    let incoming = Incoming { id, tenant, method: head.method, path, headers, body, arrived };
-    answer(gateway, route, incoming).await
+    let incoming = Incoming { id, tenant, method: head.method, path, headers, body, arrived, reserved };
+    let answer = answer(gateway, route, incoming).await;
+    match quotas {
+        None => answer,
+        Some(quotas) => Ok(told(&quotas, answer)),
+    }
+}
+
+/// The answer with what is left of the tenant's quotas.
+fn told(quotas: &TenantQuotas, answer: Result<Response, ApiError>) -> Response {
+    let mut response = answer.unwrap_or_else(IntoResponse::into_response);
+    quotas.tell(response.headers_mut());
+    response
 }
 
 enum Admitted {

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::config::Config;
+use crate::quotas::Quotas;
 use crate::resources::Resources;
-use crate::soft_state::{SoftState, SoftStateConfig, SoftStateError};
+use crate::soft_state::{SoftState, SoftStateError};
 use crate::telemetry::soft_state::SoftStateMetrics;
 
 /// One store and its uses.
@@ -13,12 +15,15 @@ pub struct Remembered {
     pub state: Arc<SoftState>,
     /// Responses that workers have stored.
     pub responses: Arc<Resources>,
+    /// What tenants may use.
+    pub quotas: Quotas,
 }
 
 impl Remembered {
     /// Nothing yet.
-    pub fn start(config: &SoftStateConfig, cluster: &str, metrics: SoftStateMetrics) -> Result<Self, SoftStateError> {
-        let state = Arc::new(SoftState::start(config, cluster, metrics)?);
-        Ok(Self { responses: Arc::new(Resources::new(state.clone())), state })
+    pub fn start(config: &Config, cluster: &str, metrics: &SoftStateMetrics) -> Result<Self, SoftStateError> {
+        let state = Arc::new(SoftState::start(&config.soft_state, cluster, metrics.clone())?);
+        let quotas = Quotas::new(&config.tenants, &state, metrics);
+        Ok(Self { responses: Arc::new(Resources::new(state.clone())), quotas, state })
     }
 }

@@ -14,6 +14,7 @@ use toml::{Table, Value};
 use crate::auth::AuthConfig;
 use crate::operator::OperatorConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
+use crate::quotas::TenantConfig;
 use crate::server::ProxyConfig;
 use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
@@ -41,6 +42,8 @@ pub struct Config {
     pub planner: Policy,
     /// The ledger of owners and sessions.
     pub ledger: LedgerConfig,
+    /// What tenants may use, by their names in the keys file; without one, everybody is `default`.
+    pub tenants: BTreeMap<String, TenantConfig>,
     /// What is remembered beside it, and where routers share that.
     pub soft_state: SoftStateConfig,
 }
@@ -194,6 +197,11 @@ impl Config {
         }
         if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
             return invalid(&format!("models.{name}.block"), "accepted is 1 to 4096".into());
+        }
+        for (name, tenant) in &self.tenants {
+            if let Some(field) = tenant.problem() {
+                return invalid(&format!("tenants.{name}.{field}"), "accepted is 1 to 1000000000000".into());
+            }
         }
         if let Some((path, accepted)) = self.soft_state.problem() {
             return invalid(path, accepted.into());

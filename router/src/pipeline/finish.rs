@@ -63,10 +63,22 @@ impl Finish {
         if let Some(at) = self.first_byte {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());
         }
+        if let Some(reserved) = &self.step.located.prefixed.request.incoming.reserved {
+            reserved.settle(self.used(ending, usage));
+        }
         let seen = self.seen(ending, usage);
         self.count(&seen);
         let gateway = self.gateway.clone();
         gateway.receipts.file(self.receipt(seen));
+    }
+
+    /// Tokens that count against the tenant's quota.
+    fn used(&self, ending: Ending, usage: Option<Usage>) -> Tokens {
+        match (ending, usage) {
+            (_, Some(usage)) => usage.prompt + usage.completion,
+            (Ending::Refused | Ending::Failed, None) => Tokens::ZERO,
+            (_, None) => self.step.ask.prompt,
+        }
     }
 
     /// The usage as it teaches the target's speed: what was pulled from another worker was not computed here, whatever
@@ -112,6 +124,7 @@ impl Finish {
             grounds: located.grounds,
         };
         let incoming = &located.prefixed.request.incoming;
+        let gateway = &self.gateway;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Receipt {
             request: incoming.id,
@@ -120,6 +133,7 @@ impl Finish {
             model: located.prefixed.request.model.clone(),
             known,
             mode: self.step.mode,
+            soft_state: gateway.remembered.state.trouble(),
             decision: self.planned.decision,
             attempts: self.attempts,
             seen: Some(seen),

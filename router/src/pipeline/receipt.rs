@@ -11,6 +11,7 @@ use vocabulary::{Bytes, Epoch, Micros, ModelId, Owner, RequestId, SessionId, Ten
 use super::locate::Grounds;
 use super::session_key::KeySource;
 use super::steering::Mode;
+use crate::soft_state::Standing;
 
 /// One served step, from decision to outcome.
 #[derive(Clone, Serialize, Debug)]
@@ -27,6 +28,9 @@ pub struct Receipt {
     pub known: Known,
     /// Who decided.
     pub mode: Mode,
+    /// How Redis stood where that was not as it should be; none when all was well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub soft_state: Option<Standing>,
     /// The choice with all candidates; none in mode `sticky`, where nothing is priced.
     pub decision: Option<Decision>,
     /// Every try of this request, the last one served it.
@@ -231,6 +235,7 @@ mod tests {
                 grounds: Grounds { known: Default::default(), view: Freshness::Current, unapplied: false, promises: 0 },
             },
             mode: Mode::Sticky,
+            soft_state: None,
             decision: None,
             attempts: Vec::new(),
             seen: None,

@@ -27,6 +27,13 @@ pub(super) enum Served {
     Unknown,
 }
 
+impl Served {
+    /// Whether it counts against a tenant's quotas: whatever makes an engine work.
+    pub(super) fn costs(self) -> bool {
+        matches!(self, Self::Generation(_) | Self::ByModel | Self::NewResponse)
+    }
+}
+
 /// A path, and what it does.
 #[derive(Debug)]
 pub(super) struct Route {

@@ -6,6 +6,8 @@ use vocabulary::{TenantId, WorkerId};
 
 use super::transcript::{Asked, Told};
 use super::{IdSniffer, Resources};
+use crate::incoming::Incoming;
+use crate::quotas::Reserved;
 
 /// Which form the answer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,19 +26,21 @@ pub(crate) struct Listener {
     worker: WorkerId,
     sniffer: IdSniffer,
     asked: Option<Asked>,
+    reserved: Option<Reserved>,
     collector: Collector,
 }
 
 impl Listener {
-    /// For an answer that `worker` gives to a request of `tenant`'s; without `asked` only the id is learned.
+    /// For an answer that `worker` gives; without `asked` no transcript is kept.
     pub(crate) fn new(
         resources: Arc<Resources>,
-        (tenant, worker): (TenantId, WorkerId),
-        asked: Option<Asked>,
-        form: Form,
+        request: &Incoming,
+        worker: WorkerId,
+        (asked, form): (Option<Asked>, Form),
     ) -> Self {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
-        Self { resources, tenant, worker, sniffer: IdSniffer::default(), asked, collector }
+        let (tenant, reserved) = (request.tenant.clone(), request.reserved.clone());
+        Self { resources, tenant, worker, sniffer: IdSniffer::default(), asked, reserved, collector }
     }
 
     /// A piece of the answer.
@@ -44,15 +48,17 @@ impl Listener {
         if let Some(id) = self.sniffer.feed(data) {
             self.resources.learn(&self.tenant, &id, self.worker);
         }
-        if self.asked.is_some() {
+        if self.asked.is_some() || self.reserved.is_some() {
             self.collector.feed(data);
         }
     }
 
     fn ended(&mut self) {
-        let Some(asked) = self.asked.take() else { return };
         let Some(told) = self.collector.told() else { return };
-        if let Some(transcript) = asked.answered(told.output) {
+        if let (Some(reserved), Some(used)) = (&self.reserved, told.tokens()) {
+            reserved.settle(used);
+        }
+        if let Some(transcript) = self.asked.as_ref().and_then(|asked| asked.answered(told.output)) {
             self.resources.keep_transcript(&self.tenant, &told.id, transcript);
         }
     }

@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use vocabulary::Tokens;
 use workers_shim::dialect::{JsonFields, Splice};
 
 /// Most steps of a conversation that are put together.
@@ -50,6 +51,14 @@ pub(crate) struct Told<'a> {
     status: Option<String>,
     #[serde(borrow)]
     pub(crate) output: &'a RawValue,
+    #[serde(default)]
+    usage: Option<Used>,
+}
+
+#[derive(Deserialize)]
+struct Used {
+    #[serde(default)]
+    total_tokens: Option<u64>,
 }
 
 impl<'a> Told<'a> {
@@ -57,6 +66,11 @@ impl<'a> Told<'a> {
     pub(crate) fn read(text: &'a [u8]) -> Option<Self> {
         let told: Self = serde_json::from_slice(text).ok()?;
         matches!(told.status.as_deref(), None | Some("completed" | "incomplete")).then_some(told)
+    }
+
+    /// Tokens of prompt and answer, where the engine says.
+    pub(crate) fn tokens(&self) -> Option<Tokens> {
+        self.usage.as_ref()?.total_tokens.map(Tokens)
     }
 
     /// The response inside of a stream's last event.

@@ -1,7 +1,10 @@
 //! Whether Redis is asked at all. After a few failures in a row nobody waits for it until probes say that it is back.
 
+use serde::Serialize;
+
 /// How Redis stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+#[serde(rename_all = "snake_case")]
 pub enum Standing {
     /// It answers in time.
     Up,

@@ -7,12 +7,14 @@
 mod breaker;
 mod config;
 mod key;
+mod lease;
 mod link;
 mod memory;
 mod seal;
 mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -23,6 +25,7 @@ use crate::telemetry::soft_state::SoftStateMetrics;
 pub use breaker::Standing;
 pub use config::{RedisUrl, SoftStateConfig};
 pub use key::{Key, Kind};
+pub(crate) use lease::Leased;
 use link::Link;
 use memory::{Held, Memory, Origin};
 use watch::{Write, Writes};
@@ -41,6 +44,8 @@ struct Inner {
     ttl: Duration,
     timeout: Duration,
     transcript: usize,
+    /// Routers that share, as far as it was last known.
+    routers_seen: AtomicU32,
     metrics: SoftStateMetrics,
 }
 
@@ -84,6 +89,7 @@ impl SoftState {
             ttl: config.ttl.0,
             timeout: config.timeout.0,
             transcript: config.transcript.0,
+            routers_seen: AtomicU32::new(1),
             metrics,
         });
         let tasks = match inner.shared {

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use super::breaker::Standing;
 use super::key::{Key, Kind, of_namespace};
+use super::lease::count_routers;
 use super::link::NoAnswer;
 use super::memory::Held;
 use super::{Inner, Shared, seal};
@@ -115,13 +116,17 @@ pub(super) async fn watch(inner: Arc<Inner>) {
     let (mut marked, mut said) = (false, false);
     loop {
         let before = shared.link.standing();
-        let found = shared.link.probe::<(Option<u64>,)>(&mark.pipeline).await;
+        let found = shared.link.probe::<(Option<u64>, u32)>(&mark.pipeline).await;
         let now = shared.link.standing();
         if found.is_err() && !said && now == before {
             shared.link.say(now);
         }
         said = true;
-        let flushed = matches!(found, Ok((None,))) && marked;
+        let flushed = matches!(found, Ok((None, _))) && marked;
+        if let Ok((_, routers)) = found {
+            inner.routers_seen.store(routers, Ordering::Relaxed);
+            inner.metrics.routers.set(routers.into());
+        }
         if flushed {
             inner.metrics.flushes.inc();
             tracing::warn!("Redis has forgotten everything: it is told again what this router remembers");
@@ -145,10 +150,12 @@ struct Mark {
 
 impl Mark {
     fn new(namespace: &str) -> Self {
-        let key = format!("{}:mark:{}", of_namespace(namespace), new_request_id());
+        let name = new_request_id().to_string();
+        let key = format!("{}:mark:{name}", of_namespace(namespace));
         let mut pipeline = redis::pipe();
         pipeline.cmd("GET").arg(&key);
         pipeline.cmd("SET").arg(&key).arg(1).arg("EX").arg(MARK_SECONDS).ignore();
+        count_routers(&mut pipeline, namespace, &name);
         Self { pipeline }
     }
 }

@@ -26,6 +26,10 @@ pub struct SoftStateMetrics {
     /// `soft_state_resolved_total{outcome}`: responses whose history was put together here, and those for which it could
     /// not be.
     pub resolved: IntCounterVec,
+    /// `soft_state_routers`: routers that share it, as far as known; each one's share of a quota while Redis is gone.
+    pub routers: IntGauge,
+    /// `quota_refusals_total{tenant, unit}`: requests beyond a tenant's quota.
+    pub quota_refusals: IntCounterVec,
     /// `soft_state_flushes_total`: times that Redis was found to have forgotten everything.
     pub flushes: IntCounter,
     /// `soft_state_memory_bytes`, refreshed when scraped.
@@ -60,6 +64,12 @@ impl SoftStateMetrics {
                 "soft_state_resolved_total",
                 "Responses away from the maker of the one before: resolved, or incomplete.",
                 &["outcome"],
+            ),
+            routers: f.gauge("soft_state_routers", "Routers that share soft state, as far as known."),
+            quota_refusals: f.counters(
+                "quota_refusals_total",
+                "Requests refused because they were beyond their tenant's quota of requests or tokens.",
+                &["tenant", "unit"],
             ),
             flushes: f.counter("soft_state_flushes_total", "Times that Redis had forgotten everything."),
             memory_bytes: f.gauge("soft_state_memory_bytes", "Soft state in this router's memory."),

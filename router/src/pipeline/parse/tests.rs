@@ -12,6 +12,7 @@ fn parsed(endpoint: Endpoint, body: &str) -> Result<Request, ApiError> {
         headers: HeaderMap::new(),
         body: body.to_owned().into(),
         arrived: Instant::now(),
+        reserved: None,
     };
     parse(incoming, endpoint, None)
 }

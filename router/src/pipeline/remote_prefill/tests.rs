@@ -48,6 +48,7 @@ fn step(gateway: &Arc<Gateway>) -> Classified {
         headers: HeaderMap::new(),
         body: body.to_string().into(),
         arrived: Instant::now(),
+        reserved: None,
     };
     let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();
     let model = gateway.catalog().model(&request.model);

@@ -1,0 +1,244 @@
+//! Requests and tokens that a tenant may use in a minute, counted by all routers together where they share soft state.
+//!
+//! Each router leases a little ahead from the common count, so that requests do not wait for it. Where nothing can be
+//! leased, it enforces its own share of the quota and says so.
+
+mod allowance;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use vocabulary::{TenantId, Tokens};
+
+use crate::error::ApiError;
+use crate::soft_state::{Key, Kind, Leased, SoftState};
+use crate::telemetry::soft_state::SoftStateMetrics;
+use allowance::{Allowance, Short, Supply};
+
+/// Section `[tenants.NAME]`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TenantConfig {
+    /// Most requests in a minute.
+    pub requests_per_minute: Option<u64>,
+    /// Most tokens in a minute, of prompts and answers together.
+    pub tokens_per_minute: Option<u64>,
+}
+
+impl TenantConfig {
+    /// The field that is out of range.
+    pub fn problem(&self) -> Option<&'static str> {
+        let wrong = |quota: Option<u64>| quota.is_some_and(|quota| quota == 0 || quota > 1_000_000_000_000);
+        if wrong(self.requests_per_minute) {
+            return Some("requests_per_minute");
+        }
+        wrong(self.tokens_per_minute).then_some("tokens_per_minute")
+    }
+}
+
+/// What is counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Unit {
+    Requests,
+    Tokens,
+}
+
+impl Unit {
+    /// OpenAI's word, in errors and headers.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Tokens => "tokens",
+        }
+    }
+
+    fn headers(self) -> [HeaderName; 3] {
+        match self {
+            Self::Requests => ["limit", "remaining", "reset"].map(|what| name(what, "requests")),
+            Self::Tokens => ["limit", "remaining", "reset"].map(|what| name(what, "tokens")),
+        }
+    }
+}
+
+fn name(what: &str, unit: &str) -> HeaderName {
+    HeaderName::try_from(format!("x-ratelimit-{what}-{unit}")).expect("made of letters and hyphens")
+}
+
+/// The quotas of all tenants that have any.
+#[derive(Debug)]
+pub struct Quotas {
+    tenants: BTreeMap<TenantId, Arc<TenantQuotas>>,
+}
+
+impl Quotas {
+    /// As configured.
+    pub fn new(tenants: &BTreeMap<String, TenantConfig>, state: &Arc<SoftState>, metrics: &SoftStateMetrics) -> Self {
+        let quotas = |(name, config): (&String, &TenantConfig)| {
+            let tenant = TenantId(name.as_str().into());
+            let meter = |unit: Unit, quota: Option<u64>| {
+                let key = Key::new(Kind::Quota, &tenant, unit.as_str());
+                // What is shared may be used up already.
+                let supply = if state.lag().is_some() { Supply::Leased } else { Supply::Share(1) };
+                let allowance = Mutex::new(Allowance::new(quota?, supply, Instant::now()));
+                let fetching = AtomicBool::new(false);
+                Some(Arc::new(Meter { unit, key, allowance, fetching, state: state.clone(), metrics: metrics.clone() }))
+            };
+            let requests = meter(Unit::Requests, config.requests_per_minute);
+            let tokens = meter(Unit::Tokens, config.tokens_per_minute);
+            (tenant, Arc::new(TenantQuotas { requests, tokens }))
+        };
+        Self { tenants: tenants.iter().map(quotas).collect() }
+    }
+
+    /// The quotas of one tenant; none when it may use what it wants.
+    pub fn of(&self, tenant: &TenantId) -> Option<Arc<TenantQuotas>> {
+        self.tenants.get(tenant).cloned()
+    }
+}
+
+/// One tenant's.
+#[derive(Debug)]
+pub struct TenantQuotas {
+    requests: Option<Arc<Meter>>,
+    tokens: Option<Arc<Meter>>,
+}
+
+impl TenantQuotas {
+    /// Counts one request, or refuses it.
+    pub async fn take_request(&self) -> Result<(), ApiError> {
+        match &self.requests {
+            Some(meter) => meter.take(1).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes what a request of this size is expected to use, or refuses it.
+    pub async fn take_tokens(self: &Arc<Self>, body_bytes: usize) -> Result<Reserved, ApiError> {
+        let expected = Tokens((body_bytes as u64 / BYTES_PER_TOKEN).max(1));
+        if let Some(meter) = &self.tokens {
+            meter.take(expected.0).await?;
+        }
+        Ok(Reserved { quotas: self.clone(), expected, settled: Arc::default() })
+    }
+
+    /// Tells the client what is left, in OpenAI's headers.
+    pub fn tell(&self, headers: &mut HeaderMap) {
+        for meter in [&self.requests, &self.tokens].into_iter().flatten() {
+            meter.tell(headers);
+        }
+    }
+}
+
+/// Bytes of a request's body that are taken for one token until it is known better.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// Tokens that were taken for a request before it was known what it uses. Clones are one reservation.
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    quotas: Arc<TenantQuotas>,
+    expected: Tokens,
+    settled: Arc<AtomicBool>,
+}
+
+impl Reserved {
+    /// What the request has really used. Counts once.
+    pub fn settle(&self, used: Tokens) {
+        if self.settled.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Some(meter) = &self.quotas.tokens {
+            meter.allowance.lock().settle(self.expected.0, used.0);
+            meter.lease_ahead();
+        }
+    }
+}
+
+/// One unit of one tenant.
+#[derive(Debug)]
+struct Meter {
+    unit: Unit,
+    key: Key,
+    allowance: Mutex<Allowance>,
+    fetching: AtomicBool,
+    state: Arc<SoftState>,
+    metrics: SoftStateMetrics,
+}
+
+fn supply(state: &SoftState) -> Supply {
+    match state.routers_apart() {
+        None => Supply::Leased,
+        Some(routers) => Supply::Share(routers),
+    }
+}
+
+impl Meter {
+    async fn take(self: &Arc<Self>, cost: u64) -> Result<(), ApiError> {
+        let taken = match self.try_take(cost) {
+            Err(short) if self.state.routers_apart().is_none() => {
+                let want = self.allowance.lock().lease_for(short);
+                self.lease(want).await;
+                self.try_take(cost)
+            }
+            taken => taken,
+        };
+        let result = taken.map_err(|short| self.refusal(short));
+        self.lease_ahead();
+        result
+    }
+
+    fn try_take(&self, cost: u64) -> Result<(), Short> {
+        let mut allowance = self.allowance.lock();
+        allowance.advance(Instant::now(), supply(&self.state));
+        allowance.take(cost)
+    }
+
+    async fn lease(&self, want: i64) {
+        let per_minute = self.allowance.lock().per_minute();
+        match self.state.lease(&self.key, per_minute, want).await {
+            Leased::Granted { units, left } => self.allowance.lock().leased(units, left),
+            Leased::Nothing => {}
+        }
+    }
+
+    /// Puts the store of leased units right, behind the request's back.
+    fn lease_ahead(self: &Arc<Self>) {
+        let want = self.allowance.lock().wanted();
+        if want == 0 || self.fetching.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let meter = self.clone();
+        tokio::spawn(async move {
+            if want < 0 {
+                // Gone from here before it is there: nobody uses it twice.
+                meter.allowance.lock().settle(0, want.unsigned_abs());
+                let per_minute = meter.allowance.lock().per_minute();
+                meter.state.lease(&meter.key, per_minute, want).await;
+            } else {
+                meter.lease(want).await;
+            }
+            meter.fetching.store(false, Ordering::Relaxed);
+        });
+    }
+
+    fn refusal(&self, short: Short) -> ApiError {
+        self.metrics.quota_refusals.with_label_values(&[&self.key.tenant.0, self.unit.as_str()]).inc();
+        let limit = self.allowance.lock().per_minute();
+        ApiError::RateLimited { unit: self.unit.as_str(), limit, after: short.after.max(Duration::from_millis(1)) }
+    }
+
+    fn tell(&self, headers: &mut HeaderMap) {
+        let allowance = self.allowance.lock();
+        let (remaining, reset) = allowance.remaining();
+        let [limit_name, remaining_name, reset_name] = self.unit.headers();
+        headers.insert(limit_name, HeaderValue::from(allowance.per_minute()));
+        headers.insert(remaining_name, HeaderValue::from(remaining));
+        if let Ok(reset) = HeaderValue::try_from(format!("{:.3}s", reset.as_secs_f64())) {
+            headers.insert(reset_name, reset);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Counts that all routers share: each leases a part of what is left, in one step that nobody comes between.
+
+use super::breaker::Standing;
+use super::key::{Key, of_namespace};
+use super::{Inner, SoftState};
+
+/// What was leased.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Leased {
+    /// So many, and so many are left.
+    Granted {
+        /// For this router; below zero what it has given back.
+        units: i64,
+        /// For all.
+        left: u64,
+    },
+    /// Nobody could be asked.
+    Nothing,
+}
+
+/// A bucket that fills in a minute: `ARGV` is its size and what is wanted of it. What lies there and is no bucket is
+/// replaced by a full one.
+const LEASE: &str = r"
+local size, want = tonumber(ARGV[1]), tonumber(ARGV[2])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local bucket = redis.pcall('HMGET', KEYS[1], 'level', 'at')
+if bucket.err then
+  redis.call('DEL', KEYS[1])
+  bucket = {}
+end
+local level, at = tonumber(bucket[1] or ''), tonumber(bucket[2] or '')
+if not level or not at or level ~= level then level, at = size, now end
+level = math.min(size, level + math.max(0, now - at) * size / 60000)
+local granted = want
+if want > 0 then granted = math.max(0, math.min(want, math.floor(level))) end
+level = math.min(size, level - granted)
+redis.call('HSET', KEYS[1], 'level', string.format('%.3f', level), 'at', string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[1], 120000)
+return {granted, math.max(0, math.floor(level))}
+";
+
+/// Counts this router among those that were heard of in the last ten seconds: `ARGV` is its name.
+const ROUTERS: &str = r"
+local now = tonumber(redis.call('TIME')[1])
+local added = redis.pcall('ZADD', KEYS[1], now, ARGV[1])
+if type(added) == 'table' then
+  redis.call('DEL', KEYS[1])
+  redis.call('ZADD', KEYS[1], now, ARGV[1])
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 10)
+redis.call('EXPIRE', KEYS[1], 60)
+return redis.call('ZCARD', KEYS[1])
+";
+
+impl SoftState {
+    /// How many routers there are, where each must keep to its share: alone, or while Redis is in trouble. None while
+    /// quotas are leased from what all share.
+    pub(crate) fn routers_apart(&self) -> Option<u32> {
+        match &self.inner.shared {
+            None => Some(1),
+            Some(shared) if shared.link.standing() == Standing::Up => None,
+            Some(_) => Some(self.inner.routers()),
+        }
+    }
+
+    /// Leases `want` of `key`, or gives back where it is below zero. Waits at most the time-out.
+    pub(crate) async fn lease(&self, key: &Key, per_minute: u64, want: i64) -> Leased {
+        let Some(shared) = &self.inner.shared else { return Leased::Nothing };
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("EVAL").arg(LEASE).arg(1).arg(key.text(&shared.namespace)).arg(per_minute).arg(want);
+        let (outcome, leased) = match shared.link.ask::<((i64, u64),)>(&pipeline).await {
+            Ok(((units, left),)) => ("shared", Leased::Granted { units, left }),
+            Err(no_answer) => (no_answer.as_str(), Leased::Nothing),
+        };
+        self.inner.metrics.looked_up(key.kind, outcome);
+        leased
+    }
+}
+
+/// Adds the count of routers to a probe.
+pub(super) fn count_routers(pipeline: &mut redis::Pipeline, namespace: &str, name: &str) {
+    pipeline.cmd("EVAL").arg(ROUTERS).arg(1).arg(format!("{}:routers", of_namespace(namespace))).arg(name);
+}
+
+impl Inner {
+    fn routers(&self) -> u32 {
+        self.routers_seen.load(std::sync::atomic::Ordering::Relaxed).max(1)
+    }
+}
