@@ -408,3 +408,48 @@ async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_one
         directory.close().await.unwrap();
     }
 }
+
+/// A data directory that the last release before feature level 2 left: 12 sessions in a snapshot, 8 more in the log.
+fn left_by_the_last_release(folder: &Path) {
+    let files: std::collections::BTreeMap<String, String> =
+        serde_json::from_str(include_str!("level_1.json")).unwrap();
+    std::fs::create_dir_all(folder.join("log")).unwrap();
+    for (name, hex) in files {
+        let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_data_directory_of_the_last_release_opens_and_stays_one_that_it_can_read() {
+    let folder = tempfile::tempdir().unwrap();
+    left_by_the_last_release(folder.path());
+    for life in 0..3 {
+        let directory = open(folder.path()).await;
+        let view = directory.view();
+        assert_eq!((view.session_count(), view.level()), (20 + life, 1));
+        assert!((0..20).all(|n| view.session(SessionId(n)).is_some()));
+        directory.submit(open_session(100 + life as u128)).unwrap().await.unwrap();
+        directory.snapshot().await.unwrap();
+        directory.close().await.unwrap();
+        let report = ownership::verify(&folder.path().join("snapshot")).unwrap();
+        assert_eq!((report.layout, report.level), (1, 1), "the last release reads this layout only");
+    }
+    let chunk = newest_chunk(folder.path());
+    let bytes = std::fs::read(&chunk).unwrap();
+    std::fs::write(&chunk, &bytes[..bytes.len() - 60]).unwrap();
+    let error = Directory::open(options(folder.path())).await.unwrap_err();
+    assert!(error.to_string().contains("acknowledged"), "it is guarded from its first opening on: {error}");
+}
+
+#[tokio::test]
+async fn a_log_of_the_last_release_that_lost_committed_entries_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    left_by_the_last_release(folder.path());
+    let chunk = newest_chunk(folder.path());
+    let bytes = std::fs::read(&chunk).unwrap();
+    std::fs::write(&chunk, &bytes[..bytes.len() - 400]).unwrap();
+    let error = Directory::open(options(folder.path())).await.unwrap_err();
+    assert!(matches!(error, OwnershipError::EntriesMissing { .. }), "{error}");
+}
