@@ -12,6 +12,7 @@ mod control;
 pub mod invariants;
 mod ledger;
 mod limits;
+mod listing;
 mod locate;
 mod node;
 mod outcome;

@@ -1,0 +1,113 @@
+//! Everything in key order, from a key on: what operators page through.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+use vocabulary::{ArtifactId, GroupId, SessionId, TenantId, WorkerId};
+
+use crate::artifact::Artifact;
+use crate::ledger::Ledger;
+use crate::record::{Intent, Session, Worker};
+
+/// From behind `after`, or from the first.
+fn behind<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
+    (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
+}
+
+impl Ledger {
+    /// Sessions behind `after`, by id.
+    pub fn sessions_after(&self, after: Option<SessionId>) -> impl Iterator<Item = &Session> {
+        self.records.sessions.range(behind(after)).map(|(_, session)| &**session)
+    }
+
+    /// Extents behind `after`, by id.
+    pub fn artifacts_after(&self, after: Option<ArtifactId>) -> impl Iterator<Item = &Artifact> {
+        self.records.artifacts.range(behind(after)).map(|(_, artifact)| &**artifact)
+    }
+
+    /// Workers behind `after`, by id.
+    pub fn workers_after(&self, after: Option<WorkerId>) -> impl Iterator<Item = &Worker> {
+        self.records.workers.range(behind(after)).map(|(_, worker)| &**worker)
+    }
+
+    /// Sessions behind `after` that steps are on their way for, each with those steps.
+    pub fn intents_after(&self, after: Option<SessionId>) -> impl Iterator<Item = (SessionId, Vec<Intent>)> {
+        let now = self.records.clock;
+        let live = move |all: &[Intent]| all.iter().filter(|intent| intent.expires > now).copied().collect();
+        self.records.intents.range(behind(after)).map(move |(session, all)| (*session, live(all)))
+    }
+
+    /// Groups behind `after`, by id.
+    pub fn groups_after(&self, after: Option<GroupId>) -> impl Iterator<Item = GroupId> {
+        let next = |after: Option<GroupId>| {
+            let from = after.map(|group| (group, ArtifactId(u128::MAX)));
+            self.index.groups.range(behind(from)).next().map(|(group, _)| *group)
+        };
+        std::iter::successors(next(after), move |group| next(Some(*group)))
+    }
+
+    /// Tenants behind `after` that have entries or a quota, by name.
+    pub fn tenants_after(&self, after: Option<TenantId>) -> impl Iterator<Item = TenantId> {
+        let has = self.index.usage.range(behind(after.clone())).map(|(tenant, _)| tenant);
+        let bounded = self.quotas().map(|(tenant, _)| tenant);
+        let bounded = bounded.filter(|tenant| after.as_ref().is_none_or(|after| *tenant > after));
+        has.chain(bounded).cloned().collect::<BTreeSet<_>>().into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{Bench, chain, session, step};
+    use crate::{Command, Outcome, SetGroup, SetQuota};
+
+    #[test]
+    fn lists_go_on_behind_a_key_whether_it_is_still_there_or_not() {
+        let mut bench = Bench::new();
+        for id in [1, 3, 5] {
+            bench.step(step(id, &chain(&[('a', 4), (char::from(b'a' + id as u8), 2)]), 0, 1));
+        }
+        let ids = |after| bench.ledger.sessions_after(after).map(|found| found.id.0).collect::<Vec<_>>();
+        assert_eq!((ids(None), ids(Some(session(1))), ids(Some(session(2)))), (vec![1, 3, 5], vec![3, 5], vec![3, 5]));
+        assert_eq!(ids(Some(session(5))), [0u128; 0]);
+        let workers = |after| bench.ledger.workers_after(after).count();
+        assert_eq!((workers(None), workers(Some(WorkerId(1))), workers(Some(WorkerId(3)))), (3, 2, 0));
+        let all: Vec<_> = bench.ledger.artifacts_after(None).map(|it| it.id).collect();
+        let rest: Vec<_> = bench.ledger.artifacts_after(Some(all[0])).map(|it| it.id).collect();
+        assert_eq!(rest, all[1..]);
+    }
+
+    #[test]
+    fn a_tenant_is_listed_for_its_entries_or_its_quota_once() {
+        let mut bench = Bench::new();
+        bench.step(step(1, &chain(&[('a', 4)]), 0, 1));
+        assert_eq!(bench.run(Command::RaiseLevel(2)), Outcome::Done);
+        for name in ["default", "other"] {
+            let set = SetQuota { tenant: TenantId(name.into()), artifacts: Some(9) };
+            assert_eq!(bench.run(Command::SetQuota(set)), Outcome::Done);
+        }
+        let tenants = |after: Option<&str>| {
+            let after = after.map(|name| TenantId(name.into()));
+            bench.ledger.tenants_after(after).map(|tenant| tenant.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (tenants(None), tenants(Some("default"))),
+            (vec!["default".into(), "other".into()], vec!["other".into()])
+        );
+    }
+
+    #[test]
+    fn every_group_is_listed_once() {
+        let mut bench = Bench::new();
+        let artifacts = [1, 2, 3].map(|id| {
+            bench.step(step(id, &chain(&[(char::from(b'a' + id as u8), 4)]), 0, 1));
+            bench.extent(session(id)).id
+        });
+        for (artifact, group) in artifacts.into_iter().zip([7, 9, 7]) {
+            let set = SetGroup { artifact, group: Some(GroupId(group)) };
+            assert_eq!(bench.run(Command::SetGroup(set)), Outcome::Done);
+        }
+        let groups = |after| bench.ledger.groups_after(after).map(|group| group.0).collect::<Vec<_>>();
+        assert_eq!((groups(None), groups(Some(GroupId(7)))), (vec![7, 9], vec![9]));
+    }
+}
