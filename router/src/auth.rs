@@ -79,7 +79,7 @@ pub enum KeysError {
     },
 }
 
-type Digest = [u8; 32];
+pub(crate) type Digest = [u8; 32];
 type Table = HashMap<Digest, TenantId>;
 
 #[derive(Deserialize)]
@@ -151,11 +151,11 @@ impl Keys {
     }
 }
 
-fn digest(key: &[u8]) -> Digest {
+pub(crate) fn digest(key: &[u8]) -> Digest {
     Sha256::digest(key).into()
 }
 
-fn bearer_key(value: &[u8]) -> &[u8] {
+pub(crate) fn bearer_key(value: &[u8]) -> &[u8] {
     match value.split_at_checked(7) {
         Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key.trim_ascii(),
         _ => value,
@@ -163,9 +163,9 @@ fn bearer_key(value: &[u8]) -> &[u8] {
 }
 
 /// Time of the last change, and size.
-type Stamp = (std::time::SystemTime, u64);
+pub(crate) type Stamp = (std::time::SystemTime, u64);
 
-fn stamp(path: &Path) -> Option<Stamp> {
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let meta = std::fs::metadata(path).ok()?;
     Some((meta.modified().ok()?, meta.len()))
 }
@@ -197,7 +197,7 @@ fn read(path: &Path) -> Result<Table, KeysError> {
     Ok(table)
 }
 
-fn parse_digest(hex: &str) -> Option<Digest> {
+pub(crate) fn parse_digest(hex: &str) -> Option<Digest> {
     if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use crate::config::Config;
 use crate::exchange::keeper;
 use crate::gateway::{Gateway, GatewayError};
+use crate::operator::{Desk, DeskError};
 use crate::server::{Server, ServerLimits};
 use crate::{operator, proxy};
 
@@ -21,6 +22,9 @@ pub enum StartError {
     /// The ledger failed while it ran.
     #[error(transparent)]
     Ledger(ownership::OwnershipError),
+    /// The operators' tokens or audit log were refused.
+    #[error(transparent)]
+    Desk(#[from] DeskError),
     /// A listener could not be bound.
     #[error("cannot listen on {address} ({setting}): {source}")]
     Listen {
@@ -47,6 +51,7 @@ impl Serving {
     /// Starts everything and returns once both listeners are bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let gateway = Arc::new(Gateway::open(config).await?);
+        let desk = Desk::open(&gateway)?;
         let settings = &gateway.config.proxy;
         let limits = ServerLimits {
             header_timeout: settings.header_timeout.0,
@@ -61,15 +66,16 @@ impl Serving {
         let small = ServerLimits { connections: 256, drain_timeout: Duration::from_secs(1), ..limits };
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
-        let operator = Server::start(address, operator::routes(&gateway), small, uncounted)
+        let operator = Server::start(address, operator::routes(&desk), small, uncounted)
             .await
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let background = vec![
             tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5))),
             tokio::spawn(keeper::keep(gateway.clone())),
+            tokio::spawn(desk.follow_tokens()),
         ];
         let serving = Self { gateway, proxy, operator, background };
-        serving.announce();
+        serving.announce(&desk);
         Ok(serving)
     }
 
@@ -97,12 +103,15 @@ impl Serving {
         self.gateway.close().await;
     }
 
-    fn announce(&self) {
+    fn announce(&self, desk: &Desk) {
         let gateway = &self.gateway;
         tracing::info!(address = %self.proxy.address(), "clients connect here");
         tracing::info!(address = %self.operator.address(), "operators connect here, /metrics included");
-        if !self.operator.address().ip().is_loopback() {
-            tracing::warn!("the operator API has no authentication and is not bound to loopback");
+        if !desk.is_guarded() && !self.operator.address().ip().is_loopback() {
+            tracing::warn!(
+                "ANYBODY who reaches the operators' listener can change owners and members: it is not bound to loopback \
+                 and asks for no token; set operator.tokens_file"
+            );
         }
         let data_dir = gateway.config.ledger.data_dir.display();
         tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node(), "ledger");

@@ -1,25 +1,46 @@
-//! The operators' listener: metrics, health, what the router knows and why it decided, and the dial.
+//! The operators' listener: metrics, health, the REST API over the ledger and its cluster, why the router decided as it
+//! did, and the dial.
 //!
-//! It is bound to loopback unless told otherwise: whoever reaches it can change how traffic is routed.
+//! It is bound to loopback unless told otherwise: without a file of tokens, whoever reaches it can change everything.
 
-mod api;
+mod access;
+mod artifacts;
+mod audit;
+mod cluster;
+mod custody;
+mod desk;
+mod document;
+mod fresh;
+mod gate;
 mod gauges;
-mod ledger;
+mod input;
+mod keeping;
+mod leases;
+mod owners;
+mod paging;
 mod problem;
+mod process;
+mod sessions;
+mod steering;
+mod tags;
+mod tenants;
+mod words;
 mod workers;
+mod writes;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use axum::Router;
-use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use http::header::CONTENT_TYPE;
+use axum::middleware::from_fn_with_state;
 use serde::Deserialize;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use crate::gateway::Gateway;
-pub use problem::Problem;
+use crate::config::units::Size;
+pub use access::TokensError;
+pub use desk::{Desk, DeskError};
+pub use problem::{Kind, Problem};
 
 /// Section `[operator]`.
 #[derive(Clone, Debug, Deserialize)]
@@ -27,47 +48,87 @@ pub use problem::Problem;
 pub struct OperatorConfig {
     /// Where to listen; also `--operator-listen`.
     pub listen: SocketAddr,
+    /// File of bearer tokens with their roles, re-read when it changes. Without one no token is asked for.
+    ///
+    /// ```toml
+    /// [tokens]
+    /// "a-long-random-text" = "read"
+    /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = { role = "operator", name = "alice" }
+    /// ```
+    pub tokens_file: Option<PathBuf>,
+    /// Most bytes of the audit log, older files included.
+    pub audit_size: Size,
 }
 
 impl Default for OperatorConfig {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)) }
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)), tokens_file: None, audit_size: Size::mebibytes(64) }
     }
 }
 
 /// The operators' routes.
-pub fn routes(gateway: &Arc<Gateway>) -> Router {
-    let mode = get(api::mode).put(api::set_mode).patch(api::set_mode);
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/livez", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .route("/ownerserve/v1/mode", mode)
-        .route("/ownerserve/v1/workers", get(workers::workers))
-        .route("/ownerserve/v1/sessions", get(ledger::sessions))
-        .route("/ownerserve/v1/sessions/{id}", get(ledger::session))
-        .route("/ownerserve/v1/owners/{prefix}", get(ledger::owners))
-        .route("/ownerserve/v1/decisions", get(api::decisions))
-        .route("/ownerserve/v1/decisions/{request}", get(api::decision))
+pub fn routes(desk: &Desk) -> Router {
+    let routes = OpenApiRouter::new().merge(other_routes()).merge(ledger_routes()).merge(write_routes());
+    desk.document
+        .describe(routes)
         .fallback(|| async { Problem::unknown_path() })
         .method_not_allowed_fallback(|| async { Problem::wrong_method() })
-        .with_state(gateway.clone())
+        .layer(from_fn_with_state(desk.clone(), gate::gate))
+        .with_state(desk.clone())
 }
 
-async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
-    match gateway.roster.ready(gateway.fleet()).first() {
-        Some(_) => match gateway.remembered.state.trouble() {
-            None => "ok\n".into_response(),
-            // Requests are served all the same: this is to be known, and no reason to take traffic away.
-            Some(trouble) => format!("ok\nsoft state: Redis is {}\n", trouble.as_str()).into_response(),
-        },
-        None => Problem::not_ready("no worker answers").into_response(),
-    }
+fn other_routes() -> OpenApiRouter<Desk> {
+    OpenApiRouter::new()
+        .routes(routes!(process::metrics))
+        .routes(routes!(process::live))
+        .routes(routes!(process::ready))
+        .routes(routes!(document::document))
+        .routes(routes!(steering::mode, steering::set_mode, steering::patch_mode))
+        .routes(routes!(steering::decisions))
+        .routes(routes!(steering::decision))
 }
 
-async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    gauges::refresh(&gateway);
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics.render()).into_response()
+fn ledger_routes() -> OpenApiRouter<Desk> {
+    OpenApiRouter::new()
+        .routes(routes!(workers::workers))
+        .routes(routes!(workers::worker))
+        .routes(routes!(leases::leases))
+        .routes(routes!(leases::lease))
+        .routes(routes!(leases::intents))
+        .routes(routes!(sessions::sessions))
+        .routes(routes!(sessions::session, custody::close_session))
+        .routes(routes!(sessions::tree))
+        .routes(routes!(owners::owners))
+        .routes(routes!(owners::owners_of))
+        .routes(routes!(artifacts::artifacts))
+        .routes(routes!(artifacts::artifact, keeping::evict))
+        .routes(routes!(owners::replicas))
+        .routes(routes!(owners::groups))
+        .routes(routes!(tenants::tenants))
+        .routes(routes!(tenants::tenant))
+        .routes(routes!(cluster::cluster))
+        .routes(routes!(cluster::hash))
+}
+
+fn write_routes() -> OpenApiRouter<Desk> {
+    OpenApiRouter::new()
+        .routes(routes!(custody::claim_session))
+        .routes(routes!(custody::release_session))
+        .routes(routes!(custody::claim_artifact))
+        .routes(routes!(custody::release_artifact))
+        .routes(routes!(keeping::pin))
+        .routes(routes!(keeping::set_group))
+        .routes(routes!(keeping::renew))
+        .routes(routes!(keeping::drain))
+        .routes(routes!(tenants::set_quota))
+        .routes(routes!(cluster::raise_level))
+        .routes(routes!(cluster::snapshot))
+}
+
+/// Runs what may look at many records on a thread that serves nobody else.
+async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| Problem::new(Kind::Internal, "The ledger could not be searched; the log of this process has it."))
 }
 
 #[cfg(test)]

@@ -1,72 +1,296 @@
-//! RFC 9457 problem documents: how the operator API says no.
+//! RFC 9457 problem documents: how the operator API says no. Every kind there is stands here.
+//!
+//! A problem never carries a secret, a path of this machine or a panic's text.
 
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
-use serde_json::json;
+use ownership::SubmitError;
+use serde::Serialize;
+use utoipa::ToSchema;
+use vocabulary::{Epoch, Owner};
+
+use super::words::{EpochWord, OwnerWord};
+
+/// What kind of problem it is; the last part of its `type`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The body is not what is accepted.
+    InvalidBody,
+    /// A query parameter is not what is accepted.
+    InvalidQuery,
+    /// A part of the path is not the id it should be.
+    InvalidId,
+    /// A header is not what is accepted.
+    InvalidHeader,
+    /// The cursor is not one of ours, or was made for another list or filter.
+    InvalidCursor,
+    /// No token, or one that is not known.
+    Unauthorized,
+    /// The token's role may not do this.
+    Forbidden,
+    /// The path is not served.
+    UnknownPath,
+    /// There is no such thing.
+    NotFound,
+    /// The path is served, but not with this method.
+    WrongMethod,
+    /// The body did not arrive in time.
+    BodyTimeout,
+    /// The ledger's state does not allow it.
+    Conflict,
+    /// The revision was compacted.
+    Compacted,
+    /// It changed after it was looked at.
+    Stale,
+    /// The body is too large.
+    BodyTooLarge,
+    /// Path and query are too long.
+    UriTooLong,
+    /// The body is not JSON by its own word.
+    NotJson,
+    /// The command is well-formed and makes no sense.
+    Unprocessable,
+    /// `If-Match` is missing where a write depends on what was seen.
+    PreconditionRequired,
+    /// There are too many of these already.
+    TooMany,
+    /// A bug of ours.
+    Internal,
+    /// A worker failed while blocks were moved.
+    MoveFailed,
+    /// The commit queue is full, or the directory is closing.
+    Overloaded,
+    /// No leader is known.
+    NoQuorum,
+    /// Not ready to serve.
+    NotReady,
+    /// The staleness that was asked for cannot be met now.
+    TooStale,
+    /// The command may or may not have been executed.
+    UnknownOutcome,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 27] = [
+        Kind::InvalidBody,
+        Kind::InvalidQuery,
+        Kind::InvalidId,
+        Kind::InvalidHeader,
+        Kind::InvalidCursor,
+        Kind::Unauthorized,
+        Kind::Forbidden,
+        Kind::UnknownPath,
+        Kind::NotFound,
+        Kind::WrongMethod,
+        Kind::BodyTimeout,
+        Kind::Conflict,
+        Kind::Compacted,
+        Kind::Stale,
+        Kind::BodyTooLarge,
+        Kind::UriTooLong,
+        Kind::NotJson,
+        Kind::Unprocessable,
+        Kind::PreconditionRequired,
+        Kind::TooMany,
+        Kind::Internal,
+        Kind::MoveFailed,
+        Kind::Overloaded,
+        Kind::NoQuorum,
+        Kind::NotReady,
+        Kind::TooStale,
+        Kind::UnknownOutcome,
+    ];
+
+    /// Its status, its word and its title.
+    pub fn shape(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Kind::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body", "Invalid body"),
+            Kind::InvalidQuery => (StatusCode::BAD_REQUEST, "invalid_query", "Invalid query"),
+            Kind::InvalidId => (StatusCode::BAD_REQUEST, "invalid_id", "Invalid id"),
+            Kind::InvalidHeader => (StatusCode::BAD_REQUEST, "invalid_header", "Invalid header"),
+            Kind::InvalidCursor => (StatusCode::BAD_REQUEST, "invalid_cursor", "Invalid cursor"),
+            Kind::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized", "Token needed"),
+            Kind::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "Role not sufficient"),
+            Kind::UnknownPath => (StatusCode::NOT_FOUND, "unknown_path", "Unknown path"),
+            Kind::NotFound => (StatusCode::NOT_FOUND, "not_found", "Not found"),
+            Kind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed"),
+            Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "body_timeout", "Body did not arrive"),
+            Kind::Conflict => (StatusCode::CONFLICT, "refused", "Refused by the ledger"),
+            Kind::Compacted => (StatusCode::GONE, "compacted", "Revision compacted"),
+            Kind::Stale => (StatusCode::PRECONDITION_FAILED, "stale", "Changed since it was seen"),
+            Kind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "Body too large"),
+            Kind::UriTooLong => (StatusCode::URI_TOO_LONG, "uri_too_long", "Path and query too long"),
+            Kind::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", "Unsupported media type"),
+            Kind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "unprocessable", "Makes no sense"),
+            Kind::PreconditionRequired => {
+                (StatusCode::PRECONDITION_REQUIRED, "precondition_required", "If-Match needed")
+            }
+            Kind::TooMany => (StatusCode::TOO_MANY_REQUESTS, "too_many", "Too many"),
+            Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error"),
+            Kind::MoveFailed => (StatusCode::BAD_GATEWAY, "move_failed", "Blocks not moved"),
+            Kind::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Commit queue full"),
+            Kind::NoQuorum => (StatusCode::SERVICE_UNAVAILABLE, "no_quorum", "No quorum"),
+            Kind::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "not_ready", "Not ready"),
+            Kind::TooStale => (StatusCode::SERVICE_UNAVAILABLE, "too_stale", "Staleness not met"),
+            Kind::UnknownOutcome => (StatusCode::GATEWAY_TIMEOUT, "unknown_outcome", "Outcome unknown"),
+        }
+    }
+
+    /// Its `type`.
+    pub fn uri(self) -> String {
+        format!("urn:ownerserve:problem:{}", self.shape().1)
+    }
+}
 
 /// One problem.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
-    status: StatusCode,
-    title: &'static str,
+    kind: Kind,
     detail: String,
+    cause: Option<&'static str>,
+    epoch: Option<Epoch>,
+    owner: Option<Owner>,
+}
+
+/// As it is sent, in `application/problem+json`.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(super) struct ProblemDocument {
+    /// `urn:ownerserve:problem:` and the kind.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The kind, for people.
+    title: &'static str,
+    /// The HTTP status.
+    status: u16,
+    /// What is wrong here, and what to do.
+    detail: String,
+    /// The ledger's word for why it refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<&'static str>,
+    /// The epoch that is current now: what a new try has to be fenced by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<EpochWord>)]
+    epoch: Option<Epoch>,
+    /// Who owns it instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<OwnerWord>)]
+    owner: Option<Owner>,
 }
 
 impl Problem {
-    fn new(status: StatusCode, title: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, title, detail: detail.into() }
+    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into(), cause: None, epoch: None, owner: None }
+    }
+
+    /// With what is accepted.
+    pub(super) fn and(mut self, accepted: &str) -> Self {
+        self.detail.push_str("; ");
+        self.detail.push_str(accepted);
+        self
+    }
+
+    /// With the ledger's word for it.
+    pub(super) fn caused(self, cause: &'static str) -> Self {
+        Self { cause: Some(cause), ..self }
+    }
+
+    /// With the epoch that is current.
+    pub(super) fn at(self, epoch: Epoch) -> Self {
+        Self { epoch: Some(epoch), ..self }
+    }
+
+    /// With who owns it.
+    pub(super) fn owned(self, owner: Owner) -> Self {
+        Self { owner: Some(owner), ..self }
+    }
+
+    /// Which kind.
+    #[cfg(test)]
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
     }
 
     pub(super) fn unknown_path() -> Self {
-        let detail =
-            "Served are /metrics, /livez, /readyz and /ownerserve/v1/{workers,sessions,owners/PREFIX,decisions,mode}.";
-        Self::new(StatusCode::NOT_FOUND, "Unknown path", detail)
+        let detail = "Served are /metrics, /livez, /readyz and what GET /ownerserve/v1/openapi.json lists.";
+        Self::new(Kind::UnknownPath, detail)
     }
 
     pub(super) fn wrong_method() -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "The header Allow lists the allowed ones.")
-    }
-
-    pub(super) fn not_ready(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "Not ready", detail)
-    }
-
-    pub(super) fn bad_body(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "Invalid body", detail)
-    }
-
-    pub(super) fn bad_query(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "Invalid query", detail)
-    }
-
-    pub(super) fn bad_id(error: &vocabulary::ParseIdError) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "Invalid id", error.to_string())
+        Self::new(Kind::WrongMethod, "The header Allow lists the allowed ones.")
     }
 
     pub(super) fn not_found(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "Not found", detail)
+        Self::new(Kind::NotFound, detail)
     }
 
-    pub(super) fn not_json() -> Self {
-        let detail = "Send the body as Content-Type: application/json.";
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type", detail)
+    pub(super) fn bad_id(error: &impl std::fmt::Display) -> Self {
+        Self::new(Kind::InvalidId, error.to_string())
+    }
+
+    pub(super) fn bad_query(detail: impl Into<String>) -> Self {
+        Self::new(Kind::InvalidQuery, detail)
+    }
+
+    pub(super) fn bad_body(detail: impl Into<String>) -> Self {
+        Self::new(Kind::InvalidBody, detail)
+    }
+
+    pub(super) fn not_ready(detail: impl Into<String>) -> Self {
+        Self::new(Kind::NotReady, detail)
+    }
+
+    pub(super) fn unknown_outcome() -> Self {
+        let detail = "The command was sent and may or may not have been executed. Read what it was about, and send it \
+                      again with what you find; every command may be repeated.";
+        Self::new(Kind::UnknownOutcome, detail)
+    }
+
+    pub(super) fn no_quorum() -> Self {
+        let detail = "No leader is known, so nothing can be changed; serving goes on with the last view. Look at \
+                      GET /ownerserve/v1/cluster, and try again when it has a leader.";
+        Self::new(Kind::NoQuorum, detail)
+    }
+}
+
+impl From<SubmitError> for Problem {
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::UnknownOutcome => Self::unknown_outcome(),
+            other => Self::new(Kind::Overloaded, format!("Nothing was changed: {other}. Try again shortly."))
+                .caused(other.cause()),
+        }
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = json!({
-            "type": "about:blank",
-            "title": self.title,
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-        });
-        let mut response = (self.status, body.to_string()).into_response();
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        let (status, _, title) = self.kind.shape();
+        let document = ProblemDocument {
+            kind: self.kind.uri(),
+            title,
+            status: status.as_u16(),
+            detail: self.detail,
+            cause: self.cause,
+            epoch: self.epoch,
+            owner: self.owner,
+        };
+        let body = serde_json::to_string(&document).expect("strings and numbers can be written");
+        let mut response = (status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        match status {
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
         }
+        response.extensions_mut().insert(self.kind);
         response
     }
 }

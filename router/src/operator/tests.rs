@@ -3,13 +3,14 @@ use std::sync::Arc;
 use bytes::Bytes as Body;
 use http::Request;
 use ownership::ledger::{
-    Command, Custody, KvFormat, KvKinds, KvShape, RegisterWorker, StepCommit, WorkerKind, WorkerSpec,
+    Command, Custody, KvFormat, KvKinds, KvShape, Outcome, RegisterWorker, SetQuota, StepCommit, WorkerKind, WorkerSpec,
 };
 use vocabulary::{
     Blocks, Bytes, Chain, DpRank, Incarnation, Micros, ModelId, Owner, PrefixId, Role, Seed, SessionId, TenantId,
     Tokens, WorkerId,
 };
 
+use crate::pipeline::steering::Mode;
 use crate::testing::{Worker, front, front_of, get, post, send};
 
 #[tokio::test]
@@ -170,4 +171,199 @@ async fn bad_ids_and_queries_are_problems_that_say_what_is_accepted() {
     }
     let got = get(front.operator_address(), "/ownerserve/v1/decisions?limit=5").await.json();
     assert_eq!(got["decisions"], serde_json::json!([]));
+}
+
+fn asking(request: http::request::Builder, token: Option<&str>) -> http::request::Builder {
+    let request = request.header("content-type", "application/json");
+    match token {
+        Some(token) => request.header("authorization", format!("Bearer {token}")),
+        None => request,
+    }
+}
+
+/// A file of one reader and one operator, and the setting that names it.
+fn tokens(folder: &tempfile::TempDir) -> String {
+    let path = folder.path().join("tokens.toml");
+    let text = "[tokens]\n\"looks\" = \"read\"\n\"works\" = { role = \"operator\", name = \"alice\" }";
+    std::fs::write(&path, text).unwrap();
+    format!("operator.tokens_file={path:?}")
+}
+
+#[tokio::test]
+async fn readers_read_and_operators_write_and_both_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let front = front_of(&[], &[&tokens(&folder)]).await;
+    let at = front.operator_address();
+    let (list, mode) = ("/ownerserve/v1/sessions", "/ownerserve/v1/mode");
+    for (token, read, write) in
+        [(None, 401, 401), (Some("guess"), 401, 401), (Some("looks"), 200, 403), (Some("works"), 200, 200)]
+    {
+        assert_eq!(send(at, asking(Request::get(list), token), "").await.status, read, "{token:?}");
+        let got = send(at, asking(Request::put(mode), token), "{\"mode\":\"sticky\"}").await;
+        assert_eq!(got.status, write, "{token:?}");
+        assert_eq!(got.headers.contains_key("www-authenticate"), write == 401);
+        assert_eq!(front.gateway.steering.get().mode == Mode::Sticky, write == 200, "{token:?}");
+    }
+    assert_eq!(get(at, "/metrics").await.status, 401);
+    for open in ["/livez", "/ownerserve/v1/openapi.json"] {
+        assert_eq!(get(at, open).await.status, 200, "{open}");
+    }
+}
+
+#[tokio::test]
+async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let front = front_of(&[], &[&tokens(&folder), &format!("ledger.data_dir={:?}", data.path())]).await;
+    let at = front.operator_address();
+    let named = |token| asking(Request::put("/ownerserve/v1/mode"), token).header("x-request-id", "mine");
+    send(at, named(Some("works")), "{\"mode\":\"sticky\"}").await;
+    send(at, named(Some("looks")), "{\"mode\":\"own\"}").await;
+    send(at, named(Some("works")), "nonsense").await;
+    send(at, asking(Request::delete("/ownerserve/v1/sessions/s-1"), Some("works")), "").await;
+    send(at, asking(Request::get("/ownerserve/v1/sessions"), Some("works")), "").await;
+    let text = std::fs::read_to_string(data.path().join("audit/audit.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told = |line: &serde_json::Value| {
+        let word = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+        (word("who"), word("role"), word("outcome"), line["status"].as_u64().unwrap())
+    };
+    let expected = |who: &str, role: &str, outcome: &str, status| (who.into(), role.into(), outcome.into(), status);
+    assert_eq!(told(&lines[0]), expected("alice", "operator", "done", 200));
+    assert_eq!((lines[1]["role"].as_str(), lines[1]["outcome"].as_str()), (Some("read"), Some("forbidden")));
+    assert_eq!(told(&lines[2]), expected("alice", "operator", "invalid_body", 400));
+    assert_eq!(told(&lines[3]), expected("alice", "operator", "not_found", 404));
+    assert_eq!(lines.len(), 4, "reads are not in it");
+    assert_eq!(lines[0]["what"], "PUT /ownerserve/v1/mode");
+    assert_eq!((lines[0]["body"]["mode"].as_str(), lines[0]["request"].as_str()), (Some("sticky"), Some("mine")));
+    assert!(lines[0]["remote"].as_str().unwrap().starts_with("127.0.0.1:"), "{text}");
+    assert_eq!(lines[3]["key"], "/ownerserve/v1/sessions/s-1");
+    assert!(!text.contains("works") && !text.contains("looks"));
+}
+
+#[tokio::test]
+async fn a_tag_saves_a_reader_the_body_and_fences_a_writer() {
+    let front = front_of(&[], &[]).await;
+    let at = front.operator_address();
+    let (session, _) = seal_something(&front).await;
+    let path = format!("/ownerserve/v1/sessions/{session}");
+    let got = get(at, &path).await;
+    let tag = got.headers["etag"].to_str().unwrap().to_owned();
+    for header in ["ownerserve-revision", "ownerserve-term", "ownerserve-leader", "x-request-id"] {
+        assert!(got.headers.contains_key(header), "{header}");
+    }
+    let again = send(at, Request::get(&path).header("if-none-match", &tag), "").await;
+    assert_eq!((again.status, again.body.len(), again.headers["etag"].to_str().unwrap()), (304, 0, &*tag));
+    let release = format!("{path}/release");
+    let post = |fence: Option<&str>| {
+        let request = asking(Request::post(&release), None);
+        match fence {
+            Some(fence) => request.header("if-match", fence),
+            None => request,
+        }
+    };
+    let got = send(at, post(None), "{}").await;
+    assert_eq!((got.status, got.json()["epoch"]["index"].is_u64()), (428, true));
+    let got = send(at, post(Some("\"0.1.0\"")), "{}").await;
+    assert_eq!((got.status, got.json()["cause"].as_str()), (412, Some("stale")), "{}", got.json());
+    assert_eq!(got.json()["type"], "urn:ownerserve:problem:stale");
+    assert_eq!(send(at, post(Some("nonsense")), "{}").await.status, 400);
+    assert_eq!(send(at, post(Some(&tag)), "{\"x\":1}").await.status, 400);
+    assert_eq!(send(at, post(Some(&tag)), "{}").await.status, 200);
+    let got = get(at, &path).await;
+    assert!(got.json()["session"]["owner"].is_null() && got.headers["etag"] != *tag);
+    let worker = WorkerId::of_endpoint("http://engine:1");
+    let claim = format!("{{\"owner\":{{\"worker\":\"{worker}\"}}}}");
+    let got = send(at, asking(Request::post(format!("{path}/claim")), None), claim).await;
+    assert_eq!((got.status, got.json()["epoch"]["index"].is_u64()), (200, true), "{}", got.json());
+    assert_eq!(get(at, &path).await.json()["session"]["owner"]["live"], true);
+}
+
+#[tokio::test]
+async fn a_write_by_browsers_form_or_with_a_huge_body_or_address_changes_nothing() {
+    let front = front_of(&[], &[]).await;
+    let at = front.operator_address();
+    let level = || Request::put("/ownerserve/v1/cluster/level");
+    let json = |request: http::request::Builder| request.header("content-type", "application/json");
+    assert_eq!(send(at, level(), "{\"level\":2}").await.status, 415);
+    assert_eq!(send(at, json(level()), format!("{{\"level\":2{}}}", " ".repeat(70_000))).await.status, 413);
+    let long = format!("/ownerserve/v1/cluster/level?{}", "a".repeat(9_000));
+    assert_eq!(send(at, json(Request::put(long)), "{\"level\":2}").await.status, 414);
+    for body in ["", "[]", "{}", "{\"level\":-1}", "{\"level\":2}}", "{\"level\":2,\"x\":1}", "{\"level\":99999999999}"]
+    {
+        let got = send(at, json(level()), body).await;
+        assert_eq!(
+            (got.status, got.json()["type"].as_str()),
+            (400, Some("urn:ownerserve:problem:invalid_body")),
+            "{body}"
+        );
+    }
+    let got = send(at, json(level()), "{\"level\":77}").await;
+    assert_eq!((got.status, got.json()["cause"].as_str()), (409, Some("level")));
+}
+
+#[tokio::test]
+async fn lists_continue_behind_a_cursor_and_refuse_a_foreign_one() {
+    let front = front_of(&[], &[]).await;
+    let at = front.operator_address();
+    seal_something(&front).await;
+    for name in ["a", "b", "c"] {
+        let set = SetQuota { tenant: TenantId(name.into()), artifacts: Some(5) };
+        front.gateway.commit(Command::RaiseLevel(2)).await.unwrap();
+        assert_eq!(front.gateway.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+    }
+    let page = |query: String| async move { get(at, &format!("/ownerserve/v1/tenants?{query}")).await };
+    let first = page("limit=3".into()).await.json();
+    let names = |page: &serde_json::Value| {
+        let all = page["tenants"].as_array().unwrap().iter();
+        all.map(|line| line["tenant"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&first), ["a", "b", "c"]);
+    let next = first["next"].as_str().unwrap();
+    let second = page(format!("limit=3&cursor={next}")).await.json();
+    assert_eq!((names(&second), second["next"].is_null()), (vec!["default".to_owned()], true));
+    assert_eq!(second["began"], first["began"]);
+    let got = page(format!("bounded=true&cursor={next}")).await;
+    assert_eq!((got.status, got.json()["type"].as_str()), (400, Some("urn:ownerserve:problem:invalid_cursor")));
+    assert_eq!(get(at, &format!("/ownerserve/v1/groups?cursor={next}")).await.status, 400);
+    for query in [
+        "limit=0",
+        "limit=1001",
+        "cursor=x",
+        "colour=red",
+        "limit=1&limit=2",
+        "consistency=most",
+        "max_staleness=5",
+        "consistency=bounded",
+        "consistency=bounded&max_staleness=0",
+    ] {
+        assert_eq!(page(query.into()).await.status, 400, "{query}");
+    }
+    for query in ["consistency=local", "consistency=linearizable", "consistency=bounded&max_staleness=500"] {
+        assert_eq!(page(query.into()).await.status, 200, "{query}");
+    }
+}
+
+#[tokio::test]
+async fn the_document_lists_every_route_with_its_problems() {
+    let front = front_of(&[], &[]).await;
+    let document = get(front.operator_address(), "/ownerserve/v1/openapi.json").await.json();
+    assert_eq!(document["openapi"], "3.1.0");
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() > 25 && paths.contains_key("/ownerserve/v1/sessions/{id}/release"), "{}", paths.len());
+    for (path, operations) in paths {
+        for (method, operation) in operations.as_object().unwrap() {
+            let responses = &operation["responses"];
+            assert!(responses["400"].is_object() && responses["200"].is_object(), "{method} {path}");
+            assert!(operation["summary"].is_string(), "{method} {path} says what it does");
+            let is_write = method != "get";
+            assert_eq!(responses["504"].is_object(), is_write, "{method} {path}");
+            let is_open = ["/livez", "/readyz", "/ownerserve/v1/openapi.json"].contains(&path.as_str());
+            assert_eq!(responses["401"].is_null(), is_open, "{method} {path}");
+        }
+    }
+    let text = document.to_string();
+    let references = text.split("\"#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());
+    for name in references {
+        assert!(document["components"]["schemas"][name].is_object(), "{name} is described");
+    }
 }

@@ -2,52 +2,137 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use ownership::View;
-use ownership::ledger::{Lease, Worker};
-use serde::Serialize;
-use vocabulary::{Epoch, WorkerView};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use vocabulary::{
+    Bytes, Capacity, Health, Incarnation, Knowledge, Link, Load, ModelId, Role, Speeds, WorkerId, WorkerView,
+};
 use workers_shim::events::EventCounts;
 
-use super::ledger::Fresh;
+use super::fresh::{Fresh, FreshQuery, Seen};
+use super::input::{Asked, Named};
+use super::leases::LeaseLine;
+use super::paging::{Listed, PageQuery};
+use super::problem::Problem;
+use super::words::{HealthWord, KnowledgeWord, RoleWord, WorkerWord};
 use crate::gateway::Gateway;
 
-/// The answer.
-#[derive(Serialize)]
-pub(super) struct WorkerLines {
-    workers: Vec<WorkerLine>,
-}
-
-#[derive(Serialize)]
+/// One worker: what is seen of it, what the ledger holds of it, and what came of its events.
+#[derive(Serialize, ToSchema)]
 struct WorkerLine {
     #[serde(flatten)]
-    seen: WorkerView,
+    seen: SeenLine,
+    /// What it can do and does.
+    #[serde(flatten)]
+    able: AbleLine,
+    /// Its lease; none when the ledger does not know it.
     lease: Option<LeaseLine>,
+    /// What came of its events since this process started.
     events: Option<EventLine>,
 }
 
-/// What the ledger says of the worker's present life.
-#[derive(Serialize)]
-struct LeaseLine {
-    state: &'static str,
-    epoch: Epoch,
-    /// Until it may be ended, on the ledger's clock.
-    left_ms: Option<u64>,
+/// Who it is and how it is.
+#[derive(Serialize, ToSchema)]
+struct SeenLine {
+    #[schema(value_type = WorkerWord)]
+    id: WorkerId,
+    /// Its base URL.
+    endpoint: Arc<str>,
+    /// Which life of it.
+    #[schema(value_type = u64)]
+    incarnation: Incarnation,
+    #[schema(value_type = RoleWord, inline)]
+    role: Role,
+    /// Models and adapters that it serves.
+    #[schema(value_type = Vec<String>)]
+    models: Arc<[ModelId]>,
+    /// Data-parallel ranks.
+    ranks: u16,
+    /// Whether it takes work.
+    #[schema(value_type = HealthWord, inline)]
+    health: Health,
+    /// What is known of its blocks.
+    #[schema(value_type = KnowledgeWord, inline)]
+    knowledge: Knowledge,
 }
 
-impl LeaseLine {
-    fn new(view: &View, worker: &Worker) -> Self {
-        let (state, left_ms) = match worker.lease {
-            Lease::Held { until } => ("held", Some(until.0.saturating_sub(view.now().0) / 1000)),
-            Lease::Expired { .. } => ("expired", None),
-            Lease::Retired { .. } => ("retired", None),
-        };
-        Self { state, epoch: worker.epoch, left_ms }
+/// What it can do and does.
+#[derive(Serialize, ToSchema)]
+struct AbleLine {
+    #[schema(value_type = LoadWord, inline)]
+    load: Load,
+    #[schema(value_type = CapacityWord, inline)]
+    capacity: Capacity,
+    #[schema(value_type = SpeedsWord, inline)]
+    speeds: Speeds,
+    /// KV that a token takes there.
+    #[schema(value_type = u64)]
+    kv_bytes_per_token: Bytes,
+    /// How it receives KV; none when it cannot.
+    #[schema(value_type = Option<LinkWord>, inline)]
+    link: Option<Link>,
+}
+
+macro_rules! word {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(ToSchema)]
+        #[expect(dead_code, reason = "describes how vocabulary writes it; the document is made from its fields")]
+        struct $name { $($(#[$field_doc])* $field: $type),* }
+    };
+}
+
+word! {
+    /// The last scrape plus what this router dispatched and saw finished since.
+    LoadWord {
+        /// Requests in the batch.
+        running: u32,
+        /// Requests that wait for a place in it.
+        waiting: u32,
+        /// Prompt tokens that are still to be computed.
+        backlog: u64,
+        /// KV blocks in use, 0 to 1.
+        kv_usage: f64,
+    }
+}
+word! {
+    /// What it can hold; 0 is unknown.
+    CapacityWord {
+        /// Tokens of KV in device memory.
+        kv: u64,
+        /// Tokens in one of the engine's own blocks.
+        block: u64,
+        /// Longest prompt and answer together.
+        context: u64,
+    }
+}
+word! {
+    /// How fast it is.
+    SpeedsWord {
+        /// Prompt tokens computed a second when nothing else runs.
+        prefill_tokens_per_second: f64,
+        /// Microseconds of one decode step of a small batch.
+        decode_step: u64,
+        /// Microseconds that one more running request adds to it.
+        decode_slowdown: u64,
+    }
+}
+word! {
+    /// How KV comes to it from others.
+    LinkWord {
+        /// Workers can exchange KV only when these are equal.
+        fabric: String,
+        /// Microseconds of any transfer, however small.
+        fixed: u64,
+        /// Rate after that.
+        bytes_per_second: f64,
     }
 }
 
-#[derive(Serialize)]
+/// Counts of what came over a worker's event stream.
+#[derive(Serialize, ToSchema)]
 struct EventLine {
     batches: u64,
     events: u64,
@@ -70,14 +155,85 @@ impl From<EventCounts> for EventLine {
     }
 }
 
-/// `GET /ownerserve/v1/workers`.
-pub(super) async fn workers(State(gateway): State<Arc<Gateway>>) -> Json<Fresh<WorkerLines>> {
-    let view = gateway.directory().view();
-    let line = |seen: &WorkerView| WorkerLine {
-        lease: view.worker(seen.id).map(|worker| LeaseLine::new(&view, worker)),
-        events: gateway.fleet().events(seen.id).map(EventLine::from),
-        seen: seen.clone(),
+impl WorkerLine {
+    fn new(gateway: &Gateway, view: &View, worker: &WorkerView) -> Self {
+        let WorkerView { id, endpoint, incarnation, role, models, ranks, health, knowledge, .. } = worker.clone();
+        let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
+        Self {
+            lease: view.worker(id).map(|record| LeaseLine::new(view, record)),
+            events: gateway.fleet().events(id).map(EventLine::from),
+            seen: SeenLine { id, endpoint, incarnation, role, models, ranks, health, knowledge },
+            able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link },
+        }
+    }
+}
+
+/// Which workers are asked for.
+#[derive(Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WorkerFilter {
+    /// Of this role.
+    #[param(value_type = Option<RoleWord>, inline)]
+    role: Option<Role>,
+    /// In this state.
+    #[param(value_type = Option<HealthWord>, inline)]
+    health: Option<Health>,
+}
+
+/// Workers, by id.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Workers {
+    workers: Vec<WorkerLine>,
+    #[serde(flatten)]
+    listed: Listed,
+}
+
+/// The workers that this router is configured with, by id.
+#[utoipa::path(get, path = "/ownerserve/v1/workers", tag = "workers", params(WorkerFilter, PageQuery, FreshQuery),
+    responses((status = 200, body = Fresh<Workers>)))]
+pub(super) async fn workers(
+    State(gateway): State<Arc<Gateway>>,
+    Seen(view): Seen,
+    Asked(filter): Asked<WorkerFilter>,
+    Asked(page): Asked<PageQuery>,
+) -> Result<Fresh<Workers>, Problem> {
+    let page = page.page::<WorkerId>("workers", &filter, view.applied())?;
+    let mut fleet = gateway.fleet().snapshot().to_vec();
+    fleet.sort_by_key(|worker| worker.id);
+    let behind = fleet.iter().filter(|worker| page.after.is_none_or(|after| worker.id > after));
+    let line = |worker: &WorkerView| {
+        let accepted = filter.role.is_none_or(|role| worker.role == role)
+            && filter.health.is_none_or(|health| worker.health == health);
+        (worker.id, accepted.then(|| WorkerLine::new(&gateway, &view, worker)).into_iter().collect())
     };
-    let workers = gateway.fleet().snapshot().iter().map(line).collect();
-    Fresh::new(&view, WorkerLines { workers })
+    let lines: Vec<_> = behind.map(line).collect();
+    let (workers, listed) = page.fill(lines.into_iter());
+    Ok(Fresh::new(&view, Workers { workers, listed }))
+}
+
+/// One worker.
+#[derive(Serialize, ToSchema)]
+pub(super) struct OneWorker {
+    worker: WorkerLine,
+}
+
+/// One of the workers that this router is configured with.
+#[utoipa::path(get, path = "/ownerserve/v1/workers/{id}", tag = "workers",
+    params(("id" = WorkerWord, Path), FreshQuery),
+    responses((status = 200, body = Fresh<OneWorker>)))]
+pub(super) async fn worker(
+    State(gateway): State<Arc<Gateway>>,
+    Seen(view): Seen,
+    Named(id): Named<WorkerId>,
+) -> Result<Fresh<OneWorker>, Problem> {
+    let fleet = gateway.fleet().snapshot();
+    let found = fleet.iter().find(|worker| worker.id == id);
+    let missing = || {
+        let detail = format!(
+            "This router is not configured with {id}. GET /ownerserve/v1/leases lists all that the ledger knows."
+        );
+        Problem::not_found(detail)
+    };
+    let worker = WorkerLine::new(&gateway, &view, found.ok_or_else(missing)?);
+    Ok(Fresh::new(&view, OneWorker { worker }))
 }

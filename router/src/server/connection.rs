@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower::Service as _;
 
-use super::Routed;
+use super::{Remote, Routed};
 use crate::error::headers_timeout_answer;
 
 /// Serves `stream` until it ends, `stopping` says true (the running request still ends) or its sender is gone (now).
@@ -23,8 +23,10 @@ pub(super) async fn drive(
     (protocol, routes): (http1::Builder, Router),
     mut stopping: watch::Receiver<bool>,
 ) {
-    let service = service_fn(move |request: Request<Incoming>| {
+    let remote = stream.peer_addr().ok().map(Remote);
+    let service = service_fn(move |mut request: Request<Incoming>| {
         let mut routes = routes.clone();
+        remote.map(|remote| request.extensions_mut().insert(remote));
         // Boxed, because the connection must stay movable: `into_parts` below takes it by value.
         Box::pin(
             async move { Routed::Ok(routes.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {})) },

@@ -166,6 +166,10 @@ async fn next_stream(listener: &TcpListener) -> TcpStream {
     }
 }
 
+/// Where a request came from; rides on every request as an extension.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote(pub(crate) SocketAddr);
+
 /// The routes as hyper wants a service; axum's never fails.
 type Routed = Result<axum::response::Response, Infallible>;
 

@@ -1,0 +1,237 @@
+//! Who may do what: bearer tokens from a file, each with a role. Tokens are held and compared as SHA-256 digests.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use serde::{Deserialize, Serialize};
+
+use super::problem::{Kind, Problem};
+use crate::auth::{Digest, Stamp, bearer_key, digest, parse_digest, stamp};
+
+/// What a token may do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Role {
+    /// Look at everything but snapshots.
+    Read,
+    /// Change things, too.
+    Operator,
+}
+
+/// Who asks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Who {
+    /// As the file calls the token, for the audit log.
+    pub name: Arc<str>,
+    /// What it may do.
+    pub role: Role,
+}
+
+/// Why a tokens file was refused. Never carries a token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokensError {
+    /// The file cannot be read.
+    #[error("cannot read the operators' tokens file {path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error(
+        "the operators' tokens file {path} {problem}; accepted is a table [tokens] with lines \"TOKEN\" = \"read\", \"sha256:HEX\" = \"operator\", or {{ role = \"operator\", name = \"alice\" }}"
+    )]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: &'static str,
+    },
+}
+
+/// A line of the file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Role(Role),
+    Named(NamedLine),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamedLine {
+    role: Role,
+    name: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokensFile {
+    tokens: BTreeMap<String, Line>,
+}
+
+type Table = Vec<(Digest, Who)>;
+
+/// The tokens that are accepted now.
+#[derive(Default)]
+pub(super) struct Tokens {
+    file: Option<PathBuf>,
+    /// Of the file, before it was read.
+    stamp: Option<Stamp>,
+    table: ArcSwapOption<Table>,
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokens").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl Tokens {
+    /// Reads `file`; without one everybody who reaches the listener is an operator.
+    pub(super) fn open(file: Option<&Path>) -> Result<Self, TokensError> {
+        let tokens = Self { file: file.map(Path::to_owned), stamp: file.and_then(stamp), ..Self::default() };
+        if let Some(path) = file {
+            tokens.table.store(Some(Arc::new(read(path)?)));
+        }
+        Ok(tokens)
+    }
+
+    /// Whether a token is needed.
+    pub(super) fn required(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Who asks, by `Authorization: Bearer TOKEN`. Every token is compared whole, so that time tells nothing.
+    pub(super) fn who(&self, headers: &HeaderMap) -> Result<Who, Problem> {
+        let table = self.table.load();
+        let Some(table) = &*table else { return Ok(Who { name: "anyone".into(), role: Role::Operator }) };
+        let token = headers.get(AUTHORIZATION).map(|value| bearer_key(value.as_bytes()));
+        let unauthorized = |detail| Problem::new(Kind::Unauthorized, detail);
+        let given = digest(token.ok_or_else(|| unauthorized("Send a token as 'Authorization: Bearer TOKEN'."))?);
+        let mut found = None;
+        for (known, who) in table.iter() {
+            if known.iter().zip(&given).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0 {
+                found = Some(who);
+            }
+        }
+        found.cloned().ok_or_else(|| unauthorized("The token is not known here. Ask who runs this for one."))
+    }
+
+    /// Re-reads the file whenever its time or size changes; a file that became bad leaves the tokens as they were.
+    pub(super) async fn follow_file(self: Arc<Self>, every: Duration) {
+        let Some(path) = self.file.clone() else { return };
+        let mut seen = self.stamp;
+        loop {
+            tokio::time::sleep(every).await;
+            let now = stamp(&path);
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match read(&path) {
+                Ok(table) => {
+                    tracing::info!(tokens = table.len(), "operators' tokens were read again");
+                    self.table.store(Some(Arc::new(table)));
+                }
+                Err(error) => tracing::error!(%error, "the operators' tokens stay as they were"),
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Table, TokensError> {
+    let malformed = |problem| TokensError::Malformed { path: path.into(), problem };
+    let text = std::fs::read_to_string(path).map_err(|source| TokensError::Unreadable { path: path.into(), source })?;
+    // The parser's own message would quote a line, and with it a token.
+    let file: TokensFile = toml::from_str(&text).map_err(|_| malformed("is not valid"))?;
+    if file.tokens.is_empty() {
+        return Err(malformed("has no tokens"));
+    }
+    let mut table = Table::with_capacity(file.tokens.len());
+    for (token, line) in file.tokens {
+        let digest = match token.strip_prefix("sha256:") {
+            Some(hex) => {
+                parse_digest(hex).ok_or_else(|| malformed("has a sha256 that is not 64 hexadecimal digits"))?
+            }
+            None if token.is_empty() => return Err(malformed("has an empty token")),
+            None => digest(token.as_bytes()),
+        };
+        let who = match line {
+            Line::Role(role) => {
+                Who { name: format!("token {:02x}{:02x}{:02x}", digest[0], digest[1], digest[2]).into(), role }
+            }
+            Line::Named(line) if line.name.is_empty() || line.name.chars().count() > 64 => {
+                return Err(malformed("has a name that is empty or longer than 64 characters"));
+            }
+            Line::Named(line) => Who { name: line.name.into(), role: line.role },
+        };
+        if table.iter().any(|(known, _)| *known == digest) {
+            return Err(malformed("has the same token twice"));
+        }
+        table.push((digest, who));
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(text: &str) -> Result<Tokens, TokensError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.toml");
+        std::fs::write(&path, text).unwrap();
+        Tokens::open(Some(&path))
+    }
+
+    fn who(tokens: &Tokens, token: Option<&str>) -> Result<(String, Role), Kind> {
+        let headers = token.map(|token| (AUTHORIZATION, format!("Bearer {token}").parse().unwrap()));
+        let found = tokens.who(&HeaderMap::from_iter(headers));
+        found.map(|who| (who.name.to_string(), who.role)).map_err(|problem| problem.kind())
+    }
+
+    #[test]
+    fn a_token_or_its_digest_has_a_role_and_a_name() {
+        // sha256 of "test"
+        let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+        let text =
+            format!("[tokens]\n\"one\" = \"read\"\n\"sha256:{digest}\" = {{ role = \"operator\", name = \"alice\" }}");
+        let tokens = tokens(&text).unwrap();
+        assert_eq!(who(&tokens, Some("test")), Ok(("alice".into(), Role::Operator)));
+        let (name, role) = who(&tokens, Some("one")).unwrap();
+        assert!(role == Role::Read && name.starts_with("token ") && !name.contains("one"), "{name}");
+        for bad in [None, Some("on"), Some(""), Some(&*format!("sha256:{digest}"))] {
+            assert_eq!(who(&tokens, bad), Err(Kind::Unauthorized), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_file_everybody_is_an_operator() {
+        assert_eq!(who(&Tokens::open(None).unwrap(), None), Ok(("anyone".into(), Role::Operator)));
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_without_printing_what_is_in_it() {
+        for text in [
+            "",
+            "[tokens]",
+            "[tokens]\n\"\" = \"read\"",
+            "[tokens]\n\"secret\" = \"write\"",
+            "[tokens]\n\"sha256:secret\" = \"read\"",
+            "[tokens]\n\"secret\" = { role = \"read\", name = \"\" }",
+            "[tokens]\n\"secret\" = { role = \"read\", name = \"a\", more = 1 }",
+        ] {
+            let error = tokens(text).unwrap_err().to_string();
+            assert!(!error.contains("secret") && error.contains("accepted is"), "{error}");
+        }
+        let missing = Tokens::open(Some(Path::new("/nonexistent/tokens"))).unwrap_err();
+        assert!(missing.to_string().contains("/nonexistent/tokens"));
+    }
+}

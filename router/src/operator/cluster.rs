@@ -1,0 +1,117 @@
+//! `/ownerserve/v1/cluster`: the nodes that keep the ledger, and what they agree on.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use ownership::View;
+use ownership::ledger::Command;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::fresh::{Fresh, FreshQuery, Seen};
+use super::input::Told;
+use super::problem::{Kind, Problem};
+use super::writes::{Done, Nothing, write};
+use crate::gateway::Gateway;
+
+/// What the ledger holds.
+#[derive(Serialize, ToSchema)]
+struct Counts {
+    sessions: usize,
+    artifacts: usize,
+    workers: usize,
+}
+
+/// This node and its cluster.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Cluster {
+    /// The cluster's id; a restore makes a new one.
+    cluster: String,
+    /// The node that answers.
+    node: u64,
+    /// The cluster's feature level.
+    level: u32,
+    /// How often the ledger was restored from a backup.
+    generation: u32,
+    holds: Counts,
+    /// Log entries that this node has and has not yet applied.
+    apply_lag: u64,
+    /// Commands that wait to enter the log.
+    queue: u64,
+    /// Bytes of log on this node's disk.
+    log_bytes: u64,
+}
+
+/// The cluster as this node sees it.
+#[utoipa::path(get, path = "/ownerserve/v1/cluster", tag = "cluster", params(FreshQuery),
+    responses((status = 200, body = Fresh<Cluster>)))]
+pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Cluster> {
+    let directory = gateway.directory();
+    let readings = directory.readings();
+    let cluster = Cluster {
+        cluster: directory.cluster().to_string(),
+        node: directory.node().0,
+        level: view.level(),
+        generation: view.generation(),
+        holds: Counts {
+            sessions: view.session_count(),
+            artifacts: view.artifact_count(),
+            workers: view.workers().count(),
+        },
+        apply_lag: readings.apply_lag,
+        queue: readings.queue_depth,
+        log_bytes: readings.log_bytes,
+    };
+    Fresh::new(&view, cluster)
+}
+
+/// What the state is.
+#[derive(Serialize, ToSchema)]
+pub(super) struct StateHash {
+    /// Digest of everything remembered: equal on all nodes at equal revision.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
+    hash: String,
+}
+
+/// The digest of this node's state at the answer's revision, to be compared with other nodes' at the same one.
+#[utoipa::path(get, path = "/ownerserve/v1/cluster/hash", tag = "cluster", params(FreshQuery),
+    responses((status = 200, body = Fresh<StateHash>)))]
+pub(super) async fn hash(Seen(view): Seen) -> Result<Fresh<StateHash>, Problem> {
+    let looking: Arc<View> = view.clone();
+    let hash = super::apart(move || looking.state_hash()).await?;
+    Ok(Fresh::new(&view, StateHash { hash: format!("{hash:032x}") }))
+}
+
+/// The feature level to be reached.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Level {
+    level: u32,
+}
+
+/// Raises the cluster's feature level. There is no way back: older releases cannot read it any more.
+#[utoipa::path(put, path = "/ownerserve/v1/cluster/level", tag = "cluster", request_body = Level,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn raise_level(
+    State(gateway): State<Arc<Gateway>>,
+    Told(body): Told<Level>,
+) -> Result<Fresh<Done>, Problem> {
+    write(&gateway, Command::RaiseLevel(body.level)).await?;
+    let level = gateway.directory().view().level();
+    Ok(Done::plain(&gateway, format!("the cluster is at feature level {level}")))
+}
+
+/// Writes a snapshot of this node's ledger to its disk now.
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/snapshot", tag = "cluster", request_body = Nothing,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn snapshot(
+    State(gateway): State<Arc<Gateway>>,
+    Told(Nothing {}): Told<Nothing>,
+) -> Result<Fresh<Done>, Problem> {
+    let written = gateway.directory().snapshot().await;
+    written.map_err(|error| {
+        tracing::error!(%error, "a snapshot that an operator asked for was not written");
+        Problem::new(Kind::NotReady, "The snapshot was not written; the log of this process says why.")
+    })?;
+    Ok(Done::plain(&gateway, "a snapshot was written on this node"))
+}

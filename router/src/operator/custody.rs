@@ -1,0 +1,113 @@
+//! Writes about who owns what: claim, release and close.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use ownership::ledger::{ClaimOwner, Command, Release, Subject};
+use serde::Deserialize;
+use utoipa::ToSchema;
+use vocabulary::{ArtifactId, Epoch, Owner, SessionId};
+
+use super::fresh::Fresh;
+use super::input::{Named, Told};
+use super::problem::Problem;
+use super::tags::Fence;
+use super::words::{ArtifactWord, SessionWord};
+use super::writes::{Done, FenceAllowed, FenceNeeded, Nothing, Target, epoch_of, write};
+use super::{artifacts, sessions};
+use crate::gateway::Gateway;
+
+/// Who is to own it.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Claim {
+    owner: Target,
+}
+
+async fn claimed(gateway: &Gateway, subject: Subject, claim: Claim) -> Result<Fresh<Done>, Problem> {
+    let owner = claim.owner.owner(gateway)?;
+    let outcome = write(gateway, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
+    let epoch = epoch_of(&outcome);
+    Ok(Done::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
+}
+
+/// Gives a session that nobody live owns to a worker.
+///
+/// Says nothing about blocks: what the worker does not hold it computes. A session with a live owner is migrated instead.
+#[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/claim", tag = "sessions",
+    params(("id" = SessionWord, Path)), request_body = Claim,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn claim_session(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<SessionId>,
+    Told(claim): Told<Claim>,
+) -> Result<Fresh<Done>, Problem> {
+    claimed(&gateway, Subject::Session(id), claim).await
+}
+
+/// Gives an artifact that nobody live owns to a worker.
+#[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/claim", tag = "artifacts",
+    params(("id" = ArtifactWord, Path)), request_body = Claim,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn claim_artifact(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<ArtifactId>,
+    Told(claim): Told<Claim>,
+) -> Result<Fresh<Done>, Problem> {
+    claimed(&gateway, Subject::Artifact(id), claim).await
+}
+
+async fn released(
+    gateway: &Gateway,
+    subject: Subject,
+    ((owner, current), fence): ((Option<Owner>, Epoch), Fence),
+) -> Result<Fresh<Done>, Problem> {
+    let seen = fence.needed(current)?;
+    let Some(owner) = owner else { return Ok(Done::plain(gateway, "nobody owned it")) };
+    write(gateway, Command::Release(Release { subject, owner, seen })).await?;
+    Ok(Done::plain(gateway, format!("{} does not own it any more", owner.worker)))
+}
+
+/// Takes a session from its owner, without giving it to another.
+#[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/release", tag = "sessions",
+    params(("id" = SessionWord, Path), FenceNeeded), request_body = Nothing,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn release_session(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<SessionId>,
+    fence: Fence,
+    Told(Nothing {}): Told<Nothing>,
+) -> Result<Fresh<Done>, Problem> {
+    let view = gateway.directory().view();
+    let session = sessions::known(&view, id)?;
+    released(&gateway, Subject::Session(id), ((session.owner, session.epoch), fence)).await
+}
+
+/// Takes an artifact from its owner, without giving it to another.
+#[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/release", tag = "artifacts",
+    params(("id" = ArtifactWord, Path), FenceNeeded), request_body = Nothing,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn release_artifact(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<ArtifactId>,
+    fence: Fence,
+    Told(Nothing {}): Told<Nothing>,
+) -> Result<Fresh<Done>, Problem> {
+    let view = gateway.directory().view();
+    let artifact = artifacts::known(&view, id)?;
+    released(&gateway, Subject::Artifact(id), ((artifact.owner, artifact.epoch), fence)).await
+}
+
+/// Forgets a session. Its artifacts stay until nothing references them and they go cold.
+#[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
+    params(("id" = SessionWord, Path), FenceAllowed),
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn close_session(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<SessionId>,
+    fence: Fence,
+) -> Result<Fresh<Done>, Problem> {
+    fence.allowed(sessions::known(&gateway.directory().view(), id)?.epoch)?;
+    write(&gateway, Command::CloseSession(id)).await?;
+    Ok(Done::plain(&gateway, "the session is closed"))
+}

@@ -1,0 +1,68 @@
+//! What the operators' routes share: the gateway, the tokens, the audit log, the document.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::FromRef;
+
+use super::access::{Tokens, TokensError};
+use super::audit::Audit;
+use super::document::Document;
+use crate::gateway::Gateway;
+
+/// Why the operators' listener cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum DeskError {
+    /// The tokens file was refused.
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
+    /// The audit log cannot be opened.
+    #[error("the audit log in {folder} cannot be opened: {source}", folder = folder.display())]
+    Audit {
+        /// Which folder.
+        folder: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// The state of the operators' routes. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    pub(super) gateway: Arc<Gateway>,
+    pub(super) tokens: Arc<Tokens>,
+    pub(super) audit: Arc<Audit>,
+    pub(super) document: Arc<Document>,
+}
+
+impl Desk {
+    /// Reads the tokens and opens the audit log.
+    pub fn open(gateway: &Arc<Gateway>) -> Result<Self, DeskError> {
+        let config = &gateway.config;
+        let folder = config.ledger.data_dir.join("audit");
+        let audit = Audit::open(&folder, config.operator.audit_size.0 as u64);
+        let audit = audit.map_err(|source| DeskError::Audit { folder, source })?;
+        Ok(Self {
+            gateway: gateway.clone(),
+            tokens: Arc::new(Tokens::open(config.operator.tokens_file.as_deref())?),
+            audit: Arc::new(audit),
+            document: Arc::new(Document::default()),
+        })
+    }
+
+    /// Whether a token is needed.
+    pub fn is_guarded(&self) -> bool {
+        self.tokens.required()
+    }
+
+    /// Follows the tokens file for ever.
+    pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.tokens.clone().follow_file(Duration::from_secs(5))
+    }
+}
+
+impl FromRef<Desk> for Arc<Gateway> {
+    fn from_ref(desk: &Desk) -> Self {
+        desk.gateway.clone()
+    }
+}

@@ -1,0 +1,123 @@
+//! The gate before every operators' route: bounds, tokens and roles, known parameters, the audit log.
+//!
+//! A write goes on to its end when its client leaves, so that what was done is always written down.
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_TYPE, ETAG, IF_MATCH};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+
+use super::access::{Role, Who};
+use super::audit::{Asked, kept};
+use super::desk::Desk;
+use super::fresh::At;
+use super::input::body_of;
+use super::problem::{Kind, Problem};
+use super::tags;
+use crate::incoming::new_request_id;
+use crate::server::Remote;
+
+/// Longest path and query.
+const LONGEST_URI: usize = 8 << 10;
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// What anybody may see: whether the process lives, and how to talk to it.
+pub(super) const OPEN: [&str; 3] = ["/livez", "/readyz", "/ownerserve/v1/openapi.json"];
+/// Reads that give everything away.
+const GUARDED: [&str; 1] = ["/ownerserve/v1/cluster/snapshot"];
+
+/// Lets a request through, or says why not.
+pub(super) async fn gate(State(desk): State<Desk>, request: Request, next: Next) -> Response {
+    let id = request_id(request.headers());
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    let asked_of = request.headers().clone();
+    let mut response = admit(&desk, request, (next, &id)).await;
+    let known = response.headers().get(ETAG).is_some_and(|tag| tags::is_known(&asked_of, tag));
+    if is_read && known && response.status() == StatusCode::OK {
+        *response.body_mut() = Body::empty();
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        response.headers_mut().remove(http::header::CONTENT_LENGTH);
+        response.headers_mut().remove(CONTENT_TYPE);
+    }
+    At::of(&desk.gateway.directory().view()).mark(response.headers_mut());
+    if let Ok(id) = HeaderValue::try_from(id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// The client's own id where it is short and plain, or a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let given = given.filter(|id| (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
+    given.map_or_else(|| new_request_id().to_string(), str::to_owned)
+}
+
+async fn admit(desk: &Desk, request: Request, (next, id): (Next, &str)) -> Response {
+    let (parts, body) = request.into_parts();
+    if parts.uri.path_and_query().map_or(0, |whole| whole.as_str().len()) > LONGEST_URI {
+        let detail = format!("Path and query have more than {LONGEST_URI} bytes.");
+        return Problem::new(Kind::UriTooLong, detail).into_response();
+    }
+    let path = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+    let writes = desk.document.writes(&parts.method, &path);
+    let audited = writes || GUARDED.contains(&&*path);
+    let who = if OPEN.contains(&&*path) { None } else { Some(desk.tokens.who(&parts.headers)) };
+    let mut asked = asked(&parts, &path, id);
+    asked.who = who.as_ref().and_then(|who| who.as_ref().ok().cloned());
+    let needed = if audited { Role::Operator } else { Role::Read };
+    let allowed = who.map_or(Ok(()), |who| who.and_then(|who| may(&who, needed)));
+    let allowed = allowed.and_then(|()| desk.document.check_query(&parts, &path));
+    let answer = match allowed {
+        Err(problem) => problem.into_response(),
+        Ok(()) if writes => write(parts, body, (next, &mut asked)).await,
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+    };
+    if audited {
+        let word = answer.extensions().get::<Kind>().map_or("done", |kind| kind.shape().1);
+        desk.audit.write(&asked, word, answer.status().as_u16());
+    }
+    answer
+}
+
+fn may(who: &Who, needed: Role) -> Result<(), Problem> {
+    if who.role >= needed {
+        return Ok(());
+    }
+    let detail = "The token may only read. Use one with the role operator.";
+    Err(Problem::new(Kind::Forbidden, detail))
+}
+
+fn asked(parts: &Parts, path: &str, id: &str) -> Asked {
+    Asked {
+        who: None,
+        what: format!("{} {path}", parts.method),
+        key: parts.uri.path().to_owned(),
+        body: None,
+        if_match: parts.headers.get(IF_MATCH).and_then(|value| value.to_str().ok()).map(str::to_owned),
+        request: id.to_owned(),
+        remote: parts.extensions.get::<Remote>().map(|remote| remote.0),
+    }
+}
+
+/// Reads the body and runs the write as a task of its own.
+async fn write(parts: Parts, body: Body, (next, asked): (Next, &mut Asked)) -> Response {
+    // Browsers send other types across sites without asking, and ask before they send DELETE.
+    let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    if parts.method != Method::DELETE && !kind.to_ascii_lowercase().starts_with(b"application/json") {
+        return Problem::new(Kind::NotJson, "Send the body as Content-Type: application/json.").into_response();
+    }
+    let body = match body_of(&parts, body).await {
+        Ok(body) => body,
+        Err(problem) => return problem.into_response(),
+    };
+    asked.body = kept(&body);
+    let request = Request::from_parts(parts, Body::from(body));
+    let running = tokio::spawn(next.run(request));
+    running.await.unwrap_or_else(|_| {
+        Problem::new(Kind::Internal, "The request ended in an error of ours; the log of this process has it.")
+            .into_response()
+    })
+}

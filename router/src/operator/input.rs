@@ -1,0 +1,114 @@
+//! What comes in: path, query and body, read into types or refused with a problem that says what is accepted.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use http::request::Parts;
+use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
+use vocabulary::TenantId;
+
+use super::problem::{Kind, Problem};
+use super::words::TENANT_LENGTH;
+use crate::error::ApiError;
+use crate::server::{BodyLimits, read_body};
+
+/// The query.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
+        let Query(query) = Query::try_from_uri(&parts.uri).map_err(|error| Problem::bad_query(error.body_text()))?;
+        Ok(Self(query))
+    }
+}
+
+/// The one thing that the path names.
+pub(super) struct Named<T>(pub(super) T);
+
+impl<T, S> FromRequestParts<S> for Named<T>
+where
+    T: FromStr<Err: Display>,
+    S: Send + Sync,
+{
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let Path(text) = path.map_err(|error| Problem::new(Kind::InvalidId, error.body_text()))?;
+        text.parse().map(Self).map_err(|error: T::Err| Problem::bad_id(&error))
+    }
+}
+
+/// The body, JSON.
+pub(super) struct Told<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Told<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let body = Bytes::from_request(request, state).await;
+        let body = body.map_err(|error| Problem::bad_body(error.body_text()))?;
+        let mut json = serde_json::Deserializer::from_slice(&body);
+        let told = serde_path_to_error::deserialize(&mut json).map_err(|error| Problem::bad_body(in_words(&error)))?;
+        json.end().map_err(|_| Problem::bad_body("There is something behind the JSON value."))?;
+        Ok(Self(told))
+    }
+}
+
+fn in_words(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+    match error.path().to_string() {
+        path if path == "." => {
+            format!("{}. Send one JSON object as GET /ownerserve/v1/openapi.json says.", error.inner())
+        }
+        path => format!("{path}: {}", error.inner()),
+    }
+}
+
+/// Largest body that an operator may send.
+const BODY_LIMITS: BodyLimits = BodyLimits {
+    bytes: 64 << 10,
+    pause: std::time::Duration::from_secs(10),
+    total: std::time::Duration::from_secs(30),
+};
+
+/// The whole body of a write.
+pub(super) async fn body_of(parts: &Parts, body: Body) -> Result<Bytes, Problem> {
+    read_body(&parts.headers, body, BODY_LIMITS).await.map_err(|error| {
+        let kind = match &error {
+            ApiError::BodyTooLarge { .. } => Kind::BodyTooLarge,
+            ApiError::BodyTimeout => Kind::BodyTimeout,
+            ApiError::UnknownEncoding { .. } => Kind::NotJson,
+            _ => Kind::InvalidBody,
+        };
+        match kind {
+            Kind::BodyTooLarge => Problem::new(kind, format!("The body is larger than {} bytes.", BODY_LIMITS.bytes)),
+            _ => Problem::new(kind, error.to_string()),
+        }
+    })
+}
+
+/// A tenant's name in a path.
+pub(super) struct TenantName(pub(super) TenantId);
+
+impl FromStr for TenantName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_name = !text.is_empty() && text.chars().count() <= TENANT_LENGTH;
+        if is_name { Ok(Self(TenantId(text.into()))) } else { Err("A tenant's name has 1 to 128 characters.") }
+    }
+}
+
+/// For a field that may be null and must not be left out.
+pub(super) fn must_be_there<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: serde::Deserialize<'de>,
+{
+    Option::deserialize(deserializer)
+}

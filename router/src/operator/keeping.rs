@@ -1,0 +1,145 @@
+//! Writes about what is kept and who works: pins, groups, evictions, leases and drains.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use ownership::ledger::{Command, DrainWorker, Draining, Outcome, Pin, Pinned, RenewLease, SetGroup};
+use serde::Deserialize;
+use utoipa::ToSchema;
+use vocabulary::{ArtifactId, GroupId, Micros, WorkerId};
+
+use super::fresh::Fresh;
+use super::input::{Named, Told};
+use super::problem::{Kind, Problem};
+use super::tags::Fence;
+use super::words::{ArtifactWord, GroupWord, WorkerWord};
+use super::writes::{Done, FenceAllowed, Nothing, write};
+use super::{artifacts, leases};
+use crate::gateway::Gateway;
+
+/// Whether it is to be kept.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PinBody {
+    /// A pinned artifact is never evicted or collected.
+    pinned: bool,
+}
+
+/// Pins an artifact, or takes the pin back.
+#[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/pin", tag = "artifacts",
+    params(("id" = ArtifactWord, Path), FenceAllowed), request_body = PinBody,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn pin(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<ArtifactId>,
+    fence: Fence,
+    Told(body): Told<PinBody>,
+) -> Result<Fresh<Done>, Problem> {
+    fence.allowed(artifacts::known(&gateway.directory().view(), id)?.epoch)?;
+    let (pinned, did) = match body.pinned {
+        true => (Pinned::Yes, "the artifact is pinned"),
+        false => (Pinned::No, "the artifact is not pinned"),
+    };
+    write(&gateway, Command::Pin(Pin { artifact: id, pinned })).await?;
+    Ok(Done::plain(&gateway, did))
+}
+
+/// To which group it is to belong.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GroupBody {
+    /// The group; null for none.
+    #[schema(value_type = Option<GroupWord>, required = true)]
+    #[serde(deserialize_with = "super::input::must_be_there")]
+    group: Option<GroupId>,
+}
+
+/// Puts an artifact into a group, or out of any.
+#[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/group", tag = "artifacts",
+    params(("id" = ArtifactWord, Path), FenceAllowed), request_body = GroupBody,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn set_group(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<ArtifactId>,
+    fence: Fence,
+    Told(body): Told<GroupBody>,
+) -> Result<Fresh<Done>, Problem> {
+    fence.allowed(artifacts::known(&gateway.directory().view(), id)?.epoch)?;
+    write(&gateway, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
+    let did =
+        body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
+    Ok(Done::plain(&gateway, did))
+}
+
+/// Forgets an artifact that nothing references and that is not pinned.
+///
+/// The blocks at the engines are theirs to drop: no engine offers that to a proxy.
+#[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
+    params(("id" = ArtifactWord, Path), FenceAllowed),
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn evict(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<ArtifactId>,
+    fence: Fence,
+) -> Result<Fresh<Done>, Problem> {
+    fence.allowed(artifacts::known(&gateway.directory().view(), id)?.epoch)?;
+    write(&gateway, Command::Evict(id)).await?;
+    Ok(Done::plain(&gateway, "the artifact is forgotten"))
+}
+
+/// Says that a worker was reached: renews the lease of its present life by one term.
+///
+/// Routers do this by themselves for as long as they reach it.
+#[utoipa::path(post, path = "/ownerserve/v1/leases/{worker}/renew", tag = "workers",
+    params(("worker" = WorkerWord, Path), FenceAllowed), request_body = Nothing,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn renew(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<WorkerId>,
+    fence: Fence,
+    Told(Nothing {}): Told<Nothing>,
+) -> Result<Fresh<Done>, Problem> {
+    let view = gateway.directory().view();
+    let worker = leases::known(&view, id)?;
+    fence.allowed(worker.epoch)?;
+    let ttl = Micros::of(gateway.directory().lease());
+    let outcome =
+        write(&gateway, Command::RenewLease(RenewLease { alive: vec![(id, worker.incarnation)], ttl })).await?;
+    match outcome {
+        Outcome::Renewed { renewed: 1.., .. } => {
+            Ok(Done::granted(&gateway, format!("the lease is held for {} ms more", ttl.0 / 1000), worker.epoch))
+        }
+        _ => {
+            let detail = "Nothing was changed: the lease of this life is over. A router registers the worker again once \
+                          it reaches it.";
+            Err(Problem::new(Kind::Conflict, detail).caused("lease_over").at(worker.epoch))
+        }
+    }
+}
+
+/// Whether a worker is to be emptied.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrainBody {
+    /// A draining worker keeps what it has, takes no new sessions and is granted nothing more, at every router.
+    draining: bool,
+}
+
+/// Drains a worker, or takes it back into service.
+#[utoipa::path(put, path = "/ownerserve/v1/workers/{id}/draining", tag = "workers",
+    params(("id" = WorkerWord, Path), FenceAllowed), request_body = DrainBody,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn drain(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<WorkerId>,
+    fence: Fence,
+    Told(body): Told<DrainBody>,
+) -> Result<Fresh<Done>, Problem> {
+    fence.allowed(leases::known(&gateway.directory().view(), id)?.epoch)?;
+    let (draining, did) = match body.draining {
+        true => (Draining::Yes, "the worker drains: it takes no new sessions"),
+        false => (Draining::No, "the worker takes sessions"),
+    };
+    write(&gateway, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
+    Ok(Done::plain(&gateway, did))
+}

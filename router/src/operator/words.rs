@@ -1,0 +1,165 @@
+//! The API's words for the ledger's values: what their JSON looks like, for the OpenAPI document.
+
+use std::borrow::Cow;
+
+use ownership::View;
+use serde::Serialize;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+use vocabulary::{DpRank, Incarnation, Owner, WorkerId};
+
+/// A text of a fixed form.
+macro_rules! text_word {
+    ($word:ident, $name:literal, $pattern:literal, $example:literal, $description:literal) => {
+        #[doc = $description]
+        pub(super) struct $word;
+
+        impl PartialSchema for $word {
+            fn schema() -> RefOr<Schema> {
+                ObjectBuilder::new()
+                    .schema_type(Type::String)
+                    .pattern(Some($pattern))
+                    .examples([serde_json::json!($example)])
+                    .description(Some($description))
+                    .into()
+            }
+        }
+
+        impl ToSchema for $word {
+            fn name() -> Cow<'static, str> {
+                $name.into()
+            }
+        }
+    };
+}
+
+text_word!(SessionWord, "SessionId", "^s-[0-9a-fA-F]{1,32}$", "s-2a", "A session's id.");
+text_word!(ArtifactWord, "ArtifactId", "^a-[0-9a-fA-F]{1,32}$", "a-2a", "An artifact's id.");
+text_word!(PrefixWord, "PrefixId", "^p-[0-9a-fA-F]{1,32}$", "p-2a", "A prefix's id.");
+text_word!(GroupWord, "GroupId", "^g-[0-9a-fA-F]{1,32}$", "g-2a", "A group's id.");
+text_word!(WorkerWord, "WorkerId", "^w-[0-9a-fA-F]{1,16}$", "w-2a", "A worker's id.");
+text_word!(RequestWord, "RequestId", "^req-[0-9a-fA-F]{1,32}$", "req-2a", "A request's id, as in `x-request-id`.");
+
+/// A tenant's name, as in the file of API keys.
+pub(super) struct TenantWord;
+
+/// Most characters of a tenant's name.
+pub(super) const TENANT_LENGTH: usize = 128;
+
+impl PartialSchema for TenantWord {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .min_length(Some(1))
+            .max_length(Some(TENANT_LENGTH))
+            .examples([serde_json::json!("default")])
+            .description(Some("A tenant's name, as in the file of API keys."))
+            .into()
+    }
+}
+
+impl ToSchema for TenantWord {
+    fn name() -> Cow<'static, str> {
+        "TenantId".into()
+    }
+}
+
+/// All of them that stand in paths and queries, which the document does not collect by itself.
+pub(super) fn of_parameters() -> Vec<(String, RefOr<Schema>)> {
+    fn word<T: ToSchema>() -> (String, RefOr<Schema>) {
+        (T::name().into_owned(), T::schema())
+    }
+    vec![
+        word::<SessionWord>(),
+        word::<ArtifactWord>(),
+        word::<PrefixWord>(),
+        word::<GroupWord>(),
+        word::<WorkerWord>(),
+        word::<RequestWord>(),
+        word::<TenantWord>(),
+    ]
+}
+
+/// A fencing token. It only grows, over restarts, snapshots and restores.
+#[derive(ToSchema)]
+#[schema(as = Epoch)]
+#[expect(dead_code, reason = "describes how vocabulary::Epoch is written; the document is made from its fields")]
+pub(super) struct EpochWord {
+    /// Restores from a backup so far.
+    generation: u32,
+    /// Log index of the entry that granted it.
+    index: u64,
+    /// Position of the command inside that entry.
+    position: u32,
+}
+
+/// One rank of one life of one worker.
+#[derive(ToSchema)]
+#[schema(as = Owner)]
+#[expect(dead_code, reason = "describes how vocabulary::Owner is written; the document is made from its fields")]
+pub(super) struct OwnerWord {
+    /// The worker.
+    #[schema(value_type = WorkerWord)]
+    worker: String,
+    /// Which life of it.
+    incarnation: u64,
+    /// Which rank of it.
+    rank: u16,
+}
+
+/// What a worker is for.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes how vocabulary::Role is written")]
+pub(super) enum RoleWord {
+    Prefill,
+    Decode,
+    Hybrid,
+}
+
+/// Whether a worker takes work.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes how vocabulary::Health is written")]
+pub(super) enum HealthWord {
+    Unreachable,
+    Ready,
+    Draining,
+}
+
+/// What is known of a worker's blocks.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes how vocabulary::Knowledge is written")]
+pub(super) enum KnowledgeWord {
+    Fallback,
+    Degraded,
+    Exact,
+}
+
+/// An owner, and whether it still lives.
+#[derive(Clone, Serialize, ToSchema)]
+pub(super) struct OwnerLine {
+    /// The worker.
+    #[schema(value_type = WorkerWord)]
+    worker: WorkerId,
+    /// Its base URL; none when the ledger has forgotten it.
+    endpoint: Option<std::sync::Arc<str>>,
+    /// Which life of it.
+    #[schema(value_type = u64)]
+    incarnation: Incarnation,
+    /// Which data-parallel rank.
+    #[schema(value_type = u16)]
+    rank: DpRank,
+    /// Whether that life's lease is held.
+    live: bool,
+}
+
+impl OwnerLine {
+    pub(super) fn new(view: &View, owner: Owner) -> Self {
+        let Owner { worker, incarnation, rank } = owner;
+        let endpoint = view.worker(worker).map(|record| record.spec.endpoint.clone());
+        Self { worker, endpoint, incarnation, rank, live: view.is_live(owner) }
+    }
+}

@@ -1,0 +1,169 @@
+//! How a write reaches the ledger, and how its refusals are told.
+
+use std::time::Duration;
+
+use ownership::ledger::{Command, Outcome, Refusal};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use vocabulary::{DpRank, Epoch, Incarnation, Owner, WorkerId};
+
+use super::fresh::Fresh;
+use super::problem::{Kind, Problem};
+use super::tags::Tag;
+use super::words::{EpochWord, WorkerWord};
+use crate::gateway::Gateway;
+
+/// Longest wait for a command's outcome; after it the outcome is unknown.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// What a write did.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Done {
+    /// In words.
+    did: String,
+    /// The grant that came of it, or that was there already: the fencing token from now on.
+    #[schema(value_type = Option<EpochWord>)]
+    epoch: Option<Epoch>,
+}
+
+impl Done {
+    /// A write that grants nothing.
+    pub(super) fn plain(gateway: &Gateway, did: impl Into<String>) -> Fresh<Done> {
+        Fresh::new(&gateway.directory().view(), Self { did: did.into(), epoch: None })
+    }
+
+    /// A write that granted `epoch`.
+    pub(super) fn granted(gateway: &Gateway, did: impl Into<String>, epoch: Epoch) -> Fresh<Done> {
+        let done = Self { did: did.into(), epoch: Some(epoch) };
+        let tag = Tag::of(epoch, &());
+        Fresh::new(&gateway.directory().view(), done).tagged(tag)
+    }
+}
+
+/// Nothing to say.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Nothing {}
+
+/// What the write was based on.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the header that `Fence` reads")]
+pub(super) struct FenceNeeded {
+    /// The ETag of what was read, or `*` for whatever is there now. Its epoch fences the command: the ledger refuses it when another grant came in between.
+    #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
+    if_match: String,
+}
+
+/// What the write may have been based on.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the header that `Fence` reads")]
+pub(super) struct FenceAllowed {
+    /// The ETag of what was read; the write is refused when another grant came in between. Without it the write is done whatever is there.
+    #[param(rename = "If-Match", pattern = r#"^(\*|"[0-9]{1,9}\.[0-9]{1,18}\.[0-9]{1,9}(-[0-9a-f]{16})?")$"#)]
+    if_match: Option<String>,
+}
+
+/// A worker that is to own or hold something: its present life, unless another is named.
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Target {
+    #[schema(value_type = WorkerWord)]
+    worker: WorkerId,
+    /// Which data-parallel rank of it; 0 when left out.
+    #[serde(default)]
+    rank: u16,
+    /// Which life of it; the present one when left out.
+    incarnation: Option<u64>,
+}
+
+impl Target {
+    /// As the ledger calls it.
+    pub(super) fn owner(self, gateway: &Gateway) -> Result<Owner, Problem> {
+        let view = gateway.directory().view();
+        let record = view.worker(self.worker).ok_or_else(|| refused(&Refusal::UnknownWorker))?;
+        let incarnation = self.incarnation.map_or(record.incarnation, Incarnation);
+        Ok(Owner { worker: self.worker, incarnation, rank: DpRank(self.rank) })
+    }
+}
+
+/// Hands a command to the ledger and waits for its outcome.
+pub(super) async fn write(gateway: &Gateway, command: Command) -> Result<Outcome, Problem> {
+    if gateway.directory().view().quorum().stale {
+        return Err(Problem::no_quorum());
+    }
+    let ticket = gateway.directory().submit(command)?;
+    let outcome = tokio::time::timeout(WITHIN, ticket).await.map_err(|_| Problem::unknown_outcome())??;
+    match outcome {
+        Outcome::Refused(refusal) => Err(refused(&refusal)),
+        Outcome::Forgotten => Err(Problem::unknown_outcome()),
+        outcome => Ok(outcome),
+    }
+}
+
+/// The epoch that a command was granted.
+pub(super) fn epoch_of(outcome: &Outcome) -> Epoch {
+    match outcome {
+        Outcome::Granted { epoch } | Outcome::Opened { epoch } | Outcome::Sealed { epoch, .. } => *epoch,
+        _ => Epoch::default(),
+    }
+}
+
+/// A refusal of the ledger, with what to do about it.
+pub(super) fn refused(refusal: &Refusal) -> Problem {
+    let kind = match refusal {
+        Refusal::Stale { .. } | Refusal::LeaseChanged => Kind::Stale,
+        Refusal::UnknownSession | Refusal::UnknownArtifact => Kind::NotFound,
+        Refusal::BadRun | Refusal::BadBatch | Refusal::BadAddress | Refusal::BadLimits => Kind::Unprocessable,
+        _ => Kind::Conflict,
+    };
+    let problem =
+        Problem::new(kind, format!("Nothing was changed: {refusal}. {}", advice(refusal))).caused(refusal.cause());
+    match refusal {
+        Refusal::Stale { current } => problem.at(*current),
+        Refusal::Owned { by, epoch } => problem.at(*epoch).owned(*by),
+        _ => problem,
+    }
+}
+
+fn advice(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::StaleIncarnation => "GET /ownerserve/v1/leases/WORKER tells its present incarnation and ranks.",
+        Refusal::UnknownWorker => "GET /ownerserve/v1/leases lists the workers that the ledger knows.",
+        Refusal::LeaseOver => "A router registers the worker again once it reaches it.",
+        Refusal::LeaseChanged | Refusal::Stale { .. } => "Read it again, and decide on what is there now.",
+        Refusal::Owned { .. } => "Migrate it, or wait until its owner's lease is over.",
+        Refusal::UnknownSession => "GET /ownerserve/v1/sessions lists the open ones.",
+        Refusal::ForeignSession => "Check tenant and model.",
+        Refusal::UnknownArtifact => "GET /ownerserve/v1/artifacts lists those that there are.",
+        Refusal::UnknownPrefix => "It was never sealed, was merged into a longer artifact, or is gone.",
+        Refusal::BadRun | Refusal::BadBatch => "This is an error of the router; its log has it.",
+        Refusal::UnknownClient => "Send it again.",
+        Refusal::Full => "Evict artifacts, close sessions, or retire workers first.",
+        Refusal::Level { .. } => "PUT /ownerserve/v1/cluster/level raises it; there is no way back.",
+        Refusal::OverQuota { .. } => "Raise the tenant's quota, or evict what it does not need.",
+        Refusal::Draining => "Choose another worker, or end the drain.",
+        Refusal::Pinned => "PUT /ownerserve/v1/artifacts/ID/pin with {\"pinned\": false} takes it back.",
+        Refusal::Referenced => "Close the sessions first, or let them go idle.",
+        Refusal::UnknownNode | Refusal::NodeRetired { .. } => "GET /ownerserve/v1/cluster lists the nodes.",
+        Refusal::BadAddress => "Give HOST:PORT.",
+        Refusal::BadLimits => "Give bounds that are at least the present ones.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_tells_what_is_current_and_what_to_do() {
+        let current = Epoch { generation: 0, index: 9, position: 1 };
+        let stale = refused(&Refusal::Stale { current });
+        assert_eq!(stale, refused(&Refusal::Stale { current }).at(current));
+        assert_eq!(stale.kind(), Kind::Stale);
+        let by = Owner { worker: WorkerId(1), incarnation: Incarnation(2), rank: DpRank(0) };
+        assert_eq!(refused(&Refusal::Owned { by, epoch: current }).kind(), Kind::Conflict);
+        assert_eq!(refused(&Refusal::UnknownSession).kind(), Kind::NotFound);
+    }
+}
