@@ -78,7 +78,8 @@ impl Gateway {
     /// Reads the keys, opens the ledger and starts to watch the workers. Listens nowhere.
     pub async fn open(config: Config) -> Result<Self, GatewayError> {
         let keys = Arc::new(Keys::open(&config.auth)?);
-        let rooms = Rooms::open(&config).await?;
+        let metrics = Metrics::default();
+        let rooms = Rooms::open(&config, metrics.exchange.clone()).await?;
         let salts = match &config.auth.keys_file {
             Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),
             None => Salts::none(),

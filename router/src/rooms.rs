@@ -19,6 +19,8 @@ use workers_shim::fleet::{Alive, EventsAt, Fleet, FleetError, FleetOptions, Pace
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::{Config, WorkerConfig};
 use crate::exchange::unapplied::Unapplied;
+use crate::exchange::{Alone, Borrower, Exchange, Neighbours};
+use crate::telemetry::exchange::ExchangeMetrics;
 
 /// Reports of probes that may wait.
 const WAITING_REPORTS: usize = 1024;
@@ -48,25 +50,26 @@ pub struct Rooms {
     /// Who owns what: the ledger's view, and the way to write.
     pub directory: Arc<Directory>,
     /// The workers as they look now.
-    pub fleet: Fleet,
+    pub fleet: Arc<Fleet>,
     /// Who holds what.
     pub index: SharedIndex,
     /// The models.
     pub catalog: Arc<Catalog>,
     /// Steps that were served and that the ledger's view does not show yet.
     pub unapplied: Mutex<Unapplied>,
-    leases: JoinHandle<()>,
+    tasks: [JoinHandle<()>; 2],
 }
 
 impl Rooms {
     /// Opens the ledger and starts to watch the workers.
-    pub async fn open(config: &Config) -> Result<Self, RoomsError> {
+    pub async fn open(config: &Config, metrics: ExchangeMetrics) -> Result<Self, RoomsError> {
         let catalog = Arc::new(Catalog::load(&config.models)?);
         let folder = config.ledger.data_dir.clone();
         let options = Options { lease: config.ledger.lease.0, ..Options::new(folder.clone()) };
         let directory = Directory::open(options).await.map_err(|source| RoomsError::Ledger { folder, source })?;
         let directory = Arc::new(directory);
         let index = SharedIndex::new();
+        let neighbours: Arc<dyn Neighbours> = Arc::new(Alone);
         let (alive, reports) = mpsc::channel(WAITING_REPORTS);
         let fleet = Fleet::start(FleetOptions {
             workers: config.workers.iter().map(spec).collect(),
@@ -75,16 +78,19 @@ impl Rooms {
             rules: rules(catalog.clone()),
             alive: Some(alive),
             routed: RoutedLimits::default(),
-            imprints: None,
+            imprints: Some(Arc::new(Borrower::new(neighbours.clone(), metrics.clone()))),
         })?;
+        let fleet = Arc::new(fleet);
+        let exchange = Exchange::new(fleet.clone(), neighbours, metrics);
         let known = config.workers.clone();
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
-        Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), leases })
+        let tasks = [leases, tokio::spawn(exchange.run())];
+        Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), tasks })
     }
 
     /// Writes out what was taken and closes the ledger.
     pub async fn close(&self) {
-        self.leases.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
         if let Err(error) = self.directory.close().await {
             tracing::error!(%error, "the ledger did not close cleanly; its log is replayed at the next start");
         }

@@ -1,7 +1,109 @@
 //! Several routers as one: what this router has done and the ledger does not show yet, and what routers tell each other.
 //!
-//! Nothing here is on the way of a request but short reads of memory. Whatever is missing here makes a worse plan, never a
-//! wrong answer.
+//! Every router tells the others every 50 ms what it has in flight, so that they do not herd onto one worker, and lends
+//! imprints of what it knows of the engines to one that starts. Nothing here is on the way of a request but short reads of
+//! memory. Whatever is missing here makes a worse plan, never a wrong answer; alone, nothing of it happens.
 
+mod borrowing;
 pub mod keeper;
+mod lending;
+mod message;
+mod neighbours;
+mod tables;
 pub mod unapplied;
+
+pub use borrowing::Borrower;
+pub use neighbours::{Alone, CallError, Neighbours, Topic};
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use vocabulary::{Health, Knowledge, NodeId};
+use workers_shim::fleet::{Fleet, Heard};
+
+use crate::telemetry::exchange::ExchangeMetrics;
+use lending::Lending;
+
+/// This router's side of what routers tell each other.
+pub struct Exchange {
+    /// This life of this router.
+    boot: u64,
+    fleet: Arc<Fleet>,
+    neighbours: Arc<dyn Neighbours>,
+    lending: Lending,
+    metrics: ExchangeMetrics,
+}
+
+impl Exchange {
+    /// Among these neighbours. Tells and answers nothing yet.
+    pub fn new(fleet: Arc<Fleet>, neighbours: Arc<dyn Neighbours>, metrics: ExchangeMetrics) -> Arc<Self> {
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let boot = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
+        Arc::new(Self { boot, fleet, neighbours, lending: Lending::default(), metrics })
+    }
+
+    /// Answers a neighbour.
+    pub fn answer(
+        self: &Arc<Self>,
+        topic: Topic,
+        from: NodeId,
+        question: Bytes,
+    ) -> BoxFuture<'static, Result<Bytes, CallError>> {
+        let exchange = self.clone();
+        async move {
+            match topic {
+                Topic::Exchange => exchange.hear(from, &question),
+                Topic::Residency => exchange.lending.answer(&exchange.fleet, &exchange.metrics, &question).await,
+            }
+        }
+        .boxed()
+    }
+
+    /// Tells the neighbours what is in flight here, and forgets what silent ones had, until aborted.
+    pub async fn run(self: Arc<Self>) {
+        tokio::join!(tables::tell(&self), self.watch_knowledge());
+    }
+
+    fn hear(&self, from: NodeId, message: &[u8]) -> Result<Bytes, CallError> {
+        let count = |outcome: &str| self.metrics.tables.with_label_values(&[outcome]).inc();
+        let Some(table) = message::read_table(message) else {
+            count("unreadable");
+            return Err(CallError::Garbled);
+        };
+        count(match self.fleet.hear(from, table, Instant::now()) {
+            Heard::News => "heard",
+            Heard::Old => "old",
+            Heard::TooMany => "too_many",
+        });
+        Ok(Bytes::new())
+    }
+
+    /// Notes how long it took until every worker's blocks were known exactly for the first time.
+    async fn watch_knowledge(&self) {
+        let started = Instant::now();
+        loop {
+            let workers = self.fleet.snapshot();
+            let exact = workers.iter().filter(|worker| worker.knowledge == Knowledge::Exact);
+            let ready = workers.iter().filter(|worker| worker.health == Health::Ready);
+            if !workers.is_empty() && exact.count() == workers.len() && ready.count() == workers.len() {
+                let took = started.elapsed();
+                self.metrics.exact_seconds.set(took.as_secs_f64());
+                tracing::info!(workers = workers.len(), ?took, "what all workers hold is known exactly");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl std::fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exchange").field("boot", &self.boot).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

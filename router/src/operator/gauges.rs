@@ -1,5 +1,7 @@
 //! What is known elsewhere, written into the metrics when they are scraped.
 
+use std::time::Instant;
+
 use ownership::ledger::Lease;
 use vocabulary::{Health, Knowledge, WorkerView};
 
@@ -12,6 +14,7 @@ pub(super) fn refresh(gateway: &Gateway) {
     ledger(gateway);
     gateway.metrics.soft_state.memory_bytes.set(signed(gateway.remembered.state.bytes() as u64));
     workers(gateway);
+    exchange(gateway);
 }
 
 fn workers(gateway: &Gateway) {
@@ -46,6 +49,18 @@ fn worker(gateway: &Gateway, view: &WorkerView) {
 fn chain_blocks(gateway: &Gateway, view: &WorkerView) -> u64 {
     let Some(model) = view.models.iter().find_map(|name| gateway.catalog().configured(name)) else { return 1 };
     view.capacity.block.whole_blocks(model.identifier.block()).0.max(1)
+}
+
+fn exchange(gateway: &Gateway) {
+    let metrics = &gateway.metrics.exchange;
+    metrics.table_age.reset();
+    for (router, age) in gateway.fleet().heard(Instant::now()) {
+        metrics.table_age.with_label_values(&[&router.to_string()]).set(age.as_secs_f64());
+    }
+    let unapplied = gateway.unapplied();
+    metrics.unapplied.set(signed(unapplied.untold() as u64));
+    // Only one scrape at a time is here, as the lock is held.
+    metrics.dropped.inc_by(unapplied.dropped().saturating_sub(metrics.dropped.get()));
 }
 
 fn process(gateway: &Gateway) {

@@ -65,6 +65,8 @@ pub struct Grounds {
     pub unapplied: bool,
     /// Steps of this session that other routers said are on their way.
     pub promises: usize,
+    /// Other routers whose requests in flight were counted.
+    pub routers: usize,
 }
 
 impl Located {
@@ -114,6 +116,7 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
         view: if view.quorum().stale { Freshness::Stale } else { Freshness::Current },
         unapplied: place.own.is_some(),
         promises: session.promises.len(),
+        routers: gateway.fleet().routers(),
     };
     Located {
         pin,

@@ -10,6 +10,7 @@ use prometheus::{
 };
 use workers_shim::dialect::Stripped;
 
+use super::exchange::ExchangeMetrics;
 use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
 use super::soft_state::SoftStateMetrics;
 
@@ -26,6 +27,8 @@ pub struct Metrics {
     pub ledger: Ledger,
     /// What routers share beside the ledger.
     pub soft_state: SoftStateMetrics,
+    /// Routers among themselves.
+    pub exchange: ExchangeMetrics,
     /// This process.
     pub process: Process,
     registry: Registry,
@@ -159,6 +162,7 @@ impl Metrics {
             workers: Workers::new(&families),
             ledger: Ledger::new(&families),
             soft_state: SoftStateMetrics::new(&families),
+            exchange: ExchangeMetrics::new(&families),
             process: Process::new(&families),
             names: families.names(),
             registry,

@@ -23,7 +23,7 @@ pub use overlay::{Flow, Heard, InFlightTable, SILENCE};
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -89,6 +89,8 @@ pub struct Fleet {
     revision: Arc<AtomicU64>,
     cached: ArcSwap<Cached>,
     overlay: Mutex<Overlay>,
+    /// How many other routers are heard.
+    routers: AtomicUsize,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -109,6 +111,7 @@ impl Fleet {
             revision: revision.clone(),
             cached: ArcSwap::from_pointee(Cached { revision: 0, views: Arc::new([]) }),
             overlay: Mutex::default(),
+            routers: AtomicUsize::new(0),
             tasks: Vec::new(),
         };
         let following = Following {

@@ -135,6 +135,11 @@ impl Overlay {
         gone
     }
 
+    /// How many routers are heard.
+    pub(super) fn heard(&self) -> usize {
+        self.routers.len()
+    }
+
     /// The routers that are heard, and how old their tables are.
     pub(super) fn ages(&self, now: Instant) -> Vec<(NodeId, Duration)> {
         self.routers.iter().map(|(router, spoken)| (*router, now.saturating_duration_since(spoken.at))).collect()

@@ -1,5 +1,6 @@
 //! What routers in front of one fleet tell each other of it: requests in flight, and imprints of what engines hold.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use vocabulary::{DpRank, NodeId, WorkerId};
@@ -37,6 +38,11 @@ impl Fleet {
         }
     }
 
+    /// How many other routers are heard.
+    pub fn routers(&self) -> usize {
+        self.routers.load(Ordering::Relaxed)
+    }
+
     /// The routers that are heard, and how old their tables are.
     pub fn heard(&self, now: Instant) -> Vec<(NodeId, Duration)> {
         self.overlay.lock().ages(now)
@@ -49,6 +55,7 @@ impl Fleet {
     }
 
     fn spread(&self, overlay: &super::overlay::Overlay) {
+        self.routers.store(overlay.heard(), Ordering::Relaxed);
         let sums = overlay.sums();
         for member in &self.members {
             let others = sums.get(&member.id).copied().unwrap_or(overlay.none());

@@ -50,7 +50,8 @@ async fn a_late_fleet_learns_from_another_what_the_engine_no_longer_tells() {
     }
     let alone = Watch::at(worker.address());
     alone.until("heard of the last prompt", |watch| knows(watch, 5)).await;
-    assert_eq!((alone.view(0).knowledge, knows(&alone, 0)), (Knowledge::Degraded, false));
+    alone.until("degraded", |watch| watch.view(0).knowledge == Knowledge::Degraded).await;
+    assert!(!knows(&alone, 0));
     let second = Watch::beside(&first, worker.address());
     second.until_exact().await;
     for number in 0..6 {
@@ -80,7 +81,7 @@ async fn a_fleet_that_does_not_know_all_is_no_help() {
     first.until("heard of the last prompt", |watch| knows(watch, 5)).await;
     let second = Watch::beside(&first, worker.address());
     second.until("heard of the last prompt", |watch| knows(watch, 5)).await;
-    assert_eq!(second.view(0).knowledge, Knowledge::Degraded);
+    second.until("degraded", |watch| watch.view(0).knowledge == Knowledge::Degraded).await;
     assert!(first.fleet.imprint(first.id(0), DpRank(0)).await.is_none(), "nothing is given away that is not whole");
     assert!(first.fleet.imprint(first.id(0), DpRank(9)).await.is_none(), "no such rank");
     assert!(first.fleet.imprint(WorkerId(1), DpRank(0)).await.is_none(), "no such worker");

@@ -1,0 +1,103 @@
+//! Tells the neighbours what is in flight here: all of it, every 50 ms where it changed, and now and then in any case.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use vocabulary::NodeId;
+use workers_shim::fleet::{Flow, InFlightTable};
+
+use super::message::write_table;
+use super::{Exchange, Topic};
+
+/// Between two tables.
+const EVERY: Duration = Duration::from_millis(50);
+/// Between two tables that say the same; well below the silence after which a router no longer counts.
+const HEARTBEAT: Duration = Duration::from_millis(250);
+/// How long one is waited for. The next one says all of it again.
+const PATIENCE: Duration = Duration::from_millis(800);
+
+/// What a neighbour was told.
+#[derive(Default)]
+struct Told {
+    flows: Option<(Arc<[Flow]>, Instant)>,
+    /// Whether it has not answered yet.
+    is_busy: Arc<AtomicBool>,
+}
+
+impl Told {
+    fn is_due(&self, flows: &[Flow], now: Instant) -> bool {
+        let is_free = !self.is_busy.load(Ordering::Relaxed);
+        let said = |(said, at): &(Arc<[Flow]>, Instant)| **said == *flows && now.duration_since(*at) < HEARTBEAT;
+        is_free && !self.flows.as_ref().is_some_and(said)
+    }
+}
+
+/// Runs until dropped.
+pub(super) async fn tell(exchange: &Arc<Exchange>) {
+    let mut beat = interval(EVERY);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut neighbours, mut sequence) = (HashMap::<NodeId, Told>::new(), 0);
+    loop {
+        beat.tick().await;
+        let now = Instant::now();
+        exchange.fleet.forget_silent(now);
+        let others = exchange.neighbours.others();
+        neighbours.retain(|node, _| others.contains(node));
+        if others.is_empty() {
+            continue;
+        }
+        let flows: Arc<[Flow]> = exchange.fleet.in_flight().into();
+        let mut message = None;
+        for node in others {
+            let told = neighbours.entry(node).or_default();
+            if !told.is_due(&flows, now) {
+                continue;
+            }
+            let written = message.get_or_insert_with(|| {
+                sequence += 1;
+                write_table(&InFlightTable { boot: exchange.boot, sequence, flows: flows.to_vec() })
+            });
+            let Some(written) = written else { continue };
+            told.flows = Some((flows.clone(), now));
+            send(exchange, node, written.clone(), &told.is_busy);
+        }
+    }
+}
+
+fn send(exchange: &Arc<Exchange>, node: NodeId, message: Bytes, is_busy: &Arc<AtomicBool>) {
+    let (sent, is_busy) = (exchange.neighbours.call(node, Topic::Exchange, message), is_busy.clone());
+    let tables = exchange.metrics.tables.clone();
+    is_busy.store(true, Ordering::Relaxed);
+    tokio::spawn(async move {
+        let outcome = if matches!(timeout(PATIENCE, sent).await, Ok(Ok(_))) { "told" } else { "not_told" };
+        tables.with_label_values(&[outcome]).inc();
+        is_busy.store(false, Ordering::Relaxed);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use vocabulary::{DpRank, Tokens, WorkerId};
+
+    use super::*;
+
+    fn flows(dispatched: u64) -> Arc<[Flow]> {
+        let rank = DpRank(0);
+        [Flow { worker: WorkerId(1), rank, dispatched, begun: 0, finished: 0, pending: Tokens(0) }].into()
+    }
+
+    #[test]
+    fn a_neighbour_is_told_what_is_new_and_now_and_then_what_is_not() {
+        let (mut told, now) = (Told::default(), Instant::now());
+        assert!(told.is_due(&flows(1), now));
+        told.flows = Some((flows(1), now));
+        assert!(!told.is_due(&flows(1), now + HEARTBEAT / 2) && told.is_due(&flows(1), now + HEARTBEAT));
+        assert!(told.is_due(&flows(2), now));
+        told.is_busy.store(true, Ordering::Relaxed);
+        assert!(!told.is_due(&flows(2), now + HEARTBEAT), "one at a time");
+    }
+}

@@ -1,0 +1,50 @@
+//! What routers told each other, and what of this router's work the ledger does not know yet.
+
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge};
+
+use super::families::Families;
+
+/// Routers among themselves.
+#[derive(Clone, Debug)]
+pub struct ExchangeMetrics {
+    /// Tables of requests in flight, by what became of them: told, not_told, heard, old, too_many, unreadable.
+    pub tables: IntCounterVec,
+    /// Age of the newest table of each router that is heard.
+    pub table_age: GaugeVec,
+    /// Imprints of what engines hold, by what became of them: lent, borrowed, not_known, or why they were of no use.
+    pub imprints: IntCounterVec,
+    /// From the start until every worker was known exactly; 0 until then.
+    pub exact_seconds: Gauge,
+    /// Sessions whose last step the ledger has not answered for.
+    pub unapplied: IntGauge,
+    /// Sessions whose last step was forgotten before that.
+    pub dropped: IntCounter,
+}
+
+impl ExchangeMetrics {
+    pub(super) fn new(f: &Families<'_>) -> Self {
+        Self {
+            tables: f.counters(
+                "exchange_tables_total",
+                "Tables of requests in flight between routers, by outcome.",
+                &["outcome"],
+            ),
+            table_age: f.fractions(
+                "exchange_table_age_seconds",
+                "Age of the newest table of each other router that is heard.",
+                &["router"],
+            ),
+            imprints: f.counters(
+                "residency_imprints_total",
+                "Imprints of what engines hold between routers, by outcome.",
+                &["outcome"],
+            ),
+            exact_seconds: f.fraction(
+                "residency_exact_seconds",
+                "From the start until the blocks of every worker were known exactly; 0 until then.",
+            ),
+            unapplied: f.gauge("unapplied_sessions", "Sessions whose last step the ledger has not answered for."),
+            dropped: f.counter("unapplied_dropped_total", "Sessions whose last step was never told to the ledger."),
+        }
+    }
+}
