@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::ledger::{Command, Entry, Submission};
+use consensus::Proposal;
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, RaftLogStorage};
 use openraft::type_config::TypeConfigExt;
@@ -18,7 +19,7 @@ use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId, SessionId};
 use crate::error::OwnershipError;
 use crate::log_store::LogStore;
 use crate::node_folder::NodeFolder;
-use crate::raft::{LogEntry, LogId, Proposal, Types, Vote};
+use crate::raft::{LogEntry, LogId, Types, Vote};
 use crate::wal::ChunkBytes;
 
 /// Small files, so that a short log has several.

@@ -1,152 +1,86 @@
 //! The directory: a node of the quorum, its view, and the way to write.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use consensus::{LeaderClock, Publisher, Quorum, View};
+use consensus::View;
 use ledger::Command;
+use openraft::Raft;
 use openraft::async_runtime::watch::WatchReceiver;
-use openraft::{BasicNode, Config, Raft, SnapshotPolicy};
-use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::counters::{Counters, Readings};
+use crate::core::Core;
+use crate::counters::Readings;
 use crate::error::{OwnershipError, SubmitError};
-use crate::log_store::LogStore;
-use crate::network::Alone;
+use crate::leading;
+use crate::members::{self, Member, MemberChange, MemberError};
 use crate::node_folder::{ClusterId, NodeFolder};
+use crate::options::Options;
+use crate::peers::{PeerService, Peers, Task, Topic};
 use crate::raft::{Machine, Types};
-use crate::snapshots::SnapshotFile;
-use crate::ticker::{Reports, Ticker};
-use crate::writer::{Queued, Ticket, Writer};
+use crate::read::{self, Consistency, ReadError};
+use crate::starting::{self, START_WITHIN, Started};
+use crate::writer::{Ticket, Writer};
 
-/// How long the quorum may take to come up.
-const START_WITHIN: Duration = Duration::from_secs(60);
-
-/// How a directory is kept.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where log, snapshot and identity lie.
-    pub data_dir: PathBuf,
-    /// The cluster that the data directory must belong to; a new directory joins it, or founds one when none is given.
-    pub cluster: Option<ClusterId>,
-    /// Commands that may wait; beyond it they are refused at once.
-    pub queue: usize,
-    /// How long a worker's lease is held after a sign of life.
-    pub lease: Duration,
-    /// How often leases are renewed and ended.
-    pub tick: Duration,
-    /// A snapshot is written after so many entries.
-    pub snapshot_entries: u64,
-    /// A snapshot is written after so many bytes of log.
-    pub snapshot_bytes: u64,
-}
-
-impl Options {
-    /// The defaults, in `data_dir`.
-    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self {
-            data_dir: data_dir.into(),
-            cluster: None,
-            queue: 4_096,
-            lease: Duration::from_secs(15),
-            tick: Duration::from_secs(1),
-            snapshot_entries: 50_000,
-            snapshot_bytes: 64 << 20,
-        }
-    }
-}
-
-/// What the directory's tasks share.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    pub(crate) publisher: Arc<Publisher>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) reports: Reports,
-    pub(crate) log: LogStore,
-    queue: Mutex<Option<mpsc::Sender<Queued>>>,
-    capacity: usize,
-}
-
-impl Inner {
-    pub(crate) fn submit(&self, command: Command) -> Result<Ticket, SubmitError> {
-        let (answer, ticket) = oneshot::channel();
-        let queued = Queued { command, answer };
-        let sent = match &*self.queue.lock().unwrap_or_else(PoisonError::into_inner) {
-            None => Err(SubmitError::Closed),
-            Some(queue) => queue.try_send(queued).map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => SubmitError::QueueFull,
-                mpsc::error::TrySendError::Closed(_) => SubmitError::Closed,
-            }),
-        };
-        sent.map(|()| Ticket(ticket)).inspect_err(|error| self.counters.failed(*error))
-    }
-
-    fn depth(&self) -> u64 {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.as_ref().map_or(0, |queue| (self.capacity - queue.capacity()) as u64)
-    }
-}
+/// How long a leader that closes waits for another one to take over.
+const HAND_OVER_WITHIN: Duration = Duration::from_secs(3);
 
 /// A node of the quorum that runs the ledger. Cheap to share behind an `Arc`; close it before the runtime ends.
 #[derive(Debug)]
 pub struct Directory {
-    inner: Arc<Inner>,
-    raft: Raft<Types, Machine>,
+    core: Arc<Core>,
+    peers: Peers,
     lease: Duration,
-    cluster: ClusterId,
-    tasks: Mutex<Vec<JoinHandle<()>>>,
+    tasks: Mutex<Vec<Task>>,
     writer: Mutex<Option<JoinHandle<()>>>,
     _folder: NodeFolder,
 }
 
 impl Directory {
-    /// Opens the data directory, reads snapshot and log, and comes up as a quorum of one.
+    /// Opens the data directory, reads snapshot and log, and comes up: alone as a quorum of one, else as the member
+    /// that it was, or as a new learner of the cluster that it was told to join.
     ///
     /// Fails closed when anything that was written is not there or not readable.
     pub async fn open(options: Options) -> Result<Self, OwnershipError> {
-        let folder = NodeFolder::open(&options.data_dir, options.cluster)?;
-        let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
-        let log = LogStore::open(&folder)?;
-        let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
-        let (publisher, counters) = (Arc::<Publisher>::default(), Arc::<Counters>::default());
-        let machine = Machine::new(snapshots, publisher.clone(), counters.clone());
-        let node = folder.identity.node;
-        let raft = start(node, log.clone(), machine).await?;
-        let clock = LeaderClock::take_office(publisher.view().now(), Instant::now());
-        let clock = Arc::new(Mutex::new(clock));
-        let capacity = options.queue.max(1);
-        let (queue, queued) = mpsc::channel(capacity);
-        let writer = Writer::new(raft.clone(), clock.clone(), counters.clone(), node);
-        let writer = tokio::spawn(writer.run(queued));
-        let queue = Mutex::new(Some(queue));
-        let inner = Inner { publisher, counters, reports: Reports::default(), log, queue, capacity };
-        let inner = Arc::new(inner);
-        let lease = options.lease;
-        let snapshot_bytes = inner.log.bytes();
-        let ticker = Ticker { inner: inner.clone(), raft: raft.clone(), clock, options, snapshot_at, snapshot_bytes };
-        let tasks = vec![tokio::spawn(watch_quorum(raft.clone(), inner.clone())), tokio::spawn(ticker.run())];
-        let cluster = folder.identity.cluster;
+        let Started { core, folder, mut tasks, queue, address } = starting::start(&options).await?;
+        let writer = Writer::new(core.clone(), options.submit_within);
+        let writer = tokio::spawn(writer.run(queue));
+        starting::raise_new(&core, &options).await?;
+        if let Some(address) = address {
+            tasks.extend(starting::settle(&core, address, &options).await?);
+        }
+        let peers = Peers { registry: core.registry.clone() };
         let (tasks, writer) = (Mutex::new(tasks), Mutex::new(Some(writer)));
-        Ok(Self { inner, raft, lease, cluster, tasks, writer, _folder: folder })
+        Ok(Self { core, peers, lease: options.lease, tasks, writer, _folder: folder })
     }
 
     /// The ledger as this node last applied it.
     pub fn view(&self) -> Arc<View> {
-        self.inner.publisher.view()
+        self.core.view()
+    }
+
+    /// The ledger as fresh as asked; waits for the quorum where needed.
+    pub async fn read(&self, consistency: Consistency) -> Result<Arc<View>, ReadError> {
+        read::view(&self.core, consistency).await
+    }
+
+    /// How old the view may be at most: everything that was acknowledged before is in it. None before the first
+    /// contact with a quorum.
+    pub fn staleness(&self) -> Option<Duration> {
+        self.core.freshness.age()
     }
 
     /// Sends a command on its way. Never waits; the ticket resolves once the command is durable and applied, and the
-    /// view shows it then.
+    /// leader's view shows it then.
     pub fn submit(&self, command: Command) -> Result<Ticket, SubmitError> {
-        self.inner.submit(command)
+        self.core.submit(command)
     }
 
     /// Notes that a router reached this life of a worker; goes out with the next tick. False when too many are noted.
     pub fn report_alive(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
-        self.inner.reports.note(worker, incarnation)
+        self.core.reports.note(worker, incarnation)
     }
 
     /// How long a lease is held after a sign of life: the `ttl` for registering workers.
@@ -155,118 +89,128 @@ impl Directory {
     }
 
     pub(crate) fn raft(&self) -> &Raft<Types, Machine> {
-        &self.raft
+        &self.core.raft
     }
 
     /// The cluster that this node belongs to.
     pub fn cluster(&self) -> ClusterId {
-        self.cluster
+        self.core.registry.own.cluster
     }
 
     /// This node.
     pub fn node(&self) -> NodeId {
-        NodeId(*self.raft.node_id())
+        self.core.node()
+    }
+
+    /// Everybody who belongs to the cluster, as this node knows it.
+    pub fn members(&self) -> Vec<Member> {
+        members::list(&self.core)
+    }
+
+    /// Makes voters of learners, all in one step. A cluster has 1, 3 or 5 voters.
+    pub async fn promote(&self, nodes: impl IntoIterator<Item = NodeId>) -> Result<(), MemberError> {
+        self.change(MemberChange::Promote(nodes.into_iter().collect())).await
+    }
+
+    /// Makes learners of voters, all in one step.
+    pub async fn demote(&self, nodes: impl IntoIterator<Item = NodeId>) -> Result<(), MemberError> {
+        self.change(MemberChange::Demote(nodes.into_iter().collect::<BTreeSet<_>>())).await
+    }
+
+    /// Puts a learner in a voter's place, in one step.
+    pub async fn replace(&self, old: NodeId, new: NodeId) -> Result<(), MemberError> {
+        self.change(MemberChange::Replace { old, new }).await
+    }
+
+    /// Takes a learner out of the cluster for good.
+    pub async fn remove(&self, node: NodeId) -> Result<(), MemberError> {
+        self.change(MemberChange::Remove(node)).await
+    }
+
+    /// Lets another voter lead.
+    pub async fn transfer_leader(&self, node: NodeId) -> Result<(), MemberError> {
+        self.change(MemberChange::TransferLeader(node)).await
+    }
+
+    /// Raises the cluster's feature level, once every member's binary can work at it.
+    pub async fn raise_level(&self, level: u32) -> Result<(), MemberError> {
+        self.change(MemberChange::RaiseLevel(level)).await
+    }
+
+    /// Carries out a change of the membership at the leader, wherever it is.
+    pub async fn change(&self, change: MemberChange) -> Result<(), MemberError> {
+        leading::change(&self.core, change).await
+    }
+
+    /// The other nodes, for what routers tell each other outside Raft.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// Answers other nodes' calls on a topic from now on.
+    pub fn serve_peers(&self, topic: Topic, service: Arc<dyn PeerService>) {
+        self.core.registry.serve(topic, service);
+    }
+
+    /// Whether this node was removed from the cluster: then it only has its last view.
+    pub fn is_removed(&self) -> bool {
+        self.core.registry.is_retired()
     }
 
     /// Counters and gauges.
     pub fn readings(&self) -> Readings {
-        let last = self.inner.log.bounds().map_or(0, |(_, last)| last);
+        let last = self.core.log.bounds().map_or(0, |(_, last)| last);
         Readings {
-            queue_depth: self.inner.depth(),
+            queue_depth: self.core.queue_depth(),
             apply_lag: last.saturating_sub(self.view().applied()),
-            log_bytes: self.inner.log.bytes(),
-            ..self.inner.counters.read()
+            log_bytes: self.core.log.bytes(),
+            ..self.core.counters.read()
         }
     }
 
     /// Writes a snapshot now and waits for it.
     pub async fn snapshot(&self) -> Result<(), OwnershipError> {
         let quorum = |error: &dyn std::fmt::Display| OwnershipError::Quorum(error.to_string());
-        let applied = self.raft.metrics().borrow_watched().last_applied;
-        self.raft.trigger().snapshot().await.map_err(|error| quorum(&error))?;
+        let raft = &self.core.raft;
+        let applied = raft.metrics().borrow_watched().last_applied;
+        raft.trigger().snapshot().await.map_err(|error| quorum(&error))?;
         let Some(applied) = applied else { return Ok(()) };
-        let wait = self.raft.wait(Some(START_WITHIN));
+        let wait = raft.wait(Some(START_WITHIN));
         let written = wait.metrics(|metrics| metrics.snapshot >= Some(applied), "a snapshot").await;
         written.map(drop).map_err(|error| quorum(&error))
     }
 
-    /// Takes no more commands, answers those that were taken, and stops.
+    /// Takes no more commands, lets another voter lead, answers the commands that were taken, and stops.
     pub async fn close(&self) -> Result<(), OwnershipError> {
-        drop(self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.core.close_queue();
+        if let Some(heir) = members::heir(&self.core) {
+            let handed_over = leading::change(&self.core, MemberChange::TransferLeader(heir));
+            if tokio::time::timeout(HAND_OVER_WITHIN, handed_over).await.is_err() {
+                tracing::warn!(%heir, "nobody took over in time; the others will choose a leader by themselves");
+            }
+        }
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(writer) = writer {
             // A writer that panicked has dropped its tickets, which says enough.
             drop(writer.await);
         }
-        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            task.abort();
-        }
-        self.raft.shutdown().await.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
-        let mark = self.inner.log.mark()?;
+        self.halt().await
+    }
+
+    /// Stops at once: commands under way are left unanswered, and no other leader is looked for.
+    pub async fn halt(&self) -> Result<(), OwnershipError> {
+        self.core.close_queue();
+        drop(self.writer.lock().unwrap_or_else(PoisonError::into_inner).take().map(Task));
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.core.registry.hang_up();
+        self.core.raft.shutdown().await.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
+        let mark = self.core.log.mark()?;
         mark.sync_data().map_err(OwnershipError::io("committed"))
     }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            task.abort();
-        }
-    }
-}
-
-/// What was purged from the log must be in the snapshot. Returns the snapshot's index.
-fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder) -> Result<u64, OwnershipError> {
-    let path = folder.path("snapshot");
-    let (purged, _) = log.bounds().map_err(OwnershipError::io(folder.path("log")))?;
-    let upto = snapshots.meta()?.and_then(|meta| meta.last_log_id).map_or(0, |id| id.index);
-    if upto < purged {
-        let detail = format!("it ends at entry {upto}, but the log was purged up to entry {purged}");
-        return Err(OwnershipError::Damaged { path, detail });
-    }
-    Ok(upto)
-}
-
-/// Starts Raft, founds the quorum where there is none, and waits until everything committed is applied.
-async fn start(node: NodeId, log: LogStore, machine: Machine) -> Result<Raft<Types, Machine>, OwnershipError> {
-    let quorum = |error: &dyn std::fmt::Display| OwnershipError::Quorum(error.to_string());
-    let config = Config {
-        cluster_name: "ownerserve".into(),
-        heartbeat_interval: 500,
-        election_timeout_min: 1_500,
-        election_timeout_max: 3_500,
-        snapshot_policy: SnapshotPolicy::Never,
-        max_in_snapshot_log_to_keep: 1_000,
-        ..Config::default()
-    };
-    let config = Arc::new(config.validate().map_err(|error| quorum(&error))?);
-    let raft = Raft::new(node.0, config, Alone, log, machine).await.map_err(|error| quorum(&error))?;
-    if raft.is_initialized().await.map_err(|error| quorum(&error))? {
-        // Alone there is no one to wait for.
-        raft.trigger().elect(false).await.map_err(|error| quorum(&error))?;
-    } else {
-        let members = std::collections::BTreeMap::from([(node.0, BasicNode::default())]);
-        raft.initialize(members).await.map_err(|error| quorum(&error))?;
-    }
-    let wait = raft.wait(Some(START_WITHIN));
-    wait.current_leader(node.0, "a leader").await.map_err(|error| quorum(&error))?;
-    raft.wait_for_recovery(Some(START_WITHIN)).await.map_err(|error| quorum(&error))?;
-    Ok(raft)
-}
-
-/// Keeps the view's word on the quorum true.
-async fn watch_quorum(raft: Raft<Types, Machine>, inner: Arc<Inner>) {
-    let mut metrics = raft.metrics();
-    loop {
-        let quorum = {
-            let now = metrics.borrow_watched();
-            let stale = now.current_leader.is_none() || now.running_state.is_err();
-            Quorum { term: now.current_term, leader: now.current_leader.map(NodeId), stale }
-        };
-        inner.publisher.quorum(quorum);
-        if metrics.changed().await.is_err() {
-            inner.publisher.quorum(Quorum { leader: None, stale: true, ..quorum });
-            return;
-        }
+        drop(self.writer.lock().unwrap_or_else(PoisonError::into_inner).take().map(Task));
     }
 }

@@ -64,6 +64,33 @@ pub enum OwnershipError {
     /// This node cannot keep its ledger any more.
     #[error("this node's ledger has stopped: {0}. Free space on its disk, or check it, and start the node again")]
     Failed(String),
+    /// The address for the other nodes cannot be used.
+    #[error("cannot listen for other nodes at {address}: {why}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why.
+        why: String,
+    },
+    /// No member let this node in.
+    #[error("this node could not join through {seeds}: {why}")]
+    NotJoined {
+        /// Who was asked.
+        seeds: String,
+        /// The last answer.
+        why: String,
+    },
+    /// The ledger is at a level that this binary does not know.
+    #[error("the ledger works at feature level {level}, this binary up to {highest}; install the newer release")]
+    Level {
+        /// The ledger's.
+        level: u32,
+        /// The binary's.
+        highest: u32,
+    },
+    /// The options do not fit together.
+    #[error("{0}")]
+    Options(String),
     /// The quorum did not come up, or stopped.
     #[error("the quorum is not running: {0}")]
     Quorum(String),
@@ -85,7 +112,10 @@ pub enum SubmitError {
     /// The directory is closed. The command was not taken.
     #[error("the directory is closed")]
     Closed,
-    /// The quorum failed after it was sent: it may or may not have been executed.
+    /// No leader took it in time. It was not executed.
+    #[error("no leader took the command in time")]
+    Unavailable,
+    /// It was sent and not answered in time: it may or may not have been executed.
     #[error("the outcome is unknown")]
     UnknownOutcome,
 }
@@ -96,6 +126,7 @@ impl SubmitError {
         match self {
             SubmitError::QueueFull => "queue_full",
             SubmitError::Closed => "closed",
+            SubmitError::Unavailable => "unavailable",
             SubmitError::UnknownOutcome => "unknown_outcome",
         }
     }

@@ -55,6 +55,8 @@ pub(crate) enum Found {
     Ledger,
 }
 
+const IDENTITY: &str = "identity.json";
+
 /// An opened data directory; the lock goes with it.
 #[derive(Debug)]
 pub(crate) struct NodeFolder {
@@ -63,22 +65,72 @@ pub(crate) struct NodeFolder {
     _lock: File,
 }
 
+/// A data directory that only this process works in, whoever's it is.
+#[derive(Debug)]
+pub(crate) struct Claimed {
+    pub(crate) root: PathBuf,
+    lock: File,
+}
+
+impl Claimed {
+    /// Claims the directory; made when it is not there.
+    pub(crate) fn new(root: &Path) -> Result<Self, OwnershipError> {
+        fs::create_dir_all(root).map_err(OwnershipError::io(root))?;
+        Ok(Self { root: root.to_owned(), lock: lock(root)? })
+    }
+
+    /// Whose it is; none for a new one. A folder that holds a log without an identity lost it, and is left alone.
+    pub(crate) fn identity(&self) -> Result<Option<Identity>, OwnershipError> {
+        let path = self.root.join(IDENTITY);
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| OwnershipError::Damaged { path, detail: error.to_string() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                for orphan in ["log", "snapshot", "committed"] {
+                    if self.root.join(orphan).exists() {
+                        let detail = format!("it is missing, but there is a {orphan}");
+                        return Err(OwnershipError::Damaged { path, detail });
+                    }
+                }
+                Ok(None)
+            }
+            Err(error) => Err(OwnershipError::io(&path)(error)),
+        }
+    }
+
+    /// Writes down whose it is from now on; durable when this returns.
+    pub(crate) fn adopt(self, identity: Identity) -> Result<NodeFolder, OwnershipError> {
+        let path = self.root.join(IDENTITY);
+        let bytes = serde_json::to_vec_pretty(&identity).expect("an identity encodes");
+        write_durably(&path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(path))?;
+        Ok(NodeFolder { root: self.root, identity, _lock: self.lock })
+    }
+
+    /// Opens it as the node that it belongs to.
+    pub(crate) fn reopen(self, identity: Identity, expected: Option<ClusterId>) -> Result<NodeFolder, OwnershipError> {
+        let found = identity.cluster;
+        match expected {
+            Some(expected) if expected != found => {
+                Err(OwnershipError::OtherCluster { path: self.root.join(IDENTITY), found, expected })
+            }
+            _ => Ok(NodeFolder { root: self.root, identity, _lock: self.lock }),
+        }
+    }
+}
+
+/// The identity of a cluster's first node.
+pub(crate) fn founder(expected: Option<ClusterId>) -> Identity {
+    Identity { cluster: expected.unwrap_or_else(|| ClusterId(random())), node: ledger::FOUNDER }
+}
+
 impl NodeFolder {
     /// Opens the directory, or founds a cluster in an empty one.
     pub(crate) fn open(root: &Path, expected: Option<ClusterId>) -> Result<Self, OwnershipError> {
-        fs::create_dir_all(root).map_err(OwnershipError::io(root))?;
-        let lock = lock(root)?;
-        let path = root.join("identity.json");
-        let identity = match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|error| OwnershipError::Damaged { path: path.clone(), detail: error.to_string() })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => found(root, &path, expected)?,
-            Err(error) => return Err(OwnershipError::io(&path)(error)),
-        };
-        let Identity { cluster: found, .. } = identity;
-        match expected {
-            Some(expected) if expected != found => Err(OwnershipError::OtherCluster { path, found, expected }),
-            _ => Ok(Self { root: root.to_owned(), identity, _lock: lock }),
+        let claimed = Claimed::new(root)?;
+        match claimed.identity()? {
+            Some(identity) => claimed.reopen(identity, expected),
+            None => claimed.adopt(founder(expected)),
         }
     }
 
@@ -108,20 +160,6 @@ fn lock(root: &Path) -> Result<File, OwnershipError> {
         Err(TryLockError::WouldBlock) => Err(OwnershipError::Locked { path }),
         Err(TryLockError::Error(error)) => Err(OwnershipError::io(&path)(error)),
     }
-}
-
-/// Writes the identity of a new cluster. A folder that holds a log without an identity lost it, and is left alone.
-fn found(root: &Path, path: &Path, expected: Option<ClusterId>) -> Result<Identity, OwnershipError> {
-    for orphan in ["log", "snapshot", "committed"] {
-        if root.join(orphan).exists() {
-            let detail = format!("it is missing, but there is a {orphan}");
-            return Err(OwnershipError::Damaged { path: path.to_owned(), detail });
-        }
-    }
-    let identity = Identity { cluster: expected.unwrap_or_else(|| ClusterId(random())), node: NodeId(1) };
-    let bytes = serde_json::to_vec_pretty(&identity).expect("an identity encodes");
-    write_durably(path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(path))?;
-    Ok(identity)
 }
 
 /// Replaces a file so that after a crash either the old or the new content is there, never a part.

@@ -1,6 +1,6 @@
 //! Raft's types as a server runs them: on tokio, with snapshots in a file.
 
-pub(crate) use consensus::{LogEntry, LogId, Payload, Proposal, SnapshotMeta, Vote};
+pub(crate) use consensus::{LogEntry, LogId, Payload, SnapshotMeta, Vote};
 
 use crate::counters::Counters;
 use crate::snapshots::SnapshotFile;

@@ -2,17 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use consensus::{LeaderClock, expiries, renewal};
+use bytes::Bytes;
+use consensus::{expiries, renewal};
 use ledger::{Command, Outcome};
-use openraft::Raft;
-use vocabulary::{Incarnation, Micros, WorkerId};
+use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
-use crate::directory::{Inner, Options};
-use crate::raft::{Machine, Types};
+use crate::core::Core;
+use crate::options::Options;
+use crate::peers::{Lane, Method};
 
 /// Workers that may be reported between two ticks.
 const MAX_REPORTS: usize = 4_096;
+
+/// How long the leader may take to note this node's reports.
+const REPORT_WITHIN: Duration = Duration::from_secs(2);
 
 /// Signs of life since the last tick.
 #[derive(Debug, Default)]
@@ -29,6 +34,14 @@ impl Reports {
         true
     }
 
+    /// Notes what could not be told; what was noted meanwhile counts more.
+    fn put_back(&self, alive: Vec<(WorkerId, Incarnation)>) {
+        let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (worker, incarnation) in alive {
+            reports.entry(worker).or_insert(incarnation);
+        }
+    }
+
     fn take(&self) -> Vec<(WorkerId, Incarnation)> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
     }
@@ -36,9 +49,7 @@ impl Reports {
 
 /// The one task that acts by itself.
 pub(crate) struct Ticker {
-    pub(crate) inner: Arc<Inner>,
-    pub(crate) raft: Raft<Types, Machine>,
-    pub(crate) clock: Arc<Mutex<LeaderClock>>,
+    pub(crate) core: Arc<Core>,
     pub(crate) options: Options,
     pub(crate) snapshot_at: u64,
     pub(crate) snapshot_bytes: u64,
@@ -52,39 +63,53 @@ impl Ticker {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.renew();
-            self.expire();
+            match self.core.in_office() {
+                Some(in_office) => {
+                    self.renew();
+                    self.expire(in_office);
+                }
+                None => self.tell_leader(),
+            }
             self.sync_mark().await;
             self.snapshot().await;
         }
     }
 
     fn renew(&self) {
-        let view = self.inner.publisher.view();
+        let view = self.core.view();
         let lease = Micros::of(self.options.lease);
-        let Some(renewal) = renewal(&view, self.inner.reports.take(), lease) else { return };
-        if let Err(error) = self.inner.submit(renewal) {
+        let Some(renewal) = renewal(&view, self.core.reports.take(), lease) else { return };
+        if let Err(error) = self.core.submit(renewal) {
             tracing::warn!(%error, "leases could not be renewed this tick");
         }
     }
 
-    fn expire(&self) {
-        let in_office = self.clock.lock().unwrap_or_else(PoisonError::into_inner).in_office();
-        let view = self.inner.publisher.view();
+    fn expire(&self, in_office: Micros) {
+        let view = self.core.view();
         for expire in expiries(&view, in_office, Micros::of(self.options.lease)) {
-            let Ok(ticket) = self.inner.submit(Command::Expire(expire)) else { return };
-            let (inner, worker) = (self.inner.clone(), expire.worker);
+            let Ok(ticket) = self.core.submit(Command::Expire(expire)) else { return };
+            let (core, worker) = (self.core.clone(), expire.worker);
             tokio::spawn(async move {
                 if ticket.await == Ok(Outcome::Done) {
-                    inner.counters.lease_ended();
+                    core.counters.lease_ended();
                     tracing::warn!(%worker, "lease ended: no router reached this process");
                 }
             });
         }
     }
 
+    /// Tells the leader which workers this node's router reached; the leader makes one renewal of what all tell.
+    fn tell_leader(&self) {
+        let leader = self.core.known_leader();
+        let Some(leader) = leader.filter(|leader| *leader != self.core.node()) else { return };
+        let alive = self.core.reports.take();
+        if !alive.is_empty() {
+            tokio::spawn(tell(self.core.clone(), leader, alive));
+        }
+    }
+
     async fn sync_mark(&self) {
-        let Ok(mark) = self.inner.log.mark() else { return };
+        let Ok(mark) = self.core.log.mark() else { return };
         let synced = tokio::task::spawn_blocking(move || mark.sync_data()).await;
         if let Ok(Err(error)) = synced {
             tracing::error!(%error, "the committed mark could not be made durable");
@@ -93,8 +118,8 @@ impl Ticker {
 
     /// Asks for a snapshot after so many entries or so many bytes.
     async fn snapshot(&mut self) {
-        let applied = self.inner.publisher.view().applied();
-        let bytes = self.inner.log.bytes();
+        let applied = self.core.view().applied();
+        let bytes = self.core.log.bytes();
         // A purge since then gave bytes back.
         self.snapshot_bytes = self.snapshot_bytes.min(bytes);
         let entries_due = applied >= self.snapshot_at.saturating_add(self.options.snapshot_entries);
@@ -102,11 +127,20 @@ impl Ticker {
         if !entries_due && !bytes_due {
             return;
         }
-        if let Err(error) = self.raft.trigger().snapshot().await {
+        if let Err(error) = self.core.raft.trigger().snapshot().await {
             tracing::error!(%error, "no snapshot could be asked for");
             return;
         }
-        self.inner.counters.snapshot_asked();
+        self.core.counters.snapshot_asked();
         (self.snapshot_at, self.snapshot_bytes) = (applied, bytes);
+    }
+}
+
+async fn tell(core: Arc<Core>, leader: NodeId, alive: Vec<(WorkerId, Incarnation)>) {
+    let question = Bytes::from(rmp_serde::to_vec(&alive).expect("plain values encode"));
+    let told = core.registry.link(leader, Lane::Call).call(Method::Alive, question, REPORT_WITHIN).await;
+    if let Err(error) = told {
+        tracing::debug!(%leader, %error, "the leader was not told which workers were reached; next tick again");
+        core.reports.put_back(alive);
     }
 }

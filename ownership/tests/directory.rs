@@ -411,8 +411,7 @@ async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_one
 
 /// A data directory that the last release before feature level 2 left: 12 sessions in a snapshot, 8 more in the log.
 fn left_by_the_last_release(folder: &Path) {
-    let files: std::collections::BTreeMap<String, String> =
-        serde_json::from_str(include_str!("level_1.json")).unwrap();
+    let files: std::collections::BTreeMap<String, String> = serde_json::from_str(include_str!("level_1.json")).unwrap();
     std::fs::create_dir_all(folder.join("log")).unwrap();
     for (name, hex) in files {
         let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();

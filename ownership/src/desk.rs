@@ -1,0 +1,163 @@
+//! What this node answers when others call it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{StreamExt, stream};
+use openraft::raft::AppendEntriesRequest;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, oneshot};
+use vocabulary::{Incarnation, NodeId, WorkerId};
+
+use crate::core::Core;
+use crate::delivery::Submitted;
+use crate::peers::handshake::Hello;
+use crate::peers::{Answerer, Exchange, MAX_CALL, Method, PeerError, Replies};
+use crate::proposer::Asked;
+use crate::raft::Types;
+use crate::snapshot_stream::{self, SnapshotHead};
+use crate::{joining, members, read};
+
+type Answer = Result<Bytes, PeerError>;
+
+impl Answerer for Core {
+    fn answer(self: Arc<Self>, caller: Hello, exchange: Exchange) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let Exchange { method, first, more, replies } = exchange;
+            let Some(method) = Method::of(method) else {
+                let what = format!("method {method} is not known here; upgrade this node");
+                return replies.fail(PeerError::Failed(what)).await;
+            };
+            let from = match caller.node {
+                Some(node) => node,
+                None if method.is_open_to_strangers() => NodeId(0),
+                None => return replies.fail(PeerError::Failed("only members may ask this".into())).await,
+            };
+            match (method, more) {
+                (Method::AppendStream, Some(more)) => append_stream(self, from, (first, more), replies).await,
+                (Method::Snapshot, Some(more)) => replies.finish(self.snapshot(first, more).await).await,
+                (method, _) => replies.finish(self.answer_one(from, method, first).await).await,
+            }
+        })
+    }
+}
+
+impl Core {
+    async fn answer_one(&self, from: NodeId, method: Method, question: Bytes) -> Answer {
+        match method {
+            Method::Append => {
+                let request: AppendEntriesRequest<Types> = decode(&question)?;
+                self.hear_of(from);
+                encode(&self.raft.append_entries(request).await.map_err(failed)?)
+            }
+            Method::Vote => encode(&self.raft.vote(decode(&question)?).await.map_err(failed)?),
+            Method::PreVote => encode(&self.raft.pre_vote(decode(&question)?).await.map_err(failed)?),
+            Method::TransferLeader => {
+                encode(&self.raft.handle_transfer_leader(decode(&question)?).await.map_err(failed)?)
+            }
+            Method::Submit => encode(&self.submit_for(decode(&question)?).await),
+            Method::ReadIndex => encode(&read::index_here(self).await),
+            Method::Alive => {
+                let alive: Vec<(WorkerId, Incarnation)> = decode(&question)?;
+                let all = alive.into_iter().all(|(worker, incarnation)| self.reports.note(worker, incarnation));
+                if all { Ok(Bytes::new()) } else { Err(PeerError::Busy) }
+            }
+            Method::Admit => encode(&joining::admit(self, decode(&question)?).await),
+            Method::Enrol => encode(&joining::enrol(self, from, decode(&question)?).await),
+            Method::Change => encode(&members::carry_out(self, decode(&question)?).await),
+            Method::Members => encode(&members::list(self)),
+            Method::Exchange | Method::Residency => self.ask_service(from, method, question).await,
+            Method::AppendStream | Method::Snapshot => Err(PeerError::Failed("it needs a conversation".into())),
+        }
+    }
+
+    /// A word of the leader is a sign that it is there.
+    fn hear_of(&self, from: NodeId) {
+        if self.known_leader() == Some(from) {
+            self.heard.now();
+        }
+    }
+
+    async fn submit_for(&self, submissions: Vec<ledger::Submission>) -> Submitted {
+        let (answer, answered) = oneshot::channel();
+        if self.proposals.send(Asked { submissions, answer }).await.is_err() {
+            return Submitted::NotTaken;
+        }
+        answered.await.map_or(Submitted::Unknown, Submitted::from)
+    }
+
+    async fn ask_service(&self, from: NodeId, method: Method, question: Bytes) -> Answer {
+        let Some(topic) = method.topic() else { return Err(PeerError::Failed("no topic".into())) };
+        let service = self.registry.service(topic).ok_or(PeerError::NoService(topic))?;
+        let answer = service.answer(from, question).await?;
+        match answer.len() {
+            bytes if bytes > MAX_CALL => Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_CALL as u64 }),
+            _ => Ok(answer),
+        }
+    }
+
+    /// Receives a snapshot and installs it.
+    async fn snapshot(&self, head: Bytes, chunks: mpsc::Receiver<Bytes>) -> Answer {
+        let SnapshotHead { vote, meta, bytes } = decode(&head)?;
+        let is_sound = meta.last_log_id.is_none_or(|last| last.committed_leader_id() <= &vote.leader_id);
+        if !is_sound {
+            return Err(PeerError::Garbled("the snapshot is newer than the leader that sends it".into()));
+        }
+        tracing::info!(bytes, upto = meta.last_log_id.map_or(0, |id| id.index), "a snapshot is on its way here");
+        let snapshot = snapshot_stream::receive(&self.folder, bytes, chunks).await?;
+        let snapshot = consensus::Snapshot { meta, snapshot };
+        encode(&self.raft.install_full_snapshot(vote, snapshot).await.map_err(failed)?)
+    }
+}
+
+/// Entries as they come, answered in order; ends at the first that does not fit.
+async fn append_stream(core: Arc<Core>, from: NodeId, (first, more): (Bytes, mpsc::Receiver<Bytes>), replies: Replies) {
+    let reading = Reading { core: core.clone(), from, first: Some(first), more };
+    let requests = stream::unfold(reading, |mut reading| async { reading.next().await.map(|next| (next, reading)) });
+    let mut answers = std::pin::pin!(core.raft.stream_append(requests));
+    while let Some(answer) = answers.next().await {
+        let answer = answer.map_err(failed).and_then(|answer| encode(&answer));
+        let sent = match answer {
+            Ok(answer) => replies.send(answer).await,
+            Err(error) => return replies.fail(error).await,
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+    replies.done().await;
+}
+
+/// The requests of one stream.
+struct Reading {
+    core: Arc<Core>,
+    from: NodeId,
+    first: Option<Bytes>,
+    more: mpsc::Receiver<Bytes>,
+}
+
+impl Reading {
+    /// The next request; the stream ends at one that cannot be read, and whoever sent it starts anew.
+    async fn next(&mut self) -> Option<AppendEntriesRequest<Types>> {
+        let piece = match self.first.take() {
+            Some(first) => first,
+            None => self.more.recv().await?,
+        };
+        self.core.hear_of(self.from);
+        decode(&piece).inspect_err(|error| tracing::error!(from = %self.from, %error, "entries are unreadable")).ok()
+    }
+}
+
+fn decode<Q: DeserializeOwned>(question: &[u8]) -> Result<Q, PeerError> {
+    rmp_serde::from_slice(question).map_err(|error| PeerError::Garbled(error.to_string()))
+}
+
+fn encode(answer: &impl Serialize) -> Answer {
+    rmp_serde::to_vec(answer).map(Bytes::from).map_err(|error| PeerError::Failed(error.to_string()))
+}
+
+fn failed(error: impl std::fmt::Display) -> PeerError {
+    PeerError::Failed(error.to_string())
+}

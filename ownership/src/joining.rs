@@ -1,0 +1,243 @@
+//! How a new node becomes a member: it asks any member for an id, writes the id down, and asks to be added.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ledger::{AdmitNode, Command, Outcome, Refusal as LedgerRefusal};
+use openraft::async_runtime::watch::WatchReceiver;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use vocabulary::NodeId;
+
+use crate::core::Core;
+use crate::error::OwnershipError;
+use crate::leading;
+use crate::members::{self, Levels, MemberError};
+use crate::node_folder::{ClusterId, Identity, random, write_durably};
+use crate::peers::handshake::{Hello, PROTOCOL};
+use crate::peers::socket::{Dialer, Directions, Greeted};
+use crate::peers::{Lane, Link, Method, PeerError, Whom};
+
+/// How long one member may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// The wait before the same members are asked again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A new node asks for an id.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Application {
+    /// Drawn once for a data directory: asked again, it gets the same id.
+    nonce: u128,
+    address: String,
+}
+
+/// What it is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Admission {
+    cluster: ClusterId,
+    node: NodeId,
+}
+
+/// Why a node is not let in.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+pub(crate) enum NotAdmitted {
+    /// Asking again will not help.
+    #[error("{0}")]
+    Never(String),
+    /// Asking again may.
+    #[error("{0}")]
+    NotNow(String),
+}
+
+/// A member's answer to an application; the ledger gives the id.
+pub(crate) async fn admit(core: &Core, application: Application) -> Result<Admission, NotAdmitted> {
+    let Application { nonce, address } = application;
+    let not_now = |error: &dyn std::fmt::Display| NotAdmitted::NotNow(error.to_string());
+    let command = Command::AdmitNode(AdmitNode { nonce, address: address.as_str().into() });
+    let ticket = core.submit(command).map_err(|error| not_now(&error))?;
+    match ticket.await.map_err(|error| not_now(&error))? {
+        Outcome::Admitted { node } => {
+            tracing::info!(%node, address, "a node was given its id");
+            Ok(Admission { cluster: core.registry.own.cluster, node })
+        }
+        Outcome::Refused(LedgerRefusal::Level { needed, current }) => Err(NotAdmitted::Never(format!(
+            "the cluster works at feature level {current} and nodes can join from level {needed} on; upgrade every \
+             node, then raise the level"
+        ))),
+        Outcome::Refused(LedgerRefusal::NodeRetired { node }) => Err(NotAdmitted::Never(format!(
+            "this data directory belonged to node {node}, which was removed; start with an empty one"
+        ))),
+        outcome => Err(NotAdmitted::Never(format!("the ledger refused: {outcome:?}"))),
+    }
+}
+
+/// A node with an id asks to be added, or tells where it listens now.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Enrolment {
+    pub(crate) node: NodeId,
+    pub(crate) address: String,
+}
+
+/// A member's answer to an enrolment; carried out by the leader, passed on once by others.
+pub(crate) async fn enrol(core: &Core, from: NodeId, enrolment: Enrolment) -> Result<(), MemberError> {
+    if core.leads() {
+        return members::enrol(core, enrolment.node, enrolment.address).await;
+    }
+    if from != enrolment.node {
+        return Err(MemberError::NoLeader);
+    }
+    let deadline = Instant::now() + ANSWER_WITHIN / 2;
+    match leading::ask(core, (Method::Enrol, &enrolment), deadline).await {
+        Some(answer) => answer.unwrap_or_else(|error: PeerError| Err(MemberError::Unknowable(error.to_string()))),
+        None => Err(MemberError::NoLeader),
+    }
+}
+
+/// What a joining node must not forget before it is a member.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Joining {
+    nonce: String,
+    pub(crate) seeds: Vec<String>,
+}
+
+const FILE: &str = "joining.json";
+
+impl Joining {
+    /// What an earlier attempt left.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>, OwnershipError> {
+        let path = folder.join(FILE);
+        match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| OwnershipError::Damaged { path, detail: error.to_string() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(OwnershipError::io(path)(error)),
+        }
+    }
+
+    /// Goes on with an earlier attempt, or begins one; durable when this returns.
+    fn begin(folder: &Path, seeds: &[String]) -> Result<Self, OwnershipError> {
+        let earlier = Self::read(folder)?;
+        let nonce = earlier.map_or_else(|| format!("{:032x}", random()), |earlier| earlier.nonce);
+        let joining = Self { nonce, seeds: seeds.to_vec() };
+        let bytes = serde_json::to_vec_pretty(&joining).expect("plain text encodes");
+        let path = folder.join(FILE);
+        write_durably(&path, |file| file.write_all(&bytes)).map_err(OwnershipError::io(&path))?;
+        Ok(joining)
+    }
+
+    fn nonce(&self, folder: &Path) -> Result<u128, OwnershipError> {
+        let damaged = |error: std::num::ParseIntError| OwnershipError::Damaged {
+            path: folder.join(FILE),
+            detail: format!("its nonce is no number: {error}"),
+        };
+        u128::from_str_radix(&self.nonce, 16).map_err(damaged)
+    }
+}
+
+/// A node that has no identity yet.
+struct Stranger {
+    levels: Levels,
+}
+
+impl Directions for Stranger {
+    fn address(&self, _node: NodeId) -> Option<String> {
+        None
+    }
+
+    fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello {
+        Hello { protocol: PROTOCOL, cluster: None, node: None, to, levels: self.levels, lane }
+    }
+
+    fn met(&self, _greeted: &Greeted) {}
+}
+
+/// Asks the members in turn for an id until one gives it.
+pub(crate) async fn apply(
+    folder: &Path,
+    (seeds, address): (&[String], &str),
+    levels: Levels,
+    within: Duration,
+) -> Result<Identity, OwnershipError> {
+    let joining = Joining::begin(folder, seeds)?;
+    let application = Application { nonce: joining.nonce(folder)?, address: address.to_owned() };
+    let question = Bytes::from(rmp_serde::to_vec(&application).expect("plain values encode"));
+    let directions: Arc<dyn Directions> = Arc::new(Stranger { levels });
+    let deadline = Instant::now() + within;
+    let mut why = "no address to ask".to_owned();
+    loop {
+        for seed in seeds {
+            let dialer = Dialer { whom: Whom::Address(seed.clone()), lane: Lane::Call, directions: directions.clone() };
+            let answer = Link::new(dialer).call(Method::Admit, question.clone(), ANSWER_WITHIN).await;
+            match answer.and_then(|answer| decode(&answer)) {
+                Ok(Ok(Admission { cluster, node })) => return Ok(Identity { cluster, node }),
+                Ok(Err(NotAdmitted::Never(reason))) => {
+                    return Err(OwnershipError::NotJoined { seeds: seed.clone(), why: reason });
+                }
+                Err(PeerError::Refused { refusal, .. }) => {
+                    return Err(OwnershipError::NotJoined { seeds: seed.clone(), why: refusal.to_string() });
+                }
+                Ok(Err(error)) => why = format!("{seed}: {error}"),
+                Err(error) => why = error.to_string(),
+            }
+        }
+        if Instant::now() >= deadline {
+            return Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why });
+        }
+        tracing::info!(%why, "no member let this node in yet; asking again");
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn decode<A: serde::de::DeserializeOwned>(answer: &[u8]) -> Result<A, PeerError> {
+    rmp_serde::from_slice(answer).map_err(|error| PeerError::Garbled(error.to_string()))
+}
+
+/// Sees to it that the cluster knows this node under `address`; ends when it does.
+pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<String>) {
+    let enrolment = Enrolment { node: core.node(), address };
+    let question = Bytes::from(rmp_serde::to_vec(&enrolment).expect("plain values encode"));
+    let mut ways: Vec<Whom> = seeds.into_iter().map(Whom::Address).collect();
+    while !is_enrolled(&core, &enrolment) && !core.registry.is_retired() {
+        if core.leads() {
+            if let Err(error) = members::enrol(&core, enrolment.node, enrolment.address.clone()).await {
+                tracing::warn!(%error, "this node's address is not known to the cluster yet");
+            }
+        } else {
+            let known = core.registry.others().into_iter().map(Whom::Node);
+            for whom in known.chain(ways.iter().cloned()) {
+                let link = core.registry.dial(whom, Lane::Call);
+                let answer = link.call(Method::Enrol, question.clone(), ANSWER_WITHIN).await;
+                match answer.and_then(|answer| decode::<Result<(), MemberError>>(&answer)) {
+                    Ok(Ok(())) => break,
+                    Ok(Err(error)) => tracing::info!(%error, "this node is not added yet"),
+                    Err(error) => tracing::info!(%error, "this node is not added yet"),
+                }
+            }
+        }
+        // What the leader wrote arrives by the log.
+        let wait = core.raft.wait(Some(PAUSE));
+        drop(wait.metrics(|metrics| knows(metrics, &enrolment), "the membership").await);
+    }
+    ways.clear();
+    let path = core.folder.join(FILE);
+    if path.exists()
+        && let Err(error) = std::fs::remove_file(&path)
+    {
+        tracing::warn!(%error, path = %path.display(), "the note about joining could not be removed");
+    }
+}
+
+fn is_enrolled(core: &Core, enrolment: &Enrolment) -> bool {
+    knows(&core.raft.metrics().borrow_watched(), enrolment)
+}
+
+fn knows(metrics: &openraft::RaftMetrics<crate::raft::Types>, enrolment: &Enrolment) -> bool {
+    let node = metrics.membership_config.get_node(&enrolment.node.0);
+    node.is_some_and(|node| node.addr == enrolment.address)
+}

@@ -1,0 +1,145 @@
+//! Who belongs to the cluster, and how that is changed. Node ids are handed out by the ledger and never come back.
+
+mod change;
+mod voters;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use vocabulary::NodeId;
+
+pub(crate) use change::{CHANGE_WITHIN, carry_out, enrol, heir, list};
+pub(crate) use voters::next_voters;
+
+/// What a member does in the quorum.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Standing {
+    /// It decides: an entry is committed once most of them have it on disk.
+    Voter,
+    /// It only follows; every router that is no voter is one.
+    Learner,
+}
+
+/// The feature levels that a binary can work at.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Levels {
+    /// The oldest.
+    pub lowest: u32,
+    /// The newest.
+    pub highest: u32,
+}
+
+impl Levels {
+    /// Whether it can work at `level`.
+    pub fn contains(self, level: u32) -> bool {
+        (self.lowest..=self.highest).contains(&level)
+    }
+}
+
+impl fmt::Display for Levels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.lowest, self.highest)
+    }
+}
+
+/// A node of the cluster, as the asked node knows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Member {
+    /// Its id.
+    pub node: NodeId,
+    /// Where other nodes reach it; empty for a node that stands alone and listens to none.
+    pub address: String,
+    /// Voter or learner.
+    pub voter: Standing,
+    /// Whether it leads, as far as the asked node knows.
+    pub is_leader: bool,
+    /// What its binary can do; not known before the first contact.
+    pub level: Option<Levels>,
+    /// The last entry that it is known to have; only the leader knows it of others.
+    pub matched: Option<u64>,
+}
+
+/// A change that an operator asks for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum MemberChange {
+    /// Learners become voters, all in one step: one voter and two learners make a cluster of three.
+    Promote(BTreeSet<NodeId>),
+    /// Voters become learners, all in one step.
+    Demote(BTreeSet<NodeId>),
+    /// One voter becomes a learner and a learner takes its place, in one step: how a lost voter is replaced.
+    Replace {
+        /// The voter.
+        old: NodeId,
+        /// The learner.
+        new: NodeId,
+    },
+    /// A node leaves for good. Its id never comes back.
+    Remove(NodeId),
+    /// Another voter leads.
+    TransferLeader(NodeId),
+    /// The cluster works at a higher feature level from now on; there is no way back.
+    RaiseLevel(u32),
+}
+
+/// Why a change of the membership was refused or failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+pub enum MemberError {
+    /// The voters would not make a sound quorum.
+    #[error(
+        "that would make {voters} voters, and a cluster has 1, 3 or 5: with an even number as many losses stop it as \
+         with one voter less, and two voters stop when either is lost. Promote or demote as many nodes as needed in one \
+         request, or replace a voter by a learner"
+    )]
+    VoterCount {
+        /// How many there would be.
+        voters: usize,
+    },
+    /// No such member.
+    #[error("node {0} is not a member of this cluster; `member list` shows who is")]
+    Unknown(NodeId),
+    /// It is a voter already.
+    #[error("node {0} is a voter already")]
+    AlreadyVoter(NodeId),
+    /// It is not a voter.
+    #[error("node {0} is not a voter; only voters can be demoted, replaced or lead")]
+    NotVoter(NodeId),
+    /// It is still a voter.
+    #[error(
+        "node {0} is one of the voters that the quorum needs; demote it together with another one, or replace it by a learner"
+    )]
+    StillVoter(NodeId),
+    /// Another change is on its way.
+    #[error("another change of the membership is on its way; ask again when it is done")]
+    InProgress,
+    /// The node does not keep up.
+    #[error("node {node} is {behind} entries behind; wait until it has caught up, then promote it")]
+    Lagging {
+        /// The learner.
+        node: NodeId,
+        /// How far.
+        behind: u64,
+    },
+    /// The node does not answer.
+    #[error("node {0} does not answer the leader now; nothing was changed, see that it runs and can be reached")]
+    Silent(NodeId),
+    /// A member's binary is too old.
+    #[error("node {node} can work at level {levels}, not at {level}; upgrade every member first")]
+    Level {
+        /// The member.
+        node: NodeId,
+        /// What was asked for.
+        level: u32,
+        /// What it can do.
+        levels: Levels,
+    },
+    /// The ledger said no.
+    #[error("the ledger refused: {0}")]
+    Refused(String),
+    /// Nobody leads.
+    #[error("the cluster has no leader now; nothing was changed, ask again when most voters are back")]
+    NoLeader,
+    /// It was sent, and what became of it is not known.
+    #[error("the outcome is unknown: {0}; look at `member list` before asking again")]
+    Unknowable(String),
+}

@@ -1,0 +1,151 @@
+//! How a directory is kept, and how its node takes part in a cluster.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use openraft::{Config, SnapshotPolicy};
+
+use crate::error::OwnershipError;
+use crate::members::Levels;
+use crate::node_folder::ClusterId;
+
+/// How a directory is kept.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where log, snapshot and identity lie.
+    pub data_dir: PathBuf,
+    /// The cluster that the data directory must belong to; a new directory founds it.
+    pub cluster: Option<ClusterId>,
+    /// How it takes part in a cluster.
+    pub peering: Peering,
+    /// Commands that may wait; beyond it they are refused at once.
+    pub queue: usize,
+    /// How long a command is tried before its outcome counts as unknown.
+    pub submit_within: Duration,
+    /// How long a worker's lease is held after a sign of life.
+    pub lease: Duration,
+    /// How often leases are renewed and ended.
+    pub tick: Duration,
+    /// A snapshot is written after so many entries.
+    pub snapshot_entries: u64,
+    /// A snapshot is written after so many bytes of log.
+    pub snapshot_bytes: u64,
+    /// Works as a binary that knows feature levels up to this one only. For tests of mixed releases.
+    pub max_level: Option<u32>,
+}
+
+impl Options {
+    /// The defaults, in `data_dir`.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            cluster: None,
+            peering: Peering::default(),
+            queue: 4_096,
+            submit_within: Duration::from_secs(10),
+            lease: Duration::from_secs(15),
+            tick: Duration::from_secs(1),
+            snapshot_entries: 50_000,
+            snapshot_bytes: 64 << 20,
+            max_level: None,
+        }
+    }
+
+    pub(crate) fn levels(&self) -> Levels {
+        let highest = self.max_level.unwrap_or(ledger::LEVEL).min(ledger::LEVEL);
+        Levels { lowest: 1, highest }
+    }
+}
+
+/// How a node takes part in a cluster. The default stands alone.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Peering {
+    /// Where other nodes call this one, `host:port`; port 0 lets the system choose. Without it the node stands alone.
+    pub listen: Option<String>,
+    /// What the others are told instead of `listen`: needed where that is a wildcard or not reachable from outside.
+    pub advertise: Option<String>,
+    /// Members to ask for admission, when the data directory is new. Without any, a new directory founds a cluster.
+    pub join: Vec<String>,
+    /// How long a new node may ask before it gives up.
+    pub join_within: Duration,
+    /// When a silent leader is replaced.
+    pub timers: Timers,
+}
+
+impl Default for Peering {
+    fn default() -> Self {
+        let (listen, advertise, join, timers) = (None, None, Vec::new(), Timers::default());
+        Self { listen, advertise, join, join_within: Duration::from_secs(60), timers }
+    }
+}
+
+/// When a silent leader is replaced.
+///
+/// A follower waits for `election_max`, then for a random time from `election_min` to `election_max`, before it asks
+/// the others whether they miss the leader too. So a lost leader is replaced after about `election_max` plus the
+/// shortest of the voters' random times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timers {
+    /// How often a leader shows that it is there.
+    pub heartbeat: Duration,
+    /// The shortest random wait.
+    pub election_min: Duration,
+    /// The longest random wait; also how long a leader's word holds.
+    pub election_max: Duration,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        let millis = Duration::from_millis;
+        Self { heartbeat: millis(250), election_min: millis(500), election_max: millis(1_000) }
+    }
+}
+
+impl Timers {
+    /// Raft's configuration with these timers.
+    pub(crate) fn raft(self) -> Result<Config, OwnershipError> {
+        let millis = |time: Duration| time.as_millis() as u64;
+        let config = Config {
+            cluster_name: "ownerserve".into(),
+            heartbeat_interval: millis(self.heartbeat),
+            election_timeout_min: millis(self.election_min),
+            election_timeout_max: millis(self.election_max),
+            snapshot_policy: SnapshotPolicy::Never,
+            max_in_snapshot_log_to_keep: 1_000,
+            // Bounds what a follower that comes back is sent at once; entries are up to a megabyte.
+            max_payload_entries: 64,
+            install_snapshot_timeout: 60_000,
+            enable_pre_vote: Some(true),
+            // A restarted leader may have lost entries that it had sent out; it must not write others in their term.
+            enable_leader_restore: Some(false),
+            backoff: "50ms ...1s".into(),
+            ..Config::default()
+        };
+        let wrong = |error: openraft::ConfigError| {
+            OwnershipError::Options(format!(
+                "the cluster's timers do not fit: {error}; heartbeat < election_min < election_max is needed"
+            ))
+        };
+        config.validate().map_err(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_that_do_not_fit_are_refused_with_what_is_needed() {
+        assert!(Timers::default().raft().is_ok());
+        let wrong = Timers { heartbeat: Duration::from_secs(9), ..Timers::default() };
+        let error = wrong.raft().unwrap_err().to_string();
+        assert!(error.contains("heartbeat < election_min"), "{error}");
+    }
+
+    #[test]
+    fn a_lost_leader_is_replaced_within_two_seconds() {
+        let timers = Timers::default();
+        assert!(timers.election_max * 2 <= Duration::from_secs(2));
+        assert!(timers.heartbeat * 2 <= timers.election_min);
+    }
+}

@@ -1,0 +1,163 @@
+//! What travels between nodes after the handshake: length-prefixed frames, many exchanges on one connection.
+//!
+//! Layout: length of the payload (4 bytes, little endian), kind (1), method (1), exchange (8, little endian), payload.
+
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// The longest payload. Entries and snapshots are cut into pieces well below it.
+pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
+
+/// Bytes before the payload.
+const HEADER: usize = 14;
+
+/// Memory that a declared length gets before its bytes are there.
+const FIRST_READ: usize = 64 << 10;
+
+/// What a frame means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// A conversation begins; the method says what about.
+    Open = 1,
+    /// One more piece of what is asked.
+    More = 2,
+    /// Nothing more is asked.
+    End = 3,
+    /// One piece of the answer.
+    Reply = 4,
+    /// The answer is complete.
+    Done = 5,
+    /// The exchange failed; the payload says why.
+    Fail = 6,
+    /// Are you there?
+    Ping = 7,
+    /// Yes.
+    Pong = 8,
+    /// A question that is complete as it is.
+    Ask = 9,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Self> {
+        use Kind::{Ask, Done, End, Fail, More, Open, Ping, Pong, Reply};
+        [Open, More, End, Reply, Done, Fail, Ping, Pong, Ask].into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// One frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Frame {
+    pub(crate) kind: Kind,
+    /// What is asked; 0 in every frame but the first of an exchange.
+    pub(crate) method: u8,
+    /// Which exchange; chosen by who opens it.
+    pub(crate) exchange: u64,
+    pub(crate) payload: Bytes,
+}
+
+impl Frame {
+    pub(crate) fn new(kind: Kind, exchange: u64, payload: Bytes) -> Self {
+        Self { kind, method: 0, exchange, payload }
+    }
+
+    /// A frame without a payload.
+    pub(crate) fn bare(kind: Kind, exchange: u64) -> Self {
+        Self::new(kind, exchange, Bytes::new())
+    }
+}
+
+/// Reads the next frame; `None` when the other side closed the connection between two frames.
+pub(crate) async fn read<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<Option<Frame>> {
+    let mut header = [0u8; HEADER];
+    let first = from.read(&mut header).await?;
+    if first == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut header[first..]).await?;
+    let length = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let kind = Kind::of(header[4]).ok_or_else(|| invalid(format!("{} is no kind of frame", header[4])))?;
+    if length > MAX_PAYLOAD {
+        return Err(invalid(format!("a frame of {length} bytes; {MAX_PAYLOAD} is the most")));
+    }
+    let exchange = u64::from_le_bytes(header[6..].try_into().expect("eight bytes"));
+    let payload = payload(from, length).await?;
+    Ok(Some(Frame { kind, method: header[5], exchange, payload }))
+}
+
+/// Memory grows with what has arrived, not with what was announced.
+async fn payload<R: AsyncRead + Unpin>(from: &mut R, length: usize) -> io::Result<Bytes> {
+    let mut payload = BytesMut::with_capacity(length.min(FIRST_READ));
+    let mut rest = from.take(length as u64);
+    while payload.len() < length {
+        if rest.read_buf(&mut payload).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(payload.freeze())
+}
+
+/// Writes a frame; the caller flushes.
+pub(crate) async fn write<W: AsyncWrite + Unpin>(to: &mut W, frame: &Frame) -> io::Result<()> {
+    let length = u32::try_from(frame.payload.len()).ok().filter(|length| *length as usize <= MAX_PAYLOAD);
+    let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a frame is too long to send"))?;
+    let mut header = [0u8; HEADER];
+    header[..4].copy_from_slice(&length.to_le_bytes());
+    header[4] = frame.kind as u8;
+    header[5] = frame.method;
+    header[6..].copy_from_slice(&frame.exchange.to_le_bytes());
+    to.write_all(&header).await?;
+    to.write_all(&frame.payload).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn check(bytes: &[u8]) -> io::Result<Option<Frame>> {
+        let mut from = bytes;
+        read(&mut from).await
+    }
+
+    #[tokio::test]
+    async fn what_is_written_is_read() {
+        let mut wire = Vec::new();
+        let frames = [
+            Frame { kind: Kind::Open, method: 9, exchange: 77, payload: Bytes::from(vec![5; 100_000]) },
+            Frame::bare(Kind::Ping, 0),
+            Frame::new(Kind::Fail, u64::MAX, Bytes::from_static(b"no")),
+        ];
+        for frame in &frames {
+            write(&mut wire, frame).await.unwrap();
+        }
+        let mut from = wire.as_slice();
+        for frame in frames {
+            assert_eq!(read(&mut from).await.unwrap(), Some(frame));
+        }
+        assert_eq!(read(&mut from).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn every_cut_is_an_error_and_never_a_frame() {
+        let mut wire = Vec::new();
+        write(&mut wire, &Frame::new(Kind::Reply, 3, Bytes::from_static(b"hello"))).await.unwrap();
+        for cut in 1..wire.len() {
+            let error = check(&wire[..cut]).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "cut at {cut}");
+        }
+    }
+
+    #[tokio::test]
+    async fn unknown_kinds_and_monstrous_lengths_are_refused_before_memory_is_taken() {
+        let mut wire = Vec::new();
+        write(&mut wire, &Frame::bare(Kind::Ping, 0)).await.unwrap();
+        wire[4] = 99;
+        assert!(check(&wire).await.unwrap_err().to_string().contains("99 is no kind"));
+        wire[4] = Kind::Ping as u8;
+        wire[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(check(&wire).await.unwrap_err().to_string().contains("is the most"));
+    }
+}

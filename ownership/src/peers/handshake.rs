@@ -1,0 +1,176 @@
+//! The first words on a connection: who calls whom, of which cluster, and what both can do.
+//!
+//! Layout: 8 bytes that no other protocol begins with, then one message each way: length (4 bytes, little endian) and
+//! MessagePack with names, so that later releases can add fields.
+
+use std::io;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use vocabulary::NodeId;
+
+use crate::members::Levels;
+use crate::node_folder::ClusterId;
+use crate::peers::error::Refusal;
+
+/// The protocol between nodes. Raised when frames or methods change so that older nodes could not follow.
+pub(crate) const PROTOCOL: u32 = 1;
+
+const MAGIC: &[u8; 8] = b"OWNPEER\x01";
+
+/// The longest message before both know each other.
+const MAX_HELLO: u32 = 4 << 10;
+
+/// What a connection is for. Each has its own, so that a snapshot never delays a heartbeat.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub(crate) enum Lane {
+    /// Votes, heartbeats and log entries.
+    Raft,
+    /// Snapshots.
+    Bulk,
+    /// Commands on their way to the leader, and what else waits for the quorum.
+    Call,
+    /// What routers tell each other.
+    Topic,
+}
+
+/// Who calls.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    pub(crate) protocol: u32,
+    /// None for a node that wants to join.
+    pub(crate) cluster: Option<ClusterId>,
+    /// None for a node that wants to join.
+    pub(crate) node: Option<NodeId>,
+    /// Who is meant; none when only an address is known.
+    pub(crate) to: Option<NodeId>,
+    pub(crate) levels: Levels,
+    pub(crate) lane: Lane,
+}
+
+/// Who answers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    pub(crate) cluster: ClusterId,
+    pub(crate) node: NodeId,
+    pub(crate) levels: Levels,
+}
+
+/// Writes one message of the handshake.
+pub(crate) async fn say<W: AsyncWrite + Unpin>(to: &mut W, message: &impl Serialize) -> io::Result<()> {
+    let body = rmp_serde::to_vec_named(message).map_err(io::Error::other)?;
+    let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+    let mut whole = Vec::with_capacity(MAGIC.len() + 4 + body.len());
+    whole.extend_from_slice(MAGIC);
+    whole.extend_from_slice(&length.to_le_bytes());
+    whole.extend_from_slice(&body);
+    to.write_all(&whole).await?;
+    to.flush().await
+}
+
+/// Reads one message of the handshake.
+pub(crate) async fn hear<T: DeserializeOwned, R: AsyncRead + Unpin>(from: &mut R) -> io::Result<T> {
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let mut magic = [0u8; 8];
+    from.read_exact(&mut magic).await?;
+    if &magic != MAGIC {
+        return Err(invalid("what listens there is no node of this kind; check address and TLS settings".into()));
+    }
+    let length = from.read_u32_le().await?;
+    if length > MAX_HELLO {
+        return Err(invalid(format!("a greeting of {length} bytes")));
+    }
+    let mut body = vec![0u8; length as usize];
+    from.read_exact(&mut body).await?;
+    rmp_serde::from_slice(&body).map_err(|error| invalid(format!("the greeting makes no sense: {error}")))
+}
+
+/// What a node knows when it is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Callee<'a> {
+    pub(crate) welcome: &'a Welcome,
+    /// The cluster's feature level.
+    pub(crate) level: u32,
+    /// Whether the caller was removed.
+    pub(crate) is_retired: Retired,
+}
+
+/// Whether a node was removed from the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Retired {
+    Yes,
+    No,
+}
+
+/// Whether the caller may come in. Pure.
+pub(crate) fn judge(hello: &Hello, callee: Callee<'_>) -> Result<(), Refusal> {
+    let Welcome { cluster, node, .. } = *callee.welcome;
+    if hello.protocol != PROTOCOL {
+        return Err(Refusal::Protocol { spoken: PROTOCOL });
+    }
+    if hello.cluster.is_some_and(|theirs| theirs != cluster) {
+        return Err(Refusal::OtherCluster { cluster });
+    }
+    if hello.to.is_some_and(|meant| meant != node) {
+        return Err(Refusal::OtherNode { node });
+    }
+    if hello.node == Some(node) {
+        return Err(Refusal::SameNode { node });
+    }
+    if let (Some(node), Retired::Yes) = (hello.node, callee.is_retired) {
+        return Err(Refusal::Retired { node });
+    }
+    if !hello.levels.contains(callee.level) {
+        return Err(Refusal::Level { level: callee.level, levels: hello.levels });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEVELS: Levels = Levels { lowest: 1, highest: 2 };
+
+    fn hello() -> Hello {
+        let (cluster, node, to) = (Some(ClusterId(7)), Some(NodeId(2)), Some(NodeId(1)));
+        Hello { protocol: PROTOCOL, cluster, node, to, levels: LEVELS, lane: Lane::Raft }
+    }
+
+    fn check(hello: Hello, level: u32, is_retired: Retired) -> Result<(), Refusal> {
+        let welcome = Welcome { cluster: ClusterId(7), node: NodeId(1), levels: LEVELS };
+        judge(&hello, Callee { welcome: &welcome, level, is_retired })
+    }
+
+    #[test]
+    fn members_and_joiners_come_in() {
+        assert_eq!(check(hello(), 2, Retired::No), Ok(()));
+        let joiner = Hello { cluster: None, node: None, to: None, ..hello() };
+        assert_eq!(check(joiner, 2, Retired::No), Ok(()));
+    }
+
+    #[test]
+    fn strangers_are_refused_with_the_reason() {
+        let refused = |hello| check(hello, 2, Retired::No).unwrap_err();
+        let other = refused(Hello { cluster: Some(ClusterId(8)), ..hello() });
+        assert_eq!(other, Refusal::OtherCluster { cluster: ClusterId(7) });
+        assert_eq!(refused(Hello { to: Some(NodeId(3)), ..hello() }), Refusal::OtherNode { node: NodeId(1) });
+        assert_eq!(refused(Hello { node: Some(NodeId(1)), ..hello() }), Refusal::SameNode { node: NodeId(1) });
+        assert_eq!(refused(Hello { protocol: 2, ..hello() }), Refusal::Protocol { spoken: PROTOCOL });
+        let old = Levels { lowest: 1, highest: 1 };
+        assert_eq!(refused(Hello { levels: old, ..hello() }), Refusal::Level { level: 2, levels: old });
+        assert_eq!(check(hello(), 2, Retired::Yes), Err(Refusal::Retired { node: NodeId(2) }));
+    }
+
+    #[tokio::test]
+    async fn a_greeting_survives_the_wire_and_other_protocols_are_told_apart() {
+        let mut wire = Vec::new();
+        say(&mut wire, &hello()).await.unwrap();
+        assert_eq!(hear::<Hello, _>(&mut wire.as_slice()).await.unwrap(), hello());
+        let http = hear::<Hello, _>(&mut b"GET / HTTP/1.1\r\n\r\n".as_slice()).await.unwrap_err();
+        assert!(http.to_string().contains("no node of this kind"), "{http}");
+        wire[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(hear::<Hello, _>(&mut wire.as_slice()).await.is_err());
+    }
+}

@@ -1,0 +1,84 @@
+//! What nodes ask each other. The numbers go over the wire and never change their meaning.
+
+use crate::peers::Topic;
+
+/// What is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Method {
+    /// Log entries, or a heartbeat, one request.
+    Append = 1,
+    /// Log entries, request after request on one exchange.
+    AppendStream = 2,
+    Vote = 3,
+    PreVote = 4,
+    /// A snapshot: its head, then its bytes.
+    Snapshot = 5,
+    TransferLeader = 6,
+    /// Commands for the leader.
+    Submit = 16,
+    /// How far one must have applied for a linearizable read.
+    ReadIndex = 17,
+    /// Lives of workers that were reached.
+    Alive = 18,
+    /// A new node asks for an id.
+    Admit = 19,
+    /// A new node that has written its id down asks to be added; a known one tells its new address.
+    Enrol = 20,
+    /// A change of the membership.
+    Change = 21,
+    /// Who belongs to the cluster, as the leader knows it.
+    Members = 22,
+    /// `Topic::Exchange`.
+    Exchange = 32,
+    /// `Topic::Residency`.
+    Residency = 33,
+}
+
+impl Method {
+    pub(crate) fn of(byte: u8) -> Option<Self> {
+        use Method::{
+            Admit, Alive, Append, AppendStream, Change, Enrol, Exchange, Members, PreVote, ReadIndex, Residency,
+            Snapshot, Submit, TransferLeader, Vote,
+        };
+        let all = [
+            Append,
+            AppendStream,
+            Vote,
+            PreVote,
+            Snapshot,
+            TransferLeader,
+            Submit,
+            ReadIndex,
+            Alive,
+            Admit,
+            Enrol,
+            Change,
+            Members,
+            Exchange,
+            Residency,
+        ];
+        all.into_iter().find(|method| *method as u8 == byte)
+    }
+
+    pub(crate) fn of_topic(topic: Topic) -> Self {
+        match topic {
+            Topic::Exchange => Method::Exchange,
+            Topic::Residency => Method::Residency,
+        }
+    }
+
+    /// The topic of a call between routers.
+    pub(crate) fn topic(self) -> Option<Topic> {
+        match self {
+            Method::Exchange => Some(Topic::Exchange),
+            Method::Residency => Some(Topic::Residency),
+            _ => None,
+        }
+    }
+
+    /// Whether a node that is no member yet may ask it.
+    pub(crate) fn is_open_to_strangers(self) -> bool {
+        self == Method::Admit
+    }
+}

@@ -1,0 +1,79 @@
+//! The other nodes: where they are, how they are called, and who answers when they call.
+
+pub(crate) mod error;
+mod frame;
+pub(crate) mod handshake;
+mod link;
+mod listener;
+pub(crate) mod method;
+mod registry;
+mod serving;
+pub(crate) mod socket;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use vocabulary::NodeId;
+
+pub use error::{PeerError, Refusal};
+pub(crate) use handshake::Lane;
+pub(crate) use link::{Answers, Link, Pending, Speaker, Task};
+pub(crate) use listener::Listener;
+pub(crate) use method::Method;
+pub(crate) use registry::Registry;
+pub(crate) use serving::{Answerer, Exchange, Replies};
+pub(crate) use socket::Whom;
+
+/// The most bytes of a call or its answer.
+pub const MAX_CALL: usize = 8 << 20;
+
+/// How long a call may take.
+pub const CALL_WITHIN: Duration = Duration::from_secs(5);
+
+/// What routers talk about with each other, outside Raft.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Topic {
+    /// What they dispatched and finished.
+    Exchange,
+    /// Which blocks they believe to lie where.
+    Residency,
+}
+
+/// Answers calls of other nodes on one topic.
+pub trait PeerService: Send + Sync + 'static {
+    /// Answers one call. `from` is who the caller says it is; it belongs to this cluster.
+    fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
+}
+
+/// The other nodes of the cluster, as routers see them.
+#[derive(Clone)]
+pub struct Peers {
+    pub(crate) registry: Arc<Registry>,
+}
+
+impl fmt::Debug for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peers").field("others", &self.others()).finish()
+    }
+}
+
+impl Peers {
+    /// All members but this node, by id; whether they can be reached is another matter.
+    pub fn others(&self) -> Vec<NodeId> {
+        self.registry.others()
+    }
+
+    /// Asks another node. At most `MAX_CALL` bytes each way, `CALL_WITHIN` long; not retried.
+    pub async fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> Result<Bytes, PeerError> {
+        let bytes = question.len();
+        if bytes > MAX_CALL {
+            return Err(PeerError::TooLarge { bytes: bytes as u64, most: MAX_CALL as u64 });
+        }
+        let link = self.registry.link(node, Lane::Topic);
+        link.call(Method::of_topic(topic), question, CALL_WITHIN).await
+    }
+}

@@ -1,0 +1,136 @@
+//! Who the other nodes are, where they listen, the links to them, and who answers what they ask.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use arc_swap::ArcSwap;
+use consensus::Publisher;
+use vocabulary::NodeId;
+
+use crate::core::is_retired;
+use crate::members::Levels;
+use crate::node_folder::Identity;
+use crate::peers::error::Refusal;
+use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
+use crate::peers::link::Link;
+use crate::peers::socket::{Dialer, Directions, Greeted, Whom};
+use crate::peers::{PeerService, Topic};
+
+/// What this node knows of the others. Shared by everything that calls or is called.
+pub(crate) struct Registry {
+    pub(crate) own: Welcome,
+    pub(crate) publisher: Arc<Publisher>,
+    book: ArcSwap<BTreeMap<NodeId, String>>,
+    levels: Mutex<BTreeMap<NodeId, Levels>>,
+    links: Mutex<BTreeMap<(NodeId, Lane), Link>>,
+    services: Mutex<BTreeMap<Topic, Arc<dyn PeerService>>>,
+    retired: OnceLock<()>,
+}
+
+impl Registry {
+    pub(crate) fn new(identity: Identity, levels: Levels, publisher: Arc<Publisher>) -> Arc<Self> {
+        let own = Welcome { cluster: identity.cluster, node: identity.node, levels };
+        Arc::new(Self {
+            own,
+            publisher,
+            book: ArcSwap::default(),
+            levels: Mutex::default(),
+            links: Mutex::default(),
+            services: Mutex::default(),
+            retired: OnceLock::new(),
+        })
+    }
+
+    /// The members and where they listen, as of the newest membership. Links to nodes that left are closed.
+    pub(crate) fn set_book(&self, book: BTreeMap<NodeId, String>) {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.retain(|(node, _), _| book.contains_key(node));
+        drop(links);
+        self.book.store(Arc::new(book));
+    }
+
+    pub(crate) fn others(&self) -> Vec<NodeId> {
+        self.book.load().keys().copied().filter(|node| *node != self.own.node).collect()
+    }
+
+    /// The link to a node on a lane; one for all who call it.
+    pub(crate) fn link(self: &Arc<Self>, node: NodeId, lane: Lane) -> Link {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = links.entry((node, lane)).or_insert_with(|| self.dial(Whom::Node(node), lane));
+        link.clone()
+    }
+
+    /// Closes all links.
+    pub(crate) fn hang_up(&self) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// A link of one's own.
+    pub(crate) fn dial(self: &Arc<Self>, whom: Whom, lane: Lane) -> Link {
+        Link::new(Dialer { whom, lane, directions: self.clone() })
+    }
+
+    /// What a node's binary can do, once it was met.
+    pub(crate) fn levels(&self, node: NodeId) -> Option<Levels> {
+        if node == self.own.node {
+            return Some(self.own.levels);
+        }
+        self.levels.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied()
+    }
+
+    pub(crate) fn serve(&self, topic: Topic, service: Arc<dyn PeerService>) {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner).insert(topic, service);
+    }
+
+    pub(crate) fn service(&self, topic: Topic) -> Option<Arc<dyn PeerService>> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner).get(&topic).cloned()
+    }
+
+    /// Whether another node said that this one was removed from the cluster.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.get().is_some()
+    }
+
+    /// Notes that this node was removed.
+    pub(crate) fn retire(&self) {
+        if self.retired.set(()).is_ok() {
+            let refusal = Refusal::Retired { node: self.own.node };
+            tracing::error!(%refusal, "this node no longer belongs to the cluster; it only serves its last view");
+        }
+    }
+
+    /// Whether a caller may come in.
+    pub(crate) fn judge(&self, hello: &Hello) -> Greeted {
+        let view = self.publisher.view();
+        let is_retired = match hello.node {
+            Some(node) if is_retired(&view, node) => Retired::Yes,
+            _ => Retired::No,
+        };
+        judge(hello, Callee { welcome: &self.own, level: view.level(), is_retired })?;
+        if let Some(node) = hello.node {
+            self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(node, hello.levels);
+        }
+        Ok(self.own.clone())
+    }
+}
+
+impl Directions for Registry {
+    fn address(&self, node: NodeId) -> Option<String> {
+        self.book.load().get(&node).cloned()
+    }
+
+    fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello {
+        let Welcome { cluster, node, levels } = self.own;
+        Hello { protocol: PROTOCOL, cluster: Some(cluster), node: Some(node), to, levels, lane }
+    }
+
+    fn met(&self, greeted: &Greeted) {
+        match greeted {
+            Ok(Welcome { node, levels, .. }) => {
+                self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(*node, *levels);
+            }
+            Err(Refusal::Retired { node }) if *node == self.own.node => self.retire(),
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! How a node comes up: it founds a cluster, joins one, or goes on where it was.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use consensus::Publisher;
+use ledger::{Command, Outcome};
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::{BasicNode, Raft};
+use tokio::sync::mpsc;
+
+use crate::core::{Core, Parts};
+use crate::counters::Counters;
+use crate::error::OwnershipError;
+use crate::joining::{self, Joining};
+use crate::log_store::LogStore;
+use crate::network::Network;
+use crate::node_folder::{Claimed, Identity, NodeFolder, founder};
+use crate::options::Options;
+use crate::peers::{Listener, Registry, Task};
+use crate::proposer;
+use crate::raft::{Machine, Types};
+use crate::snapshots::SnapshotFile;
+use crate::ticker::Ticker;
+use crate::writer::Queued;
+
+/// How long the quorum may take to come up.
+pub(crate) const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// Submissions of all nodes that wait for the leader's desk.
+const DESK: usize = 256;
+
+/// A node that runs.
+pub(crate) struct Started {
+    pub(crate) core: Arc<Core>,
+    pub(crate) folder: NodeFolder,
+    /// What runs beside Raft, first what must end first.
+    pub(crate) tasks: Vec<Task>,
+    pub(crate) queue: mpsc::Receiver<Queued>,
+    /// Where others reach it.
+    pub(crate) address: Option<String>,
+}
+
+/// Where others reach this node.
+struct Reachable {
+    listener: Listener,
+    address: String,
+}
+
+/// Brings a node up to where it can serve; whether there is a quorum is another matter, unless it is this node alone.
+pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> {
+    let reachable = listen(options).await?;
+    let claimed = Claimed::new(&options.data_dir)?;
+    let folder = identify(claimed, options, reachable.as_ref()).await?;
+    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
+    let log = LogStore::open(&folder)?;
+    let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
+    let (publisher, counters) = (Arc::<Publisher>::default(), Arc::<Counters>::default());
+    let registry = Registry::new(folder.identity, options.levels(), publisher.clone());
+    let machine = Machine::new(snapshots, publisher, counters.clone());
+    let config = Arc::new(options.peering.timers.raft()?);
+    let network = Network { registry: registry.clone() };
+    let raft = Raft::new(folder.identity.node.0, config, network, log.clone(), machine).await.map_err(quorum)?;
+    let (proposals, asked) = mpsc::channel(DESK);
+    let (queue, queued) = mpsc::channel(options.queue.max(1));
+    let patience = options.peering.timers.election_max + options.peering.timers.election_min;
+    let root = options.data_dir.clone();
+    let parts = Parts { raft, registry: registry.clone(), counters, log, folder: root, proposals, patience };
+    let core = Core::new(parts, queue);
+    check_level(&core, options)?;
+    let mut tasks =
+        vec![Task(tokio::spawn(core.clone().follow())), Task(tokio::spawn(proposer::run(core.clone(), asked)))];
+    let address = reachable.as_ref().map(|reachable| reachable.address.clone());
+    if let Some(Reachable { listener, address }) = reachable {
+        tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
+        tasks.push(Task(tokio::spawn(listener.run(registry, core.clone()))));
+    }
+    let snapshot_bytes = core.log.bytes();
+    let ticker = Ticker { core: core.clone(), options: options.clone(), snapshot_at, snapshot_bytes };
+    tasks.push(Task(tokio::spawn(ticker.run())));
+    found_or_wait(&core, address.as_deref().unwrap_or_default()).await?;
+    Ok(Started { core, folder, tasks, queue: queued, address })
+}
+
+fn quorum(error: impl std::fmt::Display) -> OwnershipError {
+    OwnershipError::Quorum(error.to_string())
+}
+
+async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> {
+    let Some(listen) = &options.peering.listen else {
+        if options.peering.join.is_empty() {
+            return Ok(None);
+        }
+        let what = "a node that joins must be reachable: give it an address for the other nodes (`listen`)";
+        return Err(OwnershipError::Options(what.into()));
+    };
+    let listener = Listener::bind(listen).await?;
+    let address = match &options.peering.advertise {
+        Some(advertise) => advertise.clone(),
+        None if listener.address.ip().is_unspecified() => {
+            let what = format!("others cannot call {listen}: say under which address they reach it (`advertise`)");
+            return Err(OwnershipError::Options(what));
+        }
+        None => listener.address.to_string(),
+    };
+    Ok(Some(Reachable { listener, address }))
+}
+
+/// Whose the data directory is, or becomes.
+async fn identify(
+    claimed: Claimed,
+    options: &Options,
+    reachable: Option<&Reachable>,
+) -> Result<NodeFolder, OwnershipError> {
+    if let Some(identity) = claimed.identity()? {
+        return claimed.reopen(identity, options.cluster);
+    }
+    let Some(reachable) = reachable.filter(|_| !options.peering.join.is_empty()) else {
+        return claimed.adopt(founder(options.cluster));
+    };
+    let asked = (options.peering.join.as_slice(), reachable.address.as_str());
+    let identity = joining::apply(&claimed.root, asked, options.levels(), options.peering.join_within).await?;
+    let Identity { cluster: found, node } = identity;
+    if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
+        let path = claimed.root.clone();
+        return Err(OwnershipError::OtherCluster { path, found, expected });
+    }
+    tracing::info!(%node, cluster = %found, "this node was let in");
+    claimed.adopt(identity)
+}
+
+/// What was purged from the log must be in the snapshot. Returns the snapshot's index.
+fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder) -> Result<u64, OwnershipError> {
+    let path = folder.path("snapshot");
+    let (purged, _) = log.bounds().map_err(OwnershipError::io(folder.path("log")))?;
+    let upto = snapshots.meta()?.and_then(|meta| meta.last_log_id).map_or(0, |id| id.index);
+    if upto < purged {
+        let detail = format!("it ends at entry {upto}, but the log was purged up to entry {purged}");
+        return Err(OwnershipError::Damaged { path, detail });
+    }
+    Ok(upto)
+}
+
+fn check_level(core: &Core, options: &Options) -> Result<(), OwnershipError> {
+    let (level, highest) = (core.view().level(), options.levels().highest);
+    if level > highest { Err(OwnershipError::Level { level, highest }) } else { Ok(()) }
+}
+
+/// Founds the quorum where there is none. A quorum of this node alone is waited for: there is no one else.
+async fn found_or_wait(core: &Core, address: &str) -> Result<(), OwnershipError> {
+    let is_initialized = core.raft.is_initialized().await.map_err(quorum)?;
+    let node = core.node();
+    if !is_initialized && node == ledger::FOUNDER {
+        let members = BTreeMap::from([(node.0, BasicNode::new(address))]);
+        core.raft.initialize(members).await.map_err(quorum)?;
+    } else if !is_alone(core) {
+        return Ok(());
+    } else {
+        core.raft.trigger().elect(false).await.map_err(quorum)?;
+    }
+    let wait = core.raft.wait(Some(START_WITHIN));
+    wait.current_leader(node.0, "a leader").await.map_err(quorum)?;
+    core.raft.wait_for_recovery(Some(START_WITHIN)).await.map_err(quorum)?;
+    core.look();
+    Ok(())
+}
+
+/// Whether this node is the only voter.
+pub(crate) fn is_alone(core: &Core) -> bool {
+    let metrics: openraft::RaftMetrics<Types> = core.raft.metrics().borrow_watched().clone();
+    metrics.membership_config.voter_ids().eq([core.node().0])
+}
+
+/// A cluster in which nothing was ever written works at the highest level that its founder knows.
+pub(crate) async fn raise_new(core: &Core, options: &Options) -> Result<(), OwnershipError> {
+    let highest = options.levels().highest;
+    let is_new = core.leads() && core.counters.read().entries == 0 && core.view().session_count() == 0;
+    if !is_new || core.view().level() >= highest {
+        return Ok(());
+    }
+    let ticket = core.submit(Command::RaiseLevel(highest)).map_err(quorum)?;
+    match ticket.await.map_err(quorum)? {
+        Outcome::Done => Ok(()),
+        outcome => Err(quorum(format!("the new ledger refused level {highest}: {outcome:?}"))),
+    }
+}
+
+/// Lets a new member go on once the cluster knows it and it has caught up.
+pub(crate) async fn settle(
+    core: &Arc<Core>,
+    address: String,
+    options: &Options,
+) -> Result<Option<Task>, OwnershipError> {
+    let joining = Joining::read(&options.data_dir)?;
+    let is_new = joining.is_some();
+    let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
+    let mut enrolling = tokio::spawn(joining::enrol_self(core.clone(), address, seeds));
+    if !is_new {
+        return Ok(Some(Task(enrolling)));
+    }
+    let settled = tokio::time::timeout(options.peering.join_within, async {
+        // It only ends when the cluster knows this node.
+        drop((&mut enrolling).await);
+        crate::read::confirm(core).await
+    });
+    match settled.await {
+        Ok(Ok(())) => Ok(None),
+        _ => {
+            enrolling.abort();
+            let why = "it has an id, but was not added or did not catch up in time; start it again, it goes on there";
+            Err(OwnershipError::NotJoined { seeds: options.peering.join.join(", "), why: why.into() })
+        }
+    }
+}

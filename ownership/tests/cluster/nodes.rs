@@ -1,0 +1,188 @@
+//! Nodes that a test starts, stops and asks. Everything is waited for with a deadline.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use ledger::{Command, OpenSession};
+use ownership::{Directory, Options, OwnershipError, Peering, Standing};
+use tempfile::TempDir;
+use vocabulary::{ModelId, NodeId, SessionId, TenantId};
+
+/// What anything may take on a machine that is busy with other things.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Nodes by id, with the folders of those that are down.
+pub(crate) struct Nodes {
+    pub(crate) up: BTreeMap<u64, Directory>,
+    pub(crate) folders: BTreeMap<u64, TempDir>,
+    /// Where nodes that are down listened.
+    pub(crate) addresses: BTreeMap<u64, String>,
+    pub(crate) tune: fn(&mut Options),
+}
+
+impl Nodes {
+    /// A cluster of one.
+    pub(crate) async fn found() -> Self {
+        Self::found_with(|_| {}).await
+    }
+
+    pub(crate) async fn found_with(tune: fn(&mut Options)) -> Self {
+        let (up, folders, addresses) = Default::default();
+        let mut nodes = Self { up, folders, addresses, tune };
+        let folder = tempfile::tempdir().unwrap();
+        let founder = Directory::open(nodes.options(&folder, &[])).await.unwrap();
+        nodes.up.insert(1, founder);
+        nodes.folders.insert(1, folder);
+        nodes
+    }
+
+    /// A cluster of three voters and `learners` besides.
+    pub(crate) async fn three(learners: usize) -> Self {
+        Self::three_with(learners, |_| {}).await
+    }
+
+    pub(crate) async fn three_with(learners: usize, tune: fn(&mut Options)) -> Self {
+        let mut nodes = Self::found_with(tune).await;
+        for _ in 0..2 + learners {
+            nodes.join().await;
+        }
+        nodes.promote(&[2, 3]).await;
+        nodes
+    }
+
+    pub(crate) fn options(&self, folder: &TempDir, join: &[String]) -> Options {
+        let mut options = options(folder);
+        options.peering.join = join.to_vec();
+        (self.tune)(&mut options);
+        options
+    }
+
+    /// One more node, let in by whoever is up.
+    pub(crate) async fn join(&mut self) -> u64 {
+        let seeds: Vec<String> = self.up.values().map(address).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let node = Directory::open(self.options(&folder, &seeds)).await.unwrap();
+        let id = node.node().0;
+        assert!(self.folders.insert(id, folder).is_none(), "node {id} had its id before");
+        self.up.insert(id, node);
+        id
+    }
+
+    pub(crate) async fn promote(&self, ids: &[u64]) {
+        let ids: Vec<NodeId> = ids.iter().copied().map(NodeId).collect();
+        let node = self.any();
+        eventually("the promotion", || async {
+            match node.promote(ids.clone()).await {
+                Ok(()) => Some(()),
+                Err(_) => {
+                    // An earlier attempt may have been carried out after all.
+                    let done = ids.iter().all(|id| {
+                        node.members().iter().any(|member| member.node == *id && member.voter == Standing::Voter)
+                    });
+                    done.then_some(())
+                }
+            }
+        })
+        .await;
+    }
+
+    pub(crate) fn any(&self) -> &Directory {
+        self.up.values().next().expect("a node is up")
+    }
+
+    pub(crate) fn node(&self, id: u64) -> &Directory {
+        &self.up[&id]
+    }
+
+    /// The one that leads, once the others know it too.
+    pub(crate) async fn leader(&self) -> u64 {
+        eventually("one leader that all know", || async {
+            let known: Vec<_> = self.up.values().map(|node| node.view().quorum()).collect();
+            let leader = known[0].leader?.0;
+            let agreed = known.iter().all(|quorum| !quorum.stale && quorum.leader == Some(NodeId(leader)));
+            (agreed && self.up.contains_key(&leader)).then_some(leader)
+        })
+        .await
+    }
+
+    /// Stops a node without a farewell.
+    pub(crate) async fn kill(&mut self, id: u64) {
+        let node = self.up.remove(&id).expect("it is up");
+        self.addresses.insert(id, address(&node));
+        node.halt().await.unwrap();
+    }
+
+    /// Starts it again where it was.
+    pub(crate) async fn restart(&mut self, id: u64) {
+        let node = self.reopen(id).await.unwrap();
+        assert_eq!(node.node(), NodeId(id));
+        self.up.insert(id, node);
+    }
+
+    /// Starts it again on another port.
+    pub(crate) async fn restart_elsewhere(&mut self, id: u64) {
+        self.addresses.remove(&id);
+        self.restart(id).await;
+    }
+
+    pub(crate) async fn reopen(&self, id: u64) -> Result<Directory, OwnershipError> {
+        let mut options = self.options(&self.folders[&id], &[]);
+        options.peering.listen = self.addresses.get(&id).cloned().or(options.peering.listen);
+        Directory::open(options).await
+    }
+
+    /// Waits until all have applied the same, compares them bit for bit, and checks every invariant.
+    pub(crate) async fn converge(&self) {
+        eventually("equal applied indexes", || async {
+            let applied: Vec<u64> = self.up.values().map(|node| node.view().applied()).collect();
+            applied.iter().all(|index| *index == applied[0]).then_some(())
+        })
+        .await;
+        let views: Vec<_> = self.up.values().map(Directory::view).collect();
+        let newest = views.iter().map(|view| view.applied()).max();
+        for view in &views {
+            ledger::invariants::check(view).unwrap();
+            if Some(view.applied()) == newest {
+                let first = views.iter().find(|view| Some(view.applied()) == newest).unwrap();
+                assert_eq!(view.state_hash(), first.state_hash(), "at entry {}", view.applied());
+            }
+        }
+    }
+
+    pub(crate) async fn close(self) {
+        for (_, node) in self.up {
+            node.close().await.unwrap();
+        }
+    }
+}
+
+/// Options on a port that the system chooses, without a tick that writes by itself.
+pub(crate) fn options(folder: &TempDir) -> Options {
+    let peering = Peering { listen: Some("127.0.0.1:0".into()), join_within: PATIENCE, ..Peering::default() };
+    let tick = Duration::from_secs(3_600);
+    Options { peering, tick, submit_within: PATIENCE, ..Options::new(folder.path()) }
+}
+
+pub(crate) fn address(node: &Directory) -> String {
+    let own = node.node();
+    let members = node.members();
+    members.into_iter().find(|member| member.node == own).expect("it knows itself").address
+}
+
+/// Asks again until there is something.
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = ask().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited too long for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+pub(crate) fn open_session(n: u128) -> Command {
+    let (tenant, model) = (TenantId::default(), ModelId::from("tiny"));
+    Command::OpenSession(OpenSession { session: SessionId(n), tenant, model, parent: None })
+}
