@@ -4,6 +4,8 @@
 //! change; an extent only grows at its end, while a single session references it, and hangs on a kept point of its
 //! parent.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use vocabulary::{
     ArtifactId, Blocks, Bytes, Epoch, GroupId, LedgerTime, ModelId, Owner, PrefixId, SessionId, TenantId, Tokens,
@@ -88,6 +90,11 @@ impl Scope {
         Self(xxh3_64(&scoped))
     }
 
+    /// As a number, evenly spread.
+    pub(crate) fn hash(self) -> u64 {
+        self.0
+    }
+
     /// The id of the extent that `epoch` made of blocks from `from` on, `first` being its first kept point. The
     /// epoch is in it because the same blocks may be sealed again after they were forgotten.
     pub(crate) fn artifact(self, from: Blocks, first: PrefixId, epoch: Epoch) -> ArtifactId {
@@ -157,7 +164,7 @@ pub struct Artifact {
     /// Its id; stays when the extent grows.
     pub id: ArtifactId,
     /// Whose it is and what it is made of.
-    pub origin: Origin,
+    pub origin: Arc<Origin>,
     /// What it extends; none when it starts at the root.
     pub parent: Option<Attached>,
     /// Kept points in rising order; the last is the end.
@@ -182,6 +189,24 @@ pub struct Artifact {
 }
 
 impl Artifact {
+    /// An extent of nothing.
+    pub(crate) fn empty(id: ArtifactId, origin: Arc<Origin>) -> Self {
+        Self {
+            id,
+            origin,
+            parent: None,
+            boundaries: Vec::new(),
+            owner: None,
+            epoch: Epoch::default(),
+            sessions: Refs::default(),
+            children: Refs::default(),
+            replicas: Vec::new(),
+            group: None,
+            touched: LedgerTime::default(),
+            pinned: Pinned::No,
+        }
+    }
+
     /// Blocks before it.
     pub fn from(&self) -> Blocks {
         self.parent.map_or(Blocks::ZERO, |parent| parent.at.blocks)

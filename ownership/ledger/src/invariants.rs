@@ -1,11 +1,10 @@
 //! What must hold in every state and over every step: named checks, for unit, simulation and cluster tests alike.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vocabulary::{ArtifactId, Epoch};
 
 use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
-use crate::artifact::Artifact;
 use crate::ledger::{Indexes, Ledger};
 use crate::point::WAYPOINT;
 use crate::record::{Lease, Session};
@@ -99,13 +98,18 @@ fn leases_are_inverses(ledger: &Ledger) -> Checked {
 }
 
 fn references_are_exact(ledger: &Ledger) -> Checked {
+    let (mut sessions, mut children) = (BTreeMap::new(), BTreeMap::new());
+    for (session, head) in ledger.sessions().flat_map(|s| s.heads.iter().map(|head| (s.id, head))) {
+        sessions.entry(head.artifact).or_insert_with(BTreeSet::new).insert(session);
+    }
+    for (child, parent) in ledger.artifacts().filter_map(|child| Some((child.id, child.parent?.artifact))) {
+        children.entry(parent).or_insert_with(BTreeSet::new).insert(child);
+    }
     for artifact in ledger.artifacts() {
-        let sessions = ledger.sessions().filter(|s| s.heads.iter().any(|h| h.artifact == artifact.id));
-        let sessions: BTreeSet<_> = sessions.map(|session| session.id).collect();
-        ensure!(sessions.iter().copied().eq(artifact.sessions.iter()), "sessions of {}", artifact.id)?;
-        let hangs = |child: &&Artifact| child.parent.is_some_and(|parent| parent.artifact == artifact.id);
-        let children: BTreeSet<_> = ledger.artifacts().filter(hangs).map(|child| child.id).collect();
-        ensure!(children.iter().copied().eq(artifact.children.iter()), "children of {}", artifact.id)?;
+        let held = sessions.remove(&artifact.id).unwrap_or_default();
+        ensure!(held.iter().copied().eq(artifact.sessions.iter()), "sessions of {}", artifact.id)?;
+        let held = children.remove(&artifact.id).unwrap_or_default();
+        ensure!(held.iter().copied().eq(artifact.children.iter()), "children of {}", artifact.id)?;
     }
     let dangling = |session: &Session| session.heads.iter().any(|head| ledger.artifact(head.artifact).is_none());
     ensure!(!ledger.sessions().any(dangling), "a head points at no extent")
@@ -157,7 +161,7 @@ fn heads_are_apart(ledger: &Ledger) -> Checked {
 }
 
 fn tenants_are_apart(ledger: &Ledger) -> Checked {
-    let tenant = |id: ArtifactId| ledger.artifact(id).map(|artifact| &artifact.origin);
+    let tenant = |id: ArtifactId| ledger.records.artifacts.origin(id);
     ledger.artifacts().try_for_each(|artifact| {
         let parent = artifact.parent.and_then(|parent| tenant(parent.artifact));
         let own = &artifact.origin;
@@ -175,7 +179,7 @@ fn grants_are_past(ledger: &Ledger) -> Checked {
     let past = |epoch: Epoch| (epoch.generation, epoch.index) <= now;
     let workers = ledger.workers().map(|worker| worker.epoch);
     let sessions = ledger.sessions().map(|session| session.epoch);
-    let boundaries = ledger.artifacts().flat_map(|a| a.boundaries.iter().map(|boundary| boundary.epoch));
+    let boundaries = ledger.artifacts().flat_map(|a| a.boundaries.into_iter().map(|boundary| boundary.epoch));
     let mut all = workers.chain(sessions).chain(ledger.artifacts().map(|a| a.epoch)).chain(boundaries);
     ensure!(all.all(past), "a grant lies in the future")
 }

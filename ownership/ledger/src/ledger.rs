@@ -13,11 +13,15 @@ use vocabulary::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::artifact::{Artifact, Scope};
+use crate::boundaries::Boundaries;
 use crate::changes::Changes;
 use crate::clients::Client;
+use crate::interned::Interned;
 use crate::limits::Limits;
 use crate::node::{Cluster, Node};
+use crate::radix::Radix;
 use crate::record::{Intent, Lease, Session, Worker};
+use crate::stored::Artifacts;
 
 /// What a tenant has in the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -45,8 +49,8 @@ pub(crate) struct Records {
     pub(crate) clock: LedgerTime,
     pub(crate) applied: u64,
     pub(crate) workers: OrdMap<WorkerId, Arc<Worker>>,
-    pub(crate) sessions: OrdMap<SessionId, Arc<Session>>,
-    pub(crate) artifacts: OrdMap<ArtifactId, Arc<Artifact>>,
+    pub(crate) sessions: Radix<SessionId, Arc<Session>, 16>,
+    pub(crate) artifacts: Artifacts,
     pub(crate) intents: OrdMap<SessionId, Arc<Vec<Intent>>>,
     pub(crate) clients: OrdMap<ClientId, Client>,
     /// What the records of level 1 lack; none at level 1, so that they encode as they did.
@@ -58,13 +62,11 @@ pub(crate) struct Records {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Indexes {
     /// The extent that keeps a boundary there.
-    pub(crate) boundaries: OrdMap<(PrefixId, Scope), ArtifactId>,
-    /// Sessions by the prefix of a head.
-    pub(crate) heads: OrdSet<(Scope, PrefixId, SessionId)>,
+    pub(crate) boundaries: Boundaries,
     /// Held leases by their end.
     pub(crate) leases: OrdSet<(LedgerTime, WorkerId)>,
     /// Sessions by their last write.
-    pub(crate) sessions: OrdSet<(LedgerTime, SessionId)>,
+    pub(crate) sessions: Radix<(u64, u128), (), 64>,
     /// Unreferenced extents by their last write.
     pub(crate) idle: OrdSet<(LedgerTime, ArtifactId)>,
     /// Copies by their end.
@@ -75,6 +77,8 @@ pub(crate) struct Indexes {
     pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
     /// What each tenant has.
     pub(crate) usage: OrdMap<TenantId, Usage>,
+    /// What many records share.
+    pub(crate) interned: Interned,
 }
 
 impl Indexes {
@@ -86,13 +90,13 @@ impl Indexes {
                 index.leases.insert((until, worker.id));
             }
         }
-        for session in records.sessions.values() {
-            index.sessions.insert((session.touched, session.id));
+        for (_, session) in records.sessions.iter() {
+            index.sessions.insert((session.touched.0, session.id.0), ());
+            index.interned.share_names(&mut (**session).clone());
             index.usage(&session.tenant, |usage| usage.sessions += 1);
-            index.heads.extend(session.heads.iter().map(|head| (head.scope, head.point.id, session.id)));
         }
-        for artifact in records.artifacts.values() {
-            index.add_artifact(artifact);
+        for artifact in records.artifacts.iter() {
+            index.add_artifact(&artifact);
         }
         for (session, intents) in &records.intents {
             index.intents.extend(intents.iter().map(|intent| (intent.expires, *session)));
@@ -103,8 +107,9 @@ impl Indexes {
     fn add_artifact(&mut self, artifact: &Artifact) {
         let scope = artifact.origin.scope();
         for boundary in &artifact.boundaries {
-            self.boundaries.insert((boundary.point.id, scope), artifact.id);
+            self.boundaries.insert(boundary.point.id, scope, artifact.id);
         }
+        self.interned.share(&mut artifact.origin.clone());
         self.usage(&artifact.origin.tenant, |usage| usage.artifacts += 1);
         self.index_soft(artifact);
     }
@@ -159,8 +164,7 @@ impl Ledger {
         records.workers = workers.collect();
         let sessions = self.sessions().map(|session| (session.id, Arc::new(Session { epoch, ..session.clone() })));
         records.sessions = sessions.collect();
-        let artifacts = self.artifacts().map(|it| (it.id, Arc::new(Artifact { epoch, ..it.clone() })));
-        records.artifacts = artifacts.collect();
+        records.artifacts = self.artifacts().map(|artifact| Artifact { epoch, ..artifact }).collect();
         records.into()
     }
 
@@ -231,7 +235,7 @@ impl Ledger {
 
     /// All sessions, by id.
     pub fn sessions(&self) -> impl Iterator<Item = &Session> {
-        self.records.sessions.values().map(|session| &**session)
+        self.records.sessions.iter().map(|(_, session)| &**session)
     }
 
     /// How many sessions are open.
@@ -240,13 +244,13 @@ impl Ledger {
     }
 
     /// An extent.
-    pub fn artifact(&self, id: ArtifactId) -> Option<&Artifact> {
-        self.records.artifacts.get(&id).map(|artifact| &**artifact)
+    pub fn artifact(&self, id: ArtifactId) -> Option<Artifact> {
+        self.records.artifacts.get(id)
     }
 
     /// All extents, by id.
-    pub fn artifacts(&self) -> impl Iterator<Item = &Artifact> {
-        self.records.artifacts.values().map(|artifact| &**artifact)
+    pub fn artifacts(&self) -> impl Iterator<Item = Artifact> {
+        self.records.artifacts.iter()
     }
 
     /// How many extents there are.
@@ -255,7 +259,7 @@ impl Ledger {
     }
 
     /// The extents of a group.
-    pub fn group(&self, group: GroupId) -> impl Iterator<Item = &Artifact> {
+    pub fn group(&self, group: GroupId) -> impl Iterator<Item = Artifact> {
         let all = (group, ArtifactId(0))..=(group, ArtifactId(u128::MAX));
         self.index.groups.range(all).filter_map(|(_, id)| self.artifact(*id))
     }
@@ -266,10 +270,25 @@ impl Ledger {
         self.records.intents.get(&session).into_iter().flat_map(|all| all.iter()).filter(move |i| i.expires > now)
     }
 
+    /// The extent that keeps a prefix.
+    pub fn keeper(&self, prefix: PrefixId, scope: Scope) -> Option<Artifact> {
+        self.artifact(self.index.boundaries.keeper(prefix, scope, &self.records.artifacts)?)
+    }
+
+    /// Whether some extent keeps a prefix.
+    pub(crate) fn keeps(&self, prefix: PrefixId, scope: Scope) -> bool {
+        self.index.boundaries.keeper(prefix, scope, &self.records.artifacts).is_some()
+    }
+
     /// The session with a head there; of several the one that was written last.
     pub fn session_by_head(&self, scope: Scope, prefix: PrefixId) -> Option<&Session> {
-        let all = (scope, prefix, SessionId(0))..=(scope, prefix, SessionId(u128::MAX));
-        self.index.heads.range(all).filter_map(|(.., id)| self.session(*id)).max_by_key(|s| (s.touched, s.id))
+        self.with_head(&self.keeper(prefix, scope)?, prefix)
+    }
+
+    /// Of the sessions with a head at this prefix in an extent, the one that was written last.
+    pub(crate) fn with_head(&self, artifact: &Artifact, prefix: PrefixId) -> Option<&Session> {
+        let has = |s: &&Session| s.heads.iter().any(|head| head.artifact == artifact.id && head.point.id == prefix);
+        artifact.sessions.iter().filter_map(|id| self.session(id)).filter(has).max_by_key(|s| (s.touched, s.id))
     }
 
     /// Held leases whose time has come, the oldest first: what the leader proposes to expire.

@@ -5,10 +5,12 @@
 
 mod apply;
 mod artifact;
+mod boundaries;
 mod changes;
 mod clients;
 mod command;
 mod control;
+mod interned;
 pub mod invariants;
 mod ledger;
 mod limits;
@@ -17,9 +19,11 @@ mod locate;
 mod node;
 mod outcome;
 mod point;
+mod radix;
 mod record;
 mod refs;
 mod step;
+mod stored;
 mod tables;
 
 pub use apply::MAX_CLOCK_STEP;

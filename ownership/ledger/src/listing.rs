@@ -17,12 +17,14 @@ fn behind<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
 impl Ledger {
     /// Sessions behind `after`, by id.
     pub fn sessions_after(&self, after: Option<SessionId>) -> impl Iterator<Item = &Session> {
-        self.records.sessions.range(behind(after)).map(|(_, session)| &**session)
+        let from = self.records.sessions.iter_from(&after.unwrap_or(SessionId(0)));
+        from.filter(move |(id, _)| Some(**id) != after).map(|(_, session)| &**session)
     }
 
     /// Extents behind `after`, by id.
-    pub fn artifacts_after(&self, after: Option<ArtifactId>) -> impl Iterator<Item = &Artifact> {
-        self.records.artifacts.range(behind(after)).map(|(_, artifact)| &**artifact)
+    pub fn artifacts_after(&self, after: Option<ArtifactId>) -> impl Iterator<Item = Artifact> {
+        let from = self.records.artifacts.from(after.unwrap_or(ArtifactId(0)));
+        from.filter(move |(id, _)| Some(*id) != after).map(|(id, stored)| stored.unpack(id))
     }
 
     /// Workers behind `after`, by id.

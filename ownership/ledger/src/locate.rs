@@ -126,38 +126,53 @@ impl Located {
 impl Ledger {
     /// Locates a prompt.
     pub fn locate(&self, query: Query<'_>) -> Located {
-        let deepest = self.deepest(query.scope, query.chain);
-        let lineage = match query.session {
-            Some(id) => self.session(id).and_then(|session| self.lineage_in(session, query)),
-            None => deepest.and_then(|(at, artifact)| self.lineage_by_chain(query, at, artifact)),
+        let session = query.session.and_then(|id| self.session(id));
+        let deepest = session.and_then(|session| self.deepest_of(session, query));
+        let deepest = deepest.or_else(|| self.deepest(query.scope, query.chain));
+        let lineage = match (query.session, &deepest) {
+            (Some(_), _) => session.and_then(|session| self.lineage_in(session, query)),
+            (None, Some((at, artifact))) => self.lineage_by_chain(query, *at, artifact),
+            (None, None) => None,
         };
-        let shared = || deepest.map_or(Lineage::New, |(at, _)| Lineage::Shares { at });
+        let shared = || deepest.as_ref().map_or(Lineage::New, |(at, _)| Lineage::Shares { at: *at });
         Located {
             lineage: lineage.unwrap_or_else(shared),
-            sealed: deepest.map(|(at, artifact)| self.sealed(at, artifact)),
+            sealed: deepest.as_ref().map(|(at, artifact)| self.sealed(*at, artifact)),
         }
     }
 
     /// The deepest kept prefix of the chain, and the extent that keeps it.
     ///
-    /// Halves over the waypoints, which are kept without a gap, then looks at the blocks after the last one.
-    pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<(Point, &Artifact)> {
+    /// Looks for the last kept waypoint, which is found by halving because they are kept without a gap, from the end
+    /// on, because most of a prompt is known. What is deeper lies before the next one, in the same extent or below it.
+    pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<(Point, Artifact)> {
         let keeper = |blocks: u64| {
             let point = Point::on(chain, Blocks(blocks))?;
-            let id = self.index.boundaries.get(&(point.id, scope))?;
-            self.artifact(*id).map(|artifact| (point, artifact))
+            Some((point, self.index.boundaries.keeper(point.id, scope, &self.records.artifacts)?))
         };
         let blocks = chain.blocks().0;
-        let (mut low, mut high) = (0, blocks / WAYPOINT);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            match keeper(middle * WAYPOINT) {
-                Some(_) => low = middle,
-                None => high = middle - 1,
-            }
+        let passed = last_kept(blocks / WAYPOINT, |waypoint| keeper(waypoint * WAYPOINT));
+        let mut deepest = passed.and_then(|(_, id)| self.artifact(id)).map(|artifact| {
+            let on_chain = artifact.boundaries.partition_point(|b| b.point.is_on(chain));
+            (artifact.boundaries[on_chain.saturating_sub(1)].point, artifact)
+        });
+        let low = passed.map_or(0, |(point, _)| point.blocks.0);
+        let known = deepest.as_ref().map_or(0, |(point, _)| point.blocks.0);
+        if deepest.as_ref().is_none_or(|(_, artifact)| !artifact.children.is_empty()) {
+            let last = blocks.min(low + WAYPOINT - 1);
+            let below = (known + 1..=last).rev().find_map(keeper);
+            deepest = below.and_then(|(point, id)| Some((point, self.artifact(id)?))).or(deepest);
         }
-        let last = blocks.min(low * WAYPOINT + WAYPOINT - 1);
-        (low * WAYPOINT..=last).rev().filter(|n| *n > 0).find_map(keeper)
+        deepest
+    }
+
+    /// The same, of a session whose prompt goes on from the end of what anybody sealed there.
+    fn deepest_of(&self, session: &Session, query: Query<'_>) -> Option<(Point, Artifact)> {
+        let on_chain = |head: &&Head| head.scope == query.scope && head.point.is_on(query.chain);
+        let head = session.heads.iter().filter(on_chain).max_by_key(|head| head.point.blocks)?;
+        let artifact = self.artifact(head.artifact)?;
+        let is_end = artifact.children.is_empty() && artifact.end() == head.point;
+        is_end.then_some((head.point, artifact))
     }
 
     /// Who has an extent: its owner, else a live copy at an engine, else one in a store, else nobody.
@@ -218,7 +233,7 @@ impl Ledger {
 
     /// How a prompt without a session goes on: `None` when it only shares what several sessions share.
     fn lineage_by_chain(&self, query: Query<'_>, at: Point, artifact: &Artifact) -> Option<Lineage> {
-        if let Some(session) = self.session_by_head(query.scope, at.id) {
+        if let Some(session) = self.with_head(artifact, at.id) {
             return Some(Lineage::Continues { session: session.id, head: at });
         }
         if at.blocks <= query.preamble {
@@ -229,7 +244,8 @@ impl Ledger {
     }
 
     /// The one session whose path goes through the extent.
-    fn only_session<'a>(&'a self, mut artifact: &'a Artifact) -> Option<&'a Session> {
+    fn only_session(&self, artifact: &Artifact) -> Option<&Session> {
+        let mut artifact = artifact.clone();
         while artifact.sessions.is_empty() {
             artifact = self.artifact(artifact.children.single()?)?;
         }
@@ -251,4 +267,22 @@ impl Ledger {
         }
         root
     }
+}
+
+/// The last of the waypoints 1 to `last` that is kept, and what is kept there: steps back from the end, each twice as
+/// far as the one before, then halving.
+fn last_kept<T>(last: u64, kept: impl Fn(u64) -> Option<T>) -> Option<T> {
+    let (mut low, mut high, mut step) = (0, last, 1);
+    let mut found = None;
+    while low < high {
+        let middle = match found.is_some() {
+            true => (low + high).div_ceil(2),
+            false => high.saturating_sub(step - 1).max(1),
+        };
+        match kept(middle) {
+            Some(here) => (low, found) = (middle, Some(here)),
+            None => (high, step) = (middle - 1, step * 2),
+        }
+    }
+    found
 }

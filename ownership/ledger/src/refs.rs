@@ -33,6 +33,11 @@ impl<T: Ord + Copy> Refs<T> {
         }
     }
 
+    /// Whether it is a tree.
+    pub(crate) fn is_many(&self) -> bool {
+        matches!(self.0, Kind::Many(_))
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -40,16 +40,18 @@ impl Ledger {
     }
 
     /// Writes a session, and the references that its heads are.
-    pub(crate) fn put_session(&mut self, session: Session) {
+    pub(crate) fn put_session(&mut self, mut session: Session) {
         let id = session.id;
         let old = self.records.sessions.get(&id).cloned();
         match &old {
             Some(old) => self.unindex_session(old),
-            None => self.index.usage(&session.tenant, |usage| usage.sessions += 1),
+            None => {
+                self.index.interned.share_names(&mut session);
+                self.index.usage(&session.tenant, |usage| usage.sessions += 1);
+            }
         }
         self.changes.put(Key::Session(id));
-        self.index.sessions.insert((session.touched, id));
-        self.index.heads.extend(session.heads.iter().map(|head| (head.scope, head.point.id, id)));
+        self.index.sessions.insert((session.touched.0, id.0), ());
         let new = Arc::new(session);
         self.records.sessions.insert(id, new.clone());
         self.refer(old.as_deref(), Some(&new));
@@ -59,6 +61,7 @@ impl Ledger {
         if let Some(old) = self.records.sessions.remove(&id) {
             self.unindex_session(&old);
             self.index.usage(&old.tenant, |usage| usage.sessions -= 1);
+            self.index.interned.release_names(&old);
             self.changes.gone(Key::Session(id));
             self.refer(Some(&old), None);
         }
@@ -66,10 +69,7 @@ impl Ledger {
     }
 
     fn unindex_session(&mut self, session: &Session) {
-        self.index.sessions.remove(&(session.touched, session.id));
-        for head in &session.heads {
-            self.index.heads.remove(&(head.scope, head.point.id, session.id));
-        }
+        self.index.sessions.remove(&(session.touched.0, session.id.0));
     }
 
     /// Moves a session's references from the extents of its old heads to those of its new ones.
@@ -89,36 +89,40 @@ impl Ledger {
         edit: impl FnOnce(&mut Artifact, SessionId) -> bool,
         session: Option<&Session>,
     ) {
-        if let (Some(mut artifact), Some(session)) = (self.artifact(id).cloned(), session) {
+        if let (Some(mut artifact), Some(session)) = (self.artifact(id), session) {
             edit(&mut artifact, session.id);
             self.put_artifact(artifact);
         }
     }
 
-    pub(crate) fn put_artifact(&mut self, artifact: Artifact) {
+    pub(crate) fn put_artifact(&mut self, mut artifact: Artifact) {
         let id = artifact.id;
-        let old = self.records.artifacts.get(&id).cloned();
-        self.index_boundaries(old.as_deref(), &artifact);
+        let old = self.artifact(id);
+        self.index_boundaries(old.as_ref(), &artifact);
         match &old {
             Some(old) => self.index.unindex_soft(old),
-            None => self.index.usage(&artifact.origin.tenant, |usage| usage.artifacts += 1),
+            None => {
+                self.index.interned.share(&mut artifact.origin);
+                self.index.usage(&artifact.origin.tenant, |usage| usage.artifacts += 1);
+            }
         }
         self.changes.put(Key::Artifact(id));
         self.index.index_soft(&artifact);
-        self.records.artifacts.insert(id, Arc::new(artifact));
+        self.records.artifacts.insert(&artifact);
     }
 
     /// Forgets an unreferenced extent.
     pub(crate) fn remove_artifact(&mut self, id: ArtifactId) {
-        let Some(old) = self.records.artifacts.remove(&id) else { return };
+        let Some(old) = self.records.artifacts.remove(id) else { return };
         let scope = old.origin.scope();
         for boundary in &old.boundaries {
-            self.index.boundaries.remove(&(boundary.point.id, scope));
+            self.index.boundaries.remove(boundary.point.id, scope, id);
         }
+        self.index.interned.release(&old.origin);
         self.index.unindex_soft(&old);
         self.index.usage(&old.origin.tenant, |usage| usage.artifacts -= 1);
         self.changes.gone(Key::Artifact(id));
-        if let Some(mut parent) = old.parent.and_then(|parent| self.artifact(parent.artifact).cloned()) {
+        if let Some(mut parent) = old.parent.and_then(|parent| self.artifact(parent.artifact)) {
             parent.children.remove(id);
             self.put_artifact(parent);
         }
@@ -130,10 +134,10 @@ impl Ledger {
         let before: &[Boundary] = old.map_or(&[], |old| &old.boundaries);
         let same = before.iter().zip(&new.boundaries).take_while(|(a, b)| a.point == b.point).count();
         for boundary in &before[same..] {
-            self.index.boundaries.remove(&(boundary.point.id, scope));
+            self.index.boundaries.remove(boundary.point.id, scope, new.id);
         }
         for boundary in &new.boundaries[same..] {
-            self.index.boundaries.insert((boundary.point.id, scope), new.id);
+            self.index.boundaries.insert(boundary.point.id, scope, new.id);
         }
     }
 
@@ -150,8 +154,8 @@ impl Ledger {
 
     /// Closes the session that was idle longest.
     pub(crate) fn close_coldest_session(&mut self) {
-        if let Some((_, id)) = self.index.sessions.get_min().copied() {
-            self.remove_session(id);
+        if let Some(((_, id), ())) = self.index.sessions.first() {
+            self.remove_session(SessionId(*id));
         }
     }
 

@@ -161,7 +161,7 @@ pub(super) struct OneArtifact {
     artifact: ArtifactLine,
 }
 
-pub(super) fn known(view: &View, id: ArtifactId) -> Result<&Artifact, Problem> {
+pub(super) fn known(view: &View, id: ArtifactId) -> Result<Artifact, Problem> {
     view.artifact(id).ok_or_else(|| Problem::not_found(format!("No artifact {id} is in the ledger.")))
 }
 
@@ -170,7 +170,7 @@ pub(super) fn known(view: &View, id: ArtifactId) -> Result<&Artifact, Problem> {
     params(("id" = ArtifactWord, Path), FreshQuery),
     responses((status = 200, body = Fresh<OneArtifact>, headers(("etag" = String, description = "Its fencing tag.")))))]
 pub(super) async fn artifact(Seen(view): Seen, Named(id): Named<ArtifactId>) -> Result<Fresh<OneArtifact>, Problem> {
-    let artifact = ArtifactLine::new(&view, known(&view, id)?);
+    let artifact = ArtifactLine::new(&view, &known(&view, id)?);
     let tag = artifact.tag();
     Ok(Fresh::new(&view, OneArtifact { artifact }).tagged(tag))
 }
@@ -230,9 +230,9 @@ pub(super) async fn artifacts(
     let page = page.page("artifacts", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
-        let line = |artifact: &Artifact| {
-            let accepted = filter.accepts(&looking, artifact);
-            (artifact.id, accepted.then(|| ArtifactLine::new(&looking, artifact)).into_iter().collect())
+        let line = |artifact: Artifact| {
+            let accepted = filter.accepts(&looking, &artifact);
+            (artifact.id, accepted.then(|| ArtifactLine::new(&looking, &artifact)).into_iter().collect())
         };
         page.fill(looking.artifacts_after(page.after).map(line))
     };

@@ -81,9 +81,9 @@ pub(super) struct Owners {
 pub(super) async fn owners_of(Seen(view): Seen, Named(prefix): Named<PrefixId>) -> Result<Fresh<Owners>, Problem> {
     let looking = view.clone();
     // Nothing but an operator asks by prefix alone, so there is no index for it: every artifact is looked at.
-    let owned = move |artifact: &Artifact| {
+    let owned = move |artifact: Artifact| {
         let boundary = artifact.boundaries.iter().find(|boundary| boundary.point.id == prefix)?;
-        Some(OwnedPrefix::new(&looking, artifact, boundary))
+        Some(OwnedPrefix::new(&looking, &artifact, boundary))
     };
     let searched = view.clone();
     let list = move || searched.artifacts().filter_map(owned).take(usize::from(MOST)).collect::<Vec<_>>();
@@ -114,9 +114,9 @@ pub(super) async fn owners(
     let page = page.page("owners", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
-        let line = |artifact: &Artifact| {
-            let end = artifact.boundaries.last().filter(|_| filter.accepts(&looking, artifact));
-            (artifact.id, end.map(|end| OwnedPrefix::new(&looking, artifact, end)).into_iter().collect())
+        let line = |artifact: Artifact| {
+            let end = artifact.boundaries.last().filter(|_| filter.accepts(&looking, &artifact));
+            (artifact.id, end.map(|end| OwnedPrefix::new(&looking, &artifact, end)).into_iter().collect())
         };
         page.fill(looking.artifacts_after(page.after).map(line))
     };
@@ -155,10 +155,10 @@ pub(super) async fn replicas(
     let page = page.page("replicas", &filter, view.applied())?;
     let looking = view.clone();
     let list = move || {
-        let lines = |artifact: &Artifact| {
+        let lines = |artifact: Artifact| {
             let wanted = |copy: &&Replica| filter.worker.is_none_or(|worker| copy.holder.worker == worker);
             let copies = artifact.replicas.iter().filter(wanted);
-            (artifact.id, copies.map(|copy| ReplicaLine::new(&looking, artifact, copy)).collect())
+            (artifact.id, copies.map(|copy| ReplicaLine::new(&looking, &artifact, copy)).collect())
         };
         match filter.artifact {
             Some(id) => page.fill(looking.artifact(id).into_iter().map(lines)),

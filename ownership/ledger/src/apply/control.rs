@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     pub(super) fn pin(&mut self, pin: Pin) -> Answer {
-        let artifact = self.artifact(pin.artifact).ok_or(Refusal::UnknownArtifact)?.clone();
+        let artifact = self.artifact(pin.artifact).ok_or(Refusal::UnknownArtifact)?;
         if artifact.pinned != pin.pinned {
             self.put_artifact(Artifact { pinned: pin.pinned, ..artifact });
         }

@@ -52,7 +52,7 @@ impl Ledger {
             self.check_takes(migrate.to)?;
         }
         for id in head.map_or_else(Vec::new, |head| self.exclusive(head.artifact)) {
-            let artifact = self.artifact(id).filter(|artifact| artifact.owner != Some(migrate.to)).cloned();
+            let artifact = self.artifact(id).filter(|artifact| artifact.owner != Some(migrate.to));
             if let Some(artifact) = artifact {
                 self.grant(epoch, artifact, migrate.to);
             }
@@ -65,9 +65,9 @@ impl Ledger {
 
     /// The extents from `id` upwards that a single session goes through.
     fn exclusive(&self, id: ArtifactId) -> Vec<ArtifactId> {
-        let end = self.artifact(id).map(Artifact::end);
+        let end = self.artifact(id).map(|artifact| artifact.end());
         let path = end.map_or_else(Vec::new, |end| self.path(id, end));
-        let alone = |artifact: &Artifact| artifact.sessions.len() + artifact.children.len() == 1;
+        let alone = |artifact: Artifact| artifact.sessions.len() + artifact.children.len() == 1;
         path.iter().map(|here| here.artifact).take_while(|id| self.artifact(*id).is_some_and(alone)).collect()
     }
 
@@ -87,7 +87,7 @@ impl Ledger {
                 }
             }
             Subject::Artifact(id) => {
-                if let Some(mut artifact) = self.artifact(id).cloned() {
+                if let Some(mut artifact) = self.artifact(id) {
                     artifact.replicas.retain(|copy| Some(copy.holder) != owner);
                     self.put_artifact(Artifact { owner, epoch, touched, ..artifact });
                 }
@@ -96,7 +96,7 @@ impl Ledger {
     }
 
     pub(super) fn set_group(&mut self, set: SetGroup) -> Answer {
-        let artifact = self.artifact(set.artifact).ok_or(Refusal::UnknownArtifact)?.clone();
+        let artifact = self.artifact(set.artifact).ok_or(Refusal::UnknownArtifact)?;
         self.put_artifact(Artifact { group: set.group, ..artifact });
         Ok(Outcome::Done)
     }

@@ -130,9 +130,8 @@ impl Ledger {
     }
 
     /// The extent that keeps a place as a boundary.
-    fn resolve(&self, place: Place) -> Result<&Artifact, Unresolved> {
-        let found = self.index.boundaries.get(&(place.point.id, place.scope)).and_then(|id| self.artifact(*id));
-        if let Some(artifact) = found {
+    fn resolve(&self, place: Place) -> Result<Artifact, Unresolved> {
+        if let Some(artifact) = self.keeper(place.point.id, place.scope) {
             let exact = artifact.kept(place.point.blocks).is_some_and(|kept| kept.point == place.point);
             return if exact { Ok(artifact) } else { Err(Unresolved::Refused(Refusal::BadRun)) };
         }

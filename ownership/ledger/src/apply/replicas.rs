@@ -22,8 +22,8 @@ impl Ledger {
     }
 
     fn add_replica(&mut self, here: Attached, mut copy: Replica) {
-        let owned = |holder| move |artifact: &&crate::Artifact| artifact.owner != Some(holder);
-        let Some(mut artifact) = self.artifact(here.artifact).filter(owned(copy.holder)).cloned() else { return };
+        let owned = |holder| move |artifact: &crate::Artifact| artifact.owner != Some(holder);
+        let Some(mut artifact) = self.artifact(here.artifact).filter(owned(copy.holder)) else { return };
         if let Some(known) = artifact.replicas.iter().find(|known| known.holder == copy.holder) {
             copy.expires = copy.expires.max(known.expires);
             copy.upto = if known.upto.blocks > copy.upto.blocks { known.upto } else { copy.upto };
@@ -47,7 +47,7 @@ impl Ledger {
         };
         for here in self.path(artifact, copy.place.point) {
             let held = self.artifact(here.artifact).filter(|a| a.replicas.iter().any(|r| r.holder == copy.holder));
-            if let Some(mut artifact) = held.cloned() {
+            if let Some(mut artifact) = held {
                 artifact.replicas.retain(|known| known.holder != copy.holder);
                 self.put_artifact(artifact);
             }

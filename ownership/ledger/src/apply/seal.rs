@@ -1,10 +1,12 @@
 //! Sealing: blocks become immutable, at the end of an extent or as a new one.
 
+use std::sync::Arc;
+
 use vocabulary::{ArtifactId, Epoch, LedgerTime, Owner};
 
 use super::{Answer, Unresolved};
 use crate::Point;
-use crate::artifact::{Artifact, Attached, Boundary};
+use crate::artifact::{Artifact, Attached, Boundary, Scope};
 use crate::command::{Place, Seal};
 use crate::ledger::Ledger;
 use crate::locate::Standing;
@@ -53,8 +55,7 @@ impl Ledger {
     /// The deepest point of the run that is kept already, so that equal histories are one path of extents.
     fn start(&self, seal: &Seal) -> Result<Start, Unresolved> {
         let scope = seal.origin.scope();
-        let is_kept = |point: &Point| self.index.boundaries.contains_key(&(point.id, scope));
-        let known = seal.run.points.iter().rposition(is_kept).map_or(0, |place| place + 1);
+        let known = self.known(seal, scope);
         let point = if known > 0 { seal.run.points[known - 1] } else { seal.run.base };
         if known == 0 && point.blocks.0 == 0 {
             let agrees = point.id == seal.origin.root;
@@ -72,6 +73,19 @@ impl Ledger {
         Ok(Start { attached: Some(Attached { artifact: artifact.id, at: point }), known })
     }
 
+    /// How many points of the run are kept already: waypoints are without a gap, so halving over them finds the last,
+    /// and what is deeper lies before the next.
+    fn known(&self, seal: &Seal, scope: Scope) -> usize {
+        let points = &seal.run.points;
+        let is_kept = |point: &Point| self.keeps(point.id, scope);
+        let waypoints: Vec<usize> =
+            (0..points.len()).filter(|n| points[*n].blocks.0.is_multiple_of(WAYPOINT)).collect();
+        let passed = waypoints.partition_point(|place| is_kept(&points[*place]));
+        let first = passed.checked_sub(1).map_or(0, |last| waypoints[last] + 1);
+        let end = waypoints.get(passed).copied().unwrap_or(points.len());
+        points[first..end].iter().rposition(is_kept).map_or(first, |place| first + place + 1)
+    }
+
     /// Whether new blocks may become part of the extent before them: equal owner and shape, no copies, and no one but
     /// this session, whose head is at its end, references it.
     fn may_join(&self, attached: Attached, seal: &Seal) -> bool {
@@ -82,14 +96,14 @@ impl Ledger {
         };
         extent.end() == attached.at
             && extent.owner == Some(seal.owner)
-            && extent.origin == seal.origin
+            && *extent.origin == seal.origin
             && extent.children.is_empty()
             && extent.replicas.iter().all(|copy| copy.expires <= self.now())
             && extent.sessions.iter().all(|session| Some(session) == seal.session && head_at_end(session))
     }
 
     fn join(&mut self, id: ArtifactId, new: Vec<Boundary>) {
-        let Some(mut extent) = self.artifact(id).cloned() else { return };
+        let Some(mut extent) = self.artifact(id) else { return };
         extent.boundaries.extend(new);
         let newest = extent.boundaries.len().saturating_sub(KEPT_BOUNDARIES);
         let mut place = 0;
@@ -125,7 +139,7 @@ impl Ledger {
         }
         self.put_artifact(Artifact {
             id,
-            origin: seal.origin.clone(),
+            origin: Arc::new(seal.origin.clone()),
             parent,
             boundaries,
             owner: Some(seal.owner),
@@ -141,7 +155,7 @@ impl Ledger {
     }
 
     fn link(&mut self, parent: Option<Attached>, child: ArtifactId, touched: LedgerTime) {
-        if let Some(mut parent) = parent.and_then(|parent| self.artifact(parent.artifact).cloned()) {
+        if let Some(mut parent) = parent.and_then(|parent| self.artifact(parent.artifact)) {
             parent.children.insert(child);
             parent.touched = touched;
             self.put_artifact(parent);
@@ -149,7 +163,7 @@ impl Ledger {
     }
 
     fn unlink(&mut self, parent: Option<Attached>, child: ArtifactId) {
-        if let Some(mut parent) = parent.and_then(|parent| self.artifact(parent.artifact).cloned()) {
+        if let Some(mut parent) = parent.and_then(|parent| self.artifact(parent.artifact)) {
             parent.children.remove(child);
             self.put_artifact(parent);
         }
@@ -162,13 +176,12 @@ impl Ledger {
         for _ in 0..MAX_PATH {
             let Some(artifact) = next.and_then(|id| self.artifact(id)) else { return };
             next = artifact.parent.map(|parent| parent.artifact);
-            let heir = match self.standing(artifact) {
+            let heir = match self.standing(&artifact) {
                 Standing::Owned(_) => continue,
                 Standing::Copied(copy) => copy,
                 Standing::Stored(_) | Standing::Unowned if self.is_draining(owner) => continue,
                 Standing::Stored(_) | Standing::Unowned => owner,
             };
-            let artifact = artifact.clone();
             self.grant(epoch, artifact, heir);
         }
     }

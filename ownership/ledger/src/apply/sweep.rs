@@ -21,11 +21,15 @@ impl Ledger {
             let kept = self.intents(session).copied().collect();
             self.put_intents(session, kept);
         } else if let Some((_, id, holder)) = self.index.replicas.get_min().filter(|(end, ..)| *end <= now).copied() {
-            if let Some(mut artifact) = self.artifact(id).cloned() {
+            if let Some(mut artifact) = self.artifact(id) {
                 artifact.replicas.retain(|copy| copy.holder != holder);
                 self.put_artifact(artifact);
             }
-        } else if self.index.sessions.get_min().is_some_and(|(touched, _)| is_idle(*touched, limits.session_idle, now))
+        } else if self
+            .index
+            .sessions
+            .first()
+            .is_some_and(|((touched, _), ())| is_idle(LedgerTime(*touched), limits.session_idle, now))
         {
             self.close_coldest_session();
         } else if self.index.idle.get_min().is_some_and(|(touched, _)| is_idle(*touched, limits.artifact_idle, now)) {

@@ -183,7 +183,7 @@ fn a_head_stays_findable_while_others_seal_beyond_it() {
     let origin = bench.extent(session(1)).origin.clone();
     for n in 4..20 {
         let run = Run::of(&all, Blocks((n - 1) * 10), Blocks(n * 10)).unwrap();
-        let seal = Seal { session: Some(session(1)), origin: origin.clone(), run, extent: None, owner: owner(1) };
+        let seal = Seal { session: Some(session(1)), origin: (*origin).clone(), run, extent: None, owner: owner(1) };
         assert!(matches!(bench.run(Command::Seal(seal)), Outcome::Sealed { .. }));
     }
     let located = bench.locate(None, &chain(&[('a', 35)]));

@@ -345,7 +345,7 @@ fn planted_faults_are_found() {
     };
     let (extent, child) = (bench.extent(session(1)).clone(), bench.extent(session(2)).clone());
     let put = |ledger: &mut Ledger, artifact: Artifact| {
-        ledger.records.artifacts.insert(artifact.id, Arc::new(artifact));
+        ledger.records.artifacts.insert(&artifact);
         ledger.index = crate::ledger::Indexes::of(&ledger.records);
     };
     assert_eq!(broken_by(&|_| {}), None);
@@ -387,9 +387,9 @@ fn planted_faults_are_found() {
         broken_by(&|l| put(l, Artifact { replicas: vec![copy], ..child.clone() })),
         Some("a copy's digest equals the sealed digest")
     );
-    let foreign = Origin { tenant: TenantId("x".into()), ..child.origin.clone() };
+    let foreign = Origin { tenant: TenantId("x".into()), ..(*child.origin).clone() };
     assert_eq!(
-        broken_by(&|l| put(l, Artifact { origin: foreign.clone(), ..child.clone() })),
+        broken_by(&|l| put(l, Artifact { origin: foreign.clone().into(), ..child.clone() })),
         Some("nothing is shared across tenants")
     );
     let ended = Worker { lease: Lease::Expired { at: good.now() }, ..good.worker(WorkerId(1)).unwrap().clone() };

@@ -93,7 +93,7 @@ impl Bench {
     }
 
     /// The extent of the session's newest head.
-    pub(crate) fn extent(&self, id: SessionId) -> &Artifact {
+    pub(crate) fn extent(&self, id: SessionId) -> Artifact {
         let head = self.session(id).head().expect("the session has a head");
         self.ledger.artifact(head.artifact).expect("heads point at extents")
     }

@@ -1,0 +1,56 @@
+//! Which extent keeps a prefix: 16 bytes a boundary.
+//!
+//! An entry is 64 bits of prefix and scope and 64 bits of the extent's id, so what it finds is looked up in the extents.
+
+use vocabulary::{ArtifactId, PrefixId};
+
+use crate::artifact::Scope;
+use crate::radix::Radix;
+use crate::stored::Artifacts;
+
+/// The index.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Boundaries(Radix<u128, (), 64>);
+
+impl Boundaries {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn insert(&mut self, prefix: PrefixId, scope: Scope, id: ArtifactId) {
+        self.0.insert(entry(prefix, scope, id), ());
+    }
+
+    pub(crate) fn remove(&mut self, prefix: PrefixId, scope: Scope, id: ArtifactId) {
+        self.0.remove(&entry(prefix, scope, id));
+    }
+
+    /// The extent that keeps a prefix in a scope.
+    pub(crate) fn keeper(&self, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<ArtifactId> {
+        let mut from = key(prefix, scope);
+        loop {
+            let (found, ()) = self.0.at_or_after(&from).filter(|(found, ())| *found >> 64 == from >> 64)?;
+            if let Some(id) = holder(*found, prefix, scope, artifacts) {
+                return Some(id);
+            }
+            from = found.checked_add(1)?;
+        }
+    }
+}
+
+/// The extent that an entry means, if it keeps the prefix indeed.
+fn holder(entry: u128, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<ArtifactId> {
+    let start = u128::from(entry as u64) << 64;
+    let alike = artifacts.from(ArtifactId(start)).take_while(|(id, _)| id.0 >> 64 == start >> 64);
+    let mut keeping = alike.filter(|(_, stored)| stored.origin().scope() == scope && stored.keeps(prefix));
+    keeping.next().map(|(id, _)| id)
+}
+
+/// The half of an entry that is known of a prefix. Both parts are hashes, so both halves are spread evenly.
+fn key(prefix: PrefixId, scope: Scope) -> u128 {
+    u128::from((prefix.0 >> 64) as u64 ^ scope.hash()) << 64
+}
+
+fn entry(prefix: PrefixId, scope: Scope, id: ArtifactId) -> u128 {
+    key(prefix, scope) | id.0 >> 64
+}

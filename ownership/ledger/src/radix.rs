@@ -1,0 +1,494 @@
+//! A persistent map for tables of millions: cloned in O(1), read without pointer chasing inside a leaf, packed tight.
+//!
+//! A radix tree over the key's digits of four bits. A leaf holds up to `MAX` neighbours in sorted, exactly sized arrays
+//! and covers one slot of its branch, or a power of two of them; a full leaf is halved, small neighbours are joined.
+//! What it contains never depends on the order in which it came about, only where the leaves end does.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Slots of a branch: four bits of the key.
+const SLOTS: usize = 16;
+
+/// A key, and the digits by which it is found; they order keys as `Ord` does.
+pub(crate) trait Digits: Ord + Copy {
+    /// The four bits at `depth`, the highest ones first.
+    fn digit(&self, depth: u32) -> usize;
+}
+
+impl Digits for u128 {
+    fn digit(&self, depth: u32) -> usize {
+        (self.unbounded_shr(124_u32.saturating_sub(4 * depth)) & 15) as usize
+    }
+}
+
+impl Digits for (u64, u128) {
+    fn digit(&self, depth: u32) -> usize {
+        match depth {
+            0..16 => (self.0 >> (60 - 4 * depth) & 15) as usize,
+            _ => self.1.digit(depth - 16),
+        }
+    }
+}
+
+macro_rules! digits_of_id {
+    ($($id:ident),*) => {$(
+        impl Digits for vocabulary::$id {
+            fn digit(&self, depth: u32) -> usize {
+                self.0.digit(depth)
+            }
+        }
+    )*};
+}
+
+digits_of_id!(SessionId);
+
+/// The map.
+#[derive(Clone)]
+pub(crate) struct Radix<K, V, const MAX: usize> {
+    root: Slot<K, V>,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Slot<K, V> {
+    /// The leaf of a slot further left covers this one too.
+    Left,
+    Leaf(Arc<Leaf<K, V>>),
+    Branch(Arc<Branch<K, V>>),
+}
+
+#[derive(Clone)]
+struct Leaf<K, V> {
+    keys: Vec<K>,
+    values: Vec<V>,
+}
+
+#[derive(Clone)]
+struct Branch<K, V>([Slot<K, V>; SLOTS]);
+
+impl<K: Digits, V: Clone, const MAX: usize> Default for Radix<K, V, MAX> {
+    fn default() -> Self {
+        Self { root: Slot::Leaf(Arc::new(Leaf { keys: Vec::new(), values: Vec::new() })), len: 0 }
+    }
+}
+
+impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn get(&self, key: &K) -> Option<&V> {
+        let leaf = self.leaf(key)?;
+        leaf.keys.binary_search(key).ok().map(|place| &leaf.values[place])
+    }
+
+    pub(crate) fn contains(&self, key: &K) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// The leaf in whose range a key lies.
+    fn leaf(&self, key: &K) -> Option<&Leaf<K, V>> {
+        let (mut slot, mut depth) = (&self.root, 0);
+        loop {
+            match slot {
+                Slot::Leaf(leaf) => return Some(leaf),
+                Slot::Branch(branch) => slot = &branch.0[branch.place(key.digit(depth))],
+                Slot::Left => return None,
+            }
+            depth += 1;
+        }
+    }
+
+    /// Adds or replaces; what was there before.
+    pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
+        let old = self.root.insert::<MAX>(0, key, value);
+        self.len += usize::from(old.is_none());
+        old
+    }
+
+    /// Removes; what was there.
+    pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
+        if !self.contains(key) {
+            return None;
+        }
+        let old = self.root.remove::<MAX>(0, key);
+        self.len -= usize::from(old.is_some());
+        old
+    }
+
+    /// All entries in the order of their keys.
+    pub(crate) fn iter(&self) -> Iter<'_, K, V> {
+        let mut iter = Iter { branches: Vec::new(), leaf: None };
+        iter.enter(&self.root);
+        iter
+    }
+
+    /// All entries from a key on, in order.
+    pub(crate) fn iter_from(&self, key: &K) -> Iter<'_, K, V> {
+        let mut iter = Iter { branches: Vec::new(), leaf: None };
+        let (mut slot, mut depth) = (&self.root, 0);
+        while let Slot::Branch(branch) = slot {
+            let place = branch.place(key.digit(depth));
+            iter.branches.push((branch, place + 1));
+            (slot, depth) = (&branch.0[place], depth + 1);
+        }
+        if let Slot::Leaf(leaf) = slot {
+            iter.leaf = Some((leaf, leaf.keys.partition_point(|known| known < key)));
+        }
+        iter
+    }
+
+    /// The first entry at or after a key.
+    pub(crate) fn at_or_after(&self, key: &K) -> Option<(&K, &V)> {
+        let leaf = self.leaf(key)?;
+        let place = leaf.keys.partition_point(|known| known < key);
+        match leaf.keys.get(place) {
+            Some(found) => Some((found, &leaf.values[place])),
+            None => self.iter_from(key).next(),
+        }
+    }
+
+    /// The first entry.
+    pub(crate) fn first(&self) -> Option<(&K, &V)> {
+        self.iter().next()
+    }
+}
+
+impl<K: Digits, V: Clone> Slot<K, V> {
+    fn insert<const MAX: usize>(&mut self, depth: u32, key: K, value: V) -> Option<V> {
+        match self {
+            Slot::Left => None,
+            Slot::Leaf(leaf) => {
+                let leaf = Arc::make_mut(leaf);
+                let old = leaf.insert(key, value);
+                if leaf.keys.len() > MAX {
+                    *self = Branch::over::<MAX>(leaf.take(), depth);
+                }
+                old
+            }
+            Slot::Branch(branch) => {
+                let branch = Arc::make_mut(branch);
+                let place = branch.place(key.digit(depth));
+                if let Slot::Leaf(leaf) = &mut branch.0[place] {
+                    let leaf = Arc::make_mut(leaf);
+                    let old = leaf.insert(key, value);
+                    if leaf.keys.len() > MAX {
+                        let full = leaf.take();
+                        branch.split::<MAX>(place, depth, full);
+                    }
+                    return old;
+                }
+                branch.0[place].insert::<MAX>(depth + 1, key, value)
+            }
+        }
+    }
+
+    fn remove<const MAX: usize>(&mut self, depth: u32, key: &K) -> Option<V> {
+        match self {
+            Slot::Left => None,
+            Slot::Leaf(leaf) => Arc::make_mut(leaf).remove(key),
+            Slot::Branch(branch) => {
+                let inner = Arc::make_mut(branch);
+                let place = inner.place(key.digit(depth));
+                let old = inner.0[place].remove::<MAX>(depth + 1, key);
+                inner.join::<MAX>(place);
+                if let (Slot::Leaf(leaf), SLOTS) = (&inner.0[0], inner.width(0)) {
+                    *self = Slot::Leaf(leaf.clone());
+                }
+                old
+            }
+        }
+    }
+
+    fn leaf_of(leaf: Leaf<K, V>) -> Self {
+        Slot::Leaf(Arc::new(leaf))
+    }
+}
+
+impl<K: Digits, V: Clone> Branch<K, V> {
+    /// The slot whose subtree covers a digit.
+    fn place(&self, digit: usize) -> usize {
+        let mut place = digit;
+        while place > 0 && matches!(self.0[place], Slot::Left) {
+            place &= place - 1;
+        }
+        place
+    }
+
+    /// How many slots the subtree at `place` covers.
+    fn width(&self, place: usize) -> usize {
+        1 + self.0[place + 1..].iter().take_while(|slot| matches!(slot, Slot::Left)).count()
+    }
+
+    /// A branch in the place of a full leaf.
+    fn over<const MAX: usize>(full: Leaf<K, V>, depth: u32) -> Slot<K, V> {
+        let mut branch = Branch(std::array::from_fn(|_| Slot::Left));
+        branch.split::<MAX>(0, depth, full);
+        Slot::Branch(Arc::new(branch))
+    }
+
+    /// Puts the halves of a full leaf where it was, or a branch where one slot is too narrow for it.
+    fn split<const MAX: usize>(&mut self, place: usize, depth: u32, mut full: Leaf<K, V>) {
+        if full.keys.len() <= MAX {
+            self.0[place] = Slot::leaf_of(full);
+            return;
+        }
+        let width = self.width(place);
+        if width == 1 {
+            self.0[place] = Branch::over::<MAX>(full, depth + 1);
+            return;
+        }
+        let half = place + width / 2;
+        let right = full.split_off(full.keys.partition_point(|key| key.digit(depth) < half));
+        // The right half is an owner first, so that each half knows its width.
+        self.0[half] = Slot::leaf_of(Leaf { keys: Vec::new(), values: Vec::new() });
+        self.split::<MAX>(place, depth, full);
+        self.split::<MAX>(half, depth, right);
+    }
+
+    /// Joins a small leaf with its neighbours.
+    fn join<const MAX: usize>(&mut self, mut place: usize) {
+        loop {
+            let width = self.width(place);
+            let other = place ^ width;
+            if width == SLOTS || self.width(other) != width {
+                return;
+            }
+            let (left, right) = (place.min(other), place.max(other));
+            let (Slot::Leaf(low), Slot::Leaf(high)) = (&self.0[left], &self.0[right]) else { return };
+            if low.keys.len() + high.keys.len() > MAX / 2 {
+                return;
+            }
+            self.0[left] = Slot::leaf_of(low.joined(high));
+            self.0[right] = Slot::Left;
+            place = left;
+        }
+    }
+}
+
+impl<K: Digits, V: Clone> Leaf<K, V> {
+    fn insert(&mut self, key: K, value: V) -> Option<V> {
+        match self.keys.binary_search(&key) {
+            Ok(place) => Some(std::mem::replace(&mut self.values[place], value)),
+            Err(place) => {
+                self.keys.reserve_exact(1);
+                self.values.reserve_exact(1);
+                self.keys.insert(place, key);
+                self.values.insert(place, value);
+                None
+            }
+        }
+    }
+
+    fn remove(&mut self, key: &K) -> Option<V> {
+        let place = self.keys.binary_search(key).ok()?;
+        self.keys.remove(place);
+        let old = self.values.remove(place);
+        self.keys.shrink_to_fit();
+        self.values.shrink_to_fit();
+        Some(old)
+    }
+
+    fn take(&mut self) -> Self {
+        Self { keys: std::mem::take(&mut self.keys), values: std::mem::take(&mut self.values) }
+    }
+
+    fn split_off(&mut self, at: usize) -> Self {
+        let right = Self { keys: self.keys.split_off(at), values: self.values.split_off(at) };
+        self.keys.shrink_to_fit();
+        self.values.shrink_to_fit();
+        right
+    }
+
+    fn joined(&self, right: &Self) -> Self {
+        Self {
+            keys: [self.keys.as_slice(), right.keys.as_slice()].concat(),
+            values: [self.values.as_slice(), right.values.as_slice()].concat(),
+        }
+    }
+}
+
+/// Entries in order.
+pub(crate) struct Iter<'a, K, V> {
+    branches: Vec<(&'a Branch<K, V>, usize)>,
+    leaf: Option<(&'a Leaf<K, V>, usize)>,
+}
+
+impl<'a, K, V> Iter<'a, K, V> {
+    fn enter(&mut self, mut slot: &'a Slot<K, V>) {
+        while let Slot::Branch(branch) = slot {
+            self.branches.push((branch, 1));
+            slot = &branch.0[0];
+        }
+        if let Slot::Leaf(leaf) = slot {
+            self.leaf = Some((leaf, 0));
+        }
+    }
+}
+
+impl<'a, K, V> Iterator for Iter<'a, K, V> {
+    type Item = (&'a K, &'a V);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some((leaf, place)) = &mut self.leaf
+                && let Some(key) = leaf.keys.get(*place)
+            {
+                let value = &leaf.values[*place];
+                *place += 1;
+                return Some((key, value));
+            }
+            let (branch, next) = self.branches.last_mut()?;
+            match branch.0.get(*next) {
+                None => drop(self.branches.pop()),
+                Some(slot) => {
+                    *next += 1;
+                    let slot: &'a Slot<K, V> = slot;
+                    self.leaf = None;
+                    self.enter(slot);
+                }
+            }
+        }
+    }
+}
+
+impl<K: Digits, V: Clone + PartialEq, const MAX: usize> PartialEq for Radix<K, V, MAX> {
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len && self.iter().eq(other.iter())
+    }
+}
+
+impl<K: Digits, V: Clone + Eq, const MAX: usize> Eq for Radix<K, V, MAX> {}
+
+impl<K: Digits + fmt::Debug, V: Clone + fmt::Debug, const MAX: usize> fmt::Debug for Radix<K, V, MAX> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+impl<K: Digits + Serialize, V: Clone + Serialize, const MAX: usize> Serialize for Radix<K, V, MAX> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.len))?;
+        for (key, value) in self.iter() {
+            map.serialize_entry(key, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de, K: Digits + Deserialize<'de>, V: Clone + Deserialize<'de>, const MAX: usize> Deserialize<'de>
+    for Radix<K, V, MAX>
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<K, V, const MAX: usize>(PhantomData<(K, V)>);
+        impl<'de, K: Digits + Deserialize<'de>, V: Clone + Deserialize<'de>, const MAX: usize> Visitor<'de>
+            for Entries<K, V, MAX>
+        {
+            type Value = Radix<K, V, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut radix = Radix::default();
+                while let Some((key, value)) = map.next_entry()? {
+                    radix.insert(key, value);
+                }
+                Ok(radix)
+            }
+        }
+        deserializer.deserialize_map(Entries(PhantomData))
+    }
+}
+
+impl<K: Digits, V: Clone, const MAX: usize> FromIterator<(K, V)> for Radix<K, V, MAX> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
+        let mut radix = Self::default();
+        for (key, value) in entries {
+            radix.insert(key, value);
+        }
+        radix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Small = Radix<u128, u32, 4>;
+
+    /// Keys that crowd into few leaves, and keys that spread.
+    fn keys() -> impl Strategy<Value = u128> {
+        prop_oneof![0..40u128, any::<u128>(), (0..8u128).prop_map(|n| n << 124 | 7), (0..64u128).prop_map(|n| n << 60)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn it_holds_what_an_ordered_map_holds(writes in prop::collection::vec((keys(), any::<bool>(), any::<u32>()), 1..400)) {
+            let (mut radix, mut map) = (Small::default(), BTreeMap::new());
+            let mut views = Vec::new();
+            for (key, put, value) in &writes {
+                match put {
+                    true => prop_assert_eq!(radix.insert(*key, *value), map.insert(*key, *value)),
+                    false => {
+                        let key = map.range(key..).next().map_or(*key, |(key, _)| *key);
+                        prop_assert_eq!(radix.remove(&key), map.remove(&key));
+                    }
+                }
+                prop_assert_eq!(radix.len(), map.len());
+                views.push((radix.clone(), map.clone()));
+            }
+            for (view, map) in &views[views.len().saturating_sub(20)..] {
+                prop_assert!(view.iter().eq(map.iter()));
+            }
+            for (key, ..) in &writes {
+                prop_assert_eq!(radix.get(key), map.get(key));
+                prop_assert!(radix.iter_from(key).eq(map.range(key..)));
+                prop_assert_eq!(radix.at_or_after(key), map.range(key..).next());
+            }
+            prop_assert_eq!(radix.first(), map.iter().next());
+        }
+
+        #[test]
+        fn equal_contents_are_equal_whatever_came_before(keep in prop::collection::btree_set(keys(), 0..60), extra in prop::collection::btree_set(keys(), 0..60)) {
+            let straight: Small = keep.iter().map(|key| (*key, 1)).collect();
+            let mut winding: Small = extra.iter().chain(&keep).rev().map(|key| (*key, 1)).collect();
+            for key in extra.difference(&keep) {
+                winding.remove(key);
+            }
+            prop_assert_eq!(&straight, &winding);
+        }
+    }
+
+    #[test]
+    fn keys_of_two_parts_are_in_the_order_of_both() {
+        let keys = [(0, u128::MAX), (1, 0), (1, 1 << 127), (u64::MAX, 3), (0, 0), (7, 7)];
+        let radix: Radix<(u64, u128), (), 1> = keys.iter().map(|key| (*key, ())).collect();
+        let mut sorted = keys.to_vec();
+        sorted.sort_unstable();
+        assert!(radix.iter().map(|(key, ())| *key).eq(sorted));
+    }
+
+    #[test]
+    fn what_is_emptied_leaves_no_branches_behind() {
+        let mut radix: Small = (0..10_000u128).map(|n| (n << 70, 0)).collect();
+        for n in 0..9_999u128 {
+            radix.remove(&(n << 70));
+        }
+        assert!(matches!(radix.root, Slot::Leaf(_)), "one entry is one leaf again");
+        assert_eq!(radix.len(), 1);
+    }
+}
