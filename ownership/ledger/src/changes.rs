@@ -75,10 +75,15 @@ impl Eq for Changes {}
 impl Ledger {
     /// What the last entry changed, each record once and as it is now, in the order of its last change.
     pub fn take_changes(&mut self) -> Vec<Changed> {
+        let changed = self.changed();
+        self.changes.clear();
+        changed
+    }
+
+    /// The same, left in place.
+    pub(crate) fn changed(&self) -> Vec<Changed> {
         let mut seen = BTreeSet::new();
-        let mut last: Vec<Changed> = std::mem::take(&mut self.changes.0);
-        last.reverse();
-        last.retain(|change| seen.insert(change.key.clone()));
+        let mut last: Vec<_> = self.changes.0.iter().rev().filter(|change| seen.insert(&change.key)).cloned().collect();
         last.reverse();
         last
     }

@@ -2,6 +2,7 @@
 //!
 //! Cloning is O(1). Nothing here reads a clock, draws a random number, or depends on the order of a hash map.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -75,6 +76,8 @@ pub(crate) struct Indexes {
     pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
     /// Extents by group.
     pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
+    /// The same by their last write.
+    pub(crate) warmth: OrdSet<(GroupId, LedgerTime, ArtifactId)>,
     /// What each tenant has.
     pub(crate) usage: OrdMap<TenantId, Usage>,
     /// What many records share.
@@ -262,6 +265,17 @@ impl Ledger {
     pub fn group(&self, group: GroupId) -> impl Iterator<Item = Artifact> {
         let all = (group, ArtifactId(0))..=(group, ArtifactId(u128::MAX));
         self.index.groups.range(all).filter_map(|(_, id)| self.artifact(*id))
+    }
+
+    /// The sessions with a head in an extent of a group.
+    pub fn group_sessions(&self, group: GroupId) -> BTreeSet<SessionId> {
+        self.group(group).flat_map(|artifact| artifact.sessions.iter().collect::<Vec<_>>()).collect()
+    }
+
+    /// When an extent of a group was last written.
+    pub fn group_touched(&self, group: GroupId) -> Option<LedgerTime> {
+        let all = (group, LedgerTime(0), ArtifactId(0))..=(group, LedgerTime(u64::MAX), ArtifactId(u128::MAX));
+        self.index.warmth.range(all).next_back().map(|(_, touched, _)| *touched)
     }
 
     /// Steps of a session that routers say are on their way.

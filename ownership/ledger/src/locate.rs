@@ -166,13 +166,21 @@ impl Ledger {
         deepest
     }
 
-    /// The same, of a session whose prompt goes on from the end of what anybody sealed there.
+    /// The same, of a session whose prompt goes on from the end of what anybody sealed there: whatever is deeper on this
+    /// chain goes through the extent that keeps the last waypoint before the head, and hangs on it.
     fn deepest_of(&self, session: &Session, query: Query<'_>) -> Option<(Point, Artifact)> {
         let on_chain = |head: &&Head| head.scope == query.scope && head.point.is_on(query.chain);
         let head = session.heads.iter().filter(on_chain).max_by_key(|head| head.point.blocks)?;
         let artifact = self.artifact(head.artifact)?;
+        let keeps_waypoint = head.point.blocks.0 / WAYPOINT > artifact.from().0 / WAYPOINT;
         let is_end = artifact.children.is_empty() && artifact.end() == head.point;
-        is_end.then_some((head.point, artifact))
+        (is_end && keeps_waypoint).then_some((head.point, artifact))
+    }
+
+    /// Who has a kept prefix, and since when.
+    pub fn owner_of(&self, prefix: PrefixId, scope: Scope) -> Option<(Standing, Epoch)> {
+        let artifact = self.keeper(prefix, scope)?;
+        Some((self.standing(&artifact), artifact.epoch))
     }
 
     /// Who has an extent: its owner, else a live copy at an engine, else one in a store, else nobody.
@@ -285,4 +293,29 @@ fn last_kept<T>(last: u64, kept: impl Fn(u64) -> Option<T>) -> Option<T> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::last_kept;
+
+    #[test]
+    fn the_last_kept_waypoint_is_found_in_few_looks_wherever_it_is() {
+        for last in 0..200u64 {
+            for kept in 0..=last {
+                let looks = Cell::new(0);
+                let found = last_kept(last, |waypoint| {
+                    assert!(waypoint >= 1 && waypoint <= last, "{waypoint} of {last}");
+                    looks.set(looks.get() + 1);
+                    (waypoint <= kept).then_some(waypoint)
+                });
+                assert_eq!(found, (kept > 0).then_some(kept), "{kept} of {last}");
+                // Near the end it is one look or two; nowhere more than twice a halving.
+                let most = if kept == last { 1 } else { 2 * (64 - (last - kept).leading_zeros()) + 2 };
+                assert!(looks.get() <= most, "{} looks for {kept} of {last}", looks.get());
+            }
+        }
+    }
 }

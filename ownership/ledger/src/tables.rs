@@ -9,6 +9,9 @@ use crate::changes::Key;
 use crate::ledger::{Indexes, Ledger, Usage};
 use crate::record::{Intent, Lease, Session, Worker};
 
+/// Unreferenced extents of which the one with the coldest group goes.
+const EVICTION_CANDIDATES: usize = 16;
+
 impl Ledger {
     pub(crate) fn put_worker(&mut self, worker: Worker) {
         let id = worker.id;
@@ -159,9 +162,18 @@ impl Ledger {
         }
     }
 
+    /// The unreferenced extent that is missed least: of those that were idle longest, the one whose group was. A group
+    /// is as warm as the extent of it that was written last; an extent without one is its own.
+    fn coldest(&self) -> Option<ArtifactId> {
+        let warmth = |id| self.artifact(id)?.group.and_then(|group| self.group_touched(group));
+        let candidates = if self.level() < 2 { 1 } else { EVICTION_CANDIDATES };
+        let oldest = self.index.idle.iter().take(candidates);
+        oldest.min_by_key(|(touched, id)| (warmth(*id).unwrap_or(*touched), *touched, *id)).map(|(_, id)| *id)
+    }
+
     /// Forgets the unreferenced extent that was idle longest; false when every extent is referenced.
     pub(crate) fn evict_coldest_artifact(&mut self) -> bool {
-        let coldest = self.index.idle.get_min().map(|(_, id)| *id);
+        let coldest = self.coldest();
         if let Some(id) = coldest {
             self.remove_artifact(id);
         }
@@ -201,6 +213,7 @@ impl Indexes {
         }
         self.replicas.extend(artifact.replicas.iter().map(|copy| (copy.expires, artifact.id, copy.holder)));
         self.groups.extend(artifact.group.map(|group| (group, artifact.id)));
+        self.warmth.extend(artifact.group.map(|group| (group, artifact.touched, artifact.id)));
     }
 
     fn unindex_soft(&mut self, artifact: &Artifact) {
@@ -210,6 +223,7 @@ impl Indexes {
         }
         if let Some(group) = artifact.group {
             self.groups.remove(&(group, artifact.id));
+            self.warmth.remove(&(group, artifact.touched, artifact.id));
         }
     }
 }

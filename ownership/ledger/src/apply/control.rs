@@ -9,7 +9,7 @@ use crate::artifact::Artifact;
 use crate::control::{AdmitNode, DrainWorker, LEVEL, Pin, SetQuota};
 use crate::ledger::Ledger;
 use crate::limits::Limits;
-use crate::node::{Cluster, Membership, Node};
+use crate::node::{Cluster, FOUNDER, Membership, Node};
 use crate::outcome::{Outcome, Refusal};
 use crate::record::Worker;
 
@@ -65,6 +65,9 @@ impl Ledger {
             return Err(Refusal::Level { needed: level, current });
         }
         let now = self.now();
+        if self.records.cluster.is_none() && level > current {
+            self.changes.put(crate::Key::Node(FOUNDER));
+        }
         if level > current {
             self.records.cluster.get_or_insert_with(|| Cluster::founded(level, now)).level = level;
         }

@@ -180,7 +180,7 @@ fn a_head_stays_findable_while_others_seal_beyond_it() {
     let mut bench = Bench::new();
     let all = chain(&[('a', 200)]);
     bench.step(step(1, &chain(&[('a', 30)]), 0, 1));
-    let origin = bench.extent(session(1)).origin.clone();
+    let origin = bench.extent(session(1)).origin;
     for n in 4..20 {
         let run = Run::of(&all, Blocks((n - 1) * 10), Blocks(n * 10)).unwrap();
         let seal = Seal { session: Some(session(1)), origin: (*origin).clone(), run, extent: None, owner: owner(1) };

@@ -3,11 +3,14 @@
 mod chains;
 mod control;
 mod custody;
+mod forgetting;
 mod generated;
 mod levels;
 mod locate;
+mod planted;
 mod serials;
 mod steps;
+mod stored;
 mod workers;
 
 use std::sync::Arc;
@@ -64,6 +67,7 @@ impl Bench {
         let outcomes = self.ledger.apply(self.index, &entry);
         invariants::check(&self.ledger).unwrap();
         invariants::check_step(&before, &self.ledger).unwrap();
+        invariants::check_changes(&before, &self.ledger, &self.ledger.changed()).unwrap();
         outcomes
     }
 

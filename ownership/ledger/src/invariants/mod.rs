@@ -1,0 +1,94 @@
+//! What must hold in every state and over every step: named checks, for unit, simulation and cluster tests alike.
+
+/// Fails a check unless something holds.
+macro_rules! ensure {
+    ($holds:expr, $($detail:tt)+) => {
+        match $holds {
+            true => Ok(()),
+            false => Err(Broken(format!($($detail)+))),
+        }
+    };
+}
+
+mod state;
+mod step;
+
+use crate::changes::Changed;
+use crate::ledger::Ledger;
+
+/// A broken invariant.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{invariant}: {detail}")]
+pub struct Violation {
+    /// Which one.
+    pub invariant: &'static str,
+    /// Where.
+    pub detail: String,
+}
+
+/// Where a check found its property broken.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Broken(pub String);
+
+/// What a check says.
+pub type Checked = Result<(), Broken>;
+
+/// A property of one state.
+pub type StateCheck = fn(&Ledger) -> Checked;
+
+/// A property of two states, the second of which came out of the first.
+pub type StepCheck = fn(&Ledger, &Ledger) -> Checked;
+
+/// Properties of every state.
+pub const STATE: &[(&str, StateCheck)] = &[
+    ("indexes follow from the records", state::indexes_follow),
+    ("expiry index and lease table are inverses", state::leases_are_inverses),
+    ("references equal what is referenced", state::references_are_exact),
+    ("the fork graph is acyclic", state::forks_are_acyclic),
+    ("a boundary is kept by one extent", state::boundaries_are_unique),
+    ("waypoints are kept without a gap", state::waypoints_are_kept),
+    ("a copy's digest equals the sealed digest", state::copies_match),
+    ("no head is an ancestor of another", state::heads_are_apart),
+    ("nothing is shared across tenants", state::tenants_are_apart),
+    ("every grant lies in the past", state::grants_are_past),
+    ("every table is bounded", state::tables_are_bounded),
+];
+
+/// Properties of every step.
+pub const STEP: &[(&str, StepCheck)] = &[
+    ("one owner per epoch", step::one_owner_per_epoch),
+    ("fencing tokens rise", step::tokens_rise),
+    ("no lease revives without a new grant", step::no_lease_revives),
+    ("no lease ends early", step::no_lease_ends_early),
+    ("a sealed artifact never changes", step::sealed_never_changes),
+    ("the clock never runs backwards", step::clock_never_runs_back),
+    ("the feature level never falls", step::level_never_falls),
+    ("node ids are never reused", step::nodes_are_never_reused),
+    ("a replayed serial returns the first outcome", step::outcomes_stay),
+];
+
+/// What an entry said that it changed, between the states before and after it.
+pub type ChangeCheck = fn(&Ledger, &Ledger, &[Changed]) -> Checked;
+
+/// Properties of what is told to watchers.
+pub const CHANGES: &[(&str, ChangeCheck)] = &[("every change is told, and nothing else", step::changes_are_told)];
+
+/// Checks one state.
+pub fn check(ledger: &Ledger) -> Result<(), Violation> {
+    STATE
+        .iter()
+        .try_for_each(|(invariant, check)| check(ledger).map_err(|broken| Violation { invariant, detail: broken.0 }))
+}
+
+/// Checks a step from one state to a later one.
+pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), Violation> {
+    let violation = |invariant, broken: Broken| Violation { invariant, detail: broken.0 };
+    STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|broken| violation(invariant, broken)))
+}
+
+/// Checks what an entry told of a step.
+pub fn check_changes(before: &Ledger, after: &Ledger, told: &[Changed]) -> Result<(), Violation> {
+    let violation = |invariant, broken: Broken| Violation { invariant, detail: broken.0 };
+    CHANGES.iter().try_for_each(|(invariant, check)| check(before, after, told).map_err(|b| violation(invariant, b)))
+}

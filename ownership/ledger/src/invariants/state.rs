@@ -1,0 +1,129 @@
+//! What must hold in every state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vocabulary::{ArtifactId, Epoch};
+
+use super::{Broken, Checked};
+use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
+use crate::ledger::{Indexes, Ledger};
+use crate::point::WAYPOINT;
+use crate::record::{Lease, Session};
+
+pub(super) fn indexes_follow(ledger: &Ledger) -> Checked {
+    ensure!(ledger.index == Indexes::of(&ledger.records), "an index differs from what the records say")
+}
+
+pub(super) fn leases_are_inverses(ledger: &Ledger) -> Checked {
+    let held = ledger.workers().filter(|worker| worker.is_live()).count();
+    ensure!(held == ledger.index.leases.len(), "{held} held, {} indexed", ledger.index.leases.len())?;
+    ledger.index.leases.iter().try_for_each(|(until, id)| {
+        let lease = ledger.worker(*id).map(|worker| worker.lease);
+        ensure!(lease == Some(Lease::Held { until: *until }), "{id} has {lease:?}, indexed at {until}")
+    })
+}
+
+pub(super) fn references_are_exact(ledger: &Ledger) -> Checked {
+    let (mut sessions, mut children) = (BTreeMap::new(), BTreeMap::new());
+    for (session, head) in ledger.sessions().flat_map(|s| s.heads.iter().map(|head| (s.id, head))) {
+        sessions.entry(head.artifact).or_insert_with(BTreeSet::new).insert(session);
+    }
+    for (child, parent) in ledger.artifacts().filter_map(|child| Some((child.id, child.parent?.artifact))) {
+        children.entry(parent).or_insert_with(BTreeSet::new).insert(child);
+    }
+    for artifact in ledger.artifacts() {
+        let held = sessions.remove(&artifact.id).unwrap_or_default();
+        ensure!(held.iter().copied().eq(artifact.sessions.iter()), "sessions of {}", artifact.id)?;
+        let held = children.remove(&artifact.id).unwrap_or_default();
+        ensure!(held.iter().copied().eq(artifact.children.iter()), "children of {}", artifact.id)?;
+    }
+    let dangling = |session: &Session| session.heads.iter().any(|head| ledger.artifact(head.artifact).is_none());
+    ensure!(!ledger.sessions().any(dangling), "a head points at no extent")
+}
+
+/// A child starts after its parent's start, so no path of parents is a ring.
+pub(super) fn forks_are_acyclic(ledger: &Ledger) -> Checked {
+    ledger.artifacts().try_for_each(|child| {
+        let Some(attached) = child.parent else { return Ok(()) };
+        let parent =
+            ledger.artifact(attached.artifact).ok_or_else(|| Broken(format!("{} hangs on nothing", child.id)))?;
+        let kept = parent.boundaries.iter().any(|boundary| boundary.point == attached.at);
+        ensure!(kept, "{} hangs on a point that {} does not keep", child.id, parent.id)?;
+        ensure!(parent.from() < child.from() && child.from() < child.end().blocks, "{} is empty", child.id)
+    })
+}
+
+pub(super) fn boundaries_are_unique(ledger: &Ledger) -> Checked {
+    let kept: usize = ledger.artifacts().map(|artifact| artifact.boundaries.len()).sum();
+    let indexed = ledger.index.boundaries.len();
+    ensure!(kept == indexed, "{kept} boundaries are kept, {indexed} can be found")
+}
+
+pub(super) fn waypoints_are_kept(ledger: &Ledger) -> Checked {
+    ledger.artifacts().try_for_each(|artifact| {
+        let rises = artifact.boundaries.windows(2).all(|pair| pair[0].point.blocks < pair[1].point.blocks);
+        let wanted = artifact.end().blocks.0 / WAYPOINT - artifact.from().0 / WAYPOINT;
+        let kept = artifact.boundaries.iter().filter(|boundary| boundary.point.blocks.0 % WAYPOINT == 0).count();
+        ensure!(rises && kept as u64 == wanted, "{}: {kept} waypoints of {wanted}", artifact.id)
+    })
+}
+
+pub(super) fn copies_match(ledger: &Ledger) -> Checked {
+    ledger.artifacts().try_for_each(|artifact| {
+        let sealed = |point| artifact.boundaries.iter().any(|boundary| boundary.point == point);
+        let match_all = artifact.replicas.iter().all(|copy| sealed(copy.upto) && artifact.owner != Some(copy.holder));
+        let ordered = artifact.replicas.windows(2).all(|pair| pair[0].holder < pair[1].holder);
+        ensure!(match_all && ordered, "copies of {}", artifact.id)
+    })
+}
+
+pub(super) fn heads_are_apart(ledger: &Ledger) -> Checked {
+    ledger.sessions().try_for_each(|session| {
+        let heads = &session.heads;
+        let apart = |a: usize, b: usize| a == b || !ledger.descends(&heads[a], &heads[b]);
+        let all = (0..heads.len()).all(|a| (0..heads.len()).all(|b| apart(a, b)));
+        ensure!(all, "heads of {}", session.id)
+    })
+}
+
+pub(super) fn tenants_are_apart(ledger: &Ledger) -> Checked {
+    let tenant = |id: ArtifactId| ledger.records.artifacts.origin(id);
+    ledger.artifacts().try_for_each(|artifact| {
+        let parent = artifact.parent.and_then(|parent| tenant(parent.artifact));
+        let own = &artifact.origin;
+        let same = parent.is_none_or(|parent| parent.scope() == own.scope() && parent.root == own.root);
+        ensure!(same, "{} extends another tenant's extent", artifact.id)
+    })?;
+    ledger.sessions().try_for_each(|session| {
+        let own = |id| tenant(id).is_some_and(|o| o.tenant == session.tenant && o.model == session.model);
+        ensure!(session.heads.iter().all(|head| own(head.artifact)), "heads of {}", session.id)
+    })
+}
+
+pub(super) fn grants_are_past(ledger: &Ledger) -> Checked {
+    let now = (ledger.generation(), ledger.applied());
+    let past = |epoch: Epoch| (epoch.generation, epoch.index) <= now;
+    let workers = ledger.workers().map(|worker| worker.epoch);
+    let sessions = ledger.sessions().map(|session| session.epoch);
+    let boundaries = ledger.artifacts().flat_map(|a| a.boundaries.into_iter().map(|boundary| boundary.epoch));
+    let mut all = workers.chain(sessions).chain(ledger.artifacts().map(|a| a.epoch)).chain(boundaries);
+    ensure!(all.all(past), "a grant lies in the future")
+}
+
+pub(super) fn tables_are_bounded(ledger: &Ledger) -> Checked {
+    let (limits, records) = (ledger.limits(), &ledger.records);
+    let within = [
+        (records.workers.len(), limits.workers),
+        (records.sessions.len(), limits.sessions),
+        (records.artifacts.len(), limits.artifacts),
+        (records.intents.len(), limits.intents),
+        (records.clients.len(), limits.clients),
+        (ledger.nodes().count(), MAX_NODES as u32),
+        (ledger.quotas().count(), MAX_QUOTAS as u32),
+        (records.clients.values().map(|client| client.outcomes().len()).max().unwrap_or(0), limits.outcomes),
+        (ledger.sessions().map(|session| session.heads.len()).max().unwrap_or(0), limits.heads),
+        (ledger.artifacts().map(|artifact| artifact.replicas.len()).max().unwrap_or(0), limits.replicas),
+    ];
+    let broken = within.iter().position(|(len, limit)| *len > *limit as usize);
+    ensure!(broken.is_none(), "table {broken:?} holds {within:?}")
+}

@@ -1,0 +1,123 @@
+//! What must hold from one state to a later one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vocabulary::LedgerTime;
+
+use super::{Broken, Checked};
+use crate::changes::{Changed, Key, Op};
+use crate::ledger::Ledger;
+use crate::record::{Lease, Worker};
+
+pub(super) fn one_owner_per_epoch(before: &Ledger, after: &Ledger) -> Checked {
+    for old in before.artifacts() {
+        let new = after.artifact(old.id).filter(|new| new.epoch == old.epoch);
+        ensure!(new.is_none_or(|new| new.owner == old.owner), "{} at {}", old.id, old.epoch)?;
+    }
+    for old in before.sessions() {
+        let new = after.session(old.id).filter(|new| new.epoch == old.epoch);
+        ensure!(new.is_none_or(|new| new.owner == old.owner), "{} at {}", old.id, old.epoch)?;
+    }
+    Ok(())
+}
+
+pub(super) fn tokens_rise(before: &Ledger, after: &Ledger) -> Checked {
+    ensure!(before.applied() <= after.applied(), "the applied index fell")?;
+    let workers = before.workers().filter_map(|old| Some((old.epoch, after.worker(old.id)?.epoch)));
+    let sessions = before.sessions().filter_map(|old| Some((old.epoch, after.session(old.id)?.epoch)));
+    let artifacts = before.artifacts().filter_map(|old| Some((old.epoch, after.artifact(old.id)?.epoch)));
+    let mut all = workers.chain(sessions).chain(artifacts);
+    all.try_for_each(|(old, new)| {
+        ensure!(old == new || (old < new && new.index > before.applied()), "{old} became {new}")
+    })
+}
+
+pub(super) fn no_lease_revives(before: &Ledger, after: &Ledger) -> Checked {
+    before.workers().filter(|old| !old.is_live()).try_for_each(|old| {
+        let new = after.worker(old.id).filter(|new| new.is_live());
+        ensure!(new.is_none_or(|new| new.epoch > old.epoch), "{} without a grant", old.id)
+    })
+}
+
+pub(super) fn no_lease_ends_early(before: &Ledger, after: &Ledger) -> Checked {
+    before.workers().try_for_each(|old| {
+        let (Lease::Held { until }, Some(new)) = (old.lease, after.worker(old.id)) else { return Ok(()) };
+        let early = matches!(new.lease, Lease::Expired { at } if at < until)
+            || matches!(new.lease, Lease::Held { until: now } if now < until && new.incarnation == old.incarnation);
+        ensure!(!early, "{} was promised until {until}, now {:?}", old.id, new.lease)
+    })
+}
+
+pub(super) fn sealed_never_changes(before: &Ledger, after: &Ledger) -> Checked {
+    before.artifacts().try_for_each(|old| {
+        let Some(new) = after.artifact(old.id) else { return Ok(()) };
+        let same = (&old.origin, old.parent) == (&new.origin, new.parent) && old.end().blocks <= new.end().blocks;
+        let mut kept = new.boundaries.iter().filter(|boundary| boundary.point.blocks <= old.end().blocks);
+        let unchanged = kept.all(|boundary| old.boundaries.contains(boundary));
+        ensure!(same && unchanged, "{}", old.id)
+    })
+}
+
+pub(super) fn clock_never_runs_back(before: &Ledger, after: &Ledger) -> Checked {
+    ensure!(before.now() <= after.now(), "{} became {}", before.now(), after.now())
+}
+
+pub(super) fn level_never_falls(before: &Ledger, after: &Ledger) -> Checked {
+    ensure!(before.level() <= after.level(), "{} became {}", before.level(), after.level())
+}
+
+/// An id stands for one nonce; a retired node does not come back; a new node has a higher id than all before it.
+pub(super) fn nodes_are_never_reused(before: &Ledger, after: &Ledger) -> Checked {
+    let last = |ledger: &Ledger| ledger.records.cluster.as_ref().map_or(0, |cluster| cluster.last_node.0);
+    ensure!(last(before) <= last(after), "the last id fell from {} to {}", last(before), last(after))?;
+    after.nodes().try_for_each(|new| match before.node(new.id) {
+        Some(old) => ensure!(old.nonce == new.nonce && (old.is_member() || !new.is_member()), "node {}", new.id),
+        None => ensure!(new.id.0 > last(before) && new.id.0 <= last(after), "node {} is no new id", new.id),
+    })
+}
+
+pub(super) fn outcomes_stay(before: &Ledger, after: &Ledger) -> Checked {
+    for (id, old) in &before.records.clients {
+        let Some(new) = after.records.clients.get(id) else { continue };
+        let differs = |(serial, outcome)| new.outcomes().get(serial).is_some_and(|now| now != outcome);
+        ensure!(!old.outcomes().iter().any(differs), "{id}")?;
+    }
+    Ok(())
+}
+
+/// A record that differs is told, as it is now; a renewed lease is no difference.
+pub(super) fn changes_are_told(before: &Ledger, after: &Ledger, told: &[Changed]) -> Checked {
+    let told: BTreeMap<&Key, Op> = told.iter().map(|change| (&change.key, change.op)).collect();
+    let (old, new) = (keys(before), keys(after));
+    for key in old.union(&new) {
+        let now = if new.contains(key) { Op::Put } else { Op::Gone };
+        let said = told.get(key).copied();
+        ensure!(said == Some(now) || !differs(before, after, key), "{key:?} changed, {said:?} was told")?;
+    }
+    told.iter().try_for_each(|(key, op)| {
+        ensure!((*op == Op::Put) == new.contains(*key), "{key:?} was told {op:?}, and is not")
+    })
+}
+
+fn keys(ledger: &Ledger) -> BTreeSet<Key> {
+    let workers = ledger.workers().map(|worker| Key::Worker(worker.id));
+    let sessions = ledger.sessions().map(|session| Key::Session(session.id));
+    let artifacts = ledger.artifacts().map(|artifact| Key::Artifact(artifact.id));
+    let nodes = ledger.nodes().map(|node| Key::Node(node.id));
+    let quotas = ledger.quotas().map(|(tenant, _)| Key::Quota(tenant.clone()));
+    workers.chain(sessions).chain(artifacts).chain(nodes).chain(quotas).collect()
+}
+
+fn differs(before: &Ledger, after: &Ledger, key: &Key) -> bool {
+    let still = |worker: &Worker| {
+        let lease = if worker.is_live() { Lease::Held { until: LedgerTime::default() } } else { worker.lease };
+        Worker { lease, ..worker.clone() }
+    };
+    match key {
+        Key::Worker(id) => before.worker(*id).map(still) != after.worker(*id).map(still),
+        Key::Session(id) => before.session(*id) != after.session(*id),
+        Key::Artifact(id) => before.artifact(*id) != after.artifact(*id),
+        Key::Node(id) => before.node(*id) != after.node(*id),
+        Key::Quota(tenant) => before.quota(tenant) != after.quota(tenant),
+    }
+}

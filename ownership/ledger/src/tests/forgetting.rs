@@ -1,0 +1,199 @@
+//! What is forgotten, when, and what is not: copies, idle extents, groups, bounds, owners whose lease ended.
+
+use vocabulary::{ArtifactId, GroupId};
+
+use super::*;
+
+const SECOND: Micros = Micros(1_000_000);
+
+fn group(artifact: ArtifactId, group: u128) -> Command {
+    Command::SetGroup(SetGroup { artifact, group: Some(GroupId(group)) })
+}
+
+/// A text of its own for a session.
+fn text(letter: char) -> Chain {
+    chain(&[(letter, 30)])
+}
+
+/// Seals an extent that nothing references any more.
+fn idle(bench: &mut Bench, id: u128, letter: char) -> ArtifactId {
+    bench.step(step(id, &text(letter), 0, 1));
+    let extent = bench.extent(session(id)).id;
+    bench.run(Command::CloseSession(session(id)));
+    extent
+}
+
+#[test]
+fn a_copy_is_believed_until_its_time_and_not_after() {
+    let mut bench = Bench::new();
+    bench.step(step(1, &text('a'), 0, 1));
+    let copy = ReplicateReadonly { place: place(&text('a'), 30), holder: owner(2), ttl: SECOND * 2 };
+    bench.run(Command::ReplicateReadonly(copy));
+    let copies = |bench: &Bench| bench.locate(None, &text('a')).sealed.unwrap().replicas.len();
+    let expires = bench.extent(session(1)).replicas[0].expires;
+    while bench.ledger.now().after(Micros(1)) < expires {
+        assert_eq!(copies(&bench), 1);
+        let left = (expires - bench.ledger.now()).0 - 1;
+        bench.entry(Micros(left.min(SECOND.0)), Vec::new());
+    }
+    assert_eq!(copies(&bench), 1, "a microsecond before");
+    bench.entry(Micros(1), Vec::new());
+    assert_eq!((bench.ledger.now(), copies(&bench)), (expires, 0));
+}
+
+#[test]
+fn a_copy_told_again_reaches_as_far_and_as_long_as_the_best_telling() {
+    let mut bench = Bench::new();
+    let long = chain(&[('a', 130)]);
+    bench.step(step(1, &long, 0, 1));
+    let copy = |blocks, ttl| {
+        let place = place(&long, blocks);
+        Command::ReplicateReadonly(ReplicateReadonly { place, holder: owner(2), ttl })
+    };
+    bench.run(copy(130, SECOND));
+    bench.run(copy(64, SECOND * 9));
+    let known = bench.extent(session(1)).replicas;
+    assert_eq!(known.len(), 1);
+    assert_eq!(known[0].upto.blocks, Blocks(130));
+    assert!(known[0].expires > bench.ledger.now().after(SECOND * 8));
+}
+
+#[test]
+fn of_too_many_copies_the_one_that_ends_first_goes() {
+    let mut bench = Bench::empty(Limits { replicas: 1, ..Limits::default() });
+    for n in 1..=3 {
+        bench.run(register(n, 1));
+    }
+    bench.step(step(1, &text('a'), 0, 1));
+    for (n, ttl) in [(2, SECOND), (3, SECOND * 5)] {
+        let place = place(&text('a'), 30);
+        bench.run(Command::ReplicateReadonly(ReplicateReadonly { place, holder: owner(n), ttl }));
+    }
+    assert_eq!(bench.extent(session(1)).replicas.iter().map(|copy| copy.holder).collect::<Vec<_>>(), [owner(3)]);
+}
+
+#[test]
+fn an_extent_goes_an_idle_time_after_its_last_write_once_nothing_references_it() {
+    let mut bench = Bench::empty(Limits { artifact_idle: SECOND * 10, ..Limits::default() });
+    bench.run(register(1, 1));
+    bench.run(register(2, 1));
+    // Two extents, because two workers computed them; the child keeps its parent.
+    bench.step(step(1, &text('a'), 0, 1));
+    bench.step(StepCommit { custody: Custody::Stays, ..step(1, &chain(&[('a', 50)]), 30, 2) });
+    assert_eq!(bench.ledger.artifact_count(), 2);
+    bench.pass(SECOND * 20);
+    assert_eq!(bench.ledger.artifact_count(), 2, "a session references them");
+    bench.step(StepCommit { custody: Custody::Stays, ..step(1, &chain(&[('a', 60)]), 50, 2) });
+    bench.run(Command::CloseSession(session(1)));
+    bench.pass(SECOND * 9);
+    assert_eq!(bench.ledger.artifact_count(), 2);
+    bench.pass(SECOND * 3);
+    assert_eq!(bench.ledger.artifact_count(), 0, "the parent follows its child");
+}
+
+#[test]
+fn an_idle_session_is_closed_and_an_active_one_is_not() {
+    let mut bench = Bench::empty(Limits { session_idle: SECOND * 10, ..Limits::default() });
+    bench.run(register(1, 1));
+    bench.step(step(1, &text('a'), 0, 1));
+    bench.step(step(2, &text('b'), 0, 1));
+    bench.pass(SECOND * 6);
+    bench.step(step(2, &chain(&[('b', 40)]), 30, 1));
+    bench.pass(SECOND * 6);
+    assert!(bench.ledger.session(session(1)).is_none());
+    assert!(bench.ledger.session(session(2)).is_some());
+}
+
+#[test]
+fn at_the_bound_the_coldest_unreferenced_extent_goes_and_no_other() {
+    let mut bench = Bench::empty(Limits { artifacts: 3, ..Limits::default() });
+    bench.run(register(1, 1));
+    let (old, young) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
+    bench.step(step(3, &text('c'), 0, 1));
+    let used = bench.extent(session(3)).id;
+    bench.step(step(4, &text('d'), 0, 1));
+    let there = |bench: &Bench, id| bench.ledger.artifact(id).is_some();
+    assert_eq!([old, young, used].map(|id| there(&bench, id)), [false, true, true]);
+    bench.step(step(5, &text('e'), 0, 1));
+    assert_eq!([young, used].map(|id| there(&bench, id)), [false, true]);
+    let outcome = bench.run(Command::commit_step(step(6, &text('f'), 0, 1)).unwrap());
+    assert!(outcome.refusals().contains(&&Refusal::Full), "all are referenced: {outcome:?}");
+    assert_eq!(bench.ledger.artifact_count(), 3);
+}
+
+#[test]
+fn a_pinned_extent_is_not_the_coldest() {
+    let mut bench = Bench::empty(Limits { artifacts: 2, ..Limits::default() });
+    bench.run(register(1, 1));
+    let (pinned, other) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
+    bench.run(Command::Pin(Pin { artifact: pinned, pinned: Pinned::Yes }));
+    bench.step(step(3, &text('c'), 0, 1));
+    assert!(bench.ledger.artifact(pinned).is_some() && bench.ledger.artifact(other).is_none());
+}
+
+#[test]
+fn an_extent_of_a_warm_group_outlives_a_younger_one_without() {
+    let mut bench = Bench::empty(Limits { artifacts: 3, ..Limits::default() });
+    bench.run(register(1, 1));
+    let (old, young) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
+    bench.step(step(3, &text('c'), 0, 1));
+    let active = bench.extent(session(3)).id;
+    for artifact in [old, active] {
+        bench.run(group(artifact, 7));
+    }
+    bench.step(step(3, &chain(&[('c', 40)]), 30, 1));
+    assert_eq!(bench.ledger.group_touched(GroupId(7)), Some(bench.ledger.now()));
+    bench.step(step(4, &text('d'), 0, 1));
+    assert!(bench.ledger.artifact(old).is_some(), "its repository is being worked on");
+    assert!(bench.ledger.artifact(young).is_none());
+}
+
+#[test]
+fn at_level_1_groups_do_not_count_for_eviction() {
+    let mut bench = Bench::level1(Limits { artifacts: 3, ..Limits::default() });
+    bench.run(register(1, 1));
+    let (old, young) = (idle(&mut bench, 1, 'a'), idle(&mut bench, 2, 'b'));
+    bench.step(step(3, &text('c'), 0, 1));
+    for artifact in [old, bench.extent(session(3)).id] {
+        bench.run(group(artifact, 7));
+    }
+    bench.step(step(3, &chain(&[('c', 40)]), 30, 1));
+    bench.step(step(4, &text('d'), 0, 1));
+    assert!(bench.ledger.artifact(old).is_none() && bench.ledger.artifact(young).is_some());
+}
+
+#[test]
+fn a_group_lists_its_extents_and_who_works_on_them() {
+    let mut bench = Bench::new();
+    bench.step(step(1, &chain(&[('a', 64), ('b', 9)]), 0, 1));
+    bench.step(step(2, &chain(&[('a', 64), ('c', 9)]), 0, 1));
+    bench.step(step(3, &text('d'), 0, 1));
+    for id in [1, 2] {
+        let artifact = bench.extent(session(id)).id;
+        bench.run(group(artifact, 7));
+    }
+    let listed: Vec<_> = bench.ledger.group(GroupId(7)).map(|artifact| artifact.id).collect();
+    let mut wanted = [bench.extent(session(1)).id, bench.extent(session(2)).id];
+    wanted.sort_unstable();
+    assert_eq!(listed, wanted);
+    assert!(bench.ledger.group_sessions(GroupId(7)).into_iter().eq([session(1), session(2)]));
+    assert_eq!((bench.ledger.group(GroupId(8)).count(), bench.ledger.group_touched(GroupId(8))), (0, None));
+}
+
+#[test]
+fn a_sweep_forgets_no_more_than_its_bound_an_entry() {
+    let mut bench = Bench::empty(Limits { artifact_idle: SECOND, sweep: 2, ..Limits::default() });
+    bench.run(register(1, 1));
+    for (id, letter) in (1..).zip('a'..='g') {
+        idle(&mut bench, id, letter);
+    }
+    let mut left = bench.ledger.artifact_count();
+    assert_eq!(left, 7);
+    while left > 0 {
+        bench.entry(SECOND, Vec::new());
+        let now = bench.ledger.artifact_count();
+        assert!(left - now <= 2, "{left} became {now}");
+        assert!(now < left || left == 7, "the sweep goes on at {now}");
+        left = now;
+    }
+}

@@ -1,0 +1,193 @@
+//! Packed extents, and what is kept once: what goes in comes out.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use vocabulary::{ArtifactId, GroupId};
+
+use super::*;
+use crate::boundaries::Boundaries;
+use crate::interned::Interned;
+use crate::stored::{Artifacts, Stored};
+
+fn epochs() -> impl Strategy<Value = Epoch> {
+    let index = prop_oneof![0..300u64, Just(u64::MAX)];
+    (0..3u32, index, 0..3u32).prop_map(|(generation, index, position)| Epoch { generation, index, position })
+}
+
+fn owners() -> impl Strategy<Value = Owner> {
+    (any::<u64>(), any::<u64>(), any::<u16>()).prop_map(|(worker, incarnation, rank)| Owner {
+        worker: WorkerId(worker),
+        incarnation: Incarnation(incarnation),
+        rank: DpRank(rank),
+    })
+}
+
+fn points() -> impl Strategy<Value = Point> {
+    (0..1u64 << 40, any::<u128>()).prop_map(|(blocks, id)| Point { blocks: Blocks(blocks), id: PrefixId(id) })
+}
+
+/// Points that rise from `from` on.
+fn boundaries() -> impl Strategy<Value = Vec<(u64, u128, Epoch)>> {
+    prop::collection::vec((1..200u64, any::<u128>(), epochs()), 0..12)
+}
+
+fn replicas() -> impl Strategy<Value = Vec<Replica>> {
+    let copy = (owners(), points(), any::<u64>());
+    prop::collection::vec(copy, 0..4).prop_map(|copies| {
+        let replica = |(holder, upto, expires)| Replica { holder, upto, expires: LedgerTime(expires) };
+        copies.into_iter().map(replica).collect()
+    })
+}
+
+fn origin() -> Arc<Origin> {
+    Arc::new(Origin { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() })
+}
+
+prop_compose! {
+    fn artifacts()(
+        id in any::<u128>(),
+        parent in prop::option::of((any::<u128>(), points())),
+        kept in boundaries(),
+        (owner, epoch) in (prop::option::of(owners()), epochs()),
+        (sessions, children) in (prop::collection::vec(any::<u128>(), 0..14), prop::collection::vec(any::<u128>(), 0..14)),
+        replicas in replicas(),
+        (group, touched, pinned) in (prop::option::of(any::<u128>()), any::<u64>(), any::<bool>()),
+    ) -> Artifact {
+        let parent = parent.map(|(artifact, at)| Attached { artifact: ArtifactId(artifact), at });
+        let mut blocks = parent.map_or(Blocks::ZERO, |parent| parent.at.blocks);
+        let boundaries = kept.into_iter().map(|(step, id, epoch)| {
+            blocks += Blocks(step);
+            Boundary { point: Point { blocks, id: PrefixId(id) }, epoch }
+        });
+        let pinned = if pinned { Pinned::Yes } else { Pinned::No };
+        Artifact {
+            id: ArtifactId(id),
+            origin: origin(),
+            parent,
+            boundaries: boundaries.collect(),
+            owner,
+            epoch,
+            sessions: sessions.into_iter().map(SessionId).collect(),
+            children: children.into_iter().map(ArtifactId).collect(),
+            replicas,
+            group: group.map(GroupId),
+            touched: LedgerTime(touched),
+            pinned,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_packed_extent_unpacks_to_itself(artifact in artifacts(), other in any::<u128>()) {
+        let stored = Stored::pack(&artifact);
+        prop_assert_eq!(&stored.unpack(artifact.id), &artifact);
+        for boundary in &artifact.boundaries {
+            prop_assert!(stored.keeps(boundary.point.id));
+        }
+        let is_there = artifact.boundaries.iter().any(|boundary| boundary.point.id.0 == other);
+        prop_assert_eq!(stored.keeps(PrefixId(other)), is_there);
+    }
+
+    #[test]
+    fn a_table_of_extents_is_read_as_it_was_written(all in prop::collection::vec(artifacts(), 0..20)) {
+        let table: Artifacts = all.iter().cloned().collect();
+        let bytes = rmp_serde::to_vec(&table).unwrap();
+        let read: Artifacts = rmp_serde::from_slice(&bytes).unwrap();
+        prop_assert_eq!(&read, &table);
+        prop_assert_eq!(rmp_serde::to_vec(&read).unwrap(), bytes);
+        let ids: Vec<_> = read.iter().map(|artifact| artifact.id).collect();
+        prop_assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
+        for artifact in &all {
+            prop_assert_eq!(table.origin(artifact.id), Some(&artifact.origin));
+        }
+    }
+
+    #[test]
+    fn an_extent_is_written_as_a_plain_record_would_be(artifact in artifacts()) {
+        // The table's own bytes: one entry, its id, then the record.
+        let table: Artifacts = [artifact.clone()].into_iter().collect();
+        let plain = std::collections::BTreeMap::from([(artifact.id, artifact)]);
+        prop_assert_eq!(rmp_serde::to_vec(&table).unwrap(), rmp_serde::to_vec(&plain).unwrap());
+    }
+}
+
+/// Extents whose ids share their upper half cannot be told apart by the index alone.
+#[test]
+fn a_boundary_is_found_by_its_whole_name_even_where_half_of_it_is_shared() {
+    let twin = |low: u128, kept: u128| {
+        let point = Point { blocks: Blocks(64), id: PrefixId(kept) };
+        let boundaries = vec![Boundary { point, epoch: Epoch::default() }];
+        Artifact { boundaries, ..Artifact::empty(ArtifactId(7 << 64 | low), origin()) }
+    };
+    // The same upper half of the extents' ids and of the prefixes.
+    let twins = [twin(1, 5 << 64 | 1), twin(2, 5 << 64 | 2), twin(3, 5 << 64 | 3)];
+    let table: Artifacts = twins.iter().cloned().collect();
+    let mut index = Boundaries::default();
+    for artifact in &twins {
+        index.insert(artifact.boundaries[0].point.id, scope(), artifact.id);
+    }
+    for artifact in &twins {
+        assert_eq!(index.keeper(artifact.boundaries[0].point.id, scope(), &table), Some(artifact.id));
+    }
+    assert_eq!(index.keeper(PrefixId(5 << 64 | 4), scope(), &table), None);
+    let elsewhere = Scope::of(&TenantId("other".into()), KvFormat(0));
+    assert_eq!(index.keeper(PrefixId(5 << 64 | 1), elsewhere, &table), None, "nothing is looked up across tenants");
+}
+
+#[test]
+fn equal_origins_are_kept_once_and_given_back_with_the_last_extent() {
+    let mut interned = Interned::default();
+    let (mut first, mut second) = (origin(), origin());
+    interned.share(&mut first);
+    interned.share(&mut second);
+    assert!(Arc::ptr_eq(&first, &second));
+    let different = Origin { shape: KvShape { block_bytes: Bytes(1), ..shape() }, ..(*first).clone() };
+    let mut third = Arc::new(different);
+    interned.share(&mut third);
+    assert!(!Arc::ptr_eq(&first, &third), "the same root and scope, but other blocks");
+    interned.release(&third);
+    interned.release(&first);
+    let mut fourth = origin();
+    interned.share(&mut fourth);
+    assert!(Arc::ptr_eq(&fourth, &second), "somebody still holds it");
+    interned.release(&second);
+    interned.release(&fourth);
+    let mut fifth = origin();
+    interned.share(&mut fifth);
+    assert!(!Arc::ptr_eq(&fifth, &second), "nobody held it any more");
+}
+
+#[test]
+fn sessions_of_one_tenant_and_model_share_the_names() {
+    let mut bench = Bench::new();
+    for id in 1..=2 {
+        bench.step(step(id, &chain(&[('a', 30 + id as u64)]), 0, 1));
+    }
+    let names = |id| {
+        let session = bench.session(session(id));
+        (session.tenant.0.clone(), session.model.0.clone())
+    };
+    let ((tenant, model), (other_tenant, other_model)) = (names(1), names(2));
+    assert!(Arc::ptr_eq(&tenant, &other_tenant) && Arc::ptr_eq(&model, &other_model));
+}
+
+#[test]
+fn an_extent_with_very_many_references_keeps_them_all() {
+    let mut bench = Bench::new();
+    for id in 0..200 {
+        bench.step(step(id, &chain(&[('a', 64), ((b'b' + (id % 20) as u8) as char, 1 + id as u64)]), 0, 1));
+    }
+    let shared = bench.ledger.artifacts().find(|artifact| artifact.parent.is_none()).unwrap();
+    assert!(shared.children.len() > 10, "{}", shared.children.len());
+    let bytes = rmp_serde::to_vec(&bench.ledger).unwrap();
+    let read: Ledger = rmp_serde::from_slice(&bytes).unwrap();
+    assert_eq!(read.artifact(shared.id), Some(shared));
+    for id in 0..200 {
+        bench.run(Command::CloseSession(session(id)));
+    }
+    assert!(bench.ledger.artifacts().all(|artifact| artifact.sessions.is_empty()));
+}
