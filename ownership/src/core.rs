@@ -24,6 +24,7 @@ use crate::proposer::Asked;
 use crate::raft::{Machine, Types};
 use crate::read::Freshness;
 use crate::ticker::Reports;
+use crate::watch::Observer;
 use crate::writer::{Queued, Ticket};
 
 /// How often the quorum is looked at when nothing is heard of it.
@@ -36,7 +37,7 @@ type LeaderId = CommittedLeaderIdOf<Types>;
 pub(crate) struct Core {
     pub(crate) raft: Raft<Types, Machine>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) observer: Arc<Observer>,
     pub(crate) reports: Reports,
     pub(crate) log: LogStore,
     pub(crate) folder: PathBuf,
@@ -60,7 +61,7 @@ impl fmt::Debug for Core {
 pub(crate) struct Parts {
     pub(crate) raft: Raft<Types, Machine>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) observer: Arc<Observer>,
     pub(crate) log: LogStore,
     pub(crate) folder: PathBuf,
     pub(crate) proposals: mpsc::Sender<Asked>,
@@ -123,13 +124,13 @@ impl HeardLeader {
 
 impl Core {
     pub(crate) fn new(parts: Parts, queue: mpsc::Sender<Queued>) -> Arc<Self> {
-        let Parts { raft, registry, counters, log, folder, proposals, patience } = parts;
+        let Parts { raft, registry, observer, log, folder, proposals, patience } = parts;
         let (leader, heard) = (watch::Sender::new(Known::Nobody), HeardLeader::new(patience));
         let (reports, duty) = (Reports::default(), Mutex::default());
         Arc::new(Self {
             raft,
             registry,
-            counters,
+            observer,
             reports,
             log,
             folder,
@@ -151,6 +152,10 @@ impl Core {
         self.registry.own.node
     }
 
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.observer.counters
+    }
+
     pub(crate) fn view(&self) -> Arc<View> {
         self.registry.publisher.view()
     }
@@ -165,7 +170,7 @@ impl Core {
                 mpsc::error::TrySendError::Closed(_) => SubmitError::Closed,
             }),
         };
-        sent.map(|()| Ticket(ticket)).inspect_err(|error| self.counters.failed(*error))
+        sent.map(|()| Ticket(ticket)).inspect_err(|error| self.counters().failed(*error))
     }
 
     /// Commands that wait for their batch.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-use consensus::{Applied, Witness};
+use consensus::Applied;
 use ledger::{Outcome, Refusal};
 
 use crate::error::SubmitError;
@@ -46,16 +46,14 @@ pub struct Readings {
     pub failures: BTreeMap<&'static str, u64>,
 }
 
-impl Witness for Counters {
-    fn applied(&self, applied: &Applied<'_>) {
+impl Counters {
+    pub(crate) fn applied(&self, applied: &Applied<'_>) {
         self.entries.fetch_add(u64::from(applied.entry.is_some()), Relaxed);
         for outcome in applied.outcomes {
             self.count(outcome);
         }
     }
-}
 
-impl Counters {
     fn count(&self, outcome: &Outcome) {
         match outcome {
             Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count(part)),

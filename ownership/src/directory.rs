@@ -22,6 +22,7 @@ use crate::peers::{PeerService, Peers, Task, Topic};
 use crate::raft::{Machine, Types};
 use crate::read::{self, Consistency, ReadError};
 use crate::starting::{self, START_WITHIN, Started};
+use crate::watch::{Compacted, Watch};
 use crate::writer::{Ticket, Writer};
 
 /// How long a leader that closes waits for another one to take over.
@@ -70,6 +71,12 @@ impl Directory {
     /// contact with a quorum.
     pub fn staleness(&self) -> Option<Duration> {
         self.core.freshness.age()
+    }
+
+    /// Changes of the ledger as this node applies them, from the log index `from` on; in order and without a gap. A
+    /// watch that broke is resumed with the revision that was seen last, on any node.
+    pub fn watch(&self, from: u64) -> Result<Watch, Compacted> {
+        self.core.observer.feed.watch(from)
     }
 
     /// Sends a command on its way. Never waits; the ticket resolves once the command is durable and applied, and the
@@ -164,7 +171,7 @@ impl Directory {
             queue_depth: self.core.queue_depth(),
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
-            ..self.core.counters.read()
+            ..self.core.counters().read()
         }
     }
 

@@ -32,6 +32,7 @@ mod snapshots;
 mod starting;
 mod ticker;
 mod wal;
+mod watch;
 mod writer;
 
 pub use backup::{Restored, SavedSnapshot, SnapshotReport, StateHash, restore, verify};
@@ -45,6 +46,7 @@ pub use node_folder::ClusterId;
 pub use options::{Options, Peering, Timers};
 pub use peers::{CALL_WITHIN, MAX_CALL, PeerError, PeerService, Peers, Refusal, Topic};
 pub use read::{Consistency, ReadError};
+pub use watch::{Change, Compacted, Watch};
 pub use writer::Ticket;
 
 #[cfg(test)]

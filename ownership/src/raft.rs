@@ -2,8 +2,8 @@
 
 pub(crate) use consensus::{LogEntry, LogId, Payload, SnapshotMeta, Vote};
 
-use crate::counters::Counters;
 use crate::snapshots::SnapshotFile;
+use crate::watch::Observer;
 
 pub(crate) type Types = consensus::Types<openraft::impls::TokioRuntime>;
-pub(crate) type Machine = consensus::Machine<SnapshotFile, Counters>;
+pub(crate) type Machine = consensus::Machine<SnapshotFile, Observer>;

@@ -11,7 +11,6 @@ use openraft::{BasicNode, Raft};
 use tokio::sync::mpsc;
 
 use crate::core::{Core, Parts};
-use crate::counters::Counters;
 use crate::error::OwnershipError;
 use crate::joining::{self, Joining};
 use crate::log_store::LogStore;
@@ -23,6 +22,7 @@ use crate::proposer;
 use crate::raft::{Machine, Types};
 use crate::snapshots::SnapshotFile;
 use crate::ticker::Ticker;
+use crate::watch::Observer;
 use crate::writer::Queued;
 
 /// How long the quorum may take to come up.
@@ -56,9 +56,9 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
     let log = LogStore::open(&folder)?;
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
-    let (publisher, counters) = (Arc::<Publisher>::default(), Arc::<Counters>::default());
+    let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
     let registry = Registry::new(folder.identity, options.levels(), publisher.clone());
-    let machine = Machine::new(snapshots, publisher, counters.clone());
+    let machine = Machine::new(snapshots, publisher, observer.clone());
     let config = Arc::new(options.peering.timers.raft()?);
     let network = Network { registry: registry.clone() };
     let raft = Raft::new(folder.identity.node.0, config, network, log.clone(), machine).await.map_err(quorum)?;
@@ -66,7 +66,7 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let (queue, queued) = mpsc::channel(options.queue.max(1));
     let patience = options.peering.timers.election_max + options.peering.timers.election_min;
     let root = options.data_dir.clone();
-    let parts = Parts { raft, registry: registry.clone(), counters, log, folder: root, proposals, patience };
+    let parts = Parts { raft, registry: registry.clone(), observer, log, folder: root, proposals, patience };
     let core = Core::new(parts, queue);
     check_level(&core, options)?;
     let mut tasks =
@@ -175,7 +175,7 @@ pub(crate) fn is_alone(core: &Core) -> bool {
 /// A cluster in which nothing was ever written works at the highest level that its founder knows.
 pub(crate) async fn raise_new(core: &Core, options: &Options) -> Result<(), OwnershipError> {
     let highest = options.levels().highest;
-    let is_new = core.leads() && core.counters.read().entries == 0 && core.view().session_count() == 0;
+    let is_new = core.leads() && core.counters().read().entries == 0 && core.view().session_count() == 0;
     if !is_new || core.view().level() >= highest {
         return Ok(());
     }

@@ -91,7 +91,7 @@ impl Ticker {
             let (core, worker) = (self.core.clone(), expire.worker);
             tokio::spawn(async move {
                 if ticket.await == Ok(Outcome::Done) {
-                    core.counters.lease_ended();
+                    core.counters().lease_ended();
                     tracing::warn!(%worker, "lease ended: no router reached this process");
                 }
             });
@@ -131,7 +131,7 @@ impl Ticker {
             tracing::error!(%error, "no snapshot could be asked for");
             return;
         }
-        self.core.counters.snapshot_asked();
+        self.core.counters().snapshot_asked();
         (self.snapshot_at, self.snapshot_bytes) = (applied, bytes);
     }
 }

@@ -149,7 +149,7 @@ impl Writer {
                     self.client_is = ClientIs::New;
                 }
                 for answer in answers {
-                    self.core.counters.failed(error);
+                    self.core.counters().failed(error);
                     // Whoever asked may have gone.
                     drop(answer.send(Err(error)));
                 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
-use ledger::{Entry, Ledger, Outcome};
+use ledger::{Changed, Entry, Ledger, Outcome};
 use openraft::storage::{ApplyResponder, EntryResponder, RaftStateMachine};
 use openraft::{AsyncRuntime, EntryPayload, OptionalSend, RaftSnapshotBuilder};
 
@@ -24,6 +24,8 @@ pub struct Applied<'a> {
     pub entry: Option<&'a Entry>,
     /// One outcome for each of its submissions.
     pub outcomes: &'a [Outcome],
+    /// The records that it changed.
+    pub changes: &'a [Changed],
     /// The ledger right after it.
     pub ledger: &'a Ledger,
 }
@@ -35,6 +37,11 @@ pub trait Witness: Send + Sync + 'static {
 
     /// The ledger was replaced by a snapshot's.
     fn installed(&self, ledger: &Ledger) {
+        let _ = ledger;
+    }
+
+    /// Readers see what was applied or installed so far.
+    fn published(&self, ledger: &Ledger) {
         let _ = ledger;
     }
 }
@@ -66,21 +73,23 @@ impl<S: SnapshotStore, W: Witness> Machine<S, W> {
         match payload {
             EntryPayload::Normal(proposal) => {
                 let outcomes = self.ledger.apply(id.index, &proposal.0);
-                let entry = Some(&*proposal.0);
-                self.witness.applied(&Applied { id, entry, outcomes: &outcomes, ledger: &self.ledger });
+                let changes = self.ledger.take_changes();
+                let (entry, ledger) = (Some(&*proposal.0), &self.ledger);
+                self.witness.applied(&Applied { id, entry, outcomes: &outcomes, changes: &changes, ledger });
                 return Answers(outcomes);
             }
             EntryPayload::Membership(membership) => self.membership = StoredMembership::new(Some(id), membership),
             EntryPayload::Blank => {}
         }
         self.ledger.skip(id.index);
-        self.witness.applied(&Applied { id, entry: None, outcomes: &[], ledger: &self.ledger });
+        self.witness.applied(&Applied { id, entry: None, outcomes: &[], changes: &[], ledger: &self.ledger });
         Answers::default()
     }
 
     /// Publishes what was applied, then answers: who has an answer finds it in the view.
     fn publish<R: AsyncRuntime>(&self, answers: &mut Vec<(Option<ApplyResponder<Types<R>>>, Answers)>) {
         let before = self.publisher.ledger(self.ledger.clone());
+        self.witness.published(&self.ledger);
         for (responder, answer) in answers.drain(..) {
             if let Some(responder) = responder {
                 responder.send(answer);
@@ -126,7 +135,9 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> f
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
         self.witness.installed(&self.ledger);
-        self.snapshots.discard(self.publisher.ledger(self.ledger.clone()));
+        let before = self.publisher.ledger(self.ledger.clone());
+        self.witness.published(&self.ledger);
+        self.snapshots.discard(before);
         Ok(())
     }
 
