@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
-use ownership::Directory;
 use ownership::ledger::{Command, Outcome};
+use ownership::{Directory, OwnershipError};
 use parking_lot::MutexGuard;
 use vocabulary::{NodeId, WorkerId};
 use workers_shim::events::SharedIndex;
@@ -15,6 +15,7 @@ use workers_shim::fleet::Fleet;
 use crate::auth::{Keys, KeysError, Secret};
 use crate::catalog::Catalog;
 use crate::config::{Config, WorkerConfig};
+use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
@@ -121,6 +122,16 @@ impl Gateway {
     /// Steps that were served and that the ledger's view does not show yet. Hold it briefly, never across an await.
     pub fn unapplied(&self) -> MutexGuard<'_, Unapplied> {
         self.rooms.unapplied.lock()
+    }
+
+    /// What is wrong with the ledger. Steps are served all the same.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.rooms.watch.troubles(self.directory()).collect()
+    }
+
+    /// The ledger has stopped for good.
+    pub fn ledger_failed(&self, error: &OwnershipError) {
+        self.rooms.watch.failed(error);
     }
 
     /// The models.

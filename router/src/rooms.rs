@@ -18,6 +18,7 @@ use workers_shim::fleet::{Alive, EventsAt, Fleet, FleetError, FleetOptions, Pace
 
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::{Config, WorkerConfig};
+use crate::exchange::trouble::LedgerWatch;
 use crate::exchange::unapplied::Unapplied;
 use crate::exchange::{Alone, Borrower, Exchange, Neighbours};
 use crate::telemetry::exchange::ExchangeMetrics;
@@ -57,7 +58,9 @@ pub struct Rooms {
     pub catalog: Arc<Catalog>,
     /// Steps that were served and that the ledger's view does not show yet.
     pub unapplied: Mutex<Unapplied>,
-    tasks: [JoinHandle<()>; 2],
+    /// What is wrong with the ledger.
+    pub watch: Arc<LedgerWatch>,
+    tasks: [JoinHandle<()>; 3],
 }
 
 impl Rooms {
@@ -84,8 +87,9 @@ impl Rooms {
         let exchange = Exchange::new(fleet.clone(), neighbours, metrics);
         let known = config.workers.clone();
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
-        let tasks = [leases, tokio::spawn(exchange.run())];
-        Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), tasks })
+        let watch = LedgerWatch::new(config.ledger.data_dir.clone());
+        let tasks = [leases, tokio::spawn(exchange.run()), tokio::spawn(watch.clone().run())];
+        Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), watch, tasks })
     }
 
     /// Writes out what was taken and closes the ledger.

@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::exchange::keeper;
+use crate::exchange::trouble::OnFailure;
 use crate::gateway::{Gateway, GatewayError};
 use crate::operator::{Desk, DeskError};
 use crate::server::{Server, ServerLimits};
@@ -127,17 +128,24 @@ impl Serving {
     }
 }
 
-/// Serves until SIGTERM or ctrl-c, or until the ledger cannot be kept any more: then it ends with that error.
+/// Serves until SIGTERM or ctrl-c. When the ledger cannot be kept any more it goes on or ends, as configured; either way it
+/// ends with that error.
 pub async fn run(config: Config) -> Result<(), StartError> {
     let serving = Serving::start(config).await?;
     let gateway = serving.gateway.clone();
     let ended = tokio::select! {
         () = asked_to_end() => Ok(()),
-        failure = gateway.directory().failed() => Err(StartError::Ledger(failure)),
+        failure = gateway.directory().failed() => Err(failure),
     };
+    if let Err(failure) = &ended
+        && gateway.config.ledger.on_failure == OnFailure::Serve
+    {
+        gateway.ledger_failed(failure);
+        asked_to_end().await;
+    }
     tracing::info!("ending: running requests may finish");
     serving.stop().await;
-    ended
+    ended.map_err(StartError::Ledger)
 }
 
 /// Returns at SIGTERM or ctrl-c.

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::auth::AuthConfig;
+use crate::exchange::trouble::OnFailure;
 use crate::operator::OperatorConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 use crate::quotas::TenantConfig;
@@ -93,11 +94,17 @@ pub struct LedgerConfig {
     pub data_dir: PathBuf,
     /// How long a worker stays an owner without being reached.
     pub lease: units::Span,
+    /// What happens when the log can no longer be written: `serve` goes on with the last view, `stop` ends the process.
+    pub on_failure: OnFailure,
 }
 
 impl Default for LedgerConfig {
     fn default() -> Self {
-        Self { data_dir: PathBuf::from("ownerserve-data"), lease: units::Span::seconds(15) }
+        Self {
+            data_dir: PathBuf::from("ownerserve-data"),
+            lease: units::Span::seconds(15),
+            on_failure: OnFailure::default(),
+        }
     }
 }
 

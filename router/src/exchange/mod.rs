@@ -10,6 +10,7 @@ mod lending;
 mod message;
 mod neighbours;
 mod tables;
+pub mod trouble;
 pub mod unapplied;
 
 pub use borrowing::Borrower;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use ownership::ledger::Lease;
 use vocabulary::{Health, Knowledge, WorkerView};
 
+use crate::exchange::trouble::Trouble;
 use crate::gateway::Gateway;
 use crate::pipeline::steering::Mode;
 
@@ -56,6 +57,11 @@ fn exchange(gateway: &Gateway) {
     metrics.table_age.reset();
     for (router, age) in gateway.fleet().heard(Instant::now()) {
         metrics.table_age.with_label_values(&[&router.to_string()]).set(age.as_secs_f64());
+    }
+    let troubles = gateway.troubles();
+    for trouble in Trouble::ALL {
+        let is_there = i64::from(troubles.contains(&trouble));
+        metrics.trouble.with_label_values(&[trouble.as_str()]).set(is_there);
     }
     let unapplied = gateway.unapplied();
     metrics.unapplied.set(signed(unapplied.untold() as u64));

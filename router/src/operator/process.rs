@@ -24,11 +24,13 @@ pub(super) async fn live() -> &'static str {
         (status = 503, description = "No worker answers.")))]
 pub(super) async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
     match gateway.roster.ready(gateway.fleet()).first() {
-        Some(_) => match gateway.remembered.state.trouble() {
-            None => "ok\n".into_response(),
+        Some(_) => {
             // Requests are served all the same: this is to be known, and no reason to take traffic away.
-            Some(trouble) => format!("ok\nsoft state: Redis is {}\n", trouble.as_str()).into_response(),
-        },
+            let redis = gateway.remembered.state.trouble();
+            let redis = redis.map(|trouble| format!("soft state: Redis is {}\n", trouble.as_str()));
+            let ledger = gateway.troubles().into_iter().map(|trouble| format!("ledger: {trouble}\n"));
+            std::iter::once("ok\n".to_owned()).chain(redis).chain(ledger).collect::<String>().into_response()
+        }
         None => Problem::not_ready("no worker answers").into_response(),
     }
 }

@@ -1,6 +1,6 @@
 //! What routers told each other, and what of this router's work the ledger does not know yet.
 
-use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::Families;
 
@@ -19,6 +19,8 @@ pub struct ExchangeMetrics {
     pub unapplied: IntGauge,
     /// Sessions whose last step was forgotten before that.
     pub dropped: IntCounter,
+    /// 1 for what is wrong with this node's ledger: no_quorum, failed, folder_gone.
+    pub trouble: IntGaugeVec,
 }
 
 impl ExchangeMetrics {
@@ -45,6 +47,7 @@ impl ExchangeMetrics {
             ),
             unapplied: f.gauge("unapplied_sessions", "Sessions whose last step the ledger has not answered for."),
             dropped: f.counter("unapplied_dropped_total", "Sessions whose last step was never told to the ledger."),
+            trouble: f.gauges("ledger_trouble", "1 for what is wrong with this node's ledger.", &["kind"]),
         }
     }
 }

@@ -1,0 +1,131 @@
+//! What is wrong with this node's ledger while steps go on being served on its last view.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ownership::Directory;
+use serde::Deserialize;
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Between two looks at the ledger's folder.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What a router does when its ledger can no longer be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Debug, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    /// Goes on serving on the last view, and says so.
+    #[default]
+    Serve,
+    /// Ends with the error, for a supervisor that starts it again.
+    Stop,
+}
+
+/// Something that is wrong with the ledger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// There is no quorum that this node knows of: ownership stands still.
+    NoQuorum,
+    /// The log could not be written: this node takes no part in the quorum until it is started again.
+    Failed,
+    /// Its folder is gone from the disk: what is there cannot survive this process.
+    FolderGone,
+}
+
+impl Trouble {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::NoQuorum, Self::Failed, Self::FolderGone];
+
+    /// The word for metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Trouble::NoQuorum => "no_quorum",
+            Trouble::Failed => "failed",
+            Trouble::FolderGone => "folder_gone",
+        }
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Trouble::NoQuorum => "no quorum, so that ownership stands still and steps are served on the last view",
+            Trouble::Failed => "it could not be written and has stopped; start this node again",
+            Trouble::FolderGone => "its folder is gone from the disk; start this node again with a new one",
+        })
+    }
+}
+
+/// Watches one node's ledger.
+#[derive(Debug)]
+pub struct LedgerWatch {
+    folder: PathBuf,
+    is_gone: AtomicBool,
+    failed: OnceLock<()>,
+}
+
+impl LedgerWatch {
+    /// Of the ledger in this folder.
+    pub fn new(folder: PathBuf) -> Arc<Self> {
+        Arc::new(Self { folder, is_gone: AtomicBool::new(false), failed: OnceLock::new() })
+    }
+
+    /// What is wrong now.
+    pub fn troubles(&self, directory: &Directory) -> impl Iterator<Item = Trouble> {
+        let is_wrong =
+            [directory.view().quorum().stale, self.failed.get().is_some(), self.is_gone.load(Ordering::Relaxed)];
+        Trouble::ALL.into_iter().zip(is_wrong).filter(|(_, is_wrong)| *is_wrong).map(|(trouble, _)| trouble)
+    }
+
+    /// The ledger has stopped for good.
+    pub fn failed(&self, error: &ownership::OwnershipError) {
+        if self.failed.set(()).is_ok() {
+            tracing::error!(%error, "steps go on being served on the last view of the ledger");
+        }
+    }
+
+    /// Looks at the folder until aborted.
+    pub async fn run(self: Arc<Self>) {
+        let mut look = interval(EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            look.tick().await;
+            let is_gone = matches!(tokio::fs::try_exists(&self.folder).await, Ok(false));
+            if is_gone && !self.is_gone.swap(is_gone, Ordering::Relaxed) {
+                let folder = self.folder.display();
+                tracing::error!(%folder, "the ledger's folder is gone; steps go on being served");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Worker, front_of, get, post, until};
+
+    #[tokio::test]
+    async fn every_step_is_served_while_the_ledgers_folder_is_gone_and_readiness_says_so() {
+        let worker = Worker::start("one", "tiny").await;
+        let data = tempfile::tempdir().unwrap();
+        let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
+        let front = front_of(&[worker.url()], &[&folder]).await;
+        assert_eq!(get(front.operator_address(), "/readyz").await.body, "ok\n");
+        std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
+        let gone = || front.gateway.troubles().contains(&super::Trouble::FolderGone);
+        until("it is noticed", gone).await;
+        for step in 0..20 {
+            let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40 + step));
+            assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 200);
+        }
+        let ready = get(front.operator_address(), "/readyz").await;
+        assert_eq!(ready.status, 200, "traffic is not taken away from who serves it");
+        assert!(String::from_utf8_lossy(&ready.body).contains("ledger: its folder is gone"), "{:?}", ready.body);
+        let metrics = get(front.operator_address(), "/metrics").await.body;
+        let metrics = String::from_utf8_lossy(&metrics);
+        assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"folder_gone\"} 1"), "{metrics}");
+        assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"no_quorum\"} 0"), "{metrics}");
+    }
+}
