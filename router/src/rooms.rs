@@ -20,7 +20,7 @@ use crate::catalog::{Catalog, CatalogError};
 use crate::config::{Config, WorkerConfig};
 use crate::exchange::trouble::LedgerWatch;
 use crate::exchange::unapplied::Unapplied;
-use crate::exchange::{Alone, Borrower, Exchange, Neighbours};
+use crate::exchange::{Borrower, Exchange, Neighbours};
 use crate::telemetry::exchange::ExchangeMetrics;
 
 /// Reports of probes that may wait.
@@ -72,7 +72,7 @@ impl Rooms {
         let directory = Directory::open(options).await.map_err(|source| RoomsError::Ledger { folder, source })?;
         let directory = Arc::new(directory);
         let index = SharedIndex::new();
-        let neighbours: Arc<dyn Neighbours> = Arc::new(Alone);
+        let neighbours: Arc<dyn Neighbours> = Arc::new(directory.peers().clone());
         let (alive, reports) = mpsc::channel(WAITING_REPORTS);
         let fleet = Fleet::start(FleetOptions {
             workers: config.workers.iter().map(spec).collect(),
@@ -85,6 +85,7 @@ impl Rooms {
         })?;
         let fleet = Arc::new(fleet);
         let exchange = Exchange::new(fleet.clone(), neighbours, metrics);
+        exchange.serve(&directory);
         let known = config.workers.clone();
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
         let watch = LedgerWatch::new(config.ledger.data_dir.clone());

@@ -6,14 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use ownership::Topic;
 use residency::{Imprint, Taken};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use vocabulary::NodeId;
 use workers_shim::events::{Imprints, Wanted};
 
+use super::Neighbours;
 use super::message::{Answer, Question};
-use super::{CallError, Neighbours, Topic};
 use crate::telemetry::exchange::ExchangeMetrics;
 
 /// Imprints that are fetched at once.
@@ -111,10 +112,7 @@ impl Borrower {
 
     async fn ask(&self, node: NodeId, question: Question) -> Result<Answer, Useless> {
         let answer = self.neighbours.call(node, Topic::Residency, question.write()).await;
-        let answer = answer.map_err(|error| match error {
-            CallError::Unreachable(_) => Useless::Because("unreachable"),
-            CallError::Garbled => Useless::Because("garbled"),
-        })?;
+        let answer = answer.map_err(|error| Useless::Because(error.cause()))?;
         Answer::read(&answer).ok_or(Useless::Because("garbled"))
     }
 }

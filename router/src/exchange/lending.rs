@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use ownership::PeerError;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 use workers_shim::events::Exported;
 use workers_shim::fleet::Fleet;
 
-use super::CallError;
 use super::message::{Answer, Question};
 use crate::telemetry::exchange::ExchangeMetrics;
 
@@ -43,16 +43,17 @@ impl Lending {
         fleet: &Fleet,
         metrics: &ExchangeMetrics,
         question: &[u8],
-    ) -> Result<Bytes, CallError> {
-        let answer = match Question::read(question).ok_or(CallError::Garbled)? {
-            Question::Chunk { loan, place } => self.0.lock().chunk(loan, place),
-            Question::Open { .. } if self.0.lock().is_full(Instant::now()) => Answer::Busy,
-            Question::Open { worker, rank, process } => {
-                let written = timeout(PATIENCE, fleet.imprint(worker, rank)).await.ok().flatten();
-                let written = written.filter(|written| written.head.process == process);
-                written.map_or(Answer::NotKnown, |written| self.0.lock().lend(written, Instant::now()))
-            }
-        };
+    ) -> Result<Bytes, PeerError> {
+        let answer =
+            match Question::read(question).ok_or_else(|| PeerError::Garbled("a question about imprints".into()))? {
+                Question::Chunk { loan, place } => self.0.lock().chunk(loan, place),
+                Question::Open { .. } if self.0.lock().is_full(Instant::now()) => Answer::Busy,
+                Question::Open { worker, rank, process } => {
+                    let written = timeout(PATIENCE, fleet.imprint(worker, rank)).await.ok().flatten();
+                    let written = written.filter(|written| written.head.process == process);
+                    written.map_or(Answer::NotKnown, |written| self.0.lock().lend(written, Instant::now()))
+                }
+            };
         if matches!(answer, Answer::Opened { .. }) {
             metrics.imprints.with_label_values(&["lent"]).inc();
         }

@@ -14,7 +14,7 @@ pub mod trouble;
 pub mod unapplied;
 
 pub use borrowing::Borrower;
-pub use neighbours::{Alone, CallError, Neighbours, Topic};
+pub use neighbours::Neighbours;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -22,11 +22,13 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use ownership::{Directory, PeerError, Topic};
 use vocabulary::{Health, Knowledge, NodeId};
 use workers_shim::fleet::{Fleet, Heard};
 
 use crate::telemetry::exchange::ExchangeMetrics;
 use lending::Lending;
+use neighbours::Answering;
 
 /// This router's side of what routers tell each other.
 pub struct Exchange {
@@ -46,13 +48,20 @@ impl Exchange {
         Arc::new(Self { boot, fleet, neighbours, lending: Lending::default(), metrics })
     }
 
+    /// Answers the other nodes of this directory from now on, for as long as it runs.
+    pub fn serve(self: &Arc<Self>, directory: &Directory) {
+        for topic in [Topic::Exchange, Topic::Residency] {
+            directory.serve_peers(topic, Arc::new(Answering { exchange: Arc::downgrade(self), topic }));
+        }
+    }
+
     /// Answers a neighbour.
     pub fn answer(
         self: &Arc<Self>,
         topic: Topic,
         from: NodeId,
         question: Bytes,
-    ) -> BoxFuture<'static, Result<Bytes, CallError>> {
+    ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let exchange = self.clone();
         async move {
             match topic {
@@ -68,11 +77,11 @@ impl Exchange {
         tokio::join!(tables::tell(&self), self.watch_knowledge());
     }
 
-    fn hear(&self, from: NodeId, message: &[u8]) -> Result<Bytes, CallError> {
+    fn hear(&self, from: NodeId, message: &[u8]) -> Result<Bytes, PeerError> {
         let count = |outcome: &str| self.metrics.tables.with_label_values(&[outcome]).inc();
         let Some(table) = message::read_table(message) else {
             count("unreadable");
-            return Err(CallError::Garbled);
+            return Err(PeerError::Garbled("a table of requests in flight".into()));
         };
         count(match self.fleet.hear(from, table, Instant::now()) {
             Heard::News => "heard",

@@ -1,49 +1,45 @@
-//! The way to the other routers.
+//! The way to the other routers, which are the other nodes of the cluster.
+
+use std::sync::Weak;
 
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use ownership::{PeerError, PeerService, Peers, Topic};
 use vocabulary::NodeId;
 
-/// What routers talk about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Topic {
-    /// What they have in flight.
-    Exchange,
-    /// What they know of the engines.
-    Residency,
-}
-
-/// Why a neighbour did not answer.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum CallError {
-    /// No way to it, or no answer in time.
-    #[error("{0}")]
-    Unreachable(String),
-    /// What came makes no sense here.
-    #[error("the message could not be read")]
-    Garbled,
-}
+use super::Exchange;
 
 /// The other routers of the cluster.
 pub trait Neighbours: Send + Sync + 'static {
     /// All of them, whether they can be reached or not.
     fn others(&self) -> Vec<NodeId>;
     /// Asks one of them. Bounded in time by whoever implements it.
-    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, CallError>>;
+    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
-/// Nobody else is there.
-#[derive(Clone, Copy, Debug)]
-pub struct Alone;
-
-impl Neighbours for Alone {
+impl Neighbours for Peers {
     fn others(&self) -> Vec<NodeId> {
-        Vec::new()
+        Peers::others(self)
     }
 
-    fn call(&self, node: NodeId, _topic: Topic, _question: Bytes) -> BoxFuture<'static, Result<Bytes, CallError>> {
-        let nobody = CallError::Unreachable(format!("there is no router {node}"));
-        std::future::ready(Err(nobody)).boxed()
+    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        let peers = self.clone();
+        async move { Peers::call(&peers, node, topic, question).await }.boxed()
+    }
+}
+
+/// Answers the other nodes on one topic, while there is an exchange.
+pub(super) struct Answering {
+    pub(super) exchange: Weak<Exchange>,
+    pub(super) topic: Topic,
+}
+
+impl PeerService for Answering {
+    fn answer(&self, from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        match self.exchange.upgrade() {
+            Some(exchange) => exchange.answer(self.topic, from, question),
+            None => std::future::ready(Err(PeerError::NoService(self.topic))).boxed(),
+        }
     }
 }

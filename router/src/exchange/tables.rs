@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use ownership::Topic;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use vocabulary::NodeId;
 use workers_shim::fleet::{Flow, InFlightTable};
 
+use super::Exchange;
 use super::message::write_table;
-use super::{Exchange, Topic};
 
 /// Between two tables.
 const EVERY: Duration = Duration::from_millis(50);

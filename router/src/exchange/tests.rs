@@ -30,10 +30,10 @@ impl Neighbours for Seen {
         self.street.0.lock().keys().copied().filter(|node| *node != self.me).collect()
     }
 
-    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, CallError>> {
+    fn call(&self, node: NodeId, topic: Topic, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         match self.street.0.lock().get(&node) {
             Some(exchange) => exchange.answer(topic, self.me, question),
-            None => std::future::ready(Err(CallError::Unreachable("it has moved away".into()))).boxed(),
+            None => std::future::ready(Err(PeerError::Unknown(node))).boxed(),
         }
     }
 }
@@ -169,7 +169,7 @@ async fn what_makes_no_sense_is_refused_and_counted() {
     for topic in [Topic::Exchange, Topic::Residency] {
         for message in [&b""[..], b"\x01", b"\x02\x00", b"nonsense"] {
             let answer = exchange.answer(topic, NodeId(2), Bytes::copy_from_slice(message)).await;
-            assert!(matches!(answer, Err(CallError::Garbled)), "{topic:?} {message:?}");
+            assert!(matches!(answer, Err(PeerError::Garbled(_))), "{topic:?} {message:?}");
         }
     }
     assert_eq!(router.metrics.exchange.tables.with_label_values(&["unreadable"]).get(), 4);
