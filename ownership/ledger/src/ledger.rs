@@ -22,6 +22,7 @@ use crate::limits::Limits;
 use crate::node::{Cluster, Node};
 use crate::radix::Radix;
 use crate::record::{Intent, Lease, Session, Worker};
+use crate::sessions::Sessions;
 use crate::stored::Artifacts;
 
 /// What a tenant has in the tables.
@@ -50,7 +51,7 @@ pub(crate) struct Records {
     pub(crate) clock: LedgerTime,
     pub(crate) applied: u64,
     pub(crate) workers: OrdMap<WorkerId, Arc<Worker>>,
-    pub(crate) sessions: Radix<SessionId, Arc<Session>, 16>,
+    pub(crate) sessions: Sessions,
     pub(crate) artifacts: Artifacts,
     pub(crate) intents: OrdMap<SessionId, Arc<Vec<Intent>>>,
     pub(crate) clients: OrdMap<ClientId, Client>,
@@ -165,7 +166,7 @@ impl Ledger {
         let epoch = Epoch { generation: records.generation, index: restore.applied, position: 0 };
         let workers = self.workers().map(|worker| (worker.id, Arc::new(Worker { epoch, ..worker.clone() })));
         records.workers = workers.collect();
-        let sessions = self.sessions().map(|session| (session.id, Arc::new(Session { epoch, ..session.clone() })));
+        let sessions = self.sessions().map(|session| Arc::new(Session { epoch, ..session.clone() }));
         records.sessions = sessions.collect();
         records.artifacts = self.artifacts().map(|artifact| Artifact { epoch, ..artifact }).collect();
         records.into()
@@ -312,6 +313,8 @@ impl Ledger {
     }
 
     /// Digest of everything remembered: equal on all nodes at equal applied index.
+    ///
+    /// Sessions and extents are hashed as they are written, so this walks only the tables that stay small.
     pub fn state_hash(&self) -> u128 {
         struct Hashed(Xxh3);
         impl io::Write for Hashed {
@@ -323,8 +326,13 @@ impl Ledger {
                 Ok(())
             }
         }
+        let Records { limits, generation, clock, applied, workers, sessions, artifacts, intents, clients, cluster } =
+            &self.records;
+        let rest = (limits, generation, clock, applied, workers, intents, clients, cluster);
         let mut hashed = Hashed(Xxh3::new());
-        rmp_serde::encode::write(&mut hashed, &self.records).expect("records encode, and hashing does not fail");
+        rmp_serde::encode::write(&mut hashed, &rest).expect("records encode, and hashing does not fail");
+        hashed.0.update(&sessions.digest.to_le_bytes());
+        hashed.0.update(&artifacts.digest.to_le_bytes());
         hashed.0.digest128()
     }
 }

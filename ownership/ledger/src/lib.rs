@@ -22,6 +22,7 @@ mod point;
 mod radix;
 mod record;
 mod refs;
+mod sessions;
 mod step;
 mod stored;
 mod tables;
@@ -41,7 +42,7 @@ pub use node::{FOUNDER, Membership, Node};
 pub use outcome::{Movement, Outcome, Refusal, Stored};
 pub use point::{MAX_POINTS, Point, Run, WAYPOINT};
 pub use record::{Head, Intent, Lease, Session, Worker, WorkerKind, WorkerSpec};
-pub use refs::Refs;
+pub use refs::{Member, Refs};
 pub use step::{Custody, StepCommit, StepOutcome};
 
 #[cfg(test)]

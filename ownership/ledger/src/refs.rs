@@ -2,40 +2,77 @@
 
 use imbl::OrdSet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use vocabulary::{ArtifactId, SessionId};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Members kept in place before the set becomes a tree.
 const FEW: usize = 8;
+
+/// What a set may hold: ids.
+pub trait Member: Ord + Copy {
+    /// The id as a number.
+    fn number(self) -> u128;
+}
+
+impl Member for SessionId {
+    fn number(self) -> u128 {
+        self.0
+    }
+}
+
+impl Member for ArtifactId {
+    fn number(self) -> u128 {
+        self.0
+    }
+}
+
+pub(crate) fn digest<T: Member>(member: T) -> u128 {
+    xxh3_128(&member.number().to_le_bytes())
+}
+
+fn sum<T: Member>(members: &[T]) -> u128 {
+    members.iter().fold(0, |sum, member| sum.wrapping_add(digest(*member)))
+}
 
 /// An ordered set that costs nothing while it is small and clones in O(1) when it is large.
 ///
 /// Equal contents are equal sets, however they came about.
 #[derive(Clone, Debug)]
-pub struct Refs<T: Ord>(Kind<T>);
+pub struct Refs<T: Member>(Kind<T>);
 
 #[derive(Clone, Debug)]
-enum Kind<T: Ord> {
+enum Kind<T: Member> {
     Few(Vec<T>),
-    Many(OrdSet<T>),
+    /// With the sum of its members' digests.
+    Many(OrdSet<T>, u128),
 }
 
-impl<T: Ord> Default for Refs<T> {
+impl<T: Member> Default for Refs<T> {
     fn default() -> Self {
         Self(Kind::Few(Vec::new()))
     }
 }
 
-impl<T: Ord + Copy> Refs<T> {
+impl<T: Member> Refs<T> {
     /// How many.
     pub fn len(&self) -> usize {
         match &self.0 {
             Kind::Few(few) => few.len(),
-            Kind::Many(many) => many.len(),
+            Kind::Many(many, _) => many.len(),
+        }
+    }
+
+    /// The sum of its members' digests, for a digest of what holds it; never walks a large set.
+    pub(crate) fn digest(&self) -> u128 {
+        match &self.0 {
+            Kind::Few(few) => sum(few),
+            Kind::Many(_, sum) => *sum,
         }
     }
 
     /// Whether it is a tree.
     pub(crate) fn is_many(&self) -> bool {
-        matches!(self.0, Kind::Many(_))
+        matches!(self.0, Kind::Many(..))
     }
 
     /// Whether there are none.
@@ -47,7 +84,7 @@ impl<T: Ord + Copy> Refs<T> {
     pub fn contains(&self, member: T) -> bool {
         match &self.0 {
             Kind::Few(few) => few.binary_search(&member).is_ok(),
-            Kind::Many(many) => many.contains(&member),
+            Kind::Many(many, _) => many.contains(&member),
         }
     }
 
@@ -60,7 +97,7 @@ impl<T: Ord + Copy> Refs<T> {
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         let (few, many) = match &self.0 {
             Kind::Few(few) => (Some(few.iter()), None),
-            Kind::Many(many) => (None, Some(many.iter())),
+            Kind::Many(many, _) => (None, Some(many.iter())),
         };
         few.into_iter().flatten().chain(many.into_iter().flatten()).copied()
     }
@@ -73,10 +110,14 @@ impl<T: Ord + Copy> Refs<T> {
                 few.insert(place, member);
                 return true;
             }
-            self.0 = Kind::Many(few.iter().copied().collect());
+            self.0 = Kind::Many(few.iter().copied().collect(), sum(few));
         }
         match &mut self.0 {
-            Kind::Many(many) => many.insert(member).is_none(),
+            Kind::Many(many, sum) => {
+                let is_new = many.insert(member).is_none();
+                *sum = sum.wrapping_add(if is_new { digest(member) } else { 0 });
+                is_new
+            }
             Kind::Few(_) => false,
         }
     }
@@ -85,20 +126,24 @@ impl<T: Ord + Copy> Refs<T> {
     pub(crate) fn remove(&mut self, member: T) -> bool {
         match &mut self.0 {
             Kind::Few(few) => few.binary_search(&member).map(|place| few.remove(place)).is_ok(),
-            Kind::Many(many) => many.remove(&member).is_some(),
+            Kind::Many(many, sum) => {
+                let was_there = many.remove(&member).is_some();
+                *sum = sum.wrapping_sub(if was_there { digest(member) } else { 0 });
+                was_there
+            }
         }
     }
 }
 
-impl<T: Ord + Copy> PartialEq for Refs<T> {
+impl<T: Member> PartialEq for Refs<T> {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().eq(other.iter())
     }
 }
 
-impl<T: Ord + Copy> Eq for Refs<T> {}
+impl<T: Member> Eq for Refs<T> {}
 
-impl<T: Ord + Copy> FromIterator<T> for Refs<T> {
+impl<T: Member> FromIterator<T> for Refs<T> {
     fn from_iter<I: IntoIterator<Item = T>>(members: I) -> Self {
         let mut refs = Self::default();
         for member in members {
@@ -108,14 +153,14 @@ impl<T: Ord + Copy> FromIterator<T> for Refs<T> {
     }
 }
 
-impl<T: Ord + Copy + Serialize> Serialize for Refs<T> {
+impl<T: Member + Serialize> Serialize for Refs<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let members: Vec<T> = self.iter().collect();
         members.serialize(serializer)
     }
 }
 
-impl<'de, T: Ord + Copy + Deserialize<'de>> Deserialize<'de> for Refs<T> {
+impl<'de, T: Member + Deserialize<'de>> Deserialize<'de> for Refs<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(Vec::<T>::deserialize(deserializer)?.into_iter().collect())
     }
@@ -124,6 +169,12 @@ impl<'de, T: Ord + Copy + Deserialize<'de>> Deserialize<'de> for Refs<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Member for u32 {
+        fn number(self) -> u128 {
+            self.into()
+        }
+    }
 
     #[test]
     fn it_is_a_set_at_every_size() {
@@ -149,7 +200,16 @@ mod tests {
         for n in 3..40 {
             large.remove(n);
         }
-        assert_eq!(large, (0..3).collect());
+        let small: Refs<u32> = (0..3).collect();
+        assert_eq!(large, small);
+        assert!(large.is_many() && !small.is_many());
+        assert_eq!(large.digest(), small.digest(), "however they came about");
+        large.insert(2);
+        assert_eq!(large.digest(), small.digest(), "it was there");
+        large.insert(3);
+        assert_ne!(large.digest(), small.digest());
+        large.remove(3);
+        large.remove(9);
         assert_ne!(large, (0..4).collect());
     }
 }

@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocabulary::{ArtifactId, Blocks, DpRank, Epoch, GroupId, Incarnation, LedgerTime, Owner, PrefixId, WorkerId};
+use vocabulary::{
+    ArtifactId, Blocks, DpRank, Epoch, GroupId, Incarnation, LedgerTime, Owner, PrefixId, SessionId, WorkerId,
+};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Point;
-use crate::artifact::{Artifact, Attached, Boundary, Origin, Replica};
+use crate::artifact::{Artifact, Attached, Boundary, KvShape, Origin, Replica};
 use crate::control::Pinned;
 use crate::interned::Interned;
 use crate::radix::Radix;
@@ -22,7 +25,7 @@ const GROUP: u8 = 4;
 const PINNED: u8 = 8;
 
 /// Reference sets that are too large to be packed.
-type Many = (Refs<vocabulary::SessionId>, Refs<ArtifactId>);
+type Many = (Refs<SessionId>, Refs<ArtifactId>);
 
 /// A packed extent.
 #[derive(Clone)]
@@ -52,10 +55,36 @@ impl Stored {
 
     pub(crate) fn unpack(&self, id: ArtifactId) -> Artifact {
         let mut from = Reader(&self.bytes);
-        let sessions: Refs<_> = (0..from.number()).map(|_| vocabulary::SessionId(from.id())).collect();
+        let sessions: Refs<_> = (0..from.number()).map(|_| SessionId(from.id())).collect();
         let children: Refs<_> = (0..from.number()).map(|_| ArtifactId(from.id())).collect();
         let (sessions, children) = self.many.as_ref().map_or((sessions, children), |many| (**many).clone());
         from.body(Artifact { sessions, children, ..Artifact::empty(id, self.origin.clone()) })
+    }
+
+    /// Of everything in it and its id: of a large set of references, only the sum that the set keeps.
+    fn digest(&self, id: ArtifactId) -> u128 {
+        let mut from = Reader(&self.bytes);
+        let mut few = [0u128; 2];
+        for sum in &mut few {
+            for _ in 0..from.number() {
+                *sum = sum.wrapping_add(crate::refs::digest(SessionId(from.id())));
+            }
+        }
+        let sums = self.many.as_ref().map_or(few, |many| [many.0.digest(), many.1.digest()]);
+        let origin = &*self.origin;
+        let (tenant, model) = (origin.tenant.0.as_bytes(), origin.model.0.as_bytes());
+        let mut all = Vec::with_capacity(160 + tenant.len() + model.len() + from.0.len());
+        for number in [id.0, sums[0], sums[1], origin.root.0] {
+            all.extend(number.to_le_bytes());
+        }
+        let KvShape { format, kinds, block, block_bytes } = origin.shape;
+        for number in [format.0, kinds.0.into(), block.0, block_bytes.0, tenant.len() as u64, model.len() as u64] {
+            all.extend(number.to_le_bytes());
+        }
+        for part in [tenant, model, from.0] {
+            all.extend(part);
+        }
+        xxh3_128(&all)
     }
 
     pub(crate) fn origin(&self) -> &Arc<Origin> {
@@ -230,39 +259,49 @@ impl Reader<'_> {
     }
 }
 
-/// All extents, by id.
+/// All extents, by id, and their digest, which is kept in step with every write.
 #[derive(Clone, Default)]
-pub(crate) struct Artifacts(Radix<u128, Stored, 16>);
+pub(crate) struct Artifacts {
+    table: Radix<u128, Stored, 16>,
+    /// The sum of the records' digests: equal contents have equal sums, however they came about.
+    pub(crate) digest: u128,
+}
 
 impl Artifacts {
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.table.len()
     }
 
     pub(crate) fn get(&self, id: ArtifactId) -> Option<Artifact> {
-        self.0.get(&id.0).map(|stored| stored.unpack(id))
+        self.table.get(&id.0).map(|stored| stored.unpack(id))
     }
 
     /// An extent's origin, without unpacking the rest.
     pub(crate) fn origin(&self, id: ArtifactId) -> Option<&Arc<Origin>> {
-        self.0.get(&id.0).map(Stored::origin)
+        self.table.get(&id.0).map(Stored::origin)
     }
 
     pub(crate) fn insert(&mut self, artifact: &Artifact) {
-        self.0.insert(artifact.id.0, Stored::pack(artifact));
+        let stored = Stored::pack(artifact);
+        self.digest = self.digest.wrapping_add(stored.digest(artifact.id));
+        if let Some(old) = self.table.insert(artifact.id.0, stored) {
+            self.digest = self.digest.wrapping_sub(old.digest(artifact.id));
+        }
     }
 
     pub(crate) fn remove(&mut self, id: ArtifactId) -> Option<Artifact> {
-        self.0.remove(&id.0).map(|stored| stored.unpack(id))
+        let stored = self.table.remove(&id.0)?;
+        self.digest = self.digest.wrapping_sub(stored.digest(id));
+        Some(stored.unpack(id))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Artifact> {
-        self.0.iter().map(|(id, stored)| stored.unpack(ArtifactId(*id)))
+        self.table.iter().map(|(id, stored)| stored.unpack(ArtifactId(*id)))
     }
 
     /// All ids from one on, with what is packed there.
     pub(crate) fn from(&self, id: ArtifactId) -> impl Iterator<Item = (ArtifactId, &Stored)> {
-        self.0.iter_from(&id.0).map(|(id, stored)| (ArtifactId(*id), stored))
+        self.table.iter_from(&id.0).map(|(id, stored)| (ArtifactId(*id), stored))
     }
 }
 

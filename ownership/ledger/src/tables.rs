@@ -55,13 +55,15 @@ impl Ledger {
         }
         self.changes.put(Key::Session(id));
         self.index.sessions.insert((session.touched.0, id.0), ());
+        // A vector that grew by a head has room for three more.
+        session.heads.shrink_to_fit();
         let new = Arc::new(session);
-        self.records.sessions.insert(id, new.clone());
+        self.records.sessions.insert(new.clone());
         self.refer(old.as_deref(), Some(&new));
     }
 
     pub(crate) fn remove_session(&mut self, id: SessionId) {
-        if let Some(old) = self.records.sessions.remove(&id) {
+        if let Some(old) = self.records.sessions.remove(id) {
             self.unindex_session(&old);
             self.index.usage(&old.tenant, |usage| usage.sessions -= 1);
             self.index.interned.release_names(&old);

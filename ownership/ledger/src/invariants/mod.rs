@@ -43,6 +43,7 @@ pub type StepCheck = fn(&Ledger, &Ledger) -> Checked;
 /// Properties of every state.
 pub const STATE: &[(&str, StateCheck)] = &[
     ("indexes follow from the records", state::indexes_follow),
+    ("the digest follows from the records", state::digest_follows),
     ("expiry index and lease table are inverses", state::leases_are_inverses),
     ("references equal what is referenced", state::references_are_exact),
     ("the fork graph is acyclic", state::forks_are_acyclic),

@@ -1,6 +1,7 @@
 //! What must hold in every state.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use vocabulary::{ArtifactId, Epoch};
 
@@ -9,9 +10,18 @@ use crate::apply::control::{MAX_NODES, MAX_QUOTAS};
 use crate::ledger::{Indexes, Ledger};
 use crate::point::WAYPOINT;
 use crate::record::{Lease, Session};
+use crate::sessions::Sessions;
+use crate::stored::Artifacts;
 
 pub(super) fn indexes_follow(ledger: &Ledger) -> Checked {
     ensure!(ledger.index == Indexes::of(&ledger.records), "an index differs from what the records say")
+}
+
+pub(super) fn digest_follows(ledger: &Ledger) -> Checked {
+    let artifacts: Artifacts = ledger.artifacts().collect();
+    let sessions: Sessions = ledger.sessions().map(|session| Arc::new(session.clone())).collect();
+    let kept = (ledger.records.sessions.digest, ledger.records.artifacts.digest);
+    ensure!(kept == (sessions.digest, artifacts.digest), "a digest differs from what the records say")
 }
 
 pub(super) fn leases_are_inverses(ledger: &Ledger) -> Checked {

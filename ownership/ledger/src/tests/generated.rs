@@ -269,7 +269,7 @@ fn play(sequence: &[Written]) -> (Vec<(u64, Entry)>, Vec<Vec<Outcome>>, Ledger) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn invariants_hold_and_the_same_log_gives_the_same_bits(sequence in prop::collection::vec(written(), 1..60)) {

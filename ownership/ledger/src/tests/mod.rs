@@ -5,6 +5,7 @@ mod control;
 mod custody;
 mod forgetting;
 mod generated;
+mod hash;
 mod levels;
 mod locate;
 mod planted;

@@ -49,7 +49,7 @@ fn put(ledger: &mut Ledger, artifact: Artifact) {
 }
 
 fn put_session(ledger: &mut Ledger, session: Session) {
-    ledger.records.sessions.insert(session.id, Arc::new(session));
+    ledger.records.sessions.insert(Arc::new(session));
     ledger.index = Indexes::of(&ledger.records);
 }
 
@@ -66,6 +66,7 @@ fn cluster(ledger: &mut Ledger) -> &mut Cluster {
 /// What breaks each check of a state.
 const STATES: &[(&str, Fault)] = &[
     ("indexes follow from the records", |_, ledger| ledger.index.usage.clear()),
+    ("the digest follows from the records", |_, ledger| ledger.records.artifacts.digest ^= 1),
     ("expiry index and lease table are inverses", |_, ledger| ledger.index.leases.clear()),
     ("references equal what is referenced", |planted, ledger| {
         put(ledger, Artifact { sessions: Refs::default(), ..planted.shared.clone() });

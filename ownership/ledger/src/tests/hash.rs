@@ -1,0 +1,149 @@
+//! The state hash: everything that is remembered is in it, and nothing else.
+
+use vocabulary::{ArtifactId, GroupId};
+
+use super::*;
+use crate::ledger::Indexes;
+
+type Flip<R> = (&'static str, fn(&mut R));
+
+/// A ledger with something in every table.
+fn bench() -> Bench {
+    let mut bench = Bench::new();
+    bench.step(step(1, &chain(&[('a', 70)]), 0, 1));
+    let forked = chain(&[('a', 64), ('b', 9)]);
+    bench.step(step(2, &forked, 0, 2));
+    let copy = ReplicateReadonly { place: place(&forked, 73), holder: owner(3), ttl: TTL };
+    bench.run(Command::ReplicateReadonly(copy));
+    let intent = SetIntent { session: session(2), base: forked.head(), router: NodeId(1), step: Some((owner(2), TTL)) };
+    bench.run(Command::Intent(intent));
+    bench.run(Command::AdmitNode(AdmitNode { nonce: 7, address: "a:1".into() }));
+    bench.run(Command::SetQuota(SetQuota { tenant: tenant(), artifacts: Some(9) }));
+    bench
+}
+
+const ARTIFACT: &[Flip<Artifact>] = &[
+    ("tenant", |it| Arc::make_mut(&mut it.origin).tenant = TenantId("x".into())),
+    ("model", |it| Arc::make_mut(&mut it.origin).model = ModelId::from("x")),
+    ("root", |it| Arc::make_mut(&mut it.origin).root.0 ^= 1),
+    ("format", |it| Arc::make_mut(&mut it.origin).shape.format.0 ^= 1),
+    ("kinds", |it| Arc::make_mut(&mut it.origin).shape.kinds = KvKinds(2)),
+    ("block", |it| Arc::make_mut(&mut it.origin).shape.block.0 ^= 1),
+    ("block bytes", |it| Arc::make_mut(&mut it.origin).shape.block_bytes.0 ^= 1),
+    ("no parent", |it| it.parent = None),
+    ("parent", |it| it.parent.as_mut().unwrap().artifact.0 ^= 1),
+    ("where it hangs on", |it| it.parent.as_mut().unwrap().at.id.0 ^= 1),
+    ("a boundary", |it| it.boundaries[0].point.id.0 ^= 1),
+    ("a boundary's place", |it| it.boundaries[0].point.blocks += Blocks(1)),
+    ("a boundary's epoch", |it| it.boundaries[0].epoch.position += 1),
+    ("no boundary", |it| it.boundaries.clear()),
+    ("no owner", |it| it.owner = None),
+    ("owner", |it| it.owner.as_mut().unwrap().worker.0 ^= 1),
+    ("incarnation", |it| it.owner.as_mut().unwrap().incarnation.0 ^= 1),
+    ("rank", |it| it.owner.as_mut().unwrap().rank.0 ^= 1),
+    ("generation", |it| it.epoch.generation += 1),
+    ("epoch", |it| it.epoch.index += 1),
+    ("a session more", |it| assert!(it.sessions.insert(SessionId(77)))),
+    ("no session", |it| it.sessions = Refs::default()),
+    ("a child more", |it| assert!(it.children.insert(ArtifactId(77)))),
+    ("a copy's holder", |it| it.replicas[0].holder.rank.0 ^= 1),
+    ("a copy's reach", |it| it.replicas[0].upto.blocks += Blocks(1)),
+    ("a copy's end", |it| it.replicas[0].expires.0 += 1),
+    ("no copy", |it| it.replicas.clear()),
+    ("group", |it| it.group = Some(GroupId(1))),
+    ("touched", |it| it.touched.0 += 1),
+    ("pinned", |it| it.pinned = Pinned::Yes),
+];
+
+const SESSION: &[Flip<Session>] = &[
+    ("tenant", |it| it.tenant = TenantId("x".into())),
+    ("model", |it| it.model = ModelId::from("x")),
+    ("parent", |it| it.parent = Some(SessionId(9))),
+    ("a head", |it| it.heads[0].point.id.0 ^= 1),
+    ("a head's extent", |it| it.heads[0].artifact.0 ^= 1),
+    ("a head's time", |it| it.heads[0].touched.0 += 1),
+    ("no head", |it| it.heads.clear()),
+    ("owner", |it| it.owner = None),
+    ("epoch", |it| it.epoch.position += 1),
+    ("opened", |it| it.opened.0 += 1),
+    ("touched", |it| it.touched.0 += 1),
+];
+
+const REST: &[Flip<Ledger>] = &[
+    ("a limit", |it| it.records.limits.sweep += 1),
+    ("the generation", |it| it.records.generation += 1),
+    ("the clock", |it| it.records.clock.0 += 1),
+    ("the applied index", |it| it.records.applied += 1),
+    ("a lease", |it| {
+        let worker = it.worker(WorkerId(1)).unwrap().clone();
+        it.put_worker(Worker { lease: Lease::Expired { at: LedgerTime(1) }, ..worker });
+    }),
+    ("a drain", |it| {
+        let worker = it.worker(WorkerId(1)).unwrap().clone();
+        it.put_worker(Worker { draining: Draining::Yes, ..worker });
+    }),
+    ("an intent", |it| it.put_intents(session(2), Vec::new())),
+    ("an answer", |it| {
+        it.records.clients.get_mut(&CLIENT).unwrap().remember(ClientSerial(1), Outcome::Forgotten, 1_024);
+    }),
+    ("the level", |it| it.records.cluster.as_mut().unwrap().level += 1),
+    ("a node", |it| drop(it.records.cluster.as_mut().unwrap().nodes.remove(&FOUNDER))),
+    ("the last node id", |it| it.records.cluster.as_mut().unwrap().last_node.0 += 1),
+    ("a quota", |it| it.records.cluster.as_mut().unwrap().quotas.clear()),
+];
+
+#[test]
+fn every_field_of_every_record_is_in_the_hash() {
+    let bench = bench();
+    let hash = bench.ledger.state_hash();
+    let after = |flip: &dyn Fn(&mut Ledger)| {
+        let mut other = bench.ledger.clone();
+        flip(&mut other);
+        other.state_hash()
+    };
+    let mut seen = std::collections::BTreeSet::from([hash]);
+    for (field, flip) in ARTIFACT {
+        let mut artifact = bench.extent(session(2));
+        flip(&mut artifact);
+        assert!(seen.insert(after(&|ledger| ledger.records.artifacts.insert(&artifact))), "{field} of an extent");
+    }
+    for (field, flip) in SESSION {
+        let mut record = bench.session(session(2)).clone();
+        flip(&mut record);
+        assert!(seen.insert(after(&|ledger| ledger.records.sessions.insert(Arc::new(record.clone())))), "{field}");
+    }
+    for (field, flip) in REST {
+        assert!(seen.insert(after(flip)), "{field}");
+    }
+}
+
+#[test]
+fn a_record_that_comes_and_goes_leaves_the_hash_as_it_was() {
+    let bench = bench();
+    let mut ledger = bench.ledger.clone();
+    let (artifact, record) = (bench.extent(session(2)), bench.session(session(2)).clone());
+    ledger.records.artifacts.insert(&Artifact { id: ArtifactId(5), ..artifact.clone() });
+    ledger.records.sessions.insert(Arc::new(Session { id: SessionId(5), ..record }));
+    assert_ne!(ledger.state_hash(), bench.ledger.state_hash());
+    ledger.records.artifacts.remove(ArtifactId(5));
+    ledger.records.sessions.remove(SessionId(5));
+    assert_eq!(ledger.state_hash(), bench.ledger.state_hash());
+    ledger.records.artifacts.insert(&artifact);
+    assert_eq!(ledger.state_hash(), bench.ledger.state_hash(), "the same record again");
+}
+
+#[test]
+fn the_hash_is_the_same_after_a_snapshot_was_read_and_does_not_depend_on_indexes() {
+    let mut bench = bench();
+    let read: Ledger = rmp_serde::from_slice(&rmp_serde::to_vec(&bench.ledger).unwrap()).unwrap();
+    assert_eq!(read.state_hash(), bench.ledger.state_hash());
+    let restored = bench.ledger.restored(Restore::default());
+    let read: Ledger = rmp_serde::from_slice(&rmp_serde::to_vec(&restored).unwrap()).unwrap();
+    assert_eq!(read.state_hash(), restored.state_hash());
+    assert_ne!(restored.state_hash(), bench.ledger.state_hash());
+    let hash = bench.ledger.state_hash();
+    bench.ledger.index = Indexes::default();
+    assert_eq!(bench.ledger.state_hash(), hash);
+    assert!(!bench.ledger.take_changes().is_empty());
+    assert_eq!(bench.ledger.state_hash(), hash);
+}
