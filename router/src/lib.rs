@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod catalog;
+pub mod checkpoints;
 pub mod cli;
 pub mod config;
 mod ctl;

@@ -70,12 +70,21 @@ pub async fn serve_generation(
 
 async fn identify(gateway: &Gateway, request: parse::Request) -> Result<Prefixed, ApiError> {
     let model = gateway.catalog().model(&request.model);
-    if request.incoming.body.len() < LONG_BODY {
-        return Ok(identify::identify(request, model));
-    }
-    let id = request.incoming.id;
-    let identified = tokio::task::spawn_blocking(move || identify::identify(request, model)).await;
-    identified.map_err(|_| ApiError::Internal { request: id.to_string() })
+    let (tenant, size, pin) = (request.incoming.tenant.clone(), request.incoming.body.len(), identify::pin(&request));
+    let checkpoints = &gateway.remembered.checkpoints;
+    let known = match model.identifier.text() {
+        Some(_) => checkpoints.known(&tenant, pin, size).await,
+        None => None,
+    };
+    let (prefixed, found) = if size < LONG_BODY {
+        identify::identify(request, model, (pin, known))
+    } else {
+        let id = request.incoming.id;
+        let identified = tokio::task::spawn_blocking(move || identify::identify(request, model, (pin, known))).await;
+        identified.map_err(|_| ApiError::Internal { request: id.to_string() })?
+    };
+    checkpoints.keep(&tenant, pin, (&prefixed.prompt, found, size));
+    Ok(prefixed)
 }
 
 /// How long each step took.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::checkpoints::Checkpoints;
 use crate::config::Config;
 use crate::quotas::Quotas;
 use crate::resources::Resources;
@@ -15,6 +16,8 @@ pub struct Remembered {
     pub state: Arc<SoftState>,
     /// Responses that workers have stored.
     pub responses: Arc<Resources>,
+    /// What was tokenized before.
+    pub checkpoints: Checkpoints,
     /// What tenants may use.
     pub quotas: Quotas,
 }
@@ -24,6 +27,7 @@ impl Remembered {
     pub fn start(config: &Config, cluster: &str, metrics: &SoftStateMetrics) -> Result<Self, SoftStateError> {
         let state = Arc::new(SoftState::start(&config.soft_state, cluster, metrics.clone())?);
         let quotas = Quotas::new(&config.tenants, &state, metrics);
-        Ok(Self { responses: Arc::new(Resources::new(state.clone())), quotas, state })
+        let checkpoints = Checkpoints::new(state.clone(), metrics.clone());
+        Ok(Self { checkpoints, responses: Arc::new(Resources::new(state.clone())), quotas, state })
     }
 }

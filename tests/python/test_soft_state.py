@@ -9,7 +9,7 @@ import pytest
 from harness.cluster import MODEL, Serve, SimWorker, get_json
 from harness.processes import until
 from harness.redis import Redis
-from harness.talk import post, prose
+from harness.talk import TEXT, post, prose, sealed_session
 
 # As many failures in a row as the breaker takes, and how many clients ask at once.
 FAILURES, CLIENTS = 3, 6
@@ -332,3 +332,50 @@ def test_a_router_without_redis_starts_and_says_so(workers):
         assert "Redis does not answer as it should" in log and "hunter2" not in log
     finally:
         router.stop()
+
+
+def test_what_one_router_has_tokenized_the_other_one_need_not(redis, workers):
+    one, other = routers_of(redis, workers, TEXT)
+    alone = Serve([worker.url for worker in workers], settings=(TEXT,)).wait()
+    try:
+        messages = [{"role": "user", "content": prose(2500, number)} for number in range(8)]
+        ask(one, messages)
+        until("it is shared", lambda: redis.keys("*:checkpoint:*"))
+        messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and on"}]
+        usage = ask(other, messages)["usage"]
+        assert lookups(other, "shared", "checkpoint") == 1
+        known, computed = (other.metric("identified_tokens_total", source=source) for source in ("checkpoint", "computed"))
+        assert known + computed == usage["prompt_tokens"] and known > 0.95 * usage["prompt_tokens"]
+        # The same prompt has the same name, whoever named it.
+        ask(alone, messages)
+        assert alone.metric("identified_tokens_total", source="checkpoint") == 0
+        assert alone.metric("identified_tokens_total", source="computed") == usage["prompt_tokens"]
+        assert blocks(alone) == blocks(other)
+        ask(other, [*messages, {"role": "user", "content": "and further"}])
+        assert lookups(other, "near", "checkpoint") == 1, "the next one it knows itself"
+        # One that is torn, and one of another conversation, change nothing.
+        (key,) = redis.keys("*:checkpoint:*")
+        redis.ask("SETRANGE", key, "500", "torn")
+        other.process.kill()
+        other.start()
+        other.wait()
+        until("Redis is up", lambda: other.metric("soft_state_standing", standing="up") == 1)
+        assert ask(other, messages)["usage"]["prompt_tokens"] == usage["prompt_tokens"]
+        assert lookups(other, "corrupt", "checkpoint") == 1
+        rewritten = [{"role": "user", "content": "rewritten"}, *messages[1:]]
+        ask(other, rewritten)
+        assert other.metric("identified_tokens_total", source="checkpoint") == 0
+    finally:
+        for router in (one, other, alone):
+            router.stop()
+
+
+def ask(router, messages: list[dict]) -> dict:
+    # Long enough to be worth a checkpoint, and short enough for the worker.
+    body = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0, "metadata": {"note": "x" * 150_000}}
+    return post(router.url, "/v1/chat/completions", body, "long")
+
+
+def blocks(router) -> list:
+    """The session's heads, as the ledger names them."""
+    return [(head["prefix"], head["blocks"]) for head in sealed_session(router, "long")["heads"]]

@@ -6,7 +6,10 @@ use vocabulary::{Bytes, Chain, Namespace, PrefixId, RootKeys, Seed, Tokens};
 
 use crate::canonical::canonical;
 use crate::completion::{CompletionBody, OnePrompt};
-use crate::{ChatBody, Content, FallbackReason, Identity, ModelText, PrefixError, Prompt, SpecialTokens, WallTime};
+use crate::{
+    ChatBody, Checkpoint, Content, FallbackReason, Identity, ModelText, PrefixError, Prompt, SpecialTokens, Tokenized,
+    WallTime,
+};
 
 /// Characters of an error's text that are kept for the log.
 const DETAIL_CHARS: usize = 300;
@@ -65,6 +68,17 @@ pub struct Asked<'a> {
     pub now: WallTime,
 }
 
+/// A prompt, and what helps with the next one.
+#[derive(Debug)]
+pub struct Identified {
+    /// The prompt.
+    pub prompt: Prompt,
+    /// Tokens that a checkpoint knew already.
+    pub known: Tokens,
+    /// The checkpoint for the next prompt of this conversation; none where there can be none.
+    pub next: Option<Checkpoint>,
+}
+
 impl Identifier {
     /// The identifier of one model. A block of 0 tokens counts as 16.
     pub fn new(options: IdentifierOptions) -> Self {
@@ -102,9 +116,17 @@ impl Identifier {
 
     /// Identifies a chat request by its whole body.
     pub fn chat(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
-        match self.chat_ids(body, asked.now) {
-            Ok(ids) => self.exact(ids, asked.keys),
-            Err(error) => self.fallback(body, &error, asked.keys),
+        self.chat_from(body, asked, None).prompt
+    }
+
+    /// Identifies a chat request, as far as possible from what is `known` of an earlier prompt that began like it.
+    pub fn chat_from(&self, body: &[u8], asked: Asked<'_>, known: Option<&Checkpoint>) -> Identified {
+        match self.chat_ids(body, asked.now, known) {
+            Ok(Tokenized { ids, known, next }) => Identified { prompt: self.exact(ids, asked.keys), known, next },
+            Err(error) => {
+                let prompt = self.fallback(body, &error, asked.keys);
+                Identified { prompt, known: Tokens::ZERO, next: None }
+            }
         }
     }
 
@@ -143,9 +165,9 @@ impl Identifier {
         })
     }
 
-    fn chat_ids(&self, body: &[u8], now: WallTime) -> Result<Vec<u32>, PrefixError> {
+    fn chat_ids(&self, body: &[u8], now: WallTime, known: Option<&Checkpoint>) -> Result<Tokenized, PrefixError> {
         let text = self.model_text()?;
-        text.encode_chat(&ChatBody::parse(body)?, now)
+        text.encode_chat_from(&ChatBody::parse(body)?, now, known)
     }
 
     fn completion_ids(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, PrefixError> {

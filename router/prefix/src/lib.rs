@@ -6,6 +6,7 @@
 
 mod canonical;
 mod chat;
+mod checkpoint;
 mod completion;
 mod content_format;
 mod decoder;
@@ -23,10 +24,11 @@ mod to_json;
 mod tokenizer;
 
 pub use chat::ChatBody;
+pub use checkpoint::{Checkpoint, Tokenized};
 pub use decoder::TextDecoder;
 pub use error::PrefixError;
 pub use folder::{ModelFiles, ModelTextSource};
-pub use identify::{Asked, Identifier, IdentifierOptions, Limits};
+pub use identify::{Asked, Identified, Identifier, IdentifierOptions, Limits};
 pub use kind::TemplateKind;
 pub use model_text::ModelText;
 pub use prompt::{Content, FallbackReason, Identity, Prompt};

@@ -4,14 +4,19 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use minijinja::Value;
+use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::Variables;
+use crate::checkpoint::tokenize;
 use crate::folder::ModelFiles;
 use crate::python;
 use crate::template::{ChatTemplate, Size, TemplateText};
 use crate::tokenizer::TextTokenizer;
-use crate::{ChatBody, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateKind, WallTime};
+use crate::{
+    ChatBody, Checkpoint, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateKind, Tokenized,
+    WallTime,
+};
 
 /// What `transformers` appends to find the end of a message that is to be continued.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -95,6 +100,24 @@ impl ModelText {
     pub fn encode_chat(&self, chat: &ChatBody, now: WallTime) -> Result<Vec<u32>, PrefixError> {
         let special = if chat.adds_special_tokens() { SpecialTokens::With } else { SpecialTokens::Without };
         self.encode(&self.render(chat, now)?, special)
+    }
+
+    /// The token ids of a chat request's prompt, as far as possible from `known`.
+    pub fn encode_chat_from(
+        &self,
+        chat: &ChatBody,
+        now: WallTime,
+        known: Option<&Checkpoint>,
+    ) -> Result<Tokenized, PrefixError> {
+        let rendered = self.render(chat, now)?;
+        match chat.adds_special_tokens() {
+            // What is added may depend on the whole text.
+            true => {
+                let ids = self.encode(&rendered, SpecialTokens::With)?;
+                Ok(Tokenized { ids, known: Tokens::ZERO, next: None })
+            }
+            false => tokenize(&rendered, known, (&self.tokenizer, &self.digest)),
+        }
     }
 
     /// Text to token ids.

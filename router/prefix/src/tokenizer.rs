@@ -1,7 +1,7 @@
 //! Text to token ids and back.
 
-use fastokens::Tokenizer;
 use fastokens::decoders::Decoder;
+use fastokens::{AddedTokenConfig, Tokenizer};
 use serde_json::Value;
 
 use crate::{FallbackReason, Limits, PrefixError};
@@ -33,6 +33,8 @@ pub(crate) struct TextTokenizer {
     inner: Tokenizer,
     /// Ids become bytes one by one, whatever stands around them.
     byte_level: bool,
+    /// Texts of tokens before which a text may be cut without changing its ids.
+    cuts: Vec<Box<str>>,
 }
 
 impl TextTokenizer {
@@ -47,7 +49,8 @@ impl TextTokenizer {
         inner.set_padding(None);
         inner.enable_segment_cache(usize::try_from(limits.segment_cache.0).unwrap_or(usize::MAX));
         let byte_level = matches!(inner.decoder(), Some(Decoder::ByteLevel(_)));
-        let tokenizer = Self { inner, byte_level };
+        let cuts = cut_tokens(inner.added_token_configs());
+        let tokenizer = Self { inner, byte_level, cuts };
         tokenizer.verify()?;
         Ok(tokenizer)
     }
@@ -67,10 +70,26 @@ impl TextTokenizer {
     }
 
     pub(crate) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, PrefixError> {
-        if has_endless_word(text.as_bytes()) {
-            return Err(PrefixError::unforeseeable(FallbackReason::TooLarge, "a word of more than 64 KiB"));
-        }
+        self.refuse_endless(text)?;
         Ok(self.inner.encode_with_special_tokens(text, special == SpecialTokens::With)?)
+    }
+
+    /// A part of a text that was not refused, cut where it may be.
+    pub(crate) fn encode_part(&self, part: &str) -> Result<Vec<u32>, PrefixError> {
+        Ok(self.inner.encode_with_special_tokens(part, false)?)
+    }
+
+    /// Asked of whole texts: a part may look better than its whole.
+    pub(crate) fn refuse_endless(&self, text: &str) -> Result<(), PrefixError> {
+        match has_endless_word(text.as_bytes()) {
+            true => Err(PrefixError::unforeseeable(FallbackReason::TooLarge, "a word of more than 64 KiB")),
+            false => Ok(()),
+        }
+    }
+
+    /// Texts of tokens before which a text may be cut.
+    pub(crate) fn cut_tokens(&self) -> &[Box<str>] {
+        &self.cuts
     }
 
     pub(crate) fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, PrefixError> {
@@ -119,6 +138,39 @@ impl std::fmt::Debug for TextTokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TextTokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
     }
+}
+
+/// The special tokens that are found as such whatever stands before and after them: plain signs, taken from the text as
+/// it is, reaching for no space before them, and sharing no sign with any other added token that could stand across.
+fn cut_tokens(added: &[AddedTokenConfig]) -> Vec<Box<str>> {
+    let alone = |token: &AddedTokenConfig| {
+        added.iter().all(|other| {
+            let itself = other.content == token.content;
+            !overlap(&other.content, &token.content)
+                && !overlap(&token.content, &other.content)
+                && (itself || !other.content.contains(&token.content) && !token.content.contains(&other.content))
+        })
+    };
+    let plain = |text: &str| {
+        text.len() >= 3
+            && text.starts_with(|c: char| c.is_ascii_punctuation())
+            && text.bytes().all(|b| b.is_ascii_graphic())
+    };
+    let fit = |token: &&AddedTokenConfig| {
+        token.special
+            && !token.normalized
+            && !token.lstrip
+            && !token.single_word
+            && plain(&token.content)
+            && alone(token)
+    };
+    added.iter().filter(fit).map(|token| token.content.as_str().into()).collect()
+}
+
+/// Whether a text can begin inside of `before` and end beyond it as the beginning of `after`.
+fn overlap(before: &str, after: &str) -> bool {
+    let inner = before.char_indices().skip(1).map(|(at, _)| &before[at..]);
+    inner.into_iter().any(|end| after.starts_with(end))
 }
 
 /// Whether some word, number, gap or line of signs is longer than any real one: merging takes more than linear time in

@@ -9,7 +9,7 @@ use serde::Serialize;
 use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
 
 use super::identify::Prefixed;
-use super::opening::{opening, preamble};
+use super::opening::preamble;
 use super::parse::Request;
 use super::place::Place;
 use crate::gateway::Gateway;
@@ -88,7 +88,7 @@ impl Located {
 
 /// Reads ledger view, residency and fleet, and what this router has done and the view does not show yet.
 pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
-    let pin = prefixed.named.unwrap_or_else(|| opening(&prefixed.request));
+    let pin = prefixed.pin;
     let overlaps = gateway.index().read().overlaps_of(&prefixed.prompt.chain);
     let workers = gateway.fleet().snapshot();
     let view = gateway.directory().view();

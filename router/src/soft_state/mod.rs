@@ -163,6 +163,12 @@ impl SoftState {
         self.inner.write(Write { key, held: Some(held) });
     }
 
+    /// Remembers `value` here, without telling Redis.
+    pub fn put_near(&self, key: Key, value: Bytes) {
+        let held = Held { value, ttl: self.inner.ttl, origin: Origin::Ours };
+        self.inner.memory.lock().put(key, held, Instant::now());
+    }
+
     /// Forgets `key`, here and in Redis.
     pub fn forget(&self, key: &Key) {
         self.inner.memory.lock().remove(key);

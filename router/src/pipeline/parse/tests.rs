@@ -107,6 +107,9 @@ fn a_clients_own_salt_counts_where_tenants_are_not_kept_apart_and_makes_other_bl
     assert_eq!(tenant.cache_salt(), Some("theirs"));
     let plain = parsed(Endpoint::Completions, &body.replace(r#","cache_salt":"mine""#, "")).unwrap();
     let model = crate::catalog::Catalog::default().model(&plain.model);
-    let root = |request| crate::pipeline::identify::identify(request, model.clone()).prompt.chain.root;
+    let root = |request| {
+        let pin = crate::pipeline::identify::pin(&request);
+        crate::pipeline::identify::identify(request, model.clone(), (pin, None)).0.prompt.chain.root
+    };
     assert_ne!(root(own), root(plain));
 }

@@ -52,7 +52,8 @@ fn step(gateway: &Arc<Gateway>) -> Classified {
     };
     let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();
     let model = gateway.catalog().model(&request.model);
-    plan::classify(gateway, locate::locate(gateway, identify::identify(request, model)))
+    let pin = identify::pin(&request);
+    plan::classify(gateway, locate::locate(gateway, identify::identify(request, model, (pin, None)).0))
 }
 
 /// The value of one of the worker's metrics, all labels together.

@@ -1,0 +1,117 @@
+//! Checkpoints: the token ids of a prompt's beginning, so that only what follows must be tokenized.
+//!
+//! A prompt is cut right before a special token that no other token can overlap: such a token is found whatever stands
+//! around it, and the text before and after it is tokenized by itself. So the ids of the parts are the ids of the whole,
+//! and a checkpoint is used only where it holds for exactly this text and this tokenizer.
+
+use vocabulary::Tokens;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::PrefixError;
+use crate::tokenizer::TextTokenizer;
+
+/// Bytes of a written id; larger ids have no checkpoint.
+const ID_BYTES: usize = 3;
+/// Bytes before the ids.
+const HEAD_BYTES: usize = 24;
+
+/// The ids of the first bytes of a rendered prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Of the text and of everything that decides its ids.
+    digest: u128,
+    bytes: usize,
+    ids: Vec<u32>,
+}
+
+impl Checkpoint {
+    /// Tokens that it knows.
+    pub fn tokens(&self) -> Tokens {
+        Tokens(self.ids.len() as u64)
+    }
+
+    /// As it is stored: digest, length of the text, ids; all little endian. None where an id is too large.
+    pub fn to_bytes(&self) -> Option<Vec<u8>> {
+        let mut out = Vec::with_capacity(HEAD_BYTES + ID_BYTES * self.ids.len());
+        out.extend_from_slice(&self.digest.to_le_bytes());
+        out.extend_from_slice(&(self.bytes as u64).to_le_bytes());
+        for id in &self.ids {
+            let [low, middle, high, 0] = id.to_le_bytes() else { return None };
+            out.extend_from_slice(&[low, middle, high]);
+        }
+        Some(out)
+    }
+
+    /// What `to_bytes` wrote; none for anything else.
+    pub fn from_bytes(stored: &[u8]) -> Option<Self> {
+        let (digest, rest) = stored.split_first_chunk()?;
+        let (bytes, ids) = rest.split_first_chunk()?;
+        if ids.len() % ID_BYTES != 0 {
+            return None;
+        }
+        let ids = ids.chunks_exact(ID_BYTES).map(|id| u32::from_le_bytes([id[0], id[1], id[2], 0])).collect();
+        let bytes = usize::try_from(u64::from_le_bytes(*bytes)).ok()?;
+        Some(Self { digest: u128::from_le_bytes(*digest), bytes, ids })
+    }
+
+    /// The text after what it knows, if it holds for `text`: what comes next must be where it could have been cut.
+    fn rest<'a>(&self, text: &'a str, (tokenizer, name): (&TextTokenizer, &str)) -> Option<&'a str> {
+        let (known, rest) = text.split_at_checked(self.bytes)?;
+        let cuts = tokenizer.cut_tokens().iter().any(|token| rest.starts_with(&**token));
+        (cuts && self.digest == digest(known, name)).then_some(rest)
+    }
+}
+
+/// A prompt's ids, and how they were come by.
+#[derive(Debug)]
+pub struct Tokenized {
+    /// All of them.
+    pub ids: Vec<u32>,
+    /// Of these, from a checkpoint.
+    pub known: Tokens,
+    /// The checkpoint for the next prompt that begins like this one; none where it cannot be cut.
+    pub next: Option<Checkpoint>,
+}
+
+/// The ids of `text`. `name` stands for everything that decides them.
+pub(crate) fn tokenize(
+    text: &str,
+    known: Option<&Checkpoint>,
+    by: (&TextTokenizer, &str),
+) -> Result<Tokenized, PrefixError> {
+    let (tokenizer, name) = by;
+    tokenizer.refuse_endless(text)?;
+    let known = known.and_then(|known| Some((known, known.rest(text, by)?)));
+    let (mut ids, start) = match known {
+        Some((known, _)) => (known.ids.clone(), known.bytes),
+        None => (Vec::new(), 0),
+    };
+    let from_checkpoint = Tokens(ids.len() as u64);
+    let rest = &text[start..];
+    let Some(cut) = last_cut(rest, tokenizer) else {
+        ids.extend(tokenizer.encode_part(rest)?);
+        return Ok(Tokenized { ids, known: from_checkpoint, next: None });
+    };
+    ids.extend(tokenizer.encode_part(&rest[..cut])?);
+    let bytes = start + cut;
+    let next = Checkpoint { digest: digest(&text[..bytes], name), bytes, ids: ids.clone() };
+    ids.extend(tokenizer.encode_part(&rest[cut..])?);
+    Ok(Tokenized { ids, known: from_checkpoint, next: (bytes > 0).then_some(next) })
+}
+
+/// Where the last token begins before which a text may be cut.
+fn last_cut(text: &str, tokenizer: &TextTokenizer) -> Option<usize> {
+    tokenizer.cut_tokens().iter().filter_map(|token| text.rfind(&**token)).max()
+}
+
+/// xxh3-128 over what decides the ids, with its length, and the text.
+fn digest(text: &str, name: &str) -> u128 {
+    let mut hash = Xxh3::new();
+    hash.update(&(name.len() as u64).to_le_bytes());
+    hash.update(name.as_bytes());
+    hash.update(text.as_bytes());
+    hash.digest128()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+use std::path::Path;
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{ChatBody, ModelFiles, ModelText, ModelTextSource, SpecialTokens, WallTime};
+
+const FOLDERS: [&str; 4] = [
+    "../../configs/models/tiny",
+    "testdata/models/llama_like",
+    "testdata/models/qwen_like",
+    "testdata/models/mistral_like",
+];
+
+static MODELS: LazyLock<Vec<ModelText>> = LazyLock::new(|| {
+    let load = |folder: &str| {
+        let files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+        ModelText::load(ModelTextSource::Files(files)).unwrap()
+    };
+    FOLDERS.into_iter().map(load).collect()
+});
+
+fn from(model: &ModelText, text: &str, known: Option<&Checkpoint>) -> Tokenized {
+    tokenize(text, known, (model.tokenizer(), model.digest())).unwrap()
+}
+
+#[test]
+fn every_committed_tokenizer_can_be_cut() {
+    for (model, folder) in MODELS.iter().zip(FOLDERS) {
+        assert!(!model.tokenizer().cut_tokens().is_empty(), "{folder}");
+    }
+}
+
+#[test]
+fn a_longer_prompt_goes_on_where_the_shorter_one_was_cut() {
+    let model = &MODELS[0];
+    let (first, second) = ("<|im_start|>user\nhi<|im_end|>\n", "<|im_start|>assistant\nyes");
+    let early = from(model, &format!("{first}{second}"), None);
+    assert_eq!(early.known, Tokens::ZERO);
+    let next = early.next.unwrap();
+    assert_eq!(next.bytes, first.len());
+    let late = format!("{first}{second}<|im_end|>\n<|im_start|>user\nand");
+    let late_ids = model.encode(&late, SpecialTokens::Without).unwrap();
+    let got = from(model, &late, Some(&next));
+    assert_eq!((got.ids, got.known), (late_ids, next.tokens()));
+    assert!(got.next.unwrap().tokens() > next.tokens());
+}
+
+#[test]
+fn a_checkpoint_of_another_text_tokenizer_or_place_is_not_used() {
+    let model = &MODELS[0];
+    let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>";
+    let checkpoint = from(model, text, None).next.unwrap();
+    let known = |text: &str, checkpoint: &Checkpoint, model: &ModelText| from(model, text, Some(checkpoint)).known;
+    assert_eq!(known(text, &checkpoint, model), checkpoint.tokens());
+    assert_eq!(known(&text.replace("hi", "ho"), &checkpoint, model), Tokens::ZERO);
+    assert_eq!(known(&text.replace("<|im_start|>", "<|im_end|>"), &checkpoint, model), Tokens::ZERO);
+    assert_eq!(known(text, &checkpoint, &MODELS[2]), Tokens::ZERO, "another tokenizer with the same tokens");
+    assert_eq!(known("", &checkpoint, model), Tokens::ZERO);
+    // Right after it a plain text follows: it might be one word with what was cut off.
+    let plain = format!("{}plain", &text[..checkpoint.bytes]);
+    assert_eq!(known(&plain, &checkpoint, model), Tokens::ZERO);
+    for (bytes, digest) in [(checkpoint.bytes + 1, checkpoint.digest), (usize::MAX, 0), (0, 0)] {
+        assert_eq!(known(text, &Checkpoint { bytes, digest, ..checkpoint.clone() }, model), Tokens::ZERO);
+    }
+}
+
+#[test]
+fn what_is_refused_as_a_whole_is_refused_with_a_checkpoint() {
+    let model = &MODELS[0];
+    // Just long enough to be met by a window of the whole, and not of the part.
+    let text = format!("<|im_start|>{}<|im_end|>", "x".repeat((128 << 10) - 1));
+    assert!(model.encode(&text, SpecialTokens::Without).is_err());
+    assert!(tokenize(&text, None, (model.tokenizer(), model.digest())).is_err());
+}
+
+#[test]
+fn tokens_that_could_stand_across_a_cut_are_no_places_to_cut() {
+    let mut files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(FOLDERS[0])).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&files.tokenizer_json).unwrap();
+    let added = json["added_tokens"].as_array_mut().unwrap();
+    let mut more = |id: u32, content: &str| {
+        let mut token = added[0].clone();
+        (token["id"], token["content"]) = (id.into(), content.into());
+        added.push(token);
+    };
+    more(9_000, "\n<|im_start|>");
+    more(9_001, "|><|im_e");
+    more(9_002, "<<a<<");
+    more(9_003, "<|fine|>");
+    files.tokenizer_json = serde_json::to_vec(&json).unwrap().into();
+    let model = ModelText::load(ModelTextSource::Files(files)).unwrap();
+    let cuts: Vec<&str> = model.tokenizer().cut_tokens().iter().map(|token| &**token).collect();
+    assert_eq!(cuts, Vec::<&str>::new(), "the end of <|im_end|> begins another one, and so do all of its kind");
+}
+
+fn pieces() -> impl Strategy<Value = Vec<String>> {
+    let special = prop::sample::select(vec![
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "<s>",
+        "</s>",
+        "[INST]",
+        "[/INST]",
+        "[TOOL_CALLS]",
+        "<|begin_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|im_",
+        "<|",
+        "|>",
+        "[",
+        "<",
+        "<unk>",
+    ]);
+    let text = "\\PC{0,12}|[ \\n\\t]{0,4}|[a-z ]{0,20}|[0-9]{0,6}|e\u{301}|\u{338}|▁{0,2}";
+    prop::collection::vec(prop_oneof![special.prop_map(str::to_owned), text.prop_map(|text: String| text)], 0..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn parts_have_the_ids_of_the_whole(pieces in pieces(), steps in prop::collection::vec(0usize..24, 0..4)) {
+        for model in MODELS.iter() {
+            let mut known: Option<Checkpoint> = None;
+            let mut ends: Vec<usize> = steps.iter().map(|step| (*step).min(pieces.len())).collect();
+            ends.sort_unstable();
+            // Each step is a longer prompt of the same conversation, tokenized from what the one before left.
+            for end in ends.into_iter().chain([pieces.len()]) {
+                let text = pieces[..end].concat();
+                let got = from(model, &text, known.as_ref());
+                prop_assert_eq!(&got.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
+                known = got.next.or(known);
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_never_changes_the_ids_of_another_prompt(mine in pieces(), other in pieces()) {
+        for model in MODELS.iter() {
+            let checkpoint = from(model, &mine.concat(), None).next;
+            let text = other.concat();
+            let got = from(model, &text, checkpoint.as_ref());
+            prop_assert_eq!(&got.ids, &model.encode(&text, SpecialTokens::Without).unwrap(), "{:?}", text);
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_nothing_else(pieces in pieces(), stored in prop::collection::vec(any::<u8>(), 0..60)) {
+        for model in MODELS.iter() {
+            if let Some(checkpoint) = from(model, &pieces.concat(), None).next {
+                let bytes = checkpoint.to_bytes().unwrap();
+                prop_assert_eq!(Checkpoint::from_bytes(&bytes), Some(checkpoint));
+                prop_assert_eq!(Checkpoint::from_bytes(&bytes[..bytes.len() - 1]), None);
+            }
+        }
+        if let Some(checkpoint) = Checkpoint::from_bytes(&stored) {
+            let text = pieces.concat();
+            prop_assert_eq!(from(&MODELS[0], &text, Some(&checkpoint)).known, Tokens::ZERO);
+        }
+    }
+}
+
+#[test]
+fn committed_conversations_have_the_same_ids_step_by_step() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/conversations.json");
+    let chats: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let mut steps_from_a_checkpoint = 0;
+    for chat in chats["chats"].as_array().unwrap() {
+        let messages = chat["body"]["messages"].as_array().unwrap();
+        for model in MODELS.iter() {
+            let mut known: Option<Checkpoint> = None;
+            for turns in 1..=messages.len() {
+                let mut body = chat["body"].clone();
+                body["messages"] = messages[..turns].into();
+                let Ok(body) = ChatBody::parse(body.to_string().as_bytes()) else { continue };
+                let Ok(whole) = model.encode_chat(&body, WallTime::default()) else { continue };
+                let got = model.encode_chat_from(&body, WallTime::default(), known.as_ref()).unwrap();
+                assert_eq!(got.ids, whole, "{} with {turns} turns", chat["name"]);
+                steps_from_a_checkpoint += u32::from(got.known > Tokens::ZERO);
+                known = got.next.or(known);
+            }
+        }
+    }
+    assert!(steps_from_a_checkpoint > 20, "{steps_from_a_checkpoint}");
+}
