@@ -16,4 +16,4 @@ pub use machine::{Applied, Builder, Machine, Witness};
 pub use office::{Office, expiries, renewal};
 pub use snapshot::{Body, SnapshotStore};
 pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};
-pub use view::{Publisher, Quorum, View};
+pub use view::{Outdated, Publisher, Quorum, View};

@@ -95,7 +95,8 @@ impl<S: SnapshotStore, W: Witness> Machine<S, W> {
                 responder.send(answer);
             }
         }
-        drop(before);
+        before.older.into_iter().for_each(|view| self.snapshots.discard(view));
+        drop(before.last);
     }
 }
 
@@ -137,7 +138,7 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> f
         self.witness.installed(&self.ledger);
         let before = self.publisher.ledger(self.ledger.clone());
         self.witness.published(&self.ledger);
-        self.snapshots.discard(before);
+        before.last.into_iter().chain(before.older).for_each(|view| self.snapshots.discard(view));
         Ok(())
     }
 

@@ -189,3 +189,37 @@ fn a_head_stays_findable_while_others_seal_beyond_it() {
     let located = bench.locate(None, &chain(&[('a', 35)]));
     assert!(matches!(located.lineage, Lineage::Continues { head, .. } if head.blocks == Blocks(30)), "{located:?}");
 }
+
+/// A seal of waypoints only: as long a chain as one command can name.
+fn longest(points: usize, owner_of: u64) -> Command {
+    let at =
+        |n: u64| Point { blocks: Blocks(n * WAYPOINT), id: PrefixId(if n == 0 { 9 } else { u128::from(n) << 64 }) };
+    let origin = Origin { tenant: tenant(), model: ModelId::from("tiny"), root: PrefixId(9), shape: shape() };
+    let run = Run { base: at(0), points: (1..=points as u64).map(at).collect() };
+    Command::Seal(Seal { session: None, origin, run, extent: None, owner: owner(owner_of) })
+}
+
+#[test]
+fn the_longest_run_is_sealed_whole_found_again_and_no_longer_one_is() {
+    let mut bench = Bench::new();
+    let Outcome::Sealed { artifact, end, stored, .. } = bench.run(longest(MAX_POINTS, 1)) else { panic!("not sealed") };
+    assert_eq!((end.blocks.0, stored), (MAX_POINTS as u64 * WAYPOINT, Stored::New));
+    assert_eq!(bench.ledger.artifact(artifact).unwrap().boundaries.len(), MAX_POINTS);
+    let again = bench.run(longest(MAX_POINTS, 1));
+    assert!(matches!(again, Outcome::Sealed { stored: Stored::Known, .. }), "{again:?}");
+    assert_eq!(bench.run(longest(MAX_POINTS + 1, 1)), Outcome::Refused(Refusal::BadRun));
+    assert_eq!(bench.ledger.artifact_count(), 1);
+}
+
+#[test]
+fn a_run_that_goes_on_from_any_kept_waypoint_hangs_on_there() {
+    let mut bench = Bench::new();
+    for (points, stored) in [(3, Stored::New), (64, Stored::Joined), (65, Stored::Joined), (2, Stored::Known)] {
+        let outcome = bench.run(longest(points, 1));
+        assert!(matches!(outcome, Outcome::Sealed { stored: how, .. } if how == stored), "{points}: {outcome:?}");
+    }
+    let other = bench.run(longest(80, 2));
+    let Outcome::Sealed { artifact, stored: Stored::New, .. } = other else { panic!("{other:?}") };
+    let child = bench.ledger.artifact(artifact).unwrap();
+    assert_eq!((child.from().0, child.boundaries.len()), (65 * WAYPOINT, 15));
+}
