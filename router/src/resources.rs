@@ -64,7 +64,7 @@ impl Resources {
             let mut history = History::new(LONGEST_HISTORY);
             let mut id = id.to_owned();
             loop {
-                let transcript = self.state.get(&Key::new(Kind::Transcript, tenant, &id)).await?;
+                let transcript = self.state.get_settled(&Key::new(Kind::Transcript, tenant, &id)).await?;
                 match history.add(&transcript)? {
                     Before::Nothing => return Some(history),
                     Before::Response(before) => id = before,

@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 from harness.cluster import MODEL, Serve, SimWorker, get_json
 from harness.processes import until
+from harness.recorder import Behaviour, Recorder
 from harness.redis import Redis
 from harness.talk import TEXT, post, prose, sealed_session
 
@@ -279,6 +280,34 @@ def test_a_transcript_that_is_torn_or_missing_is_not_made_up(redis, routers, wor
             respond(other, "on", identifier)
         assert refused.value.code == 404, "the worker that was restarted says it, and nobody else knows better"
     assert other.metric("soft_state_resolved_total", outcome="incomplete") == 2
+
+
+def test_what_was_deleted_through_one_router_is_gone_at_the_other(redis):
+    recorder = Recorder()
+    one, other = routers_of(redis, [recorder])
+    try:
+        answers = {}
+        for name in ("resp_gone", "resp_kept"):
+            recorder.behaviour = Behaviour(answer={"id": name, "status": "completed", "output": []})
+            answers[name], _ = respond(one, "hello")
+            until("it is shared", lambda name=name: in_redis(redis, name))
+        delete = urllib.request.Request(f"{other.url}/v1/responses/resp_gone", method="DELETE")
+        assert urllib.request.urlopen(delete, timeout=10).status == 200
+        until("all know", lambda: saved(other, "transcript") == 1)
+        # The worker has lost both. The router that made them still holds their transcripts.
+        recorder.behaviour = Behaviour(answer={}, status=404)
+        recorder.seen.clear()
+        for name in answers:
+            with pytest.raises(urllib.error.HTTPError):
+                respond(one, "and on", name)
+        inputs = [json.loads(seen.body)["input"] for seen in recorder.posts()]
+        resolved = [{"role": "user", "content": text} for text in ("hello", "and on")]
+        assert inputs == ["and on", "and on", resolved], "only what was kept is told to another worker"
+        assert lookups(one, "forgotten", "transcript") == 1
+    finally:
+        one.stop()
+        other.stop()
+        recorder.stop()
 
 
 def test_nothing_is_found_across_tenants(redis, workers, tmp_path):

@@ -30,6 +30,9 @@ use link::Link;
 use memory::{Held, Memory, Origin};
 use watch::{Write, Writes};
 
+/// How a lookup ends that found a mark in place of a value.
+const FORGOTTEN: &str = "forgotten";
+
 /// What this router remembers, alone or with others.
 #[derive(Debug)]
 pub struct SoftState {
@@ -152,6 +155,19 @@ impl SoftState {
         value
     }
 
+    /// The value of `key` as all routers know it, for what one of them may have been told to forget: from Redis, and from
+    /// memory where Redis does not know.
+    pub async fn get_settled(&self, key: &Key) -> Option<Bytes> {
+        let Some(shared) = self.inner.shared.as_ref().filter(|_| key.is_bounded()) else { return self.near(key) };
+        let (outcome, value) = self.inner.fetch(shared, key).await;
+        self.inner.metrics.looked_up(key.kind, outcome);
+        match value {
+            None if outcome == FORGOTTEN => None,
+            None => self.near(key),
+            found => found,
+        }
+    }
+
     /// Remembers `value`. Never waits: memory has it at once, Redis soon.
     pub fn put(&self, key: Key, value: Bytes) {
         if !key.is_bounded() || value.len() > self.inner.most_bytes(key.kind) {
@@ -160,7 +176,7 @@ impl SoftState {
         }
         let held = Held { value, ttl: self.inner.ttl, origin: Origin::Ours };
         self.inner.memory.lock().put(key.clone(), held.clone(), Instant::now());
-        self.inner.write(Write { key, held: Some(held) });
+        self.inner.write(Write { key, held });
     }
 
     /// Remembers `value` here, without telling Redis.
@@ -169,10 +185,11 @@ impl SoftState {
         self.inner.memory.lock().put(key, held, Instant::now());
     }
 
-    /// Forgets `key`, here and in Redis.
+    /// Forgets `key`, here and in Redis, which remembers that it was forgotten: other routers may still hold it.
     pub fn forget(&self, key: &Key) {
         self.inner.memory.lock().remove(key);
-        self.inner.write(Write { key: key.clone(), held: None });
+        let held = Held { value: Bytes::new(), ttl: self.inner.ttl, origin: Origin::Shared };
+        self.inner.write(Write { key: key.clone(), held });
     }
 }
 
@@ -216,6 +233,7 @@ impl Inner {
         };
         match seal::open(&text, sealed.into()).filter(|value| value.len() <= self.most_bytes(key.kind)) {
             None => ("corrupt", None),
+            Some(value) if value.is_empty() => (FORGOTTEN, None),
             Some(value) => {
                 let held = Held { value: value.clone(), ttl: self.ttl, origin: Origin::Shared };
                 self.memory.lock().put(key.clone(), held, Instant::now());

@@ -26,18 +26,26 @@ const BATCH: usize = 64;
 pub(super) const WAITING_WRITES: usize = 1024;
 const WAITING_BYTES: usize = 32 << 20;
 
-/// Something for Redis to remember or to forget.
+/// Something for Redis to remember; an empty value marks what is to be forgotten.
 #[derive(Debug)]
 pub(super) struct Write {
     pub(super) key: Key,
-    /// None to forget it.
-    pub(super) held: Option<Held>,
+    pub(super) held: Held,
 }
 
 impl Write {
     fn bytes(&self) -> usize {
-        self.held.as_ref().map_or(0, |held| held.value.len())
+        self.held.value.len()
     }
+}
+
+/// What a write may do to what is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// Replace it.
+    Anything,
+    /// Nothing: others may have forgotten it meanwhile.
+    Nothing,
 }
 
 /// The way to the writer, which never waits.
@@ -76,7 +84,7 @@ pub(super) async fn write_all(inner: Arc<Inner>, mut waiting: mpsc::Receiver<Wri
     let Some(shared) = &inner.shared else { return };
     let mut batch = Vec::with_capacity(BATCH);
     while waiting.recv_many(&mut batch, BATCH).await > 0 {
-        let outcome = shared.save(&batch).await;
+        let outcome = shared.save(&batch, Over::Anything).await;
         for write in batch.drain(..) {
             shared.writes.done(write.bytes());
             inner.metrics.written(write.key.kind, outcome);
@@ -86,9 +94,9 @@ pub(super) async fn write_all(inner: Arc<Inner>, mut waiting: mpsc::Receiver<Wri
 
 impl Shared {
     /// The word for how it went. What was not saved stays in memory, and is told anew when Redis is back.
-    async fn save(&self, batch: &[Write]) -> &'static str {
+    async fn save(&self, batch: &[Write], over: Over) -> &'static str {
         let mut pipeline = redis::pipe();
-        batch.iter().for_each(|write| self.command(write, &mut pipeline));
+        batch.iter().for_each(|write| self.command(write, over, &mut pipeline));
         match self.link.tell::<()>(&pipeline).await {
             Ok(()) => "saved",
             Err(NoAnswer::NotAsked) => "not_asked",
@@ -96,16 +104,15 @@ impl Shared {
         }
     }
 
-    fn command(&self, write: &Write, pipeline: &mut Pipeline) {
+    fn command(&self, write: &Write, over: Over, pipeline: &mut Pipeline) {
         let key = write.key.text(&self.namespace);
-        match &write.held {
-            Some(held) => {
-                let millis = u64::try_from(held.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
-                let value = seal::seal(&key, &held.value);
-                pipeline.cmd("SET").arg(&key).arg(value).arg("PX").arg(millis).ignore();
-            }
-            None => drop(pipeline.cmd("DEL").arg(&key).ignore()),
+        let millis = u64::try_from(write.held.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
+        let value = seal::seal(&key, &write.held.value);
+        pipeline.cmd("SET").arg(&key).arg(value).arg("PX").arg(millis);
+        if over == Over::Nothing {
+            pipeline.arg("NX");
         }
+        pipeline.ignore();
     }
 }
 
@@ -164,9 +171,9 @@ impl Mark {
 async fn tell_anew(inner: &Inner, shared: &Shared) {
     let ours = inner.memory.lock().ours(Instant::now());
     let lasting = ours.into_iter().filter(|(key, _)| matches!(key.kind, Kind::Maker | Kind::Transcript));
-    let writes: Vec<Write> = lasting.map(|(key, held)| Write { key, held: Some(held) }).collect();
+    let writes: Vec<Write> = lasting.map(|(key, held)| Write { key, held }).collect();
     for batch in writes.chunks(BATCH) {
-        let outcome = shared.save(batch).await;
+        let outcome = shared.save(batch, Over::Nothing).await;
         batch.iter().for_each(|write| inner.metrics.written(write.key.kind, outcome));
         if outcome != "saved" {
             return;

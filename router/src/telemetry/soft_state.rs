@@ -6,7 +6,7 @@ use super::families::{FINE_SECONDS, Families};
 use crate::soft_state::{Kind, Standing};
 
 /// How a lookup can end, as `soft_state_lookups_total` names it.
-pub const LOOKUPS: [&str; 7] = ["near", "shared", "miss", "not_asked", "timeout", "error", "corrupt"];
+pub const LOOKUPS: [&str; 8] = ["near", "shared", "miss", "forgotten", "not_asked", "timeout", "error", "corrupt"];
 /// How a write can end, as `soft_state_writes_total` names it.
 pub const WRITES: [&str; 5] = ["saved", "not_asked", "failed", "no_room", "too_large"];
 const RESOLVED: [&str; 2] = ["resolved", "incomplete"];

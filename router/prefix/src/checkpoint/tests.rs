@@ -124,7 +124,7 @@ fn pieces() -> impl Strategy<Value = Vec<String>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
     fn parts_have_the_ids_of_the_whole(pieces in pieces(), steps in prop::collection::vec(0usize..24, 0..4)) {
