@@ -10,6 +10,7 @@ pub mod opening;
 pub mod parse;
 pub mod place;
 pub mod plan;
+pub mod prompts;
 pub mod receipt;
 pub mod remote_prefill;
 pub mod replicate;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::checkpoints::Checkpoints;
 use crate::config::Config;
+use crate::pipeline::prompts::Prompts;
 use crate::quotas::Quotas;
 use crate::resources::Resources;
 use crate::soft_state::{SoftState, SoftStateError};
@@ -20,6 +21,8 @@ pub struct Remembered {
     pub checkpoints: Checkpoints,
     /// What tenants may use.
     pub quotas: Quotas,
+    /// Prompts by their token ids, for moving them by hand.
+    pub prompts: Prompts,
 }
 
 impl Remembered {
@@ -28,6 +31,7 @@ impl Remembered {
         let state = Arc::new(SoftState::start(&config.soft_state, cluster, metrics.clone())?);
         let quotas = Quotas::new(&config.tenants, &state, metrics);
         let checkpoints = Checkpoints::new(state.clone(), metrics.clone());
-        Ok(Self { checkpoints, responses: Arc::new(Resources::new(state.clone())), quotas, state })
+        let responses = Arc::new(Resources::new(state.clone()));
+        Ok(Self { checkpoints, responses, quotas, state, prompts: Prompts::default() })
     }
 }

@@ -3,16 +3,16 @@
 //! They do not know each other. What one of them tells the other goes through here: probes become leases.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
-use ownership::{Directory, Options, OwnershipError};
+use ownership::ledger::{Command, Draining, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
+use ownership::{Directory, Options, OwnershipError, View};
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use vocabulary::{Micros, ModelId, WorkerId};
+use vocabulary::{Health, Micros, ModelId, WorkerId};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::{Alive, EventsAt, Fleet, FleetError, FleetOptions, Pace, RulesOf, WorkerSpec};
 
@@ -87,7 +87,7 @@ impl Rooms {
         let exchange = Exchange::new(fleet.clone(), neighbours, metrics);
         exchange.serve(&directory);
         let known = config.workers.clone();
-        let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
+        let leases = tokio::spawn(keep_leases(directory.clone(), (known, Arc::downgrade(&fleet)), reports));
         let watch = LedgerWatch::new(config.ledger.data_dir.clone());
         let tasks = [leases, tokio::spawn(exchange.run()), tokio::spawn(watch.clone().run())];
         Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), watch, tasks })
@@ -129,9 +129,16 @@ fn rules(catalog: Arc<Catalog>) -> RulesOf {
 }
 
 /// Registers each life of a worker when it is first reached, and renews its lease while it is.
-async fn keep_leases(directory: Arc<Directory>, workers: Vec<WorkerConfig>, mut reports: mpsc::Receiver<Alive>) {
+async fn keep_leases(
+    directory: Arc<Directory>,
+    (workers, fleet): (Vec<WorkerConfig>, Weak<Fleet>),
+    mut reports: mpsc::Receiver<Alive>,
+) {
     while let Some(alive) = reports.recv().await {
         let view = directory.view();
+        if let Some(fleet) = fleet.upgrade() {
+            obey_drain(&view, &fleet, alive.worker);
+        }
         let registered = view.worker(alive.worker).is_some_and(|worker| {
             worker.incarnation == alive.incarnation && worker.is_live() && worker.spec.ranks == alive.ranks
         });
@@ -141,6 +148,16 @@ async fn keep_leases(directory: Arc<Directory>, workers: Vec<WorkerConfig>, mut 
             register(&directory, alive, command).await;
         }
     }
+}
+
+/// Takes a worker out of service, or back into it, as the ledger says: operators say it there for all routers.
+fn obey_drain(view: &View, fleet: &Fleet, worker: WorkerId) {
+    let Some(record) = view.worker(worker) else { return };
+    let wanted = match record.draining {
+        Draining::Yes => Health::Draining,
+        Draining::No => Health::Ready,
+    };
+    fleet.set_draining(worker, wanted);
 }
 
 async fn register(directory: &Directory, alive: Alive, command: Command) {

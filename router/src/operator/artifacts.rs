@@ -1,7 +1,7 @@
 //! `/ownerserve/v1/artifacts`: sealed ranges of blocks, and who has them.
 
 use ownership::View;
-use ownership::ledger::{Artifact, Replica, Standing};
+use ownership::ledger::{Artifact, Pinned, Replica, Standing};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{ArtifactId, Blocks, Bytes, Epoch, GroupId, ModelId, PrefixId, SessionId, TenantId, Tokens, WorkerId};
@@ -84,6 +84,8 @@ pub(super) struct ArtifactLine {
     children: usize,
     #[schema(value_type = Option<GroupWord>)]
     group: Option<GroupId>,
+    /// Whether it is never evicted or collected.
+    pinned: bool,
     /// Of its own blocks.
     #[schema(value_type = u64)]
     bytes: Bytes,
@@ -143,6 +145,7 @@ impl ArtifactLine {
             sessions: artifact.sessions.len(),
             children: artifact.children.len(),
             group: artifact.group,
+            pinned: artifact.pinned == Pinned::Yes,
             bytes: artifact.bytes(),
             idle_ms: view.now().0.saturating_sub(artifact.touched.0) / 1000,
         }
@@ -150,7 +153,7 @@ impl ArtifactLine {
 
     fn tag(&self) -> Tag {
         let copies: Vec<_> = self.replicas.iter().map(|copy| (&copy.holder, copy.blocks)).collect();
-        let settled = (&self.owner, &self.origin, copies, self.sessions, self.children, self.group);
+        let settled = (&self.owner, &self.origin, copies, self.sessions, self.children, (self.group, self.pinned));
         Tag::of(self.epoch, &settled)
     }
 }

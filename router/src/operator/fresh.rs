@@ -110,10 +110,10 @@ impl At {
 
     /// Says it in the headers, unless they say it already.
     pub(super) fn mark(self, headers: &mut HeaderMap) {
-        if headers.contains_key(REVISION) {
+        if headers.contains_key(TERM) {
             return;
         }
-        headers.insert(REVISION, HeaderValue::from(self.revision));
+        headers.entry(REVISION).or_insert(HeaderValue::from(self.revision));
         headers.insert(TERM, HeaderValue::from(self.term));
         if let Some(leader) = self.leader {
             headers.insert(LEADER, HeaderValue::from(leader.0));

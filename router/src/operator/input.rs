@@ -44,6 +44,26 @@ where
     }
 }
 
+/// The two things that the path names.
+pub(super) struct Both<A, B>(pub(super) A, pub(super) B);
+
+impl<A, B, S> FromRequestParts<S> for Both<A, B>
+where
+    A: FromStr<Err: Display>,
+    B: FromStr<Err: Display>,
+    S: Send + Sync,
+{
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((first, second)) = path.map_err(|error| Problem::new(Kind::InvalidId, error.body_text()))?;
+        let first = first.parse().map_err(|error: A::Err| Problem::bad_id(&error))?;
+        let second = second.parse().map_err(|error: B::Err| Problem::bad_id(&error))?;
+        Ok(Self(first, second))
+    }
+}
+
 /// The body, JSON.
 pub(super) struct Told<T>(pub(super) T);
 

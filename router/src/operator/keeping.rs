@@ -6,7 +6,7 @@ use axum::extract::State;
 use ownership::ledger::{Command, DrainWorker, Draining, Outcome, Pin, Pinned, RenewLease, SetGroup};
 use serde::Deserialize;
 use utoipa::ToSchema;
-use vocabulary::{ArtifactId, GroupId, Micros, WorkerId};
+use vocabulary::{ArtifactId, GroupId, Health, Micros, WorkerId};
 
 use super::fresh::Fresh;
 use super::input::{Named, Told};
@@ -141,5 +141,7 @@ pub(super) async fn drain(
         false => (Draining::No, "the worker takes sessions"),
     };
     write(&gateway, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
+    // Other routers hear of it with their next probe of the worker.
+    gateway.fleet().set_draining(id, if body.draining { Health::Draining } else { Health::Ready });
     Ok(Done::plain(&gateway, did))
 }

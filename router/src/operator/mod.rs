@@ -6,6 +6,7 @@
 mod access;
 mod artifacts;
 mod audit;
+mod backup;
 mod cluster;
 mod custody;
 mod desk;
@@ -16,6 +17,7 @@ mod gauges;
 mod input;
 mod keeping;
 mod leases;
+mod moves;
 mod owners;
 mod paging;
 mod problem;
@@ -112,6 +114,9 @@ fn ledger_routes() -> OpenApiRouter<Desk> {
 
 fn write_routes() -> OpenApiRouter<Desk> {
     OpenApiRouter::new()
+        .routes(routes!(moves::migrate))
+        .routes(routes!(moves::replicate))
+        .routes(routes!(moves::drop_replica))
         .routes(routes!(custody::claim_session))
         .routes(routes!(custody::release_session))
         .routes(routes!(custody::claim_artifact))
@@ -122,7 +127,7 @@ fn write_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(keeping::drain))
         .routes(routes!(tenants::set_quota))
         .routes(routes!(cluster::raise_level))
-        .routes(routes!(cluster::snapshot))
+        .routes(routes!(cluster::snapshot, backup::save))
 }
 
 /// Runs what may look at many records on a thread that serves nobody else.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ownership::ledger::{Command, Outcome, Refusal};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use vocabulary::{DpRank, Epoch, Incarnation, Owner, WorkerId};
+use vocabulary::{Blocks, Bytes, DpRank, Epoch, Incarnation, Owner, WorkerId};
 
 use super::fresh::Fresh;
 use super::problem::{Kind, Problem};
@@ -24,19 +24,54 @@ pub(super) struct Done {
     /// The grant that came of it, or that was there already: the fencing token from now on.
     #[schema(value_type = Option<EpochWord>)]
     epoch: Option<Epoch>,
+    /// What was moved between workers for it; none when nothing was.
+    moved: Option<Moved>,
+}
+
+/// Blocks that went from one worker to another.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Moved {
+    /// Who had them.
+    #[schema(value_type = WorkerWord)]
+    pub(super) from: WorkerId,
+    /// Who has them now, too.
+    #[schema(value_type = WorkerWord)]
+    pub(super) to: WorkerId,
+    /// How many, from the start.
+    #[schema(value_type = u64)]
+    pub(super) blocks: Blocks,
+    /// Of KV.
+    #[schema(value_type = u64)]
+    pub(super) bytes: Bytes,
+    pub(super) took_ms: u64,
+    /// Whether the source had to compute again what it was believed to hold.
+    pub(super) recomputed: bool,
 }
 
 impl Done {
     /// A write that grants nothing.
     pub(super) fn plain(gateway: &Gateway, did: impl Into<String>) -> Fresh<Done> {
-        Fresh::new(&gateway.directory().view(), Self { did: did.into(), epoch: None })
+        Fresh::new(&gateway.directory().view(), Self { did: did.into(), epoch: None, moved: None })
     }
 
     /// A write that granted `epoch`.
     pub(super) fn granted(gateway: &Gateway, did: impl Into<String>, epoch: Epoch) -> Fresh<Done> {
-        let done = Self { did: did.into(), epoch: Some(epoch) };
-        let tag = Tag::of(epoch, &());
-        Fresh::new(&gateway.directory().view(), done).tagged(tag)
+        Self { did: did.into(), epoch: Some(epoch), moved: None }.fresh(gateway)
+    }
+
+    /// A write that moved blocks, if any had to be.
+    pub(super) fn with(did: impl Into<String>, epoch: Option<Epoch>, moved: Option<Moved>) -> Self {
+        Self { did: did.into(), epoch, moved }
+    }
+
+    /// As an answer, tagged with what was granted.
+    pub(super) fn fresh(self, gateway: &Gateway) -> Fresh<Done> {
+        let tag = self.epoch.map(|epoch| Tag::of(epoch, &()));
+        let answer = Fresh::new(&gateway.directory().view(), self);
+        match tag {
+            Some(tag) => answer.tagged(tag),
+            None => answer,
+        }
     }
 }
 
@@ -97,6 +132,9 @@ pub(super) async fn write(gateway: &Gateway, command: Command) -> Result<Outcome
     let outcome = tokio::time::timeout(WITHIN, ticket).await.map_err(|_| Problem::unknown_outcome())??;
     match outcome {
         Outcome::Refused(refusal) => Err(refused(&refusal)),
+        Outcome::Batch(ref all) if let Some(refusal) = outcome.refusals().first().filter(|_| !all.is_empty()) => {
+            Err(refused(refusal))
+        }
         Outcome::Forgotten => Err(Problem::unknown_outcome()),
         outcome => Ok(outcome),
     }

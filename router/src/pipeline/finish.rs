@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::Handoff;
+use planner::{Handoff, Transfers};
 use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
 use workers_shim::fleet::InFlight;
 
 use super::commit::{commit, withdraw};
 use super::plan::{Classified, Planned};
+use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use crate::gateway::Gateway;
@@ -69,6 +70,10 @@ impl Finish {
         let seen = self.seen(ending, usage);
         self.count(&seen);
         let gateway = self.gateway.clone();
+        if ending == Ending::Complete && self.step.ask.transfers == Transfers::Allowed {
+            let session = self.step.located.session.id;
+            Kept::of(&mut self.step).map(|kept| gateway.remembered.prompts.keep(session, kept));
+        }
         gateway.receipts.file(self.receipt(seen));
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::ACCEPT_ENCODING;
+use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
@@ -110,6 +110,22 @@ impl Legs {
             client: client_headers(request),
             body: request.body.clone(),
             options: options(request),
+        }
+    }
+
+    /// Legs that no client asked for.
+    pub fn unasked(gateway: &Arc<Gateway>) -> Self {
+        let mut client = HeaderMap::new();
+        client.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Ok(id) = HeaderValue::try_from(crate::incoming::new_request_id().to_string()) {
+            client.insert(REQUEST_ID, id);
+        }
+        Self {
+            gateway: gateway.clone(),
+            path: String::new(),
+            client,
+            body: RequestBody::read(Bytes::from_static(b"{}")).expect("an empty object is JSON"),
+            options: LegOptions { api: Api::Completions, salt: None, usage: UsageEvent::AsAsked },
         }
     }
 

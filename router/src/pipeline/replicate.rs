@@ -1,14 +1,16 @@
 //! A sealed prefix is made present at another worker: a prefill leg at its holder, a decode leg at its target, both with
 //! the same token ids. Afterwards the target serves the real request from its own cache.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Handoff, Leg, Plan};
-use vocabulary::{Blocks, Bytes, Micros, PrefixId, Tokens, WorkerId};
+use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, Tokens, WorkerId};
 use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 
 use super::legs::{LegError, Legs};
 use super::plan::Classified;
+use super::prompts::Kept;
 use super::receipt::Remark;
 use crate::gateway::Gateway;
 
@@ -50,6 +52,36 @@ pub async fn replicate(
         target: Leg { tokens_computed: Tokens::ZERO, ..plan.decode },
     };
     let flight = gateway.replicates.run((prefix, plan.target()), moving.run());
+    flight.await.unwrap_or(Some(Remark::ReplicateFailed))
+}
+
+/// Makes the first `blocks` of a kept prompt present at `target`, from `source`. What went wrong is remarked.
+pub async fn relocate(
+    gateway: &Arc<Gateway>,
+    kept: &Kept,
+    (blocks, bytes): (Blocks, Bytes),
+    (source, target): (Owner, Owner),
+) -> Option<Remark> {
+    let length = blocks.tokens(kept.chain.block).0 as usize;
+    let (Some(tokens), Some(prefix)) = (kept.tokens.get(..length), kept.chain.prefix(blocks)) else {
+        return Some(Remark::ReplicateFailed);
+    };
+    let leg = |owner: Owner| Leg {
+        worker: owner.worker,
+        rank: owner.rank,
+        tokens_cached: Tokens::ZERO,
+        tokens_computed: Tokens::ZERO,
+    };
+    let moving = Move {
+        legs: Legs::unasked(gateway),
+        model: kept.model.to_string(),
+        tokens: tokens.to_vec(),
+        salt: kept.salt.clone(),
+        bytes,
+        source: leg(source),
+        target: leg(target),
+    };
+    let flight = gateway.replicates.run((prefix, target.worker), moving.run());
     flight.await.unwrap_or(Some(Remark::ReplicateFailed))
 }
 

@@ -211,8 +211,10 @@ impl Member {
     }
 
     pub(super) fn drain(&self, wanted: Health) {
-        self.draining.store(wanted == Health::Draining, Ordering::Relaxed);
-        self.desk.changed();
+        let draining = wanted == Health::Draining;
+        if self.draining.swap(draining, Ordering::Relaxed) != draining {
+            self.desk.changed();
+        }
     }
 
     /// KV came to it.

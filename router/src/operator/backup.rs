@@ -1,0 +1,45 @@
+//! `GET /ownerserve/v1/cluster/snapshot`: a snapshot of the ledger as a stream of bytes, for a backup.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use futures::stream;
+use http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
+use tokio::io::AsyncReadExt as _;
+
+use super::fresh::REVISION;
+use super::problem::{Kind, Problem};
+use crate::gateway::Gateway;
+
+/// Bytes of one piece.
+const PIECE: usize = 64 << 10;
+
+/// Writes a snapshot of this node's ledger and streams it: what `ownerserve ctl snapshot verify` and `restore` read.
+///
+/// It holds everything: the role operator is needed.
+#[utoipa::path(get, path = "/ownerserve/v1/cluster/snapshot", tag = "cluster",
+    responses(
+        (status = 200, description = "The snapshot, as it lies on disk.", body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 503, description = "No snapshot could be written.")))]
+pub(super) async fn save(State(gateway): State<Arc<Gateway>>) -> Result<Response, Problem> {
+    let saved = gateway.directory().save_snapshot().await.map_err(|error| {
+        tracing::error!(%error, "a snapshot that an operator asked for was not written");
+        Problem::new(Kind::NotReady, "The snapshot was not written; the log of this process says why.")
+    })?;
+    let name = format!("attachment; filename=\"ownerserve-{}.snapshot\"", saved.applied);
+    let headers = [
+        (CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (CONTENT_LENGTH, saved.bytes.to_string()),
+        (CONTENT_DISPOSITION, name),
+        (REVISION, saved.applied.to_string()),
+    ];
+    let pieces = stream::try_unfold(tokio::fs::File::from_std(saved.file), |mut file| async move {
+        let mut piece = vec![0; PIECE];
+        let read = file.read(&mut piece).await?;
+        piece.truncate(read);
+        Ok::<_, std::io::Error>((read > 0).then(|| (Bytes::from(piece), file)))
+    });
+    Ok((headers, Body::from_stream(pieces)).into_response())
+}

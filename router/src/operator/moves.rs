@@ -1,0 +1,234 @@
+//! Writes that move blocks between workers: read-only copies and migrations.
+//!
+//! The blocks go first, by the same two legs that steps use, and the record follows only when they are there. What an
+//! operator knows to be there already can be recorded without moving anything.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use ownership::View;
+use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, ReplicateReadonly};
+use serde::Deserialize;
+use utoipa::ToSchema;
+use vocabulary::{ArtifactId, Bytes, Health, Micros, Owner, SessionId, TenantId, WorkerId, WorkerView};
+
+use super::fresh::Fresh;
+use super::input::{Both, Named, Told};
+use super::problem::{Kind, Problem};
+use super::tags::Fence;
+use super::words::{ArtifactWord, SessionWord, WorkerWord};
+use super::writes::{Done, FenceNeeded, Moved, Target, epoch_of, write};
+use super::{artifacts, sessions};
+use crate::gateway::Gateway;
+use crate::pipeline::receipt::Remark;
+use crate::pipeline::replicate::relocate;
+
+/// Whether blocks have to be moved.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Default)]
+#[serde(rename_all = "lowercase")]
+enum BlocksWord {
+    /// They are moved from who has them; the record is written when they are there.
+    #[default]
+    Move,
+    /// They are there already: only the record is written.
+    There,
+}
+
+/// Who is to have a read-only copy.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReplicaBody {
+    holder: Target,
+    #[serde(default)]
+    #[schema(inline)]
+    blocks: BlocksWord,
+    /// How long the copy is believed; ten minutes when left out.
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    ttl_ms: Option<u32>,
+}
+
+/// Longest time that a copy may be believed.
+const LONGEST_TTL: u32 = 86_400_000;
+
+/// Copies an artifact, and the prefix it hangs on, to a worker, and records the copy.
+#[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/replicas", tag = "artifacts",
+    params(("id" = ArtifactWord, Path)), request_body = ReplicaBody,
+    responses((status = 200, body = Fresh<Done>), (status = 502, description = "A worker failed; nothing was recorded.")))]
+pub(super) async fn replicate(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<ArtifactId>,
+    Told(body): Told<ReplicaBody>,
+) -> Result<Fresh<Done>, Problem> {
+    let ttl = body.ttl_ms.unwrap_or(600_000);
+    if !(1..=LONGEST_TTL).contains(&ttl) {
+        return Err(Problem::bad_body(format!("ttl_ms: accepted is 1 to {LONGEST_TTL}")));
+    }
+    let holder = body.holder.owner(&gateway)?;
+    let view = gateway.directory().view();
+    let artifact = artifacts::known(&view, id)?;
+    let place = Place { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
+    let moved = match body.blocks {
+        BlocksWord::There => None,
+        BlocksWord::Move => {
+            let moving =
+                Moving { tenant: artifact.origin.tenant.clone(), point: place.point, bytes: prefix_bytes(artifact) };
+            bring(&gateway, moving, (source_of(&view, artifact), holder)).await?
+        }
+    };
+    write(
+        &gateway,
+        Command::ReplicateReadonly(ReplicateReadonly { place, holder, ttl: Micros(u64::from(ttl) * 1000) }),
+    )
+    .await?;
+    let did = format!("{} has a read-only copy of the first {} blocks for {ttl} ms", holder.worker, place.point.blocks);
+    Ok(Done::with(did, None, moved).fresh(&gateway))
+}
+
+/// Forgets a worker's read-only copy, on every artifact from the root to this one.
+#[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}/replicas/{worker}", tag = "artifacts",
+    params(("id" = ArtifactWord, Path), ("worker" = WorkerWord, Path)),
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn drop_replica(
+    State(gateway): State<Arc<Gateway>>,
+    Both(id, worker): Both<ArtifactId, WorkerId>,
+) -> Result<Fresh<Done>, Problem> {
+    let view = gateway.directory().view();
+    let artifact = artifacts::known(&view, id)?;
+    let place = Place { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
+    let holders = artifact.replicas.iter().map(|copy| copy.holder).filter(|holder| holder.worker == worker);
+    let drops: Vec<Command> = holders.map(|holder| Command::DropReplica(DropReplica { place, holder })).collect();
+    if drops.is_empty() {
+        return Err(Problem::not_found(format!("{worker} has no copy of {id}.")));
+    }
+    write(&gateway, Command::Batch(drops)).await?;
+    Ok(Done::plain(&gateway, format!("the copy at {worker} is forgotten; its blocks are the engine's to drop")))
+}
+
+/// Where a session is to go.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MigrateBody {
+    to: Target,
+    #[serde(default)]
+    #[schema(inline)]
+    blocks: BlocksWord,
+}
+
+/// Moves a session and the artifacts that only it references to another worker.
+///
+/// The blocks of its newest head are moved first. It is fenced: when the session was granted anew meanwhile, nothing is
+/// recorded, and the blocks at the target are a plain cache.
+#[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/migrate", tag = "sessions",
+    params(("id" = SessionWord, Path), FenceNeeded), request_body = MigrateBody,
+    responses((status = 200, body = Fresh<Done>), (status = 502, description = "A worker failed; nothing was recorded.")))]
+pub(super) async fn migrate(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<SessionId>,
+    fence: Fence,
+    Told(body): Told<MigrateBody>,
+) -> Result<Fresh<Done>, Problem> {
+    let to = body.to.owner(&gateway)?;
+    let view = gateway.directory().view();
+    let session = sessions::known(&view, id)?;
+    let seen = fence.needed(session.epoch)?;
+    // The ledger has the last word; this spares a transfer that is in vain already.
+    fence.allowed(session.epoch)?;
+    let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
+    let moved = match (body.blocks, head) {
+        (BlocksWord::Move, Some((point, artifact))) => {
+            let source = view.session_owner(session).or_else(|| source_of(&view, artifact));
+            let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
+            bring(&gateway, Moving { tenant: session.tenant.clone(), point, bytes }, (source, to)).await?
+        }
+        _ => None,
+    };
+    let head = head.map(|(point, _)| point.id);
+    let outcome = write(&gateway, Command::Migrate(Migrate { session: id, to, head, seen })).await?;
+    let epoch = epoch_of(&outcome);
+    Ok(Done::with(format!("{} owns the session since {epoch}", to.worker), Some(epoch), moved).fresh(&gateway))
+}
+
+/// What is to be moved.
+struct Moving {
+    tenant: TenantId,
+    point: Point,
+    bytes: Bytes,
+}
+
+fn prefix_bytes(artifact: &Artifact) -> Bytes {
+    artifact.origin.shape.block_bytes * artifact.end().blocks.0
+}
+
+fn source_of(view: &View, artifact: &Artifact) -> Option<Owner> {
+    view.standing(artifact).owner()
+}
+
+/// Makes the blocks present at the target; none when they are its own already.
+async fn bring(
+    gateway: &Arc<Gateway>,
+    moving: Moving,
+    (source, target): (Option<Owner>, Owner),
+) -> Result<Option<Moved>, Problem> {
+    let Some(source) = source else {
+        return Err(cannot(
+            "nobody live has the blocks, so there is nothing to move",
+            "Claim it instead: the next step computes them.",
+        ));
+    };
+    if source.worker == target.worker {
+        return Ok(None);
+    }
+    check_way(gateway, source.worker, target.worker)?;
+    let Some(kept) = gateway.remembered.prompts.through(&moving.tenant, moving.point) else {
+        let why = "this router does not know the prompt's token ids, without which no engine moves blocks";
+        return Err(cannot(
+            why,
+            "Ask the router that served its last step, after a step of the session; or send \"blocks\": \"there\" if the target has them.",
+        ));
+    };
+    let since = Instant::now();
+    let remark = relocate(gateway, &kept, (moving.point.blocks, moving.bytes), (source, target)).await;
+    let (from, to, blocks, bytes) = (source.worker, target.worker, moving.point.blocks, moving.bytes);
+    let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    match remark {
+        None | Some(Remark::SourceRecomputed) => {
+            Ok(Some(Moved { from, to, blocks, bytes, took_ms, recomputed: remark.is_some() }))
+        }
+        Some(remark) => {
+            let detail = format!(
+                "The blocks could not be moved ({}); nothing was recorded. The log has the worker's answer.",
+                remark.as_str()
+            );
+            Err(Problem::new(Kind::MoveFailed, detail).caused(remark.as_str()))
+        }
+    }
+}
+
+/// Whether both are here, up, and speak to each other.
+fn check_way(gateway: &Gateway, source: WorkerId, target: WorkerId) -> Result<(), Problem> {
+    let fleet = gateway.fleet().snapshot();
+    let find = |id: WorkerId| {
+        let found = fleet.iter().find(|worker| worker.id == id);
+        found.ok_or_else(|| cannot("this router is not configured with both workers", "Ask a router that is."))
+    };
+    let (source, target) = (find(source)?, find(target)?);
+    if [source, target].iter().any(|worker| worker.health == Health::Unreachable) {
+        return Err(cannot(
+            "one of the workers cannot be reached",
+            "Look at GET /ownerserve/v1/workers, and try again.",
+        ));
+    }
+    let fabric = |worker: &WorkerView| worker.link.as_ref().map(|link| link.fabric.clone());
+    if fabric(target).is_none() || fabric(source) != fabric(target) {
+        return Err(cannot(
+            "the two workers cannot exchange KV",
+            "Their `link.fabric` in GET /ownerserve/v1/workers must be there and equal.",
+        ));
+    }
+    Ok(())
+}
+
+fn cannot(why: &str, advice: &str) -> Problem {
+    Problem::new(Kind::Conflict, format!("Nothing was changed: {why}. {advice}")).caused("not_movable")
+}
