@@ -11,7 +11,7 @@ use crate::{ctl, demo, serve, sim_command, telemetry};
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
 #[command(name = "ownerserve", version, about, max_term_width = 100)]
-struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
 }

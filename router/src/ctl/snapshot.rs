@@ -1,14 +1,25 @@
 //! `ownerserve ctl snapshot`: snapshots as files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use ownership::{OwnershipError, Restored, SnapshotReport};
+use http::Method;
+use http_body_util::BodyExt as _;
+use ownership::{Restored, SnapshotReport};
+use tokio::io::AsyncWriteExt as _;
 
-use super::Output;
+use super::client::{Client, CtlError};
+use super::{Output, cluster, note, writes};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
+    /// Takes a snapshot of a running node and brings it here, for a backup.
+    Save {
+        /// Where to; it must not be there yet.
+        file: PathBuf,
+    },
+    /// Lets a running node write a snapshot to its own disk.
+    Now,
     /// Reads a snapshot to its last byte, checks it, and says what it holds.
     Verify {
         /// The snapshot.
@@ -24,8 +35,17 @@ pub(crate) enum SnapshotCommand {
     },
 }
 
-pub(crate) async fn run(command: &SnapshotCommand, output: Output) -> Result<(), OwnershipError> {
+pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Output) -> Result<(), CtlError> {
     match command {
+        SnapshotCommand::Save { file } => {
+            save(client, file).await?;
+            let report = ownership::verify(file)?;
+            output.print(&report, &report_rows(&report));
+        }
+        SnapshotCommand::Now => {
+            let request = cluster::free(Method::POST, "cluster/snapshot", serde_json::json!({}));
+            writes::run(client, request, output).await?;
+        }
         SnapshotCommand::Verify { file } => {
             let report = ownership::verify(file)?;
             output.print(&report, &report_rows(&report));
@@ -35,6 +55,34 @@ pub(crate) async fn run(command: &SnapshotCommand, output: Output) -> Result<(),
             output.print(&restored, &restored_rows(&restored));
         }
     }
+    Ok(())
+}
+
+/// Brings a snapshot here, under another name until it is whole and on the disk.
+async fn save(client: &Client, file: &Path) -> Result<(), CtlError> {
+    let broken = |path: &Path| {
+        let path = path.display().to_string();
+        move |source| CtlError::File { path, source }
+    };
+    if file.exists() {
+        return Err(CtlError::Usage(format!("{} is there already; name a new file", file.display())));
+    }
+    let part = file.with_added_extension("part");
+    let (endpoint, answer) = client.open(Method::GET, "cluster/snapshot", (None, None)).await?;
+    let mut out = tokio::fs::File::create(&part).await.map_err(broken(&part))?;
+    let mut body = answer.into_body();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|error| CtlError::NoAnswer { endpoint: endpoint.clone(), detail: error.to_string() })?;
+        if let Ok(piece) = frame.into_data() {
+            out.write_all(&piece).await.map_err(broken(&part))?;
+        }
+    }
+    out.sync_all().await.map_err(broken(&part))?;
+    // What does not read back is no backup.
+    ownership::verify(&part)?;
+    tokio::fs::rename(&part, file).await.map_err(broken(file))?;
+    note(&format!("saved from {endpoint}"));
     Ok(())
 }
 

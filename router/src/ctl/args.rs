@@ -1,0 +1,99 @@
+//! What stands for a thing on the command line. Nothing is sent before all of it was read.
+
+use std::fmt;
+use std::str::FromStr;
+
+use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
+
+/// A worker, by its id or its URL.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WorkerArg(pub(crate) WorkerId);
+
+impl FromStr for WorkerArg {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let is_url = text.starts_with("http://") || text.starts_with("https://");
+        if is_url { Ok(Self(WorkerId::of_endpoint(text))) } else { text.parse().map(Self) }
+    }
+}
+
+impl fmt::Display for WorkerArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What can be owned: a session or an artifact.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SubjectArg {
+    Session(SessionId),
+    Artifact(ArtifactId),
+}
+
+impl FromStr for SubjectArg {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        match text.parse() {
+            Ok(session) => Ok(Self::Session(session)),
+            Err(error) if !text.starts_with("a-") => Err(error),
+            Err(_) => text.parse().map(Self::Artifact),
+        }
+    }
+}
+
+impl fmt::Display for SubjectArg {
+    /// As the API's path to it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session(id) => write!(f, "sessions/{id}"),
+            Self::Artifact(id) => write!(f, "artifacts/{id}"),
+        }
+    }
+}
+
+/// An epoch, as tables and ETags show it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct EpochArg(pub(crate) Epoch);
+
+/// A text that is no epoch.
+#[derive(Debug, thiserror::Error)]
+#[error("accepted is GENERATION.INDEX.POSITION, as lists show it")]
+pub(crate) struct NotAnEpoch;
+
+impl FromStr for EpochArg {
+    type Err = NotAnEpoch;
+
+    fn from_str(text: &str) -> Result<Self, NotAnEpoch> {
+        let parts: Vec<&str> = text.split('.').collect();
+        let [generation, index, position] = parts[..] else { return Err(NotAnEpoch) };
+        let epoch = Epoch {
+            generation: generation.parse().map_err(|_| NotAnEpoch)?,
+            index: index.parse().map_err(|_| NotAnEpoch)?,
+            position: position.parse().map_err(|_| NotAnEpoch)?,
+        };
+        Ok(Self(epoch))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn things_are_named_as_lists_show_them() {
+        assert_eq!("http://a:1/".parse::<WorkerArg>().unwrap().0, WorkerId::of_endpoint("http://a:1"));
+        assert_eq!("w-2a".parse::<WorkerArg>().unwrap().0, WorkerId(42));
+        assert_eq!("s-1".parse::<SubjectArg>().unwrap(), SubjectArg::Session(SessionId(1)));
+        assert_eq!("a-1".parse::<SubjectArg>().unwrap().to_string(), format!("artifacts/{}", ArtifactId(1)));
+        assert_eq!("1.2.3".parse::<EpochArg>().unwrap().0, Epoch { generation: 1, index: 2, position: 3 });
+        for bad in ["", "w-", "a:1", "s-1"] {
+            assert!(bad.parse::<WorkerArg>().is_err(), "{bad}");
+        }
+        for bad in ["", "1.2", "1.2.3.4", "-1.2.3", "a.b.c"] {
+            assert!(bad.parse::<EpochArg>().is_err(), "{bad}");
+        }
+        assert!("x-1".parse::<SubjectArg>().is_err() && "a-".parse::<SubjectArg>().is_err());
+    }
+}

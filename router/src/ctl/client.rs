@@ -1,0 +1,210 @@
+//! The client to the operator API: endpoints in turn, a token, and errors that say what to do.
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, IF_MATCH};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use serde_json::Value;
+
+use crate::auth::Secret;
+use crate::config::units::Span;
+use crate::gateway::bearer;
+use crate::upstream::{Outgoing, Upstream, UpstreamConfig, UpstreamError, WorkerBody};
+
+/// Largest answer that is read as a whole.
+const LARGEST: usize = 64 << 20;
+
+/// Why a command came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CtlError {
+    /// Nobody could be reached; nothing was changed.
+    #[error("{endpoint} cannot be reached: {detail}; give --endpoint http://HOST:PORT or set OWNERSERVE_ENDPOINT")]
+    Unreachable {
+        /// The last one that was tried.
+        endpoint: String,
+        /// Why.
+        detail: String,
+    },
+    /// The connection broke after the request was sent.
+    #[error("{endpoint} did not answer: {detail}; a write may or may not have been done: read, then repeat it")]
+    NoAnswer {
+        /// Who.
+        endpoint: String,
+        /// How it ended.
+        detail: String,
+    },
+    /// The API said no.
+    #[error("{title} ({word}): {detail}")]
+    Problem {
+        /// The problem's title.
+        title: String,
+        /// The last part of its type.
+        word: String,
+        /// What to do.
+        detail: String,
+    },
+    /// It is not the operator API that answers there.
+    #[error("{endpoint} does not speak the operator API: {detail}; is it the operators' address, not the clients'?")]
+    NotOurs {
+        /// Who.
+        endpoint: String,
+        /// What came.
+        detail: String,
+    },
+    /// What was given on the command line cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// A file.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The ledger's files.
+    #[error(transparent)]
+    Ownership(#[from] ownership::OwnershipError),
+}
+
+impl CtlError {
+    /// 1: refused. 2: bad usage, as clap's. 3: nobody answered, nothing was changed. 4: the outcome is not known.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Unreachable { .. } => 3,
+            Self::NoAnswer { .. } => 4,
+            Self::Problem { word, .. } if word == "unknown_outcome" => 4,
+            _ => 1,
+        }
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) json: Value,
+    pub(crate) tag: Option<String>,
+}
+
+/// Talks to the first endpoint that can be reached.
+#[derive(Debug)]
+pub(crate) struct Client {
+    upstream: Upstream,
+    pub(crate) endpoints: Vec<String>,
+    token: Option<Secret>,
+}
+
+impl Client {
+    pub(crate) fn new(endpoints: Vec<String>, token: Option<Secret>) -> Result<Self, CtlError> {
+        let scheme = |endpoint: &&String| !endpoint.starts_with("http://") && !endpoint.starts_with("https://");
+        if let Some(bad) = endpoints.iter().find(scheme) {
+            return Err(CtlError::Usage(format!(
+                "--endpoint {bad}: accepted is http://HOST:PORT or https://HOST:PORT"
+            )));
+        }
+        if token.as_ref().is_some_and(|token| bearer(Some(token)).is_none()) {
+            return Err(CtlError::Usage("--token: it cannot stand in a header".into()));
+        }
+        let config = UpstreamConfig {
+            connect_timeout: Span::seconds(3),
+            // A migration may take as long as its two legs.
+            answer_timeout: Span::seconds(300),
+            ..UpstreamConfig::default()
+        };
+        Ok(Self { upstream: Upstream::new(config), endpoints, token })
+    }
+
+    /// Only this endpoint.
+    pub(crate) fn at(&self, endpoint: &str) -> Self {
+        Self { upstream: self.upstream.clone(), endpoints: vec![endpoint.to_owned()], token: self.token.clone() }
+    }
+
+    /// Reads. `path` is what comes after `/ownerserve/v1/`.
+    pub(crate) async fn get(&self, path: &str) -> Result<Got, CtlError> {
+        self.ask(Method::GET, path, (None, None)).await
+    }
+
+    /// Writes `body`, fenced by `tag` where one is given.
+    pub(crate) async fn write(
+        &self,
+        (method, path): (Method, &str),
+        body: &Value,
+        tag: Option<&str>,
+    ) -> Result<Got, CtlError> {
+        self.ask(method, path, (Some(body), tag)).await
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        (body, tag): (Option<&Value>, Option<&str>),
+    ) -> Result<Got, CtlError> {
+        let (endpoint, answer) = self.open(method, path, (body, tag)).await?;
+        let tag = answer.headers().get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
+        let whole = Limited::new(answer.into_body(), LARGEST).collect().await;
+        let whole =
+            whole.map_err(|error| CtlError::NoAnswer { endpoint: endpoint.clone(), detail: error.to_string() })?;
+        let json = serde_json::from_slice(&whole.to_bytes());
+        let json = json.map_err(|error| CtlError::NotOurs { endpoint, detail: error.to_string() })?;
+        Ok(Got { json, tag })
+    }
+
+    /// Sends a request and returns the answer as it begins, from the first endpoint that can be reached.
+    pub(crate) async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        (body, tag): (Option<&Value>, Option<&str>),
+    ) -> Result<(String, http::Response<WorkerBody>), CtlError> {
+        let mut last = CtlError::Usage("no endpoint is given".into());
+        for endpoint in &self.endpoints {
+            let request = Outgoing {
+                method: method.clone(),
+                path: format!("/ownerserve/v1/{path}"),
+                headers: self.headers((body, tag))?,
+                body: body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string())),
+            };
+            let endpoint = endpoint.clone();
+            match self.upstream.send(&endpoint, request).await {
+                Ok(answer) if answer.status().is_success() => return Ok((endpoint, answer)),
+                Ok(answer) => return Err(problem(endpoint, answer).await),
+                Err(UpstreamError::Connect(detail)) => last = CtlError::Unreachable { endpoint, detail },
+                Err(UpstreamError::Unsendable(detail)) => return Err(CtlError::Usage(detail)),
+                Err(error) => return Err(CtlError::NoAnswer { endpoint, detail: error.to_string() }),
+            }
+        }
+        Err(last)
+    }
+
+    fn headers(&self, (body, tag): (Option<&Value>, Option<&str>)) -> Result<HeaderMap, CtlError> {
+        let mut headers = HeaderMap::new();
+        if let Some(token) = bearer(self.token.as_ref()) {
+            headers.insert(AUTHORIZATION, token);
+        }
+        if body.is_some() {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        if let Some(tag) = tag {
+            let value = HeaderValue::from_str(tag).map_err(|_| CtlError::Usage(format!("not an epoch: {tag}")))?;
+            headers.insert(IF_MATCH, value);
+        }
+        Ok(headers)
+    }
+}
+
+/// What an answer that is no success says.
+async fn problem(endpoint: String, answer: http::Response<WorkerBody>) -> CtlError {
+    let status = answer.status();
+    let body =
+        Limited::new(answer.into_body(), LARGEST).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let document: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let text = |name: &str| document[name].as_str().map(str::to_owned);
+    let word = text("type").and_then(|kind| kind.strip_prefix("urn:ownerserve:problem:").map(str::to_owned));
+    match (word, text("title"), text("detail")) {
+        (Some(word), Some(title), Some(detail)) => CtlError::Problem { title, word, detail },
+        _ if status == StatusCode::NOT_FOUND => CtlError::NotOurs { endpoint, detail: "404".into() },
+        _ => CtlError::NotOurs { endpoint, detail: status.to_string() },
+    }
+}

@@ -1,0 +1,203 @@
+//! The cluster: status, digests, alarms, members.
+
+use std::collections::BTreeSet;
+
+use clap::Subcommand;
+use http::Method;
+use serde_json::{Value, json};
+
+use super::client::{Client, CtlError};
+use super::lists::pretty;
+use super::table::{Column, table, word};
+use super::writes::{FenceFrom, Request};
+use super::{Output, note, say};
+
+/// What is done with members.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum MemberCommand {
+    /// Lists the nodes.
+    List,
+    /// Prints how a new node joins. Nothing has to be prepared: it gets its id from the ledger and begins as a learner.
+    Add,
+    /// Makes learners voters, all in one step: one voter and two learners make a cluster of three.
+    Promote {
+        /// Their node ids.
+        #[arg(required = true)]
+        nodes: Vec<u64>,
+    },
+    /// Makes voters learners, all in one step.
+    Demote {
+        /// Their node ids.
+        #[arg(required = true)]
+        nodes: Vec<u64>,
+    },
+    /// Takes a node out for good; its id never comes back.
+    Remove {
+        /// Its node id.
+        node: u64,
+    },
+}
+
+const MEMBERS: [Column; 6] = [
+    ("NODE", "/node"),
+    ("ADDRESS", "/address"),
+    ("STANDING", "/standing"),
+    ("LEADER", "/is_leader"),
+    ("LEVELS", "/levels"),
+    ("MATCHED", "/matched"),
+];
+
+pub(crate) fn free(method: Method, path: impl Into<String>, body: Value) -> Request {
+    Request { method, path: path.into(), body, fence: FenceFrom::Nowhere }
+}
+
+pub(crate) async fn member(client: &Client, command: &MemberCommand, output: Output) -> Result<(), CtlError> {
+    let request = match command {
+        MemberCommand::List => return list(client, output).await,
+        MemberCommand::Add => return how_to_join(client, output).await,
+        MemberCommand::Promote { nodes } => free(Method::POST, "cluster/members/promote", json!({"nodes": nodes})),
+        MemberCommand::Demote { nodes } => free(Method::POST, "cluster/members/demote", json!({"nodes": nodes})),
+        MemberCommand::Remove { node } => free(Method::DELETE, format!("cluster/members/{node}"), json!({})),
+    };
+    super::writes::run(client, request, output).await
+}
+
+async fn list(client: &Client, output: Output) -> Result<(), CtlError> {
+    let got = client.get("cluster/members").await?;
+    match output {
+        Output::Json => say(&format!("{}\n", pretty(&got.json))),
+        Output::Table => say(&table(&MEMBERS, lines(&got.json["members"]))),
+    }
+    Ok(())
+}
+
+fn lines(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
+    let got = client.get("cluster/members").await?;
+    let members = lines(&got.json["members"]);
+    let reachable = |member: &&Value| member["address"].as_str().is_some_and(|address| !address.is_empty());
+    let Some(member) = members.iter().find(reachable) else {
+        let detail = "no node of this cluster can be reached by others: start one with [cluster] listen set";
+        return Err(CtlError::Usage(detail.into()));
+    };
+    let command = format!("ownerserve serve --join {} --data-dir EMPTY_FOLDER", word(member.get("address")));
+    match output {
+        Output::Json => say(&format!("{}\n", pretty(&json!({"join": member["address"], "command": command})))),
+        Output::Table => {
+            say(&format!("{command}\n"));
+            note("it joins as a learner; `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all");
+        }
+    }
+    Ok(())
+}
+
+/// What one endpoint says, or why it says nothing.
+async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
+    let ask = |endpoint: &String| {
+        let (client, endpoint) = (client.at(endpoint), endpoint.clone());
+        async move {
+            match client.get(path).await {
+                Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
+                Err(error) => json!({"endpoint": endpoint, "error": error.to_string()}),
+            }
+        }
+    };
+    futures::future::join_all(client.endpoints.iter().map(ask)).await
+}
+
+/// Prints what was answered; fails when an endpoint did not.
+fn tell(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
+    match output {
+        Output::Json => say(&format!("{}\n", pretty(&json!(answers)))),
+        Output::Table => say(&table(columns, answers)),
+    }
+    let silent = answers.iter().find(|answer| answer["error"].is_string());
+    match silent {
+        None => Ok(()),
+        Some(silent) => Err(CtlError::Usage(format!("not every endpoint answered: {}", word(silent.get("error"))))),
+    }
+}
+
+const STATUS: [Column; 10] = [
+    ("ENDPOINT", "/endpoint"),
+    ("NODE", "/answer/node"),
+    ("LEADER", "/answer/leader"),
+    ("TERM", "/answer/term"),
+    ("REVISION", "/answer/revision"),
+    ("STALE", "/answer/stale"),
+    ("LEVEL", "/answer/level"),
+    ("SESSIONS", "/answer/holds/sessions"),
+    ("ARTIFACTS", "/answer/holds/artifacts"),
+    ("LOG BYTES", "/answer/log_bytes"),
+];
+
+/// Every endpoint's view of the cluster.
+pub(crate) async fn status(client: &Client, output: Output) -> Result<(), CtlError> {
+    tell(&ask_all(client, "cluster").await, &STATUS, output)
+}
+
+const HASHES: [Column; 4] =
+    [("ENDPOINT", "/endpoint"), ("REVISION", "/answer/revision"), ("TERM", "/answer/term"), ("HASH", "/answer/hash")];
+
+/// Every endpoint's digest; those at one revision have to be equal.
+pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlError> {
+    let answers = ask_all(client, "cluster/hash").await;
+    tell(&answers, &HASHES, output)?;
+    let at = |answer: &Value| (answer["answer"]["revision"].as_u64(), word(answer.pointer("/answer/hash")));
+    let told: BTreeSet<_> = answers.iter().map(at).collect();
+    let revisions: BTreeSet<_> = told.iter().map(|(revision, _)| revision).collect();
+    if revisions.len() < told.len() {
+        let detail = "nodes differ at one revision: stop the one that differs, keep its folder, and let it join anew";
+        return Err(CtlError::Problem {
+            title: "States differ".into(),
+            word: "diverged".into(),
+            detail: detail.into(),
+        });
+    }
+    if answers.len() > 1 && revisions.len() > 1 {
+        note("the nodes were asked at different revisions; ask again for a comparison");
+    }
+    Ok(())
+}
+
+/// What is not as it should be: nodes without a quorum, workers that are gone, drained or not exactly known.
+pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlError> {
+    let mut found = Vec::new();
+    for answer in ask_all(client, "cluster").await {
+        let of = word(answer.get("endpoint"));
+        if let Some(error) = answer["error"].as_str() {
+            found.push(alarm(&of, "unreachable", error));
+        } else if answer["answer"]["stale"] == true {
+            found.push(alarm(&of, "no_quorum", "no leader is known; serving goes on with the last view"));
+        }
+    }
+    let workers = client.get("workers?limit=1000").await?;
+    for worker in lines(&workers.json["workers"]) {
+        let of = word(worker.get("endpoint"));
+        match (worker["health"].as_str(), worker["knowledge"].as_str()) {
+            (Some("unreachable"), _) => found.push(alarm(&of, "worker_unreachable", "it does not answer its probes")),
+            (Some("draining"), _) => found.push(alarm(&of, "worker_draining", "an operator drains it")),
+            (_, Some("degraded")) => found.push(alarm(&of, "degraded", "events were lost and not yet made good")),
+            (_, Some("fallback")) => {
+                found.push(alarm(&of, "fallback", "its blocks are guessed from what was routed there"))
+            }
+            _ => {}
+        }
+    }
+    for lease in lines(&client.get("leases?limit=1000&state=expired").await?.json["leases"]) {
+        found.push(alarm(&word(lease.get("endpoint")), "lease_expired", "no router reached it within its lease"));
+    }
+    match output {
+        Output::Json => say(&format!("{}\n", pretty(&json!(found)))),
+        Output::Table if found.is_empty() => say("nothing\n"),
+        Output::Table => say(&table(&[("OF", "/of"), ("ALARM", "/alarm"), ("WHAT", "/what")], &found)),
+    }
+    Ok(())
+}
+
+fn alarm(of: &str, alarm: &str, what: &str) -> Value {
+    json!({"of": of, "alarm": alarm, "what": what})
+}

@@ -1,0 +1,321 @@
+//! Lists and single things: what `ctl` reads and shows.
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use vocabulary::{ArtifactId, GroupId, SessionId};
+
+use super::args::WorkerArg;
+use super::client::{Client, CtlError};
+use super::table::{Column, aligned, table, word};
+use super::{Output, note, say};
+
+/// Which part of a list.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PageArgs {
+    /// Most lines.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+    /// Goes on behind an earlier list's end.
+    #[arg(long)]
+    cursor: Option<String>,
+    /// Everything, page after page.
+    #[arg(long, conflicts_with = "cursor")]
+    all: bool,
+    /// How fresh it must be.
+    #[arg(long, value_enum, default_value_t)]
+    consistency: ConsistencyArg,
+}
+
+/// How fresh a read must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum ConsistencyArg {
+    /// What the node last applied.
+    #[default]
+    Local,
+    /// Everything that was acknowledged before.
+    Linearizable,
+}
+
+/// What a list is filtered by; each list takes what fits it.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct FilterArgs {
+    /// Of this tenant.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Of this model.
+    #[arg(long)]
+    model: Option<String>,
+    /// Of this worker, by id or URL.
+    #[arg(long)]
+    worker: Option<WorkerArg>,
+    /// In this group.
+    #[arg(long)]
+    group: Option<GroupId>,
+    /// Of this session.
+    #[arg(long)]
+    session: Option<SessionId>,
+    /// Of this artifact.
+    #[arg(long)]
+    artifact: Option<ArtifactId>,
+    /// In this state: a standing of artifacts, a lease's state, a worker's health.
+    #[arg(long)]
+    state: Option<String>,
+    /// What the client calls its session; needs --model.
+    #[arg(long)]
+    key: Option<String>,
+}
+
+impl FilterArgs {
+    fn pairs(&self, state: &'static str) -> Vec<(&'static str, String)> {
+        let text = |name: &'static str, value: Option<String>| value.map(|value| (name, value));
+        [
+            text("tenant", self.tenant.clone()),
+            text("model", self.model.clone()),
+            text("worker", self.worker.as_ref().map(ToString::to_string)),
+            text("group", self.group.map(|id| id.to_string())),
+            text("session", self.session.map(|id| id.to_string())),
+            text("artifact", self.artifact.map(|id| id.to_string())),
+            text(state, self.state.clone()),
+            text("key", self.key.clone()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// A list of the API.
+#[derive(Debug)]
+pub(crate) struct List {
+    /// Its path, and the name of its lines in the answer.
+    pub(crate) name: &'static str,
+    /// What a filter by state is called.
+    pub(crate) state: &'static str,
+    /// How it is shown.
+    pub(crate) columns: &'static [Column],
+}
+
+pub(crate) const OWNERS: List = List {
+    name: "owners",
+    state: "standing",
+    columns: &[
+        ("PREFIX", "/prefix"),
+        ("BLOCKS", "/blocks"),
+        ("STANDING", "/standing"),
+        ("OWNER", "/owner/endpoint"),
+        ("RANK", "/owner/rank"),
+        ("EPOCH", "/epoch"),
+        ("COPIES", "/replicas"),
+        ("TENANT", "/tenant"),
+        ("MODEL", "/model"),
+    ],
+};
+pub(crate) const LEASES: List = List {
+    name: "leases",
+    state: "state",
+    columns: &[
+        ("WORKER", "/worker"),
+        ("ENDPOINT", "/endpoint"),
+        ("ROLE", "/role"),
+        ("STATE", "/state"),
+        ("LEFT MS", "/left_ms"),
+        ("EPOCH", "/epoch"),
+        ("INCARNATION", "/incarnation"),
+        ("DRAINING", "/draining"),
+    ],
+};
+pub(crate) const SESSIONS: List = List {
+    name: "sessions",
+    state: "state",
+    columns: &[
+        ("SESSION", "/id"),
+        ("OWNER", "/owner/endpoint"),
+        ("LIVE", "/owner/live"),
+        ("EPOCH", "/epoch"),
+        ("HEADS", "/heads"),
+        ("PARENT", "/parent"),
+        ("ON THE WAY", "/steps_on_their_way"),
+        ("IDLE MS", "/idle_ms"),
+        ("TENANT", "/tenant"),
+        ("MODEL", "/model"),
+    ],
+};
+pub(crate) const ARTIFACTS: List = List {
+    name: "artifacts",
+    state: "standing",
+    columns: &[
+        ("ARTIFACT", "/id"),
+        ("BLOCKS", "/blocks"),
+        ("STANDING", "/standing"),
+        ("OWNER", "/owner/endpoint"),
+        ("EPOCH", "/epoch"),
+        ("COPIES", "/replicas"),
+        ("SESSIONS", "/sessions"),
+        ("CHILDREN", "/children"),
+        ("PINNED", "/pinned"),
+        ("GROUP", "/group"),
+        ("BYTES", "/bytes"),
+    ],
+};
+pub(crate) const REPLICAS: List = List {
+    name: "replicas",
+    state: "state",
+    columns: &[
+        ("ARTIFACT", "/artifact"),
+        ("HOLDER", "/holder/endpoint"),
+        ("LIVE", "/holder/live"),
+        ("BLOCKS", "/blocks"),
+        ("LEFT MS", "/left_ms"),
+    ],
+};
+pub(crate) const INTENTS: List = List {
+    name: "intents",
+    state: "state",
+    columns: &[
+        ("SESSION", "/session"),
+        ("WORKER", "/worker/endpoint"),
+        ("ROUTER", "/router"),
+        ("BASE", "/base"),
+        ("LEFT MS", "/left_ms"),
+    ],
+};
+pub(crate) const GROUPS: List = List {
+    name: "groups",
+    state: "state",
+    columns: &[("GROUP", "/id"), ("ARTIFACTS", "/artifacts"), ("BYTES", "/bytes")],
+};
+pub(crate) const TENANTS: List = List {
+    name: "tenants",
+    state: "state",
+    columns: &[("TENANT", "/tenant"), ("QUOTA", "/quota"), ("ARTIFACTS", "/artifacts"), ("SESSIONS", "/sessions")],
+};
+pub(crate) const WORKERS: List = List {
+    name: "workers",
+    state: "health",
+    columns: &[
+        ("WORKER", "/id"),
+        ("ENDPOINT", "/endpoint"),
+        ("ROLE", "/role"),
+        ("HEALTH", "/health"),
+        ("KNOWLEDGE", "/knowledge"),
+        ("LEASE", "/lease/state"),
+        ("RUNNING", "/load/running"),
+        ("WAITING", "/load/waiting"),
+        ("MODELS", "/models"),
+    ],
+};
+
+impl List {
+    /// Prints it.
+    pub(crate) async fn show(
+        &self,
+        client: &Client,
+        (filter, page): (&FilterArgs, &PageArgs),
+        output: Output,
+    ) -> Result<(), CtlError> {
+        let mut query = filter.pairs(self.state);
+        query.push(("limit", page.limit.to_string()));
+        if page.consistency == ConsistencyArg::Linearizable {
+            query.push(("consistency", "linearizable".into()));
+        }
+        let (mut lines, mut cursor, mut answer): (Vec<Value>, _, Value);
+        (lines, cursor) = (Vec::new(), page.cursor.clone());
+        loop {
+            let mut asked = query.clone();
+            asked.extend(cursor.clone().map(|cursor| ("cursor", cursor)));
+            answer = client.get(&with_query(self.name, &asked)).await?.json;
+            lines.extend(answer[self.name].as_array().cloned().unwrap_or_default());
+            cursor = answer["next"].as_str().map(str::to_owned);
+            if cursor.is_none() || !page.all {
+                break;
+            }
+        }
+        match output {
+            Output::Json => {
+                answer[self.name] = json!(lines);
+                say(&format!("{}\n", pretty(&answer)));
+            }
+            Output::Table => {
+                say(&table(self.columns, &lines));
+                if let Some(cursor) = cursor {
+                    note(&format!("there is more: --all, or --cursor {cursor}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One thing, by its path: as JSON, or its fields under each other.
+pub(crate) async fn show_one(client: &Client, path: &str, (name, output): (&str, Output)) -> Result<(), CtlError> {
+    let got = client.get(path).await?;
+    match output {
+        Output::Json => say(&format!("{}\n", pretty(&got.json))),
+        Output::Table => {
+            let mut rows = Vec::new();
+            fields("", &got.json[name], &mut rows);
+            rows.extend(got.tag.map(|tag| vec!["etag".to_owned(), tag]));
+            say(&aligned(&rows));
+        }
+    }
+    Ok(())
+}
+
+/// Every field by its path.
+pub(crate) fn fields(path: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    match value {
+        Value::Object(inner) if !value["generation"].is_u64() || inner.len() != 3 => {
+            inner.iter().for_each(|(name, value)| fields(&below(name), value, rows));
+        }
+        Value::Array(all) if !all.is_empty() && !all.iter().all(Value::is_string) => {
+            all.iter().enumerate().for_each(|(n, value)| fields(&below(&n.to_string()), value, rows));
+        }
+        plain => rows.push(vec![path.to_owned(), word(Some(plain))]),
+    }
+}
+
+/// The fork tree of a session.
+pub(crate) async fn show_tree(client: &Client, session: SessionId, output: Output) -> Result<(), CtlError> {
+    let got = client.get(&format!("sessions/{session}/tree")).await?;
+    if output == Output::Json {
+        say(&format!("{}\n", pretty(&got.json)));
+        return Ok(());
+    }
+    let mut rows = vec![["SESSION", "OWNER", "BLOCKS", "HEADS"].map(str::to_owned).to_vec()];
+    for branch in got.json["branches"].as_array().into_iter().flatten() {
+        let depth = branch["depth"].as_u64().unwrap_or_default().min(40) as usize;
+        let twig = if depth == 0 { String::new() } else { format!("{}`- ", "   ".repeat(depth - 1)) };
+        let here = if branch["id"].as_str() == Some(&session.to_string()) { " *" } else { "" };
+        rows.push(vec![
+            format!("{twig}{}{here}", word(branch.get("id"))),
+            word(branch.pointer("/owner/endpoint")),
+            word(branch.get("blocks")),
+            word(branch.get("heads")),
+        ]);
+    }
+    say(&aligned(&rows));
+    if got.json["cut"] == true {
+        note("there are more than fit");
+    }
+    Ok(())
+}
+
+pub(crate) fn pretty(answer: &Value) -> String {
+    serde_json::to_string_pretty(answer).unwrap_or_default()
+}
+
+/// `path?name=value&...`, with everything in the values that could end them written as %XX.
+pub(crate) fn with_query(path: &str, pairs: &[(&str, String)]) -> String {
+    let joined: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
+    if joined.is_empty() { path.to_owned() } else { format!("{path}?{}", joined.join("&")) }
+}
+
+/// A text as it can stand in a path or a query.
+pub(crate) fn escaped(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        other => format!("%{other:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}

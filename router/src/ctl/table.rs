@@ -1,0 +1,86 @@
+//! Answers for people: columns that line up.
+
+use serde_json::Value;
+
+/// A column: its title, and where in a line its value is (a JSON pointer).
+pub(crate) type Column = (&'static str, &'static str);
+
+/// Longest value that is shown.
+const WIDEST: usize = 80;
+
+/// The lines as a table.
+pub(crate) fn table(columns: &[Column], lines: &[Value]) -> String {
+    let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+    let cells = |line: &Value| columns.iter().map(|(_, place)| word(line.pointer(place))).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(titles).chain(lines.iter().map(cells)).collect();
+    aligned(&rows)
+}
+
+/// Rows whose columns line up; nothing stands behind the last one.
+pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default()
+    };
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let room = width(column) - cell.chars().count() + 2;
+            line.push_str(cell);
+            line.extend(std::iter::repeat_n(' ', room));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A value in a cell.
+pub(crate) fn word(value: Option<&Value>) -> String {
+    let text = match value {
+        None | Some(Value::Null) => "-".into(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Bool(true)) => "yes".into(),
+        Some(Value::Bool(false)) => "no".into(),
+        Some(Value::Array(all)) if all.iter().all(Value::is_string) && !all.is_empty() => {
+            all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(",")
+        }
+        Some(Value::Array(all)) => all.len().to_string(),
+        Some(epoch @ Value::Object(_)) if epoch["generation"].is_u64() => {
+            format!("{}.{}.{}", epoch["generation"], epoch["index"], epoch["position"])
+        }
+        Some(other) => other.to_string(),
+    };
+    // What workers and tenants call themselves must not drive a terminal.
+    let plain: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(WIDEST).collect();
+    if plain.is_empty() { "-".into() } else { plain }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_values_read_as_people_write_them() {
+        let lines = [
+            json!({"id": "s-1", "owner": {"endpoint": "http://a:1", "live": true}, "epoch": {"generation": 0, "index": 7, "position": 1}}),
+            json!({"id": "s-22222", "owner": null, "epoch": {"generation": 1, "index": 8, "position": 0}}),
+        ];
+        let columns = [("SESSION", "/id"), ("OWNER", "/owner/endpoint"), ("LIVE", "/owner/live"), ("EPOCH", "/epoch")];
+        let wanted =
+            "SESSION  OWNER       LIVE  EPOCH\ns-1      http://a:1  yes   0.7.1\ns-22222  -           -     1.8.0\n";
+        assert_eq!(table(&columns, &lines), wanted);
+    }
+
+    #[test]
+    fn a_value_cannot_drive_the_terminal_or_fill_it() {
+        assert_eq!(word(Some(&json!("a\u{1b}[2Jb\n"))), "a?[2Jb?");
+        assert_eq!(word(Some(&json!("x".repeat(500)))).len(), WIDEST);
+        assert_eq!(
+            (word(Some(&json!(["a", "b"]))), word(Some(&json!([{}, {}]))), word(Some(&json!("")))),
+            ("a,b".into(), "2".into(), "-".into())
+        );
+    }
+}
