@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use ownership::View;
-use ownership::ledger::Command;
+use ownership::{MemberChange, View};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::fresh::{Fresh, FreshQuery, Seen};
 use super::input::Told;
+use super::members::change;
 use super::problem::{Kind, Problem};
-use super::writes::{Done, Nothing, write};
+use super::writes::{Done, Nothing};
 use crate::gateway::Gateway;
 
 /// What the ledger holds.
@@ -96,9 +96,8 @@ pub(super) async fn raise_level(
     State(gateway): State<Arc<Gateway>>,
     Told(body): Told<Level>,
 ) -> Result<Fresh<Done>, Problem> {
-    write(&gateway, Command::RaiseLevel(body.level)).await?;
-    let level = gateway.directory().view().level();
-    Ok(Done::plain(&gateway, format!("the cluster is at feature level {level}")))
+    let did = format!("the cluster is at feature level {} or above", body.level);
+    change(&gateway, MemberChange::RaiseLevel(body.level), &did).await
 }
 
 /// Writes a snapshot of this node's ledger to its disk now.

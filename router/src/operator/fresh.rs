@@ -1,6 +1,7 @@
 //! How fresh an answer is: which view a read was promised, and what every answer says of the view it came from.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{FromRequestParts, Query};
@@ -54,12 +55,14 @@ pub(super) struct FreshQuery {
 const MOST_STALENESS: u32 = 600_000;
 
 impl FreshQuery {
-    fn check(self) -> Result<Consistency, Problem> {
+    fn check(self) -> Result<ownership::Consistency, Problem> {
         let accepted = "accepted is 1 to 600000, in milliseconds, and only with consistency=bounded";
         match (self.consistency.unwrap_or_default(), self.max_staleness) {
-            (Consistency::Local, None) => Ok(Consistency::Local),
-            (Consistency::Linearizable, None) => Ok(Consistency::Linearizable),
-            (Consistency::Bounded, Some(most)) if (1..=MOST_STALENESS).contains(&most) => Ok(Consistency::Bounded),
+            (Consistency::Local, None) => Ok(ownership::Consistency::Local),
+            (Consistency::Linearizable, None) => Ok(ownership::Consistency::Linearizable),
+            (Consistency::Bounded, Some(most)) if (1..=MOST_STALENESS).contains(&most) => {
+                Ok(ownership::Consistency::Bounded(Duration::from_millis(most.into())))
+            }
             (Consistency::Bounded, None) => {
                 Err(Problem::bad_query(format!("consistency=bounded needs max_staleness; {accepted}")))
             }
@@ -78,13 +81,8 @@ impl FromRequestParts<Desk> for Seen {
         let Query(query) =
             Query::<FreshQuery>::try_from_uri(&parts.uri).map_err(|error| Problem::bad_query(error.body_text()))?;
         let consistency = query.check()?;
-        let view = desk.gateway.directory().view();
-        // The one voter's own view holds all that was acknowledged, as long as it leads.
-        if consistency == Consistency::Local || !view.quorum().stale {
-            return Ok(Seen(view));
-        }
-        let detail = "This node has no leader to ask. Read with consistency=local, or try again shortly.";
-        Err(Problem::new(Kind::TooStale, detail))
+        let read = desk.gateway.directory().read(consistency).await;
+        read.map(Seen).map_err(|error| Problem::new(Kind::TooStale, format!("{error}. Try again shortly.")))
     }
 }
 

@@ -17,6 +17,7 @@ mod gauges;
 mod input;
 mod keeping;
 mod leases;
+mod members;
 mod moves;
 mod owners;
 mod paging;
@@ -110,6 +111,7 @@ fn ledger_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(tenants::tenant))
         .routes(routes!(cluster::cluster))
         .routes(routes!(cluster::hash))
+        .routes(routes!(members::members))
 }
 
 fn write_routes() -> OpenApiRouter<Desk> {
@@ -127,6 +129,11 @@ fn write_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(keeping::drain))
         .routes(routes!(tenants::set_quota))
         .routes(routes!(cluster::raise_level))
+        .routes(routes!(members::promote))
+        .routes(routes!(members::demote))
+        .routes(routes!(members::replace))
+        .routes(routes!(members::remove))
+        .routes(routes!(members::move_leader))
         .routes(routes!(cluster::snapshot, backup::save))
 }
 

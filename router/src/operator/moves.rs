@@ -72,8 +72,8 @@ pub(super) async fn replicate(
         BlocksWord::There => None,
         BlocksWord::Move => {
             let moving =
-                Moving { tenant: artifact.origin.tenant.clone(), point: place.point, bytes: prefix_bytes(artifact) };
-            bring(&gateway, moving, (source_of(&view, artifact), holder)).await?
+                Moving { tenant: artifact.origin.tenant.clone(), point: place.point, bytes: prefix_bytes(&artifact) };
+            bring(&gateway, moving, (source_of(&view, &artifact), holder)).await?
         }
     };
     write(
@@ -135,11 +135,11 @@ pub(super) async fn migrate(
     // The ledger has the last word; this spares a transfer that is in vain already.
     fence.allowed(session.epoch)?;
     let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
-    let moved = match (body.blocks, head) {
+    let moved = match (body.blocks, &head) {
         (BlocksWord::Move, Some((point, artifact))) => {
             let source = view.session_owner(session).or_else(|| source_of(&view, artifact));
             let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
-            bring(&gateway, Moving { tenant: session.tenant.clone(), point, bytes }, (source, to)).await?
+            bring(&gateway, Moving { tenant: session.tenant.clone(), point: *point, bytes }, (source, to)).await?
         }
         _ => None,
     };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ownership::Consistency;
 use ownership::ledger::{Command, Outcome, Refusal};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -136,7 +137,11 @@ pub(super) async fn write(gateway: &Gateway, command: Command) -> Result<Outcome
             Err(refused(refusal))
         }
         Outcome::Forgotten => Err(Problem::unknown_outcome()),
-        outcome => Ok(outcome),
+        outcome => {
+            // So that the answer's revision has it, wherever the leader is. What was done stays done if this fails.
+            let _ = gateway.directory().read(Consistency::Linearizable).await;
+            Ok(outcome)
+        }
     }
 }
 

@@ -1,0 +1,201 @@
+//! `/ownerserve/v1/cluster/members` and `/leader`: who keeps the ledger, and how that is changed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::extract::State;
+use ownership::{Levels, Member, MemberChange, MemberError, Standing};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use vocabulary::NodeId;
+
+use super::fresh::{Fresh, FreshQuery, Seen};
+use super::input::{Named, Told};
+use super::problem::{Kind, Problem};
+use super::writes::Done;
+use crate::gateway::Gateway;
+
+/// Whether a node decides or only keeps up.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum StandingWord {
+    Voter,
+    Learner,
+}
+
+/// Which feature levels a node's release can work at.
+#[derive(Serialize, ToSchema)]
+struct LevelsLine {
+    lowest: u32,
+    highest: u32,
+}
+
+impl From<Levels> for LevelsLine {
+    fn from(levels: Levels) -> Self {
+        Self { lowest: levels.lowest, highest: levels.highest }
+    }
+}
+
+/// A node of the cluster, as the answering node knows it.
+#[derive(Serialize, ToSchema)]
+struct MemberLine {
+    #[schema(value_type = u64)]
+    node: NodeId,
+    /// Where the others reach it; empty for one that nobody can.
+    address: String,
+    #[schema(inline)]
+    standing: StandingWord,
+    is_leader: bool,
+    /// What its release knows; none when it has not been heard of.
+    levels: Option<LevelsLine>,
+    /// The last entry that the leader knows it to have; only the leader knows.
+    matched: Option<u64>,
+}
+
+impl From<Member> for MemberLine {
+    fn from(member: Member) -> Self {
+        let standing = match member.voter {
+            Standing::Voter => StandingWord::Voter,
+            Standing::Learner => StandingWord::Learner,
+        };
+        Self {
+            node: member.node,
+            address: member.address,
+            standing,
+            is_leader: member.is_leader,
+            levels: member.level.map(LevelsLine::from),
+            matched: member.matched,
+        }
+    }
+}
+
+/// The nodes of the cluster.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Members {
+    members: Vec<MemberLine>,
+}
+
+/// The nodes of the cluster, by id.
+#[utoipa::path(get, path = "/ownerserve/v1/cluster/members", tag = "cluster", params(FreshQuery),
+    responses((status = 200, body = Fresh<Members>)))]
+pub(super) async fn members(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Members> {
+    let members = gateway.directory().members().into_iter().map(MemberLine::from).collect();
+    Fresh::new(&view, Members { members })
+}
+
+/// Which nodes.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Nodes {
+    /// Their ids; all are changed in one step.
+    #[schema(value_type = Vec<u64>, min_items = 1, max_items = 64)]
+    nodes: Vec<u64>,
+}
+
+impl Nodes {
+    fn ids(self) -> Result<BTreeSet<NodeId>, Problem> {
+        if !(1..=64).contains(&self.nodes.len()) {
+            return Err(Problem::bad_body("nodes: accepted is 1 to 64 node ids"));
+        }
+        Ok(self.nodes.into_iter().map(NodeId).collect())
+    }
+}
+
+/// Which node.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OneNode {
+    node: u64,
+}
+
+/// Makes learners voters, all in one step: one voter and two learners make a cluster of three.
+///
+/// A cluster has 1, 3 or 5 voters; anything else is refused.
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/members/promote", tag = "cluster", request_body = Nodes,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn promote(
+    State(gateway): State<Arc<Gateway>>,
+    Told(nodes): Told<Nodes>,
+) -> Result<Fresh<Done>, Problem> {
+    change(&gateway, MemberChange::Promote(nodes.ids()?), "they vote").await
+}
+
+/// Makes voters learners, all in one step.
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/members/demote", tag = "cluster", request_body = Nodes,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn demote(
+    State(gateway): State<Arc<Gateway>>,
+    Told(nodes): Told<Nodes>,
+) -> Result<Fresh<Done>, Problem> {
+    change(&gateway, MemberChange::Demote(nodes.ids()?), "they vote no more").await
+}
+
+/// A voter, and the learner that takes its place.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Replacement {
+    old: u64,
+    new: u64,
+}
+
+/// Puts a learner into a voter's place, in one step: how a lost voter is replaced.
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/members/replace", tag = "cluster", request_body = Replacement,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn replace(
+    State(gateway): State<Arc<Gateway>>,
+    Told(body): Told<Replacement>,
+) -> Result<Fresh<Done>, Problem> {
+    let (old, new) = (NodeId(body.old), NodeId(body.new));
+    change(&gateway, MemberChange::Replace { old, new }, "it votes in the other's place").await
+}
+
+/// Takes a node out for good. Its id never comes back; with an empty folder it joins as a new one.
+#[utoipa::path(delete, path = "/ownerserve/v1/cluster/members/{node}", tag = "cluster",
+    params(("node" = u64, Path, description = "The node's id.")),
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn remove(
+    State(gateway): State<Arc<Gateway>>,
+    Named(node): Named<u64>,
+) -> Result<Fresh<Done>, Problem> {
+    change(&gateway, MemberChange::Remove(NodeId(node)), "it is out for good").await
+}
+
+/// Makes another voter lead.
+#[utoipa::path(post, path = "/ownerserve/v1/cluster/leader", tag = "cluster", request_body = OneNode,
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn move_leader(
+    State(gateway): State<Arc<Gateway>>,
+    Told(body): Told<OneNode>,
+) -> Result<Fresh<Done>, Problem> {
+    change(&gateway, MemberChange::TransferLeader(NodeId(body.node)), "it leads").await
+}
+
+/// Carries out a change, from whichever node was asked.
+pub(super) async fn change(gateway: &Gateway, change: MemberChange, did: &str) -> Result<Fresh<Done>, Problem> {
+    gateway.directory().change(change).await.map_err(|error| refused(&error))?;
+    Ok(Done::plain(gateway, did))
+}
+
+fn refused(error: &MemberError) -> Problem {
+    let kind = match error {
+        MemberError::Unknown(_) => Kind::NotFound,
+        MemberError::NoLeader => Kind::NoQuorum,
+        MemberError::Unknowable(_) => Kind::UnknownOutcome,
+        _ => Kind::Conflict,
+    };
+    let cause = match error {
+        MemberError::VoterCount { .. } => "voter_count",
+        MemberError::Unknown(_) => "unknown_node",
+        MemberError::AlreadyVoter(_) => "already_voter",
+        MemberError::NotVoter(_) => "not_voter",
+        MemberError::StillVoter(_) => "still_voter",
+        MemberError::InProgress => "change_in_progress",
+        MemberError::Lagging { .. } => "lagging",
+        MemberError::Silent(_) => "silent",
+        MemberError::Level { .. } => "level",
+        MemberError::NoLeader => "no_leader",
+        MemberError::Unknowable(_) => "unknown_outcome",
+        MemberError::Refused(_) => "refused",
+    };
+    Problem::new(kind, format!("{error}.")).caused(cause)
+}
