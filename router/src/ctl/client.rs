@@ -25,6 +25,9 @@ pub(crate) enum CtlError {
         /// Why.
         detail: String,
     },
+    /// Of several that were asked, not all answered.
+    #[error("not every endpoint answered: {0}")]
+    Silent(String),
     /// The connection broke after the request was sent.
     #[error("{endpoint} did not answer: {detail}; a write may or may not have been done: read, then repeat it")]
     NoAnswer {
@@ -72,7 +75,7 @@ impl CtlError {
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Unreachable { .. } => 3,
+            Self::Unreachable { .. } | Self::Silent(_) => 3,
             Self::NoAnswer { .. } => 4,
             Self::Problem { word, .. } if word == "unknown_outcome" => 4,
             _ => 1,

@@ -38,12 +38,13 @@ pub(crate) enum MemberCommand {
     },
 }
 
-const MEMBERS: [Column; 6] = [
+const MEMBERS: [Column; 7] = [
     ("NODE", "/node"),
     ("ADDRESS", "/address"),
     ("STANDING", "/standing"),
     ("LEADER", "/is_leader"),
-    ("LEVELS", "/levels"),
+    ("LEVEL FROM", "/levels/lowest"),
+    ("TO", "/levels/highest"),
     ("MATCHED", "/matched"),
 ];
 
@@ -80,8 +81,8 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     let members = lines(&got.json["members"]);
     let reachable = |member: &&Value| member["address"].as_str().is_some_and(|address| !address.is_empty());
     let Some(member) = members.iter().find(reachable) else {
-        let detail = "no node of this cluster can be reached by others: start one with [cluster] listen set";
-        return Err(CtlError::Usage(detail.into()));
+        let detail = "no node of this cluster can be reached by others: start one with [cluster] listen set".into();
+        return Err(CtlError::Problem { title: "Nothing to join".into(), word: "alone".into(), detail });
     };
     let command = format!("ownerserve serve --join {} --data-dir EMPTY_FOLDER", word(member.get("address")));
     match output {
@@ -117,7 +118,7 @@ fn tell(answers: &[Value], columns: &[Column], output: Output) -> Result<(), Ctl
     let silent = answers.iter().find(|answer| answer["error"].is_string());
     match silent {
         None => Ok(()),
-        Some(silent) => Err(CtlError::Usage(format!("not every endpoint answered: {}", word(silent.get("error"))))),
+        Some(silent) => Err(CtlError::Silent(silent["error"].as_str().unwrap_or_default().to_owned())),
     }
 }
 
