@@ -72,7 +72,9 @@ impl Finish {
         let gateway = self.gateway.clone();
         if ending == Ending::Complete && self.step.ask.transfers == Transfers::Allowed {
             let session = self.step.located.session.id;
-            Kept::of(&mut self.step).map(|kept| gateway.remembered.prompts.keep(session, kept));
+            if let Some(kept) = Kept::of(&mut self.step) {
+                gateway.remembered.prompts.keep(session, kept);
+            }
         }
         gateway.receipts.file(self.receipt(seen));
     }
