@@ -46,6 +46,12 @@ struct ServeArgs {
     /// Folder of the durable ledger, made if missing [default: ./ownerserve-data].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+    /// Where other nodes call this one. Without it, the ledger is kept by this node alone.
+    #[arg(long, value_name = "ADDR")]
+    node_listen: Option<String>,
+    /// Members of the cluster to join, when the data directory is new.
+    #[arg(long, value_name = "ADDR[,ADDR]")]
+    join: Option<String>,
     /// Ends when standard input closes.
     #[arg(long, hide = true)]
     exit_with_parent: bool,
@@ -59,6 +65,8 @@ impl ServeArgs {
         settings.extend(self.operator_listen.clone().map(|value| quoted("operator.listen", value)));
         let folder = self.data_dir.as_ref().map(|folder| folder.to_string_lossy().into_owned());
         settings.extend(folder.map(|value| quoted("ledger.data_dir", value)));
+        settings.extend(self.node_listen.clone().map(|value| quoted("cluster.listen", value)));
+        settings.extend(self.join.clone().map(|value| quoted("cluster.join", value)));
         settings.extend(self.settings.iter().cloned());
         Overrides { settings, workers: self.workers.clone() }
     }
@@ -131,12 +139,16 @@ mod tests {
             "--worker=http://a:1#prefill",
             "--worker=http://b:1",
             "--data-dir=/tmp/with space",
+            "--node-listen=127.0.0.1:3",
+            "--join=a:1,b:2",
             "--set",
             "steering.mode=shadow",
         ]);
         assert_eq!((config.proxy.listen.port(), config.operator.listen.to_string().as_str()), (1, "[::1]:2"));
         assert_eq!(config.ledger.data_dir, PathBuf::from("/tmp/with space"));
         assert_eq!(config.workers.len(), 2);
+        let peering = config.cluster.peering();
+        assert_eq!((peering.listen.as_deref(), peering.join.len()), (Some("127.0.0.1:3"), 2));
         assert_eq!(config.steering.mode, crate::pipeline::steering::Mode::Shadow);
     }
 

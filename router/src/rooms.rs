@@ -68,7 +68,12 @@ impl Rooms {
     pub async fn open(config: &Config, metrics: ExchangeMetrics) -> Result<Self, RoomsError> {
         let catalog = Arc::new(Catalog::load(&config.models)?);
         let folder = config.ledger.data_dir.clone();
-        let options = Options { lease: config.ledger.lease.0, ..Options::new(folder.clone()) };
+        let options = Options {
+            lease: config.ledger.lease.0,
+            peering: config.cluster.peering(),
+            max_level: config.cluster.max_level,
+            ..Options::new(folder.clone())
+        };
         let directory = Directory::open(options).await.map_err(|source| RoomsError::Ledger { folder, source })?;
         let directory = Arc::new(directory);
         let index = SharedIndex::new();

@@ -1,6 +1,7 @@
 //! Configuration: a TOML file, then `--set path=value`, then the few flags. Sections sit beside the code that reads
 //! them; this module only puts them together and says clearly what is wrong.
 
+mod cluster;
 pub mod units;
 mod workers;
 
@@ -19,6 +20,7 @@ use crate::quotas::TenantConfig;
 use crate::server::ProxyConfig;
 use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
+pub use cluster::ClusterConfig;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
 /// Everything `ownerserve serve` can be told. Every field has a default but the workers.
@@ -43,6 +45,8 @@ pub struct Config {
     pub planner: Policy,
     /// The ledger of owners and sessions.
     pub ledger: LedgerConfig,
+    /// The other nodes that keep it.
+    pub cluster: ClusterConfig,
     /// What tenants may use, by their names in the keys file; without one, everybody is `default`.
     pub tenants: BTreeMap<String, TenantConfig>,
     /// What is remembered beside it, and where routers share that.
@@ -210,7 +214,7 @@ impl Config {
                 return invalid(&format!("tenants.{name}.{field}"), "accepted is 1 to 1000000000000".into());
             }
         }
-        if let Some((path, accepted)) = self.soft_state.problem() {
+        if let Some((path, accepted)) = self.cluster.problem().or_else(|| self.soft_state.problem()) {
             return invalid(path, accepted.into());
         }
         Ok(())

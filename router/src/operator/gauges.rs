@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use ownership::Standing;
 use ownership::ledger::Lease;
 use vocabulary::{Health, Knowledge, WorkerView};
 
@@ -13,6 +14,7 @@ use crate::pipeline::steering::Mode;
 pub(super) fn refresh(gateway: &Gateway) {
     process(gateway);
     ledger(gateway);
+    cluster(gateway);
     gateway.metrics.soft_state.memory_bytes.set(signed(gateway.remembered.state.bytes() as u64));
     workers(gateway);
     exchange(gateway);
@@ -105,6 +107,25 @@ fn ledger(gateway: &Gateway) {
     metrics.commits.with_label_values(&["applied"]).inc_by(readings.commands.saturating_sub(refused));
     for (cause, count) in readings.refusals.iter().chain(&readings.failures) {
         metrics.commits.with_label_values(&[cause]).inc_by(*count);
+    }
+}
+
+fn cluster(gateway: &Gateway) {
+    let (metrics, directory) = (&gateway.metrics.cluster, gateway.directory());
+    let members = directory.members();
+    let leads = members.iter().any(|member| member.is_leader && member.node == directory.node());
+    metrics.leads.set(i64::from(leads));
+    metrics.level.set(i64::from(directory.view().level()));
+    for (standing, word) in [(Standing::Voter, "voter"), (Standing::Learner, "learner")] {
+        let count = members.iter().filter(|member| member.voter == standing).count();
+        metrics.members.with_label_values(&[word]).set(signed(count as u64));
+    }
+    // Members come and go; only the leader knows how far the others are.
+    metrics.lag.reset();
+    let last = members.iter().filter_map(|member| member.matched).max().unwrap_or(0);
+    for member in members.iter().filter(|_| leads) {
+        let lag = last.saturating_sub(member.matched.unwrap_or(0));
+        metrics.lag.with_label_values(&[&member.node.to_string()]).set(signed(lag));
     }
 }
 

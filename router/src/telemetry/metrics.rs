@@ -10,6 +10,7 @@ use prometheus::{
 };
 use workers_shim::dialect::Stripped;
 
+use super::cluster::ClusterMetrics;
 use super::exchange::ExchangeMetrics;
 use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
 use super::soft_state::SoftStateMetrics;
@@ -27,6 +28,8 @@ pub struct Metrics {
     pub ledger: Ledger,
     /// What routers share beside the ledger.
     pub soft_state: SoftStateMetrics,
+    /// The quorum that keeps the ledger.
+    pub cluster: ClusterMetrics,
     /// Routers among themselves.
     pub exchange: ExchangeMetrics,
     /// This process.
@@ -162,6 +165,7 @@ impl Metrics {
             workers: Workers::new(&families),
             ledger: Ledger::new(&families),
             soft_state: SoftStateMetrics::new(&families),
+            cluster: ClusterMetrics::new(&families),
             exchange: ExchangeMetrics::new(&families),
             process: Process::new(&families),
             names: families.names(),

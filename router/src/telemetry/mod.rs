@@ -1,5 +1,6 @@
 //! What is told about the process: logs and metrics. Neither ever carries a prompt, an answer or a key.
 
+pub mod cluster;
 pub mod exchange;
 mod families;
 pub mod metrics;

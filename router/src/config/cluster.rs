@@ -1,0 +1,181 @@
+//! Section `[cluster]`: how this router takes part in the quorum that keeps the ledger.
+
+use ownership::{Peering, Timers};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+
+use super::units::Span;
+
+/// Section `[cluster]`. Without `listen` the router keeps its ledger alone.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    /// Where other nodes call this one, `HOST:PORT`. Also `--node-listen`.
+    pub listen: Option<Address>,
+    /// What the others are told instead of `listen`, where that is a wildcard or not reachable from outside.
+    pub advertise: Option<Address>,
+    /// Members to ask for admission when the data directory is new. Also `--join`.
+    pub join: Addresses,
+    /// How long a new node asks before it gives up.
+    pub join_within: Span,
+    /// How often a leader shows that it is there.
+    pub heartbeat: Span,
+    /// The shortest wait for a leader that does not.
+    pub election_min: Span,
+    /// The longest; a lost leader is replaced after at most about twice this.
+    pub election_max: Span,
+    /// The highest feature level to work at. For tests of mixed releases.
+    pub max_level: Option<u32>,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        let Timers { heartbeat, election_min, election_max } = Timers::default();
+        Self {
+            listen: None,
+            advertise: None,
+            join: Addresses::default(),
+            join_within: Span(Peering::default().join_within),
+            heartbeat: Span(heartbeat),
+            election_min: Span(election_min),
+            election_max: Span(election_max),
+            max_level: None,
+        }
+    }
+}
+
+impl ClusterConfig {
+    /// As the ledger's room takes it.
+    pub fn peering(&self) -> Peering {
+        let text = |address: &Option<Address>| address.as_ref().map(|address| address.0.clone());
+        Peering {
+            listen: text(&self.listen),
+            advertise: text(&self.advertise),
+            join: self.join.0.iter().map(|address| address.0.clone()).collect(),
+            join_within: self.join_within.0,
+            timers: Timers {
+                heartbeat: self.heartbeat.0,
+                election_min: self.election_min.0,
+                election_max: self.election_max.0,
+            },
+        }
+    }
+
+    /// What no single field can say: where it is wrong, and what is accepted.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        if !self.join.0.is_empty() && self.listen.is_none() {
+            let needed = "a node that joins must be reachable for the others: give cluster.listen (--node-listen), too";
+            return Some(("cluster.join", needed));
+        }
+        if self.advertise.is_some() && self.listen.is_none() {
+            return Some(("cluster.advertise", "it only makes sense with cluster.listen"));
+        }
+        if self.heartbeat.0.as_millis() < 10 || self.election_max.0.as_secs() > 60 {
+            return Some(("cluster.heartbeat", "accepted is a heartbeat from 10ms on and elections up to 60s"));
+        }
+        if self.heartbeat >= self.election_min || self.election_min >= self.election_max {
+            return Some(("cluster.election_min", "accepted is heartbeat < election_min < election_max"));
+        }
+        None
+    }
+}
+
+/// Why a text is no address.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no address; accepted is HOST:PORT, for example 10.0.0.1:7400 or router-1:7400")]
+struct NoAddress(String);
+
+/// A host, or an IP address, and a port.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Address(String);
+
+impl Address {
+    fn parse(text: &str) -> Result<Self, NoAddress> {
+        let text = text.trim();
+        let sound = text.rsplit_once(':').is_some_and(|(host, port)| {
+            let is_host = !host.is_empty() && (!host.contains(':') || host.starts_with('[') && host.ends_with(']'));
+            is_host && !host.contains(['/', ' ']) && port.parse::<u16>().is_ok()
+        });
+        if sound && text.len() <= 256 { Ok(Self(text.to_owned())) } else { Err(NoAddress(text.to_owned())) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::parse(&String::deserialize(deserializer)?).map_err(Error::custom)
+    }
+}
+
+/// A list of addresses, or one text with commas between them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Addresses(Vec<Address>);
+
+impl<'de> Deserialize<'de> for Addresses {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Listed;
+
+        impl<'de> Visitor<'de> for Listed {
+            type Value = Addresses;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("HOST:PORT, several with commas between them or as a list")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Addresses, E> {
+                let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+                parts.map(Address::parse).collect::<Result<_, _>>().map(Addresses).map_err(E::custom)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Addresses, A::Error> {
+                let mut all = Vec::new();
+                while let Some(address) = sequence.next_element()? {
+                    all.push(address);
+                }
+                Ok(Addresses(all))
+            }
+        }
+
+        deserializer.deserialize_any(Listed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Result<ClusterConfig, NoAddress> {
+        let config: ClusterConfig = toml::from_str(text).map_err(|error| NoAddress(error.message().to_owned()))?;
+        match config.problem() {
+            Some((path, problem)) => Err(NoAddress(format!("{path}: {problem}"))),
+            None => Ok(config),
+        }
+    }
+
+    #[test]
+    fn the_default_stands_alone_with_timers_that_fit() {
+        let config = check("").unwrap();
+        assert_eq!(config, ClusterConfig::default());
+        assert_eq!(config.peering(), Peering::default());
+    }
+
+    #[test]
+    fn members_to_join_are_a_list_or_a_text_with_commas() {
+        let list = check("listen = '127.0.0.1:0'\njoin = ['a:1', '[::1]:2']").unwrap();
+        let text = check("listen = '127.0.0.1:0'\njoin = 'a:1, [::1]:2'").unwrap();
+        assert_eq!(list, text);
+        assert_eq!(list.peering().join, ["a:1", "[::1]:2"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_is_accepted() {
+        let wrong = |text: &str| check(text).unwrap_err().0;
+        for address in ["7400", "::1:7400x", "http://a:1", "a:b", ":1", "a b:1"] {
+            let error = wrong(&format!("listen = '{address}'"));
+            assert!(error.contains("accepted is HOST:PORT"), "{address}: {error}");
+        }
+        assert!(wrong("join = 'a:1'").contains("cluster.listen"));
+        assert!(wrong("heartbeat = '2s'").contains("heartbeat < election_min"));
+        assert!(wrong("heartbeat = '1ms'").contains("10ms"));
+        assert!(wrong("hartbeat = '1s'").contains("unknown field"));
+    }
+}
