@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use ownership::ledger::{ClaimOwner, Command, Release, Subject};
+use ownership::{Consistency, View};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{ArtifactId, Epoch, Owner, SessionId};
@@ -57,11 +58,23 @@ pub(super) async fn claim_artifact(
     claimed(&gateway, Subject::Artifact(id), claim).await
 }
 
-async fn released(
-    gateway: &Gateway,
-    subject: Subject,
-    ((owner, current), fence): ((Option<Owner>, Epoch), Fence),
-) -> Result<Fresh<Done>, Problem> {
+/// Who has it, and since when, as a view knows it.
+fn holder(view: &View, subject: Subject) -> Result<(Option<Owner>, Epoch), Problem> {
+    match subject {
+        Subject::Session(id) => sessions::known(view, id).map(|session| (session.owner, session.epoch)),
+        Subject::Artifact(id) => artifacts::known(view, id).map(|artifact| (artifact.owner, artifact.epoch)),
+    }
+}
+
+/// What the client saw is released. A node that is behind its client looks again as the leader does: it must not say
+/// that nobody owned what it has not heard of yet.
+async fn released(gateway: &Gateway, subject: Subject, fence: Fence) -> Result<Fresh<Done>, Problem> {
+    let directory = gateway.directory();
+    let (mut owner, mut current) = holder(&directory.view(), subject)?;
+    if matches!(fence, Fence::Granted(seen) if seen > current) {
+        let view = directory.read(Consistency::Linearizable).await.map_err(|_| Problem::no_quorum())?;
+        (owner, current) = holder(&view, subject)?;
+    }
     let seen = fence.needed(current)?;
     let Some(owner) = owner else { return Ok(Done::plain(gateway, "nobody owned it")) };
     write(gateway, Command::Release(Release { subject, owner, seen })).await?;
@@ -78,9 +91,7 @@ pub(super) async fn release_session(
     fence: Fence,
     Told(Nothing {}): Told<Nothing>,
 ) -> Result<Fresh<Done>, Problem> {
-    let view = gateway.directory().view();
-    let session = sessions::known(&view, id)?;
-    released(&gateway, Subject::Session(id), ((session.owner, session.epoch), fence)).await
+    released(&gateway, Subject::Session(id), fence).await
 }
 
 /// Takes an artifact from its owner, without giving it to another.
@@ -93,9 +104,7 @@ pub(super) async fn release_artifact(
     fence: Fence,
     Told(Nothing {}): Told<Nothing>,
 ) -> Result<Fresh<Done>, Problem> {
-    let view = gateway.directory().view();
-    let artifact = artifacts::known(&view, id)?;
-    released(&gateway, Subject::Artifact(id), ((artifact.owner, artifact.epoch), fence)).await
+    released(&gateway, Subject::Artifact(id), fence).await
 }
 
 /// Forgets a session. Its artifacts stay until nothing references them and they go cold.
