@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use consensus::{Body, StoredMembership};
-use ledger::Restore;
+use ledger::{Ledger, Restore};
 use openraft::storage::RaftLogStorage;
 use openraft::type_config::alias::LeaderIdOf;
 use openraft::vote::RaftLeaderIdExt;
@@ -107,6 +107,11 @@ impl Directory {
 fn read(path: &Path) -> Result<Whole, OwnershipError> {
     let mut file = File::open(path).map_err(OwnershipError::io(path))?;
     snapshots::read(&mut file, path)
+}
+
+/// Reads a snapshot to its last byte and returns the ledger in it, for whoever checks what it remembers.
+pub fn load(path: &Path) -> Result<Ledger, OwnershipError> {
+    read(path).map(|whole| whole.ledger)
 }
 
 /// Reads a snapshot to its last byte and says what it holds.

@@ -35,7 +35,7 @@ mod wal;
 mod watch;
 mod writer;
 
-pub use backup::{Restored, SavedSnapshot, SnapshotReport, StateHash, restore, verify};
+pub use backup::{Restored, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
 pub use consensus::{Quorum, View};
 pub use counters::Readings;
 pub use directory::Directory;
