@@ -1,0 +1,80 @@
+//! etcd as Debian ships it: a cluster of processes that end with this one.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::BenchError;
+use crate::process::{Running, free_addresses};
+use crate::rpc::{Connection, Field, field, message};
+
+const READY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A running cluster.
+pub(crate) struct Etcd {
+    members: Vec<Running>,
+    /// Where the leader serves clients.
+    pub(crate) leader: SocketAddr,
+}
+
+impl Etcd {
+    /// Starts `size` members in `folder` and waits for their leader.
+    pub(crate) async fn start(folder: &Path, size: usize) -> Result<Self, BenchError> {
+        let (clients, peers) = (free_addresses(size)?, free_addresses(size)?);
+        let cluster: Vec<String> = (0..size).map(|n| format!("m{n}=http://{}", peers[n])).collect();
+        let mut members = Vec::new();
+        for n in 0..size {
+            let (client, peer) = (format!("http://{}", clients[n]), format!("http://{}", peers[n]));
+            let mut command = Command::new("etcd");
+            command.args(["--name", &format!("m{n}"), "--log-level", "error", "--initial-cluster-state", "new"]);
+            command.arg("--data-dir").arg(folder.join(format!("etcd-{size}-{n}")));
+            command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+            command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+            command.args(["--initial-cluster", &cluster.join(",")]);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            members.push(Running::start("etcd", command)?);
+        }
+        let deadline = Instant::now() + READY_WITHIN;
+        loop {
+            if let Some(leader) = find_leader(&clients).await {
+                return Ok(Self { members, leader });
+            }
+            if Instant::now() > deadline {
+                return Err(BenchError::Answer { target: "etcd".into(), got: "no leader".into() });
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// The processes.
+    pub(crate) fn members(&self) -> usize {
+        self.members.len()
+    }
+}
+
+async fn find_leader(clients: &[SocketAddr]) -> Option<SocketAddr> {
+    for client in clients {
+        let Ok(connection) = Connection::open(*client).await else { continue };
+        let Ok(status) = connection.call("/etcdserverpb.Maintenance/Status", &[]).await else { continue };
+        let Some(Field::Bytes(header)) = field(&status, 1) else { continue };
+        let (Some(Field::Number(own)), Some(Field::Number(leader))) = (field(header, 2), field(&status, 4)) else {
+            continue;
+        };
+        if own == leader {
+            return Some(*client);
+        }
+    }
+    None
+}
+
+/// One write.
+pub(crate) async fn put(connection: &Connection, client: u64, count: u64) -> Result<(), BenchError> {
+    let put = message(&[(1, &key(client, count)), (2, &[7; 64])]);
+    connection.call("/etcdserverpb.KV/Put", &put).await.map(drop)
+}
+
+/// Who writes, and what: the key of a write in both systems.
+pub(crate) fn key(client: u64, count: u64) -> [u8; 16] {
+    (u128::from(client) << 64 | u128::from(count)).to_be_bytes()
+}

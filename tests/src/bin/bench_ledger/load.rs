@@ -1,0 +1,83 @@
+//! Clients that each send their next write once the last is acknowledged.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::BenchError;
+
+/// What was measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Acknowledged writes a second.
+    pub(crate) rate: f64,
+    /// Median, in microseconds.
+    pub(crate) p50: f64,
+    /// In microseconds.
+    pub(crate) p99: f64,
+}
+
+const WARM: u8 = 0;
+const COUNT: u8 = 1;
+const OVER: u8 = 2;
+
+/// Runs `clients` for `window`, after a short while that does not count. `write` is given the client and its count.
+pub(crate) async fn run<F>(
+    clients: u64,
+    window: Duration,
+    write: impl Fn(u64, u64) -> F + Clone + Send + 'static,
+) -> Result<Measured, BenchError>
+where
+    F: Future<Output = Result<(), BenchError>> + Send,
+{
+    let phase = Arc::new(AtomicU8::new(WARM));
+    let client = |client: u64| {
+        let (write, phase) = (write.clone(), phase.clone());
+        tokio::spawn(async move {
+            let mut latencies = Vec::new();
+            for count in 0.. {
+                let started = phase.load(Relaxed);
+                if started == OVER {
+                    break;
+                }
+                let sent = Instant::now();
+                write(client, count).await?;
+                if started == COUNT && phase.load(Relaxed) == COUNT {
+                    latencies.push(sent.elapsed());
+                }
+            }
+            Ok::<_, BenchError>(latencies)
+        })
+    };
+    let tasks: Vec<_> = (0..clients).map(client).collect();
+    tokio::time::sleep(window / 4).await;
+    phase.store(COUNT, Relaxed);
+    let started = Instant::now();
+    tokio::time::sleep(window).await;
+    phase.store(OVER, Relaxed);
+    let took = started.elapsed();
+    let mut latencies = Vec::new();
+    for task in tasks {
+        latencies.extend(task.await.map_err(|error| BenchError::Usage(error.to_string()))??);
+    }
+    Ok(measured(latencies, took))
+}
+
+/// The summary of these latencies.
+pub(crate) fn measured(mut latencies: Vec<Duration>, took: Duration) -> Measured {
+    latencies.sort_unstable();
+    let at = |share: f64| {
+        let place = ((latencies.len() as f64 - 1.0) * share).max(0.0) as usize;
+        latencies.get(place).map_or(0.0, |latency| latency.as_secs_f64() * 1e6)
+    };
+    Measured { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
+}
+
+/// The mean of several runs.
+pub(crate) fn mean(runs: &[Measured]) -> Measured {
+    let mean = |of: fn(&Measured) -> f64| runs.iter().map(of).sum::<f64>() / runs.len().max(1) as f64;
+    Measured { rate: mean(|run| run.rate), p50: mean(|run| run.p50), p99: mean(|run| run.p99) }
+}

@@ -1,0 +1,249 @@
+//! What a durable write, a lookup and a snapshot cost, beside this disk's own fdatasync and beside etcd in the same run.
+//!
+//!     bench_ledger [--quick] [--json FILE] [--dir FOLDER] [--artifacts N] [--only writes|scale]
+//!
+//! Systems are measured in turn, so that what else runs here meets both. Says for every aim whether it is met; falling
+//! short is no failure.
+
+mod disk;
+mod etcd;
+mod load;
+mod node;
+mod ours;
+mod process;
+mod report;
+mod rpc;
+mod scale;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use load::Measured;
+use report::{Results, Writes};
+use rpc::Connection;
+use scale::Scale;
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    /// Asked or used in a wrong way.
+    #[error("{0}")]
+    Usage(String),
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The answer.
+        source: std::io::Error,
+    },
+    /// A call broke.
+    #[error("{what}: {source}")]
+    Call {
+        /// Which.
+        what: &'static str,
+        /// How.
+        source: h2::Error,
+    },
+    /// Our own node.
+    #[error(transparent)]
+    Ledger(ownership::OwnershipError),
+    /// Somebody answered with something else.
+    #[error("{target} answered {got}")]
+    Answer {
+        /// Who.
+        target: String,
+        /// What.
+        got: String,
+    },
+}
+
+impl BenchError {
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
+        let what = what.into();
+        move |source| BenchError::System { what, source }
+    }
+
+    pub(crate) fn call(what: &'static str) -> impl FnOnce(h2::Error) -> BenchError {
+        move |source| BenchError::Call { what, source }
+    }
+
+    pub(crate) fn ledger(error: ownership::OwnershipError) -> BenchError {
+        BenchError::Ledger(error)
+    }
+}
+
+/// What the command line says.
+struct Options {
+    json: Option<PathBuf>,
+    folder: PathBuf,
+    clients: &'static [u64],
+    rounds: usize,
+    window: Duration,
+    artifacts: u64,
+    only: Option<String>,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, BenchError> {
+        let mut options = Self {
+            json: None,
+            folder: std::env::temp_dir(),
+            clients: &[1, 16, 64, 256],
+            rounds: 3,
+            window: Duration::from_secs(3),
+            artifacts: 10_000_000,
+            only: None,
+        };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| BenchError::Usage(format!("{argument} needs a value")));
+            match argument.as_str() {
+                "--quick" => {
+                    options.clients = &[1, 64];
+                    (options.rounds, options.window, options.artifacts) = (1, Duration::from_secs(1), 200_000);
+                }
+                "--json" => options.json = Some(value()?.into()),
+                "--dir" => options.folder = value()?.into(),
+                "--only" => options.only = Some(value()?),
+                "--artifacts" => {
+                    let count = value()?;
+                    options.artifacts = count.parse().map_err(|_| BenchError::Usage(format!("{count} artifacts")))?;
+                }
+                _ => return Err(BenchError::Usage(format!("unknown option {argument}"))),
+            }
+        }
+        Ok(options)
+    }
+
+    fn has(&self, part: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only == part)
+    }
+}
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let done = runtime.map_err(BenchError::system("start a runtime")).and_then(|runtime| {
+        let mut arguments = std::env::args().skip(1).peekable();
+        // Parts of the bench run in processes of their own.
+        match arguments.peek().map(String::as_str) {
+            Some("node") => runtime.block_on(node::run(arguments.nth(1).unwrap_or_default().into())),
+            Some("scale") => runtime.block_on(run_scale(&arguments.skip(1).collect::<Vec<_>>())),
+            _ => runtime.block_on(run(&Options::parse(arguments)?)),
+        }
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nothing is left to do when the terminal is gone too.
+            let _ = writeln!(std::io::stderr(), "bench_ledger: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes a line at once.
+pub(crate) fn say(line: &str) -> Result<(), BenchError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(BenchError::system("print"))
+}
+
+/// A folder that goes with this value.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(parent: &Path) -> Result<Self, BenchError> {
+        let folder = parent.join(format!("ownerserve-bench-ledger-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(BenchError::system("make a folder"))?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What stays behind lies in the system's place for it.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+async fn run(options: &Options) -> Result<(), BenchError> {
+    let scratch = Scratch::new(&options.folder)?;
+    let mut results = Results { fdatasync: disk::fdatasync(&scratch.0, 1_000)?, ..Results::default() };
+    if options.has("writes") {
+        results.writes = writes(&scratch.0, options, 1).await?;
+    }
+    if options.has("scale") {
+        results.scale = scale_in_a_process(&scratch.0, options)?;
+    }
+    say(&report::table(&results))?;
+    if let Some(path) = &options.json {
+        let json = serde_json::to_string_pretty(&results).expect("numbers and names make JSON");
+        std::fs::write(path, json).map_err(BenchError::system("write the results"))?;
+    }
+    Ok(())
+}
+
+/// Measures both systems in turn, for each number of clients.
+async fn writes(folder: &Path, options: &Options, nodes: usize) -> Result<Vec<Writes>, BenchError> {
+    let ours = ours::Ours::start(folder).await?;
+    let etcd = etcd::Etcd::start(folder, nodes).await?;
+    debug_assert_eq!(etcd.members(), nodes);
+    let mut all = Vec::new();
+    for clients in options.clients.iter().copied() {
+        let mut found: [Vec<Measured>; 3] = Default::default();
+        for _ in 0..options.rounds {
+            found[0].push(ours.embedded(clients, options.window).await?);
+            found[1].push(over_rpc(ours.leader, clients, options.window, System::Ours).await?);
+            found[2].push(over_rpc(etcd.leader, clients, options.window, System::Etcd).await?);
+        }
+        let [embedded, ours, etcd] = found.map(|runs| load::mean(&runs));
+        all.push(Writes { nodes, clients, embedded, ours, etcd });
+    }
+    Ok(all)
+}
+
+#[derive(Clone, Copy)]
+enum System {
+    Ours,
+    Etcd,
+}
+
+async fn over_rpc(address: SocketAddr, clients: u64, window: Duration, system: System) -> Result<Measured, BenchError> {
+    let mut connections = Vec::new();
+    for _ in 0..clients.div_ceil(16) {
+        connections.push(Connection::open(address).await?);
+    }
+    load::run(clients, window, move |client, count| {
+        let connection = connections[client as usize % connections.len()].clone();
+        async move {
+            match system {
+                System::Ours => ours::write(&connection, client, count).await,
+                System::Etcd => etcd::put(&connection, client, count).await,
+            }
+        }
+    })
+    .await
+}
+
+fn scale_in_a_process(folder: &Path, options: &Options) -> Result<Scale, BenchError> {
+    let own = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+    let mut command = Command::new(own);
+    command.arg("scale").arg(options.artifacts.to_string()).arg(folder.join("scale"));
+    command.arg((options.window * 3).as_millis().to_string());
+    let done =
+        command.stderr(std::process::Stdio::inherit()).output().map_err(BenchError::system("start a process"))?;
+    serde_json::from_slice(&done.stdout).map_err(|error| BenchError::Answer {
+        target: "the process with many artifacts".into(),
+        got: format!("{error}: {}", String::from_utf8_lossy(&done.stdout)),
+    })
+}
+
+async fn run_scale(arguments: &[String]) -> Result<(), BenchError> {
+    let [artifacts, folder, window] = arguments else { return Err(BenchError::Usage("scale N FOLDER MS".into())) };
+    let number = |text: &str| text.parse::<u64>().map_err(|_| BenchError::Usage(format!("{text} is no number")));
+    let window = Duration::from_millis(number(window)?);
+    let found = scale::run(number(artifacts)?, folder.into(), window).await?;
+    say(&serde_json::to_string(&found).expect("numbers make JSON"))
+}
