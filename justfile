@@ -54,6 +54,10 @@ test *suites:
 bench *options: build
     target/release/bench {{options}}
 
+# What a durable write, a lookup and a snapshot cost, beside this disk's fdatasync and beside etcd.
+bench-ledger *options: build
+    target/release/bench_ledger {{options}}
+
 # Recorded agent sessions over simulated workers, with a live view.
 demo *options:
     cargo run --release -- demo {{options}}

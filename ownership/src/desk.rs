@@ -107,6 +107,7 @@ impl Core {
         }
         tracing::info!(bytes, upto = meta.last_log_id.map_or(0, |id| id.index), "a snapshot is on its way here");
         let snapshot = snapshot_stream::receive(&self.folder, bytes, chunks).await?;
+        let snapshot = snapshot_stream::checked(snapshot, &meta).await?;
         let snapshot = consensus::Snapshot { meta, snapshot };
         encode(&self.raft.install_full_snapshot(vote, snapshot).await.map_err(failed)?)
     }

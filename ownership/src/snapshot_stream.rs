@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::peers::PeerError;
 use crate::raft::{SnapshotMeta, Vote};
+use crate::snapshots;
 
 /// Bytes of a snapshot in one frame.
 pub(crate) const CHUNK: usize = 1 << 20;
@@ -43,6 +44,21 @@ pub(crate) async fn receive(folder: &Path, bytes: u64, mut chunks: mpsc::Receive
     Ok(file.into_std().await)
 }
 
+/// Checks every byte of what arrived: a damaged snapshot of another node is that node's trouble, and must not stop this
+/// one.
+pub(crate) async fn checked(mut file: File, meta: &SnapshotMeta) -> Result<File, PeerError> {
+    let check = move || {
+        let head = snapshots::check(&mut file, Path::new("snapshot.incoming"));
+        head.map(|head| (file, head))
+    };
+    let checked = tokio::task::spawn_blocking(check).await.map_err(|error| PeerError::Failed(error.to_string()))?;
+    match checked {
+        Ok((file, head)) if head.meta == *meta => Ok(file),
+        Ok(_) => Err(PeerError::Garbled("the snapshot is not the one that was announced".into())),
+        Err(error) => Err(PeerError::Garbled(format!("the snapshot on the node that sent it, or on its way: {error}"))),
+    }
+}
+
 /// A file without a name: opened, then unlinked.
 fn nameless(folder: &Path) -> io::Result<File> {
     let path = folder.join(format!("snapshot.incoming-{:032x}", crate::node_folder::random()));
@@ -55,7 +71,11 @@ fn nameless(folder: &Path) -> io::Result<File> {
 mod tests {
     use std::io::Read;
 
+    use openraft::type_config::alias::LeaderIdOf;
+    use openraft::vote::RaftLeaderIdExt;
+
     use super::*;
+    use crate::raft::Types;
 
     async fn check(bytes: u64, chunks: &[&'static [u8]]) -> Result<Vec<u8>, PeerError> {
         let folder = tempfile::tempdir().unwrap();
@@ -82,5 +102,22 @@ mod tests {
         let short = check(9, &[b"snap"]).await.unwrap_err();
         assert!(short.to_string().contains("broke off after 4 of 9"), "{short}");
         assert!(check(3, &[b"snap"]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_damaged_snapshot_or_another_than_announced_is_refused_before_it_is_installed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("snapshot");
+        let body = consensus::Body::default();
+        crate::snapshots::SnapshotFile::at(path.clone(), crate::ClusterId(1)).write(&body).unwrap();
+        assert!(checked(File::open(&path).unwrap(), &body.meta).await.is_ok());
+        let last = crate::raft::LogId::new(<LeaderIdOf<Types> as RaftLeaderIdExt>::new_committed(1, 1), 7);
+        let other = SnapshotMeta { last_log_id: Some(last), ..body.meta.clone() };
+        assert!(matches!(checked(File::open(&path).unwrap(), &other).await, Err(PeerError::Garbled(_))));
+        let mut bytes = std::fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let error = checked(File::open(&path).unwrap(), &body.meta).await.unwrap_err();
+        assert!(error.to_string().contains("offset"), "{error}");
     }
 }

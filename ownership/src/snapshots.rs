@@ -125,6 +125,21 @@ pub(crate) fn head(file: &mut File, path: &Path) -> Result<Head, OwnershipError>
     }
 }
 
+/// Checks every byte of a snapshot against its checksums, without taking it up, and returns its head.
+pub(crate) fn check(file: &mut File, path: &Path) -> Result<Head, OwnershipError> {
+    let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
+    let found = head(file, path)?;
+    match layout(file, path)? {
+        1 => first_body(file, path, bytes)?.finish(path, bytes).map(drop)?,
+        _ => {
+            let mut frames = FrameReader::new(BufReader::with_capacity(PAYLOAD, file), MAGIC.len() as u64);
+            let read = io::copy(&mut frames, &mut io::sink()).and_then(|_| frames.finish());
+            read.map_err(|error| damaged(path, frames.damage().unwrap_or_else(|| error.to_string())))?;
+        }
+    }
+    Ok(found)
+}
+
 /// Reads and checks a snapshot to its last byte, from this node's disk or from another node.
 pub(crate) fn read(file: &mut File, path: &Path) -> Result<Whole, OwnershipError> {
     let bytes = file.metadata().map_err(OwnershipError::io(path))?.len();
@@ -159,29 +174,51 @@ fn head_of(frames: &mut FrameReader<impl Read>, path: &Path) -> Result<Head, Own
 }
 
 fn read_first(file: &mut File, path: &Path, bytes: u64) -> Result<(Head, Ledger), OwnershipError> {
-    let mut header = [0u8; HEADER_1 as usize];
-    file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
-    file.read_exact(&mut header).map_err(|_| damaged(path, "at offset 8: it ends inside its header"))?;
-    let (length, sum) = header[8..].split_at(8);
-    let found = bytes - HEADER_1;
-    if found.to_le_bytes() != *length {
-        let detail = format!("at offset {bytes}: its body has {found} bytes there, not as many as were written");
-        return Err(damaged(path, detail));
-    }
     let written = modified(file);
-    let mut body = Hashed { with: BufReader::with_capacity(PAYLOAD, file), hash: Xxh3::new() };
-    let decoded = from_read(&mut body).and_then(|meta| Ok((meta, from_read(&mut body)?)));
-    let rest = io::copy(&mut body, &mut io::sink()).map_err(OwnershipError::io(path))?;
-    if body.hash.digest128().to_le_bytes() != *sum {
-        let detail = format!("at offset 16: the checksum of its body, offset {HEADER_1} to {bytes}, is wrong");
-        return Err(damaged(path, detail));
-    }
+    let mut body = first_body(file, path, bytes)?;
+    let decoded = from_read(&mut body.bytes).and_then(|meta| Ok((meta, from_read(&mut body.bytes)?)));
+    let rest = body.finish(path, bytes)?;
     match decoded {
         Ok((meta, ledger)) if rest == 0 => Ok((Head { cluster: None, meta, written }, ledger)),
         Ok(_) => Err(damaged(path, format!("{rest} bytes follow its ledger, before offset {bytes}"))),
         Err(error) => {
             Err(damaged(path, format!("after offset {HEADER_1}: it holds no ledger that is known here ({error})")))
         }
+    }
+}
+
+/// The body of the first layout, and what it must hash to.
+struct FirstBody<R> {
+    bytes: Hashed<R>,
+    sum: [u8; 16],
+}
+
+fn first_body<'a>(
+    file: &'a mut File,
+    path: &Path,
+    bytes: u64,
+) -> Result<FirstBody<BufReader<&'a mut File>>, OwnershipError> {
+    let mut header = [0u8; HEADER_1 as usize];
+    file.seek(SeekFrom::Start(0)).map_err(OwnershipError::io(path))?;
+    file.read_exact(&mut header).map_err(|_| damaged(path, "at offset 8: it ends inside its header"))?;
+    let found = bytes - HEADER_1;
+    if found.to_le_bytes() != header[8..16] {
+        let detail = format!("at offset {bytes}: its body has {found} bytes there, not as many as were written");
+        return Err(damaged(path, detail));
+    }
+    let bytes = Hashed { with: BufReader::with_capacity(PAYLOAD, file), hash: Xxh3::new() };
+    Ok(FirstBody { bytes, sum: header[16..].try_into().expect("sixteen bytes") })
+}
+
+impl<R: Read> FirstBody<R> {
+    /// Reads what is left, and returns how much that was once the checksum is right.
+    fn finish(mut self, path: &Path, bytes: u64) -> Result<u64, OwnershipError> {
+        let rest = io::copy(&mut self.bytes, &mut io::sink()).map_err(OwnershipError::io(path))?;
+        if self.bytes.hash.digest128().to_le_bytes() == self.sum {
+            return Ok(rest);
+        }
+        let detail = format!("at offset 16: the checksum of its body, offset {HEADER_1} to {bytes}, is wrong");
+        Err(damaged(path, detail))
     }
 }
 
@@ -328,6 +365,7 @@ mod tests {
             assert_eq!(snapshots.meta().unwrap().as_ref(), Some(&found.head.meta));
             assert_eq!((found.layout, found.head.cluster), (level as u8, cluster));
             assert_eq!(found.ledger, ledger(level));
+            assert_eq!(check(&mut snapshots.open().unwrap().unwrap(), &snapshots.path).unwrap(), found.head);
             assert_eq!(found.head.meta, SnapshotMeta::default());
             assert!(found.head.written > 1_700_000_000);
         }
@@ -340,6 +378,8 @@ mod tests {
             let good = std::fs::read(&snapshots.path).unwrap();
             let check = |bad: &[u8], what: String| {
                 std::fs::write(&snapshots.path, bad).unwrap();
+                let mut file = snapshots.open().unwrap().unwrap();
+                assert!(super::check(&mut file, &snapshots.path).is_err(), "{what}, without reading the ledger");
                 let error = whole(&snapshots).err().unwrap_or_else(|| panic!("{what}")).to_string();
                 assert!(error.contains("snapshot") && error.contains("offset"), "{what}: {error}");
             };

@@ -13,7 +13,7 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 
 /// A running cluster.
 pub(crate) struct Etcd {
-    members: Vec<Running>,
+    _members: Vec<Running>,
     /// Where the leader serves clients.
     pub(crate) leader: SocketAddr,
 }
@@ -38,18 +38,13 @@ impl Etcd {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
             if let Some(leader) = find_leader(&clients).await {
-                return Ok(Self { members, leader });
+                return Ok(Self { _members: members, leader });
             }
             if Instant::now() > deadline {
                 return Err(BenchError::Answer { target: "etcd".into(), got: "no leader".into() });
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-    }
-
-    /// The processes.
-    pub(crate) fn members(&self) -> usize {
-        self.members.len()
     }
 }
 

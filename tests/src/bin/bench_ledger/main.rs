@@ -129,7 +129,7 @@ fn main() -> ExitCode {
         let mut arguments = std::env::args().skip(1).peekable();
         // Parts of the bench run in processes of their own.
         match arguments.peek().map(String::as_str) {
-            Some("node") => runtime.block_on(node::run(arguments.nth(1).unwrap_or_default().into())),
+            Some("node") => runtime.block_on(node::run(&arguments.skip(1).collect::<Vec<_>>())),
             Some("scale") => runtime.block_on(run_scale(&arguments.skip(1).collect::<Vec<_>>())),
             _ => runtime.block_on(run(&Options::parse(arguments)?)),
         }
@@ -170,12 +170,16 @@ impl Drop for Scratch {
 
 async fn run(options: &Options) -> Result<(), BenchError> {
     let scratch = Scratch::new(&options.folder)?;
-    let mut results = Results { fdatasync: disk::fdatasync(&scratch.0, 1_000)?, ..Results::default() };
+    let mut results = Results { fdatasync: disk::fdatasync(&scratch.0, 500)?, ..Results::default() };
     if options.has("writes") {
-        results.writes = writes(&scratch.0, options, 1).await?;
+        let mut probes = vec![results.fdatasync];
+        for nodes in [1, 3] {
+            results.writes.extend(writes(&scratch.0, options, nodes, &mut probes).await?);
+        }
+        results.fdatasync = load::mean(&probes);
     }
     if options.has("scale") {
-        results.scale = scale_in_a_process(&scratch.0, options)?;
+        results.scale = Some(scale_in_a_process(&scratch.0, options)?);
     }
     say(&report::table(&results))?;
     if let Some(path) = &options.json {
@@ -186,20 +190,27 @@ async fn run(options: &Options) -> Result<(), BenchError> {
 }
 
 /// Measures both systems in turn, for each number of clients.
-async fn writes(folder: &Path, options: &Options, nodes: usize) -> Result<Vec<Writes>, BenchError> {
-    let ours = ours::Ours::start(folder).await?;
+async fn writes(
+    folder: &Path,
+    options: &Options,
+    nodes: usize,
+    probes: &mut Vec<Measured>,
+) -> Result<Vec<Writes>, BenchError> {
+    let ours = ours::Ours::start(folder, nodes).await?;
     let etcd = etcd::Etcd::start(folder, nodes).await?;
-    debug_assert_eq!(etcd.members(), nodes);
     let mut all = Vec::new();
     for clients in options.clients.iter().copied() {
         let mut found: [Vec<Measured>; 3] = Default::default();
+        let mut beside = Vec::new();
         for _ in 0..options.rounds {
+            beside.push(disk::fdatasync(folder, 200)?);
             found[0].push(ours.embedded(clients, options.window).await?);
             found[1].push(over_rpc(ours.leader, clients, options.window, System::Ours).await?);
             found[2].push(over_rpc(etcd.leader, clients, options.window, System::Etcd).await?);
         }
         let [embedded, ours, etcd] = found.map(|runs| load::mean(&runs));
-        all.push(Writes { nodes, clients, embedded, ours, etcd });
+        all.push(Writes { nodes, clients, fdatasync: load::mean(&beside), embedded, ours, etcd });
+        probes.extend(beside);
     }
     Ok(all)
 }

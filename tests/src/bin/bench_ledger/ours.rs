@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::load::Measured;
-use crate::process::Running;
+use crate::process::{Running, free_addresses};
 use crate::rpc::{Connection, message};
 use crate::{BenchError, etcd, node};
 
@@ -19,20 +19,19 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// Starts one node in `folder` and prepares it.
-    pub(crate) async fn start(folder: &Path) -> Result<Self, BenchError> {
-        let own = std::env::current_exe().map_err(BenchError::system("find this program"))?;
-        let mut command = Command::new(own);
-        command.arg("node").arg(folder.join("ours-1-0"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut node = Running::start("a node", command)?;
-        let said = node.0.stdout.take().map(BufReader::new);
-        let mut line = String::new();
-        said.map(|mut said| said.read_line(&mut line)).transpose().map_err(BenchError::system("hear from a node"))?;
-        let address = line.trim().strip_prefix("ready ").and_then(|address| address.parse().ok());
-        let leader = address.ok_or_else(|| BenchError::Answer { target: "a node".into(), got: line })?;
-        Connection::open(leader).await?.call(node::PREPARE, &[]).await?;
-        Ok(Self { _nodes: vec![node], leader })
+    /// Starts `size` nodes in `folder`, makes them voters and prepares them. The first one leads.
+    pub(crate) async fn start(folder: &Path, size: usize) -> Result<Self, BenchError> {
+        let peers = free_addresses(size)?;
+        let (mut nodes, mut leader) = (Vec::new(), None);
+        for n in 0..size {
+            let (node, address) = start(&folder.join(format!("ours-{size}-{n}")), &peers[..=n])?;
+            nodes.push(node);
+            leader.get_or_insert(address);
+        }
+        let leader = leader.ok_or_else(|| BenchError::Usage("a cluster of no nodes".into()))?;
+        let size = message(&[(1, &etcd::key(size as u64, 0))]);
+        Connection::open(leader).await?.call(node::PREPARE, &size).await?;
+        Ok(Self { _nodes: nodes, leader })
     }
 
     /// Runs the writes inside the leader's process.
@@ -42,6 +41,21 @@ impl Ours {
         serde_json::from_slice(&answer)
             .map_err(|error| BenchError::Answer { target: "a node".into(), got: error.to_string() })
     }
+}
+
+/// Starts a node that other nodes call at the last of `peers`; it joins the first, unless it is that.
+fn start(folder: &Path, peers: &[SocketAddr]) -> Result<(Running, SocketAddr), BenchError> {
+    let own = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+    let mut command = Command::new(own);
+    command.arg("node").arg(folder).args(peers.iter().rev().map(ToString::to_string));
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut node = Running::start("a node", command)?;
+    let mut line = String::new();
+    let said = node.0.stdout.take().map(|said| BufReader::new(said).read_line(&mut line));
+    said.transpose().map_err(BenchError::system("hear from a node"))?;
+    let address = line.trim().strip_prefix("ready ").and_then(|address| address.parse().ok());
+    let address = address.ok_or_else(|| BenchError::Answer { target: "a node".into(), got: line })?;
+    Ok((node, address))
 }
 
 /// One write through the door.

@@ -133,7 +133,7 @@ fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> (Measured, 
         place = (place + 40_503) % chains.len();
         let before = Instant::now();
         let view = directory.view();
-        let found = view.deepest(scope, &chains[place]).map(|(_, artifact)| view.standing(artifact));
+        let found = view.deepest(scope, &chains[place]).map(|(_, artifact)| view.standing(&artifact));
         drop(view);
         let took = before.elapsed();
         assert!(found.is_some_and(|standing| standing.owner() == Some(OWNER)), "every one of them is there");
