@@ -19,7 +19,7 @@ use crate::members::{self, Levels, MemberError};
 use crate::node_folder::{ClusterId, Identity, random, write_durably};
 use crate::peers::handshake::{Hello, PROTOCOL};
 use crate::peers::socket::{Dialer, Directions, Greeted};
-use crate::peers::{Lane, Link, Method, PeerError, Whom};
+use crate::peers::{Lane, Link, Method, PeerError, Tls, Whom};
 
 /// How long one member may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -141,8 +141,9 @@ impl Joining {
 }
 
 /// A node that has no identity yet.
-struct Stranger {
-    levels: Levels,
+pub(crate) struct Stranger {
+    pub(crate) levels: Levels,
+    pub(crate) tls: Option<Tls>,
 }
 
 impl Directions for Stranger {
@@ -154,6 +155,10 @@ impl Directions for Stranger {
         Hello { protocol: PROTOCOL, cluster: None, node: None, to, levels: self.levels, lane }
     }
 
+    fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
+    }
+
     fn met(&self, _greeted: &Greeted) {}
 }
 
@@ -161,13 +166,13 @@ impl Directions for Stranger {
 pub(crate) async fn apply(
     folder: &Path,
     (seeds, address): (&[String], &str),
-    levels: Levels,
+    stranger: Stranger,
     within: Duration,
 ) -> Result<Identity, OwnershipError> {
     let joining = Joining::begin(folder, seeds)?;
     let application = Application { nonce: joining.nonce(folder)?, address: address.to_owned() };
     let question = Bytes::from(rmp_serde::to_vec(&application).expect("plain values encode"));
-    let directions: Arc<dyn Directions> = Arc::new(Stranger { levels });
+    let directions: Arc<dyn Directions> = Arc::new(stranger);
     let deadline = Instant::now() + within;
     let mut why = "no address to ask".to_owned();
     loop {

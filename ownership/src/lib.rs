@@ -44,7 +44,7 @@ pub use ledger;
 pub use members::{Levels, Member, MemberChange, MemberError, Standing};
 pub use node_folder::ClusterId;
 pub use options::{Options, Peering, Timers};
-pub use peers::{CALL_WITHIN, MAX_CALL, PeerError, PeerService, Peers, Refusal, Topic};
+pub use peers::{CALL_WITHIN, MAX_CALL, PeerError, PeerService, Peers, Refusal, TlsFiles, Topic};
 pub use read::{Consistency, ReadError};
 pub use watch::{Change, Compacted, Watch};
 pub use writer::Ticket;

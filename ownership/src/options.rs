@@ -8,6 +8,7 @@ use openraft::{Config, SnapshotPolicy};
 use crate::error::OwnershipError;
 use crate::members::Levels;
 use crate::node_folder::ClusterId;
+use crate::peers::TlsFiles;
 
 /// How a directory is kept.
 #[derive(Clone, Debug)]
@@ -68,6 +69,8 @@ pub struct Peering {
     pub join: Vec<String>,
     /// How long a new node may ask before it gives up.
     pub join_within: Duration,
+    /// Certificates, for connections that only members can make; none leaves them plain.
+    pub tls: Option<TlsFiles>,
     /// When a silent leader is replaced.
     pub timers: Timers,
 }
@@ -75,7 +78,7 @@ pub struct Peering {
 impl Default for Peering {
     fn default() -> Self {
         let (listen, advertise, join, timers) = (None, None, Vec::new(), Timers::default());
-        Self { listen, advertise, join, join_within: Duration::from_secs(60), timers }
+        Self { listen, advertise, join, join_within: Duration::from_secs(60), tls: None, timers }
     }
 }
 

@@ -12,12 +12,12 @@ use tokio::sync::mpsc;
 
 use crate::core::{Core, Parts};
 use crate::error::OwnershipError;
-use crate::joining::{self, Joining};
+use crate::joining::{self, Joining, Stranger};
 use crate::log_store::LogStore;
 use crate::network::Network;
 use crate::node_folder::{Claimed, Identity, NodeFolder, founder};
 use crate::options::Options;
-use crate::peers::{Listener, Registry, Task};
+use crate::peers::{Listener, Registry, Task, Tls};
 use crate::proposer;
 use crate::raft::{Machine, Types};
 use crate::snapshots::SnapshotFile;
@@ -46,6 +46,7 @@ pub(crate) struct Started {
 struct Reachable {
     listener: Listener,
     address: String,
+    tls: Option<Tls>,
 }
 
 /// Brings a node up to where it can serve; whether there is a quorum is another matter, unless it is this node alone.
@@ -57,7 +58,8 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let log = LogStore::open(&folder)?;
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
-    let registry = Registry::new(folder.identity, options.levels(), publisher.clone());
+    let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
+    let registry = Registry::new(folder.identity, (options.levels(), tls), publisher.clone());
     let machine = Machine::new(snapshots, publisher, observer.clone());
     let config = Arc::new(options.peering.timers.raft()?);
     let network = Network { registry: registry.clone() };
@@ -72,7 +74,7 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let mut tasks =
         vec![Task(tokio::spawn(core.clone().follow())), Task(tokio::spawn(proposer::run(core.clone(), asked)))];
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
-    if let Some(Reachable { listener, address }) = reachable {
+    if let Some(Reachable { listener, address, .. }) = reachable {
         tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
         tasks.push(Task(tokio::spawn(listener.run(registry, core.clone()))));
     }
@@ -95,7 +97,15 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
         let what = "a node that joins must be reachable: give it an address for the other nodes (`listen`)";
         return Err(OwnershipError::Options(what.into()));
     };
+    let tls = options.peering.tls.as_ref().map(Tls::load).transpose()?;
     let listener = Listener::bind(listen).await?;
+    if tls.is_none() && !listener.address.ip().is_loopback() {
+        tracing::warn!(
+            listen = %listener.address,
+            "ANYBODY who reaches this address can read and change the ledger: other nodes are let in without a \
+             certificate. Set cluster.tls, or keep the address in a network of its own"
+        );
+    }
     let address = match &options.peering.advertise {
         Some(advertise) => advertise.clone(),
         None if listener.address.ip().is_unspecified() => {
@@ -104,7 +114,7 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
         }
         None => listener.address.to_string(),
     };
-    Ok(Some(Reachable { listener, address }))
+    Ok(Some(Reachable { listener, address, tls }))
 }
 
 /// Whose the data directory is, or becomes.
@@ -120,7 +130,8 @@ async fn identify(
         return claimed.adopt(founder(options.cluster));
     };
     let asked = (options.peering.join.as_slice(), reachable.address.as_str());
-    let identity = joining::apply(&claimed.root, asked, options.levels(), options.peering.join_within).await?;
+    let stranger = Stranger { levels: options.levels(), tls: reachable.tls.clone() };
+    let identity = joining::apply(&claimed.root, asked, stranger, options.peering.join_within).await?;
     let Identity { cluster: found, node } = identity;
     if let Some(expected) = options.cluster.filter(|expected| *expected != found) {
         let path = claimed.root.clone();

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use bytes::Bytes;
 use ledger::{Command, Outcome};
-use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
 use openraft::{BasicNode, ChangeMembers};
@@ -13,13 +13,14 @@ use vocabulary::NodeId;
 
 use crate::core::{Core, Known};
 use crate::members::{Member, MemberChange, MemberError, Standing, next_voters};
+use crate::peers::{Lane, Method};
 use crate::raft::Types;
 
 /// Entries that a learner may be behind when it becomes a voter.
 const MAX_LAG: u64 = 5_000;
 
-/// How lately a learner must have answered when it becomes a voter.
-const LATELY: Duration = Duration::from_secs(5);
+/// How soon a learner must answer when it is to become a voter.
+const LATELY: Duration = Duration::from_secs(2);
 
 /// How long a change may take.
 pub(crate) const CHANGE_WITHIN: Duration = Duration::from_secs(30);
@@ -76,7 +77,9 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
     let next = next_voters(&voters, &all, &change)?;
     match change {
         MemberChange::Promote(_) | MemberChange::Demote(_) | MemberChange::Replace { .. } => {
-            next.difference(&voters).try_for_each(|node| check_keeps_up(core, *node))?;
+            for node in next.difference(&voters) {
+                check_keeps_up(core, *node).await?;
+            }
             let next: BTreeSet<u64> = next.into_iter().map(|node| node.0).collect();
             change_raft(core, ChangeMembers::ReplaceAllVoters(next)).await
         }
@@ -102,12 +105,10 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
 }
 
 /// A voter that is not there would stop the quorum instead of widening it.
-fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
+async fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
+    let asked = core.registry.link(node, Lane::Call).call(Method::Members, Bytes::new(), LATELY).await;
+    asked.map_err(|_| MemberError::Silent(node))?;
     let metrics: Metrics = core.raft.metrics().borrow_watched().clone();
-    let answered = metrics.heartbeat.as_ref().and_then(|heartbeat| heartbeat.get(&node.0)).and_then(Option::as_ref);
-    if answered.is_none_or(|at| at.elapsed() >= LATELY) {
-        return Err(MemberError::Silent(node));
-    }
     let matched = metrics.replication.as_ref().and_then(|replication| replication.get(&node.0)).copied().flatten();
     let behind = metrics.last_log_index.unwrap_or(0).saturating_sub(matched.map_or(0, |log| log.index));
     if behind > MAX_LAG { Err(MemberError::Lagging { node, behind }) } else { Ok(()) }

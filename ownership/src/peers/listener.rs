@@ -12,7 +12,7 @@ use crate::error::OwnershipError;
 use crate::peers::handshake::{self, Hello};
 use crate::peers::registry::Registry;
 use crate::peers::serving::{self, Answerer};
-use crate::peers::socket::{GREET_WITHIN, Stream};
+use crate::peers::socket::{Directions, GREET_WITHIN, Stream};
 
 /// Connections at once: five voters, a hundred learners, some lanes each.
 const MAX_CONNECTIONS: usize = 1_024;
@@ -60,19 +60,22 @@ impl Listener {
 
 async fn serve<A: Answerer>(socket: TcpStream, registry: &Registry, answerer: Arc<A>) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
-    let mut stream: Box<dyn Stream> = Box::new(socket);
     let greet = async {
+        let mut stream: Box<dyn Stream> = Box::new(socket);
+        if let Some(tls) = registry.tls() {
+            stream = tls.accept(stream).await?;
+        }
         let hello: Hello = handshake::hear(&mut stream).await?;
         let greeted = registry.judge(&hello);
         handshake::say(&mut stream, &greeted).await?;
         if let Err(refusal) = &greeted {
             tracing::warn!(node = ?hello.node, %refusal, "a node was refused");
         }
-        Ok::<_, std::io::Error>(greeted.ok().map(|_| hello))
+        Ok::<_, std::io::Error>(greeted.ok().map(|_| (stream, hello)))
     };
-    let hello = timeout(GREET_WITHIN, greet).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
-    match hello {
-        Some(hello) => serving::serve(stream, hello, answerer).await,
+    let greeted = timeout(GREET_WITHIN, greet).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    match greeted {
+        Some((stream, hello)) => serving::serve(stream, hello, answerer).await,
         None => Ok(()),
     }
 }

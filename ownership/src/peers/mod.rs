@@ -9,6 +9,7 @@ pub(crate) mod method;
 mod registry;
 mod serving;
 pub(crate) mod socket;
+pub(crate) mod tls;
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub(crate) use method::Method;
 pub(crate) use registry::Registry;
 pub(crate) use serving::{Answerer, Exchange, Replies};
 pub(crate) use socket::Whom;
+pub(crate) use tls::Tls;
+pub use tls::TlsFiles;
 
 /// The most bytes of a call or its answer.
 pub const MAX_CALL: usize = 8 << 20;

@@ -14,6 +14,7 @@ use crate::peers::error::Refusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
 use crate::peers::link::Link;
 use crate::peers::socket::{Dialer, Directions, Greeted, Whom};
+use crate::peers::tls::Tls;
 use crate::peers::{PeerService, Topic};
 
 /// What this node knows of the others. Shared by everything that calls or is called.
@@ -25,10 +26,15 @@ pub(crate) struct Registry {
     links: Mutex<BTreeMap<(NodeId, Lane), Link>>,
     services: Mutex<BTreeMap<Topic, Arc<dyn PeerService>>>,
     retired: OnceLock<()>,
+    tls: Option<Tls>,
 }
 
 impl Registry {
-    pub(crate) fn new(identity: Identity, levels: Levels, publisher: Arc<Publisher>) -> Arc<Self> {
+    pub(crate) fn new(
+        identity: Identity,
+        (levels, tls): (Levels, Option<Tls>),
+        publisher: Arc<Publisher>,
+    ) -> Arc<Self> {
         let own = Welcome { cluster: identity.cluster, node: identity.node, levels };
         Arc::new(Self {
             own,
@@ -38,6 +44,7 @@ impl Registry {
             links: Mutex::default(),
             services: Mutex::default(),
             retired: OnceLock::new(),
+            tls,
         })
     }
 
@@ -122,6 +129,10 @@ impl Directions for Registry {
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello {
         let Welcome { cluster, node, levels } = self.own;
         Hello { protocol: PROTOCOL, cluster: Some(cluster), node: Some(node), to, levels, lane }
+    }
+
+    fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
     }
 
     fn met(&self, greeted: &Greeted) {

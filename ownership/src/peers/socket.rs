@@ -11,6 +11,7 @@ use vocabulary::NodeId;
 
 use crate::peers::error::{PeerError, Refusal};
 use crate::peers::handshake::{self, Hello, Lane, Welcome};
+use crate::peers::tls::Tls;
 
 /// How long a connection may take to come up, greeting included.
 pub(crate) const GREET_WITHIN: Duration = Duration::from_secs(3);
@@ -36,6 +37,8 @@ pub(crate) trait Directions: Send + Sync {
     fn address(&self, node: NodeId) -> Option<String>;
     /// What this node says first.
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello;
+    /// How connections are protected; none where they are not.
+    fn tls(&self) -> Option<&Tls>;
     /// What a node said of itself, or why it refused.
     fn met(&self, greeted: &Greeted);
 }
@@ -92,6 +95,9 @@ impl Dialer {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let mut stream: Box<dyn Stream> = Box::new(stream);
+        if let Some(tls) = self.directions.tls() {
+            stream = tls.connect(address, stream).await?;
+        }
         handshake::say(&mut stream, &self.directions.hello(to, self.lane)).await?;
         let greeted = handshake::hear(&mut stream).await?;
         Ok((stream, greeted))

@@ -1,5 +1,8 @@
 //! Several nodes in one process, over loopback TCP and real disk, from outside.
 
+mod leases;
 mod membership;
 mod nodes;
+mod strangers;
+mod watching;
 mod writing;

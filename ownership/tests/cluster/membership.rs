@@ -3,7 +3,7 @@
 use ownership::{Consistency, MemberError, Standing};
 use vocabulary::{NodeId, SessionId};
 
-use crate::nodes::{Nodes, open_session};
+use crate::nodes::{Nodes, eventually, open_session};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_becomes_three_with_a_learner_and_two_are_refused() {
@@ -24,5 +24,81 @@ async fn one_becomes_three_with_a_learner_and_two_are_refused() {
     assert_eq!(standing, [(1, Voter), (2, Voter), (3, Voter), (4, Learner)]);
     assert!(members.iter().all(|member| member.matched.is_some() && member.level.is_some()), "{members:?}");
     nodes.converge().await;
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_node_learns_it_and_no_id_comes_back() {
+    let mut nodes = Nodes::three(2).await;
+    nodes.node(2).remove(NodeId(4)).await.unwrap();
+    eventually("node 4 to learn that it was removed", || async { nodes.node(4).is_removed().then_some(()) }).await;
+    assert!(nodes.node(4).view().quorum().stale || nodes.node(4).is_removed());
+    nodes.kill(4).await;
+    // Its folder is no way back.
+    let again = nodes.reopen(4).await.unwrap();
+    eventually("the restarted node to learn it too", || async { again.is_removed().then_some(()) }).await;
+    again.halt().await.unwrap();
+    // A wiped node is a new one.
+    nodes.kill(5).await;
+    nodes.folders.remove(&5);
+    assert_eq!(nodes.join().await, 6);
+    let known: Vec<u64> = nodes.node(1).members().iter().map(|member| member.node.0).collect();
+    assert_eq!(known, [1, 2, 3, 5, 6]);
+    nodes.converge().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_voter_is_replaced_and_three_become_five() {
+    let mut nodes = Nodes::three(1).await;
+    nodes.leader().await;
+    let lost = if nodes.leader().await == 3 { 2 } else { 3 };
+    nodes.kill(lost).await;
+    let refused = nodes.node(1).remove(NodeId(lost)).await.unwrap_err();
+    assert_eq!(refused, MemberError::StillVoter(NodeId(lost)));
+    nodes.node(1).replace(NodeId(lost), NodeId(4)).await.unwrap();
+    nodes.node(1).remove(NodeId(lost)).await.unwrap();
+    let (five, six) = (nodes.join().await, nodes.join().await);
+    nodes.promote(&[five, six]).await;
+    let voters = nodes.node(4).members().iter().filter(|member| member.voter == Standing::Voter).count();
+    assert_eq!(voters, 5);
+    nodes.node(five).submit(open_session(5)).unwrap().await.unwrap();
+    nodes.converge().await;
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_learner_that_is_down_is_not_made_a_voter() {
+    let mut nodes = Nodes::found().await;
+    nodes.join().await;
+    nodes.join().await;
+    nodes.kill(3).await;
+    let error = eventually("the refusal", || async { nodes.node(1).promote([NodeId(2), NodeId(3)]).await.err() }).await;
+    assert_eq!(error, MemberError::Silent(NodeId(3)));
+    nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
+    nodes.restart(3).await;
+    nodes.promote(&[2, 3]).await;
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_hands_over_on_request_and_when_it_closes() {
+    let mut nodes = Nodes::three(0).await;
+    let leader = nodes.leader().await;
+    let next = if leader == 2 { 3 } else { 2 };
+    nodes.node(1).transfer_leader(NodeId(next)).await.unwrap();
+    assert_eq!(nodes.leader().await, next);
+    let closing = nodes.up.remove(&next).unwrap();
+    closing.close().await.unwrap();
+    assert_ne!(nodes.leader().await, next);
+    nodes.any().submit(open_session(1)).unwrap().await.unwrap();
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
+    let nodes = Nodes::found_with(|options| options.max_level = Some(1)).await;
+    assert_eq!(nodes.node(1).view().level(), 1);
+    let refused = nodes.node(1).raise_level(2).await.unwrap_err();
+    assert!(matches!(refused, MemberError::Level { node: NodeId(1), level: 2, .. }), "{refused}");
     nodes.close().await;
 }

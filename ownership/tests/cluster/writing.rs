@@ -1,7 +1,9 @@
 //! Commands from any node, over changes of the leader.
 
-use ledger::Outcome;
-use vocabulary::SessionId;
+use std::collections::BTreeSet;
+
+use ledger::{AdmitNode, Command, Outcome};
+use vocabulary::{NodeId, SessionId};
 
 use crate::nodes::{Nodes, eventually, open_session};
 
@@ -45,5 +47,38 @@ async fn what_was_acknowledged_outlives_its_leader_and_a_restart_of_all() {
     })
     .await;
     nodes.converge().await;
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_every_command_is_executed_once_over_changes_of_the_leader() {
+    let mut nodes = Nodes::three(1).await;
+    let before = nodes.node(1).view().nodes().count();
+    // Without a number that was drawn before, every execution gives a new id: one executed twice would show.
+    let admit = || Command::AdmitNode(AdmitNode { nonce: 0, address: "127.0.0.1:1".into() });
+    let mut tickets = Vec::new();
+    for round in 0..4 {
+        for _ in 0..50 {
+            tickets.extend(nodes.up.values().map(|node| node.submit(admit()).unwrap()));
+        }
+        let leader = nodes.leader().await;
+        if round == 1 {
+            // It answers what it took before it is gone.
+            let leaving = nodes.up.remove(&leader).unwrap();
+            leaving.close().await.unwrap();
+        } else {
+            let next = *nodes.up.keys().find(|id| **id != leader && **id < 4).unwrap();
+            nodes.any().transfer_leader(NodeId(next)).await.unwrap();
+        }
+    }
+    let mut given = BTreeSet::new();
+    for ticket in tickets {
+        match ticket.await {
+            Ok(Outcome::Admitted { node }) => assert!(given.insert(node), "{node} was given twice"),
+            other => panic!("{other:?}"),
+        }
+    }
+    nodes.converge().await;
+    assert_eq!(nodes.any().view().nodes().count(), before + given.len(), "no command was executed twice");
     nodes.close().await;
 }

@@ -1,6 +1,8 @@
 //! Section `[cluster]`: how this router takes part in the quorum that keeps the ledger.
 
-use ownership::{Peering, Timers};
+use std::path::PathBuf;
+
+use ownership::{Peering, Timers, TlsFiles};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
@@ -18,6 +20,8 @@ pub struct ClusterConfig {
     pub join: Addresses,
     /// How long a new node asks before it gives up.
     pub join_within: Span,
+    /// Certificates; without them connections between nodes are plain.
+    pub tls: Option<TlsConfig>,
     /// How often a leader shows that it is there.
     pub heartbeat: Span,
     /// The shortest wait for a leader that does not.
@@ -28,6 +32,18 @@ pub struct ClusterConfig {
     pub max_level: Option<u32>,
 }
 
+/// Section `[cluster.tls]`: PEM files.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// Certificates of the authority that signed every node's.
+    pub ca: PathBuf,
+    /// This node's certificate; it names the host or IP that others dial, for a server and a client.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
 impl Default for ClusterConfig {
     fn default() -> Self {
         let Timers { heartbeat, election_min, election_max } = Timers::default();
@@ -36,6 +52,7 @@ impl Default for ClusterConfig {
             advertise: None,
             join: Addresses::default(),
             join_within: Span(Peering::default().join_within),
+            tls: None,
             heartbeat: Span(heartbeat),
             election_min: Span(election_min),
             election_max: Span(election_max),
@@ -53,6 +70,7 @@ impl ClusterConfig {
             advertise: text(&self.advertise),
             join: self.join.0.iter().map(|address| address.0.clone()).collect(),
             join_within: self.join_within.0,
+            tls: self.tls.clone().map(|TlsConfig { ca, certificate, key }| TlsFiles { ca, certificate, key }),
             timers: Timers {
                 heartbeat: self.heartbeat.0,
                 election_min: self.election_min.0,

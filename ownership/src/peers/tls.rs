@@ -1,0 +1,106 @@
+//! Mutual TLS between nodes: both sides show a certificate of the same authority, or nothing is said at all.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::error::OwnershipError;
+use crate::peers::socket::Stream;
+
+/// Where a node's certificate is, and whose certificates it trusts. All PEM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsFiles {
+    /// Certificates of the authority that signed every node's.
+    pub ca: PathBuf,
+    /// This node's certificate, then what leads to the authority. It must name the host or IP that others dial, and
+    /// be good for a server and a client.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Both sides of TLS, as this node does it.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    acceptor: TlsAcceptor,
+    connector: TlsConnector,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+impl Tls {
+    /// Reads and checks the files.
+    pub(crate) fn load(files: &TlsFiles) -> Result<Self, OwnershipError> {
+        let provider = Arc::new(ring::default_provider());
+        let authority = certificates(&files.ca)?;
+        let mut roots = RootCertStore::empty();
+        for certificate in authority {
+            roots.add(certificate).map_err(|error| refused(&files.ca, &error))?;
+        }
+        let roots = Arc::new(roots);
+        let own = certificates(&files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| refused(&files.key, &error))?;
+        let server = server(provider.clone(), roots.clone(), (own.clone(), key.clone_key()));
+        let server = server.map_err(|error| refused(&files.certificate, &error))?;
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map(|builder| builder.with_root_certificates(roots))
+            .and_then(|builder| builder.with_client_auth_cert(own, key))
+            .map_err(|error| refused(&files.certificate, &error))?;
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(server)), connector: TlsConnector::from(Arc::new(client)) })
+    }
+
+    /// The calling side, towards `address`.
+    pub(crate) async fn connect(&self, address: &str, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host).map_err(std::io::Error::other)?;
+        let connected = self.connector.connect(name, stream).await;
+        connected.map(|stream| Box::new(stream) as Box<dyn Stream>).map_err(explained)
+    }
+
+    /// The answering side; refuses whoever shows no certificate of the authority.
+    pub(crate) async fn accept(&self, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
+        let accepted = self.acceptor.accept(stream).await;
+        accepted.map(|stream| Box::new(stream) as Box<dyn Stream>).map_err(explained)
+    }
+}
+
+type Shown = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+fn server(
+    provider: Arc<CryptoProvider>,
+    roots: Arc<RootCertStore>,
+    (own, key): Shown,
+) -> Result<ServerConfig, Box<dyn std::error::Error>> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build()?;
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(builder.with_client_cert_verifier(verifier).with_single_cert(own, key)?)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, OwnershipError> {
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| refused(path, &error))?;
+    let all: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| refused(path, &error))?;
+    if all.is_empty() { Err(refused(path, &"there is no certificate in it")) } else { Ok(all) }
+}
+
+fn refused(path: &Path, why: &dyn fmt::Display) -> OwnershipError {
+    OwnershipError::Options(format!("{}: {why}; PEM files are needed for ca, certificate and key", path.display()))
+}
+
+fn explained(error: std::io::Error) -> std::io::Error {
+    let what =
+        "TLS failed: both nodes need cluster.tls, with certificates of the same authority that name their addresses";
+    std::io::Error::new(error.kind(), format!("{what} ({error})"))
+}

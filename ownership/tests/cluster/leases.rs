@@ -1,0 +1,47 @@
+//! Leases of workers that routers on several nodes reach.
+
+use std::time::Duration;
+
+use ledger::{Command, RegisterWorker, WorkerKind, WorkerSpec};
+use ownership::Options;
+use vocabulary::{Incarnation, Micros, ModelId, Role, WorkerId};
+
+use crate::nodes::{Nodes, eventually};
+
+const LEASE: Duration = Duration::from_secs(2);
+
+fn ticking(options: &mut Options) {
+    options.lease = LEASE;
+    options.tick = Duration::from_millis(100);
+}
+
+fn register(n: u64) -> Command {
+    let spec = WorkerSpec {
+        endpoint: "http://worker".into(),
+        role: Role::Hybrid,
+        kind: WorkerKind::Engine,
+        models: [ModelId::from("tiny")].into(),
+        ranks: 1,
+    };
+    let (worker, incarnation) = (WorkerId(n), Incarnation(1));
+    Command::RegisterWorker(RegisterWorker { worker, incarnation, spec, ttl: Micros::of(LEASE) })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_lives_on_one_routers_reports_over_a_change_of_the_leader_and_ends_without_any() {
+    let mut nodes = Nodes::three_with(1, ticking).await;
+    for n in [1, 2] {
+        nodes.node(4).submit(register(n)).unwrap().await.unwrap();
+    }
+    let leader = nodes.leader().await;
+    nodes.kill(leader).await;
+    // Only the learner's router reaches worker 1; nobody reaches worker 2.
+    eventually("the silent worker's lease to end", || async {
+        assert!(nodes.node(4).report_alive(WorkerId(1), Incarnation(1)));
+        let view = nodes.node(4).view();
+        assert!(view.worker(WorkerId(1)).unwrap().is_live(), "the reported worker's lease ended");
+        (!view.worker(WorkerId(2)).unwrap().is_live()).then_some(())
+    })
+    .await;
+    nodes.close().await;
+}

@@ -1,0 +1,100 @@
+//! Watches over nodes, and reads from another node than the one that was written to.
+
+use std::collections::BTreeMap;
+
+use futures::StreamExt;
+use ledger::Key;
+use ownership::{Change, Consistency, Directory};
+use vocabulary::SessionId;
+
+use crate::nodes::{Nodes, open_session};
+
+/// Reads until `session` was put; what was read, by revision.
+async fn until(node: &Directory, from: u64, session: u128) -> BTreeMap<u64, Vec<Change>> {
+    let mut watch = node.watch(from).unwrap();
+    let mut read: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
+    let mut last = 0;
+    loop {
+        let change = tokio::time::timeout(crate::nodes::PATIENCE, watch.next()).await.unwrap().unwrap().unwrap();
+        assert!(change.revision >= last, "in order");
+        last = change.revision;
+        let is_last = change.key == Key::Session(SessionId(session));
+        read.entry(last).or_default().push(change);
+        if is_last {
+            return read;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_is_resumed_on_another_node_without_a_gap() {
+    let nodes = Nodes::three(1).await;
+    for n in 0..40 {
+        nodes.node(1).submit(open_session(n)).unwrap().await.unwrap();
+    }
+    let first = until(nodes.node(2), 1, 19).await;
+    let seen = *first.keys().last().unwrap();
+    // Resumed where it broke: what was seen of that revision comes again, nothing is missing.
+    let rest = until(nodes.node(4), seen, 39).await;
+    let mut resumed = first;
+    resumed.extend(rest);
+    let whole = until(nodes.node(3), 1, 39).await;
+    assert_eq!(resumed, whole);
+    for n in 0..40 {
+        let key = Key::Session(SessionId(n));
+        assert_eq!(whole.values().flatten().filter(|change| change.key == key).count(), 1);
+    }
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_linearizable_read_on_any_node_shows_what_any_node_acknowledged() {
+    let nodes = Nodes::three(1).await;
+    for n in 0..30u128 {
+        let writer = nodes.node(1 + n as u64 % 4);
+        let reader = nodes.node(1 + (n as u64 + 2) % 4);
+        writer.submit(open_session(n)).unwrap().await.unwrap();
+        let view = reader.read(Consistency::Linearizable).await.unwrap();
+        assert!(view.session(SessionId(n)).is_some(), "session {n}");
+    }
+    let bound = std::time::Duration::from_secs(30);
+    nodes.node(4).read(Consistency::Bounded(bound)).await.unwrap();
+    assert!(nodes.node(4).staleness().unwrap() <= bound);
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_quorum_reads_are_local_or_refused_and_say_so() {
+    let mut nodes = Nodes::three(0).await;
+    nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
+    nodes.node(3).read(Consistency::Linearizable).await.unwrap();
+    nodes.kill(1).await;
+    nodes.kill(2).await;
+    let alone = nodes.node(3);
+    assert!(alone.read(Consistency::Linearizable).await.is_err());
+    assert!(alone.read(Consistency::Bounded(std::time::Duration::ZERO)).await.is_err());
+    let view = alone.read(Consistency::Local).await.unwrap();
+    assert!(view.session(SessionId(1)).is_some(), "serving goes on");
+    crate::nodes::eventually("the view to be called stale", || async { alone.view().quorum().stale.then_some(()) })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_joins_late_gets_a_snapshot_and_watches_from_there() {
+    let mut nodes = Nodes::found().await;
+    for n in 0..1_300 {
+        nodes.node(1).submit(open_session(n)).unwrap().await.unwrap();
+    }
+    nodes.node(1).snapshot().await.unwrap();
+    nodes.node(1).submit(open_session(9_999)).unwrap().await.unwrap();
+    let id = nodes.join().await;
+    let late = nodes.node(id);
+    assert_eq!(late.view().session_count(), 1_301);
+    let compacted = late.watch(1).unwrap_err();
+    assert!(compacted.oldest > 1_000, "{compacted}");
+    nodes.node(1).submit(open_session(10_000)).unwrap().await.unwrap();
+    let read = until(late, compacted.oldest, 10_000).await;
+    assert!(!read.is_empty());
+    nodes.converge().await;
+    nodes.close().await;
+}
