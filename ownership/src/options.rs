@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use openraft::{Config, SnapshotPolicy};
+use consensus::raft_config;
+use openraft::Config;
 
 use crate::error::OwnershipError;
 use crate::members::Levels;
@@ -107,23 +108,7 @@ impl Default for Timers {
 impl Timers {
     /// Raft's configuration with these timers.
     pub(crate) fn raft(self) -> Result<Config, OwnershipError> {
-        let millis = |time: Duration| time.as_millis() as u64;
-        let config = Config {
-            cluster_name: "ownerserve".into(),
-            heartbeat_interval: millis(self.heartbeat),
-            election_timeout_min: millis(self.election_min),
-            election_timeout_max: millis(self.election_max),
-            snapshot_policy: SnapshotPolicy::Never,
-            max_in_snapshot_log_to_keep: 1_000,
-            // Bounds what a follower that comes back is sent at once; entries are up to a megabyte.
-            max_payload_entries: 64,
-            install_snapshot_timeout: 60_000,
-            enable_pre_vote: Some(true),
-            // A restarted leader may have lost entries that it had sent out; it must not write others in their term.
-            enable_leader_restore: Some(false),
-            backoff: "50ms ...1s".into(),
-            ..Config::default()
-        };
+        let config = raft_config(self.heartbeat, (self.election_min, self.election_max));
         let wrong = |error: openraft::ConfigError| {
             OwnershipError::Options(format!(
                 "the cluster's timers do not fit: {error}; heartbeat < election_min < election_max is needed"

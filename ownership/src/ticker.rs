@@ -1,49 +1,46 @@
 //! What happens once a tick: leases renewed and ended, the mark made durable, snapshots asked for.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use consensus::{expiries, renewal};
-use ledger::{Command, Outcome};
+use consensus::{Signs, expiries, renewal};
+use ledger::{Command, Expire, Ledger, Outcome};
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
 use crate::core::Core;
 use crate::options::Options;
 use crate::peers::{Lane, Method};
 
-/// Workers that may be reported between two ticks.
-const MAX_REPORTS: usize = 4_096;
-
 /// How long the leader may take to note this node's reports.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
 
 /// Signs of life since the last tick.
 #[derive(Debug, Default)]
-pub(crate) struct Reports(Mutex<BTreeMap<WorkerId, Incarnation>>);
+pub(crate) struct Reports(Mutex<Signs>);
 
 impl Reports {
+    fn signs(&self) -> MutexGuard<'_, Signs> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Notes that a life of a worker was reached; the one that was noted last counts. False when too many are noted already.
     pub(crate) fn note(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
-        let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if reports.len() >= MAX_REPORTS && !reports.contains_key(&worker) {
-            return false;
-        }
-        reports.insert(worker, incarnation);
-        true
+        self.signs().note((worker, incarnation), Instant::now())
     }
 
     /// Notes what could not be told; what was noted meanwhile counts more.
     fn put_back(&self, alive: Vec<(WorkerId, Incarnation)>) {
-        let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (worker, incarnation) in alive {
-            reports.entry(worker).or_insert(incarnation);
-        }
+        self.signs().put_back(alive);
     }
 
     fn take(&self) -> Vec<(WorkerId, Incarnation)> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
+        self.signs().take()
+    }
+
+    /// The ends that are left when those go of workers that were noted less than a lease ago.
+    fn spare(&self, ends: Vec<Expire>, ledger: &Ledger, lease: Duration) -> Vec<Expire> {
+        self.signs().spare(ends, ledger, (lease, Instant::now()))
     }
 }
 
@@ -86,7 +83,9 @@ impl Ticker {
 
     fn expire(&self, in_office: Micros) {
         let view = self.core.view();
-        for expire in expiries(&view, in_office, Micros::of(self.options.lease)) {
+        let lease = self.options.lease;
+        let ends = self.core.reports.spare(expiries(&view, in_office, Micros::of(lease)), &view, lease);
+        for expire in ends {
             let Ok(ticket) = self.core.submit(Command::Expire(expire)) else { return };
             let (core, worker) = (self.core.clone(), expire.worker);
             tokio::spawn(async move {

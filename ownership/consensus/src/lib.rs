@@ -5,15 +5,19 @@
 //! file, a socket or a thread, or reads a clock that it was not given.
 
 mod clock;
+mod config;
 mod machine;
 mod office;
+mod signs;
 mod snapshot;
 mod types;
 mod view;
 
 pub use clock::LeaderClock;
+pub use config::raft_config;
 pub use machine::{Applied, Builder, Machine, Witness};
 pub use office::{Office, expiries, renewal};
+pub use signs::Signs;
 pub use snapshot::{Body, SnapshotStore};
 pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};
 pub use view::{Outdated, Publisher, Quorum, View};
