@@ -46,6 +46,11 @@ unit:
         cargo test --release --locked --workspace --lib --bins --tests --no-fail-fast
     fi
 
+# The quorum under faults, so many seeds of them; `--seed N` replays one.
+simulate seeds="1000" *options:
+    cargo build --release --locked -p simulation
+    target/release/simulate-quorum --seeds {{seeds}} {{options}}
+
 # Everything, as CI does.
 test *suites:
     ./test {{suites}}

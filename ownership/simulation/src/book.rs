@@ -1,0 +1,218 @@
+//! The book that an all-knowing observer keeps: what was applied, promised and acknowledged, and the first thing that
+//! must not be.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use consensus::{Applied, Witness};
+use ledger::{Command, Ledger, Outcome};
+use vocabulary::{Incarnation, LedgerTime, WorkerId};
+
+use crate::checks::agreement::Agreement;
+use crate::checks::leases::Leases;
+use crate::checks::order::Leaders;
+use crate::checks::serials::Serials;
+use crate::checks::tokens::Tokens;
+use crate::runtime::true_time;
+
+/// A property that does not hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Broken {
+    /// Its name.
+    pub check: &'static str,
+    /// Where and how.
+    pub detail: String,
+}
+
+/// What a check says.
+pub type Checked = Result<(), Broken>;
+
+/// Fails a check unless something holds.
+#[macro_export]
+macro_rules! ensure {
+    ($holds:expr, $check:expr, $($detail:tt)+) => {
+        match $holds {
+            true => Ok(()),
+            false => Err($crate::book::Broken { check: $check, detail: format!($($detail)+) }),
+        }
+    };
+}
+
+/// Lines of a story at most.
+const STORY: usize = 200_000;
+
+#[derive(Debug, Default)]
+struct Pages {
+    /// What happened, line by line, where somebody wants to read it.
+    story: Option<Vec<String>>,
+    broken: Option<Broken>,
+    tally: BTreeMap<&'static str, u64>,
+    agreement: Agreement,
+    serials: Serials,
+    tokens: Tokens,
+    leases: Leases,
+    leaders: Leaders,
+    /// The highest index that anybody was told is applied.
+    acknowledged: u64,
+}
+
+/// The book. Clones are the same book.
+#[derive(Clone, Debug, Default)]
+pub struct Book(Arc<Mutex<Pages>>);
+
+impl Book {
+    fn lock(&self) -> MutexGuard<'_, Pages> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what a check says; the first that fails counts.
+    pub fn note(&self, checked: Checked) {
+        if let Err(broken) = checked {
+            self.lock().broken.get_or_insert(broken);
+        }
+    }
+
+    /// The first property that did not hold.
+    pub fn broken(&self) -> Option<Broken> {
+        self.lock().broken.clone()
+    }
+
+    /// A book that tells the whole story.
+    pub fn telling() -> Self {
+        let book = Self::default();
+        book.lock().story = Some(Vec::new());
+        book
+    }
+
+    /// Tells what happened just now, if anybody wants to read it.
+    pub fn tell(&self, what: impl FnOnce() -> String) {
+        if let Some(story) = &mut self.lock().story
+            && story.len() < STORY
+        {
+            story.push(format!("{:>12.6} {}", true_time().as_secs_f64(), what()));
+        }
+    }
+
+    /// The story.
+    pub fn story(&self) -> Vec<String> {
+        self.lock().story.clone().unwrap_or_default()
+    }
+
+    /// Counts something.
+    pub fn count(&self, what: &'static str) {
+        *self.lock().tally.entry(what).or_default() += 1;
+    }
+
+    /// What was counted.
+    pub fn tally(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().tally.clone()
+    }
+
+    /// An entry with this time is on its way, in the office of `term`.
+    pub fn proposed(&self, time: LedgerTime, term: u64) {
+        self.lock().leases.proposed(time, term);
+    }
+
+    /// A leader in the office of `term` noted a sign of life.
+    pub fn reported(&self, worker: WorkerId, incarnation: Incarnation, term: u64) {
+        self.tell(|| format!("{worker} {incarnation:?} noted in term {term}"));
+        self.lock().leases.reported((worker, incarnation), term);
+    }
+
+    /// A node leads in a term.
+    pub fn leads(&self, term: u64, node: u64) {
+        let checked = self.lock().leaders.check(term, node);
+        self.note(checked);
+    }
+
+    /// A leader proposes the end of a lease.
+    pub fn ending(&self, worker: WorkerId) {
+        self.tell(|| format!("the end of {worker}'s lease is proposed"));
+        self.lock().leases.ending(worker);
+    }
+
+    /// Somebody is told that this entry is applied.
+    pub fn acknowledged(&self, index: u64) {
+        let mut pages = self.lock();
+        pages.acknowledged = pages.acknowledged.max(index);
+        *pages.tally.entry("acknowledged entries").or_default() += 1;
+    }
+
+    /// The highest index that anybody was told is applied.
+    pub fn last_acknowledged(&self) -> u64 {
+        self.lock().acknowledged
+    }
+
+    /// The highest index that any node applied.
+    pub fn last_applied(&self) -> u64 {
+        self.lock().agreement.last()
+    }
+
+    /// Digest of everything applied.
+    pub fn digest(&self) -> u128 {
+        self.lock().agreement.digest()
+    }
+}
+
+impl Pages {
+    fn applied(&mut self, node: u64, applied: &Applied<'_>) -> Checked {
+        let is_first = self.agreement.applied(node, applied)?;
+        if !is_first {
+            return Ok(());
+        }
+        *self.tally.entry("entries").or_default() += 1;
+        let Some(entry) = applied.entry else { return Ok(()) };
+        self.leases.applying(entry);
+        for (submission, outcome) in entry.submissions.iter().zip(applied.outcomes) {
+            *self.tally.entry("operations").or_default() += 1;
+            let is_replay = self.serials.applied(submission, outcome)?;
+            if is_replay {
+                *self.tally.entry("replayed serials").or_default() += 1;
+                continue;
+            }
+            for (command, outcome) in flat(&submission.command, outcome) {
+                self.tokens.granted(command, outcome)?;
+                self.leases.applied(command, outcome)?;
+                if matches!((command, outcome), (Command::Expire(_), Outcome::Done)) {
+                    *self.tally.entry("leases ended").or_default() += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A command's parts, each with its own outcome.
+fn flat<'a>(command: &'a Command, outcome: &'a Outcome) -> Vec<(&'a Command, &'a Outcome)> {
+    match (command, outcome) {
+        (Command::Batch(commands), Outcome::Batch(outcomes)) => commands.iter().zip(outcomes).collect(),
+        single => vec![single],
+    }
+}
+
+/// One node's pen.
+#[derive(Debug)]
+pub struct Probe {
+    /// Which node.
+    pub node: u64,
+    /// Which book.
+    pub book: Book,
+}
+
+impl Witness for Probe {
+    fn applied(&self, applied: &Applied<'_>) {
+        self.book.tell(|| match applied.entry {
+            Some(entry) => format!("node {} applies {} {entry:?} -> {:?}", self.node, applied.id, applied.outcomes),
+            None => format!("node {} applies {}", self.node, applied.id),
+        });
+        let checked = self.book.lock().applied(self.node, applied);
+        self.book.note(checked);
+    }
+
+    fn installed(&self, ledger: &Ledger) {
+        self.book.tell(|| format!("node {} installs a snapshot at {}", self.node, ledger.applied()));
+        let checked = self.book.lock().agreement.installed(self.node, ledger);
+        self.book.note(checked);
+        self.book.count("snapshots installed");
+    }
+}

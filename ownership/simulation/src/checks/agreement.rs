@@ -1,0 +1,97 @@
+//! At equal applied index every node has applied the same entries and has the same state, and every state is sound.
+
+use std::collections::BTreeMap;
+
+use consensus::Applied;
+use ledger::{Entry, Ledger, Outcome, invariants};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::book::{Broken, Checked};
+use crate::ensure;
+
+const STATES: &str = "at equal applied index, state hashes are equal";
+const ENTRIES: &str = "at equal index, every node applies the same entry";
+
+const OUTCOMES: &str = "at equal index, every node has the same outcomes";
+
+/// Every so many entries the whole state is hashed; what differs stays different.
+const HASH_EVERY: u64 = 8;
+
+#[derive(Debug)]
+struct Slot {
+    term: u64,
+    entry: Option<Entry>,
+    outcomes: Vec<Outcome>,
+    state: Option<u128>,
+}
+
+/// The one history that there may be.
+#[derive(Debug, Default)]
+pub struct Agreement {
+    slots: BTreeMap<u64, Slot>,
+    newest: Ledger,
+}
+
+impl Agreement {
+    /// A node applied an entry. True when it is the first to do so.
+    pub fn applied(&mut self, node: u64, applied: &Applied<'_>) -> Result<bool, Broken> {
+        let (index, term) = (applied.id.index, applied.id.leader_id.term);
+        let state = index.is_multiple_of(HASH_EVERY).then(|| applied.ledger.state_hash());
+        if let Some(slot) = self.slots.get(&index) {
+            let same = slot.term == term && slot.entry.as_ref() == applied.entry;
+            ensure!(
+                same,
+                ENTRIES,
+                "node {node} applied another entry {index}, of term {term} instead of {}",
+                slot.term
+            )?;
+            ensure!(slot.outcomes == applied.outcomes, OUTCOMES, "node {node} at {index}")?;
+            ensure!(slot.state == state, STATES, "node {node} at {index}")?;
+            return Ok(false);
+        }
+        let last = self.last();
+        ensure!(
+            index == last + 1 || last == 0,
+            ENTRIES,
+            "node {node} applied {index} when nobody had applied {}",
+            last + 1
+        )?;
+        let sound =
+            invariants::check(applied.ledger).and_then(|()| invariants::check_step(&self.newest, applied.ledger));
+        sound.map_err(|violation| Broken {
+            check: violation.invariant,
+            detail: format!("after entry {index} at node {node}: {}", violation.detail),
+        })?;
+        self.newest = applied.ledger.clone();
+        self.slots
+            .insert(index, Slot { term, entry: applied.entry.cloned(), outcomes: applied.outcomes.to_vec(), state });
+        Ok(true)
+    }
+
+    /// A node replaced its state by a snapshot's.
+    pub fn installed(&self, node: u64, ledger: &Ledger) -> Checked {
+        let index = ledger.applied();
+        let known = self.slots.get(&index).and_then(|slot| slot.state);
+        ensure!(
+            known.is_none_or(|state| state == ledger.state_hash()),
+            STATES,
+            "node {node} after a snapshot at {index}"
+        )
+    }
+
+    /// The last index that any node applied.
+    pub fn last(&self) -> u64 {
+        self.slots.last_key_value().map_or(0, |(index, _)| *index)
+    }
+
+    /// Digest of the whole history.
+    pub fn digest(&self) -> u128 {
+        let mut digest = Xxh3::new();
+        for (index, slot) in &self.slots {
+            digest.update(&index.to_le_bytes());
+            digest.update(&slot.term.to_le_bytes());
+            digest.update(&slot.state.unwrap_or(0).to_le_bytes());
+        }
+        digest.digest128()
+    }
+}

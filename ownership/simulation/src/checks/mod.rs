@@ -1,0 +1,9 @@
+//! What must hold, one property a file. Each takes facts and says whether they may be.
+
+pub mod agreement;
+pub mod durability;
+pub mod leases;
+pub mod lock;
+pub mod order;
+pub mod serials;
+pub mod tokens;

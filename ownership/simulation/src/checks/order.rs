@@ -1,0 +1,120 @@
+//! purged <= snapshot <= applied <= committed <= last, on every node at every time, and views never go back.
+
+use std::collections::BTreeMap;
+
+use crate::book::Checked;
+use crate::ensure;
+
+const ORDER: &str = "purged <= snapshot <= applied <= committed <= last";
+const FORWARD: &str = "a view never goes back";
+const LEADERS: &str = "one leader a term";
+const RECOVERED: &str = "a restarted node shows what it had committed";
+const RESTART: &str = "what a node wrote brings it up again";
+
+/// How far a node is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    /// Last purged entry.
+    pub purged: u64,
+    /// Last entry in the snapshot.
+    pub snapshot: u64,
+    /// Last entry applied.
+    pub applied: u64,
+    /// Last entry known to be committed.
+    pub committed: u64,
+    /// Last entry in the log.
+    pub last: u64,
+}
+
+/// Checks one node.
+pub fn check(node: u64, marks: Marks) -> Checked {
+    let Marks { purged, snapshot, applied, committed, last } = marks;
+    let ordered = purged <= snapshot && snapshot <= applied && applied <= committed && committed <= last;
+    ensure!(ordered, ORDER, "node {node}: {marks:?}")
+}
+
+/// What a restarted node finds must reach from its snapshot to what it had committed.
+pub fn check_restart(node: u64, marks: Marks) -> Checked {
+    let Marks { purged, snapshot, committed, last, .. } = marks;
+    ensure!(
+        purged <= snapshot,
+        RESTART,
+        "node {node}: the log was purged up to {purged}, the snapshot ends at {snapshot}"
+    )?;
+    let end = last.max(snapshot);
+    ensure!(committed <= end, RESTART, "node {node}: {committed} was marked committed, the log ends at {end}")
+}
+
+/// Who leads in each term.
+#[derive(Debug, Default)]
+pub struct Leaders(BTreeMap<u64, u64>);
+
+impl Leaders {
+    /// A node leads in a term.
+    pub fn check(&mut self, term: u64, node: u64) -> Checked {
+        let first = *self.0.entry(term).or_insert(node);
+        ensure!(first == node, LEADERS, "node {first} and node {node} lead in term {term}")
+    }
+}
+
+/// Checks what a node shows when it came up: everything that it knew to be committed.
+pub fn check_recovered(node: u64, applied: u64, committed: u64) -> Checked {
+    ensure!(committed <= applied, RECOVERED, "node {node} shows {applied}, it had committed {committed}")
+}
+
+/// How far each life's view was.
+#[derive(Debug, Default)]
+pub struct Views(BTreeMap<(u64, u64), u64>);
+
+impl Views {
+    /// Checks the view of one life of a node.
+    pub fn check(&mut self, life: (u64, u64), applied: u64) -> Checked {
+        let before = self.0.insert(life, applied).unwrap_or(0);
+        ensure!(before <= applied, FORWARD, "node {} went from {before} to {applied}", life.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_out_of_order_is_found() {
+        let good = Marks { purged: 1, snapshot: 2, applied: 3, committed: 4, last: 5 };
+        assert_eq!(check(1, good), Ok(()));
+        for bad in [
+            Marks { purged: 3, ..good },
+            Marks { snapshot: 4, ..good },
+            Marks { applied: 5, ..good },
+            Marks { committed: 6, ..good },
+        ] {
+            assert_eq!(check(1, bad).unwrap_err().check, ORDER);
+        }
+    }
+
+    #[test]
+    fn a_restart_needs_snapshot_and_log_to_meet() {
+        let good = Marks { purged: 3, snapshot: 3, applied: 0, committed: 7, last: 9 };
+        assert_eq!(check_restart(1, good), Ok(()));
+        assert!(check_restart(1, Marks { snapshot: 2, ..good }).is_err());
+        assert!(check_restart(1, Marks { last: 6, ..good }).is_err());
+    }
+
+    #[test]
+    fn a_second_leader_of_a_term_is_found() {
+        let mut leaders = Leaders::default();
+        assert_eq!(leaders.check(1, 1), Ok(()));
+        assert_eq!(leaders.check(1, 1), Ok(()));
+        assert_eq!(leaders.check(2, 2), Ok(()));
+        assert!(leaders.check(1, 2).is_err());
+        assert!(check_recovered(1, 4, 5).is_err() && check_recovered(1, 5, 5).is_ok());
+    }
+
+    #[test]
+    fn a_view_that_goes_back_is_found() {
+        let mut views = Views::default();
+        assert_eq!(views.check((1, 1), 5), Ok(()));
+        assert_eq!(views.check((1, 2), 3), Ok(()));
+        assert!(views.check((1, 1), 4).is_err());
+    }
+}

@@ -1,0 +1,35 @@
+//! A replayed client serial returns the first outcome, and is not executed again.
+
+use std::collections::BTreeMap;
+
+use ledger::{Outcome, Refusal, Submission};
+use vocabulary::{ClientId, ClientSerial};
+
+use crate::book::Broken;
+use crate::ensure;
+
+const CHECK: &str = "a replayed serial returns the first outcome";
+
+/// First outcomes.
+#[derive(Debug, Default)]
+pub struct Serials(BTreeMap<(ClientId, ClientSerial), Outcome>);
+
+impl Serials {
+    /// A submission was applied. True when it was applied before.
+    pub fn applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, Broken> {
+        let key = (submission.client, submission.serial);
+        // Before a client opens nothing is executed, so nothing is remembered.
+        let unopened = matches!(outcome, Outcome::Refused(Refusal::UnknownClient));
+        match self.0.get(&key) {
+            Some(first) => {
+                ensure!(first == outcome, CHECK, "{:?} of {}: {first:?}, then {outcome:?}", key.1, key.0)?;
+                Ok(true)
+            }
+            None if unopened => Ok(false),
+            None => {
+                self.0.insert(key, outcome.clone());
+                Ok(false)
+            }
+        }
+    }
+}

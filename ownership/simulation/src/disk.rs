@@ -1,0 +1,340 @@
+//! A node's disk: what was written lies in a cache until it is flushed, and a loss of power takes an end of it.
+//!
+//! Writes keep their order, as in a log file. Flushes complete in order and take time; one that fails leaves the disk in
+//! doubt, and nothing more is written in that life.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::RangeBounds;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use consensus::{LogEntry, LogId, SnapshotMeta, Vote};
+
+use crate::rng::Rng;
+use crate::runtime::true_time;
+
+/// How a process ended, for its disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// The process only: what it wrote is kept.
+    Killed,
+    /// The power: what was not flushed may be lost, from some write on.
+    PowerLoss,
+}
+
+/// One write to the log's file.
+#[derive(Clone, Debug)]
+pub enum Write {
+    /// A vote.
+    Vote(Vote),
+    /// Entries at the end.
+    Append(Vec<LogEntry>),
+    /// Everything after this entry goes.
+    Truncate(Option<LogId>),
+    /// Everything up to this entry goes.
+    Purge(LogId),
+    /// How far the log is committed.
+    Commit(LogId),
+}
+
+/// What the log's file says.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    /// The vote.
+    pub vote: Option<Vote>,
+    /// Entries by index.
+    pub entries: BTreeMap<u64, LogEntry>,
+    /// The last entry that was purged.
+    pub purged: Option<LogId>,
+    /// How far it is committed.
+    pub committed: Option<LogId>,
+}
+
+impl Log {
+    /// The last entry.
+    pub fn last(&self) -> Option<LogId> {
+        self.entries.last_key_value().map(|(_, entry)| entry.log_id).or(self.purged)
+    }
+
+    fn take(&mut self, write: &Write) {
+        match write {
+            Write::Vote(vote) => self.vote = Some(*vote),
+            Write::Append(entries) => {
+                self.entries.extend(entries.iter().map(|entry| (entry.log_id.index, entry.clone())));
+            }
+            Write::Truncate(last) => drop(self.entries.split_off(&last.map_or(0, |last| last.index + 1))),
+            Write::Purge(upto) => {
+                self.entries = self.entries.split_off(&(upto.index + 1));
+                self.purged = self.purged.max(Some(*upto));
+            }
+            Write::Commit(upto) => self.committed = self.committed.max(Some(*upto)),
+        }
+    }
+}
+
+/// How a disk behaves for now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Health {
+    /// As it should.
+    Fine,
+    /// Flushes take so long at most.
+    Slow(Duration),
+    /// The next flush fails.
+    FailsToFlush,
+    /// Nothing more can be written.
+    Full,
+}
+
+/// A snapshot on disk.
+pub type Kept = (SnapshotMeta, Arc<Vec<u8>>);
+
+#[derive(Debug)]
+struct Platter {
+    rng: Rng,
+    durable: Log,
+    cached: Log,
+    pending: VecDeque<Write>,
+    /// Writes so far, and how many of them are durable.
+    written: u64,
+    flushed: u64,
+    busy_until: Duration,
+    health: Health,
+    in_doubt: bool,
+    snapshot: Option<Kept>,
+    /// What the quorum committed, perhaps before it was durable here.
+    committed: u64,
+    /// The committed mark outside the log: as written, and as surely kept.
+    mark: (u64, u64),
+}
+
+/// A disk. Clones are the same disk.
+#[derive(Clone, Debug)]
+pub struct Disk(Arc<Mutex<Platter>>);
+
+impl Disk {
+    /// An empty disk.
+    pub fn new(rng: Rng) -> Self {
+        Self(Arc::new(Mutex::new(Platter {
+            rng,
+            durable: Log::default(),
+            cached: Log::default(),
+            pending: VecDeque::new(),
+            written: 0,
+            flushed: 0,
+            busy_until: Duration::ZERO,
+            health: Health::Fine,
+            in_doubt: false,
+            snapshot: None,
+            committed: 0,
+            mark: (0, 0),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Platter> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a reader sees.
+    pub fn read<T>(&self, look: impl FnOnce(&Log) -> T) -> T {
+        look(&self.lock().cached)
+    }
+
+    /// Entries in a range.
+    pub fn entries(&self, range: impl RangeBounds<u64>) -> Vec<LogEntry> {
+        self.lock().cached.entries.range(range).map(|(_, entry)| entry.clone()).collect()
+    }
+
+    /// Writes; durable once a flush that began later is done.
+    pub fn write(&self, write: Write) -> io::Result<()> {
+        let mut platter = self.lock();
+        platter.check()?;
+        platter.cached.take(&write);
+        platter.pending.push_back(write);
+        platter.written += 1;
+        Ok(())
+    }
+
+    /// Begins a flush: when it will be done, and what it covers.
+    pub fn flush(&self) -> (Duration, u64) {
+        let mut platter = self.lock();
+        let takes = platter.latency();
+        platter.busy_until = platter.busy_until.max(true_time()) + takes;
+        (platter.busy_until, platter.written)
+    }
+
+    /// Ends a flush.
+    pub fn flushed(&self, upto: u64) -> io::Result<()> {
+        let mut platter = self.lock();
+        if platter.health == Health::FailsToFlush {
+            platter.health = Health::Fine;
+            platter.in_doubt = true;
+        }
+        if platter.in_doubt {
+            return Err(io::Error::other("the log could not be flushed"));
+        }
+        platter.settle(upto);
+        let durable = platter.durable.last().map_or(0, |last| last.index);
+        platter.mark.0 = platter.committed.min(durable).max(platter.mark.0);
+        Ok(())
+    }
+
+    /// How long a write beside the log takes.
+    pub fn latency(&self) -> Duration {
+        self.lock().latency()
+    }
+
+    /// The index up to which the log is surely kept.
+    pub fn durable_upto(&self) -> u64 {
+        self.lock().durable.last().map_or(0, |last| last.index)
+    }
+
+    /// The entries that a loss of power would leave at least.
+    pub fn durable(&self) -> Log {
+        self.lock().durable.clone()
+    }
+
+    /// Notes what the quorum committed; the mark is raised to it once it is durable here, and kept for sure after
+    /// `sync_mark`.
+    pub fn commit(&self, index: u64) {
+        let mut platter = self.lock();
+        platter.committed = platter.committed.max(index);
+    }
+
+    /// Keeps the mark for sure.
+    pub fn sync_mark(&self) {
+        let mut platter = self.lock();
+        platter.mark.1 = platter.mark.0;
+    }
+
+    /// The committed mark.
+    pub fn mark(&self) -> u64 {
+        self.lock().mark.0
+    }
+
+    /// Replaces the snapshot as a whole.
+    pub fn keep(&self, kept: Kept) -> io::Result<()> {
+        let mut platter = self.lock();
+        platter.check()?;
+        platter.snapshot = Some(kept);
+        Ok(())
+    }
+
+    /// The snapshot.
+    pub fn snapshot(&self) -> Option<Kept> {
+        self.lock().snapshot.clone()
+    }
+
+    /// Makes it behave otherwise.
+    pub fn set(&self, health: Health) {
+        self.lock().health = health;
+    }
+
+    /// The life that wrote is over.
+    pub fn end(&self, ending: Ending) {
+        let mut platter = self.lock();
+        let kept = match ending {
+            Ending::Killed if !platter.in_doubt => platter.written,
+            _ => {
+                let (low, high) = (platter.flushed, platter.written);
+                platter.rng.within(low, high)
+            }
+        };
+        platter.settle(kept);
+        platter.cached = platter.durable.clone();
+        platter.pending.clear();
+        platter.written = platter.flushed;
+        platter.in_doubt = false;
+        platter.busy_until = Duration::ZERO;
+        if ending == Ending::PowerLoss && platter.rng.chance(500) {
+            platter.mark.0 = platter.mark.1;
+        }
+        platter.mark.1 = platter.mark.0;
+        platter.committed = platter.mark.0;
+    }
+}
+
+impl Platter {
+    fn check(&self) -> io::Result<()> {
+        match self.health {
+            _ if self.in_doubt => Err(io::Error::other("an earlier flush failed")),
+            Health::Full => Err(io::ErrorKind::StorageFull.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn settle(&mut self, upto: u64) {
+        while self.flushed < upto {
+            let Some(write) = self.pending.pop_front() else { return };
+            self.durable.take(&write);
+            self.flushed += 1;
+        }
+    }
+
+    fn latency(&mut self) -> Duration {
+        match self.health {
+            Health::Slow(worst) => self.rng.micros(1_000, worst.as_micros() as u64),
+            _ if self.rng.chance(10) => self.rng.micros(5_000, 60_000),
+            _ => self.rng.micros(100, 2_500),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vote(term: u64) -> Write {
+        Write::Vote(Vote::new(term, 1))
+    }
+
+    fn term(disk: &Disk) -> u64 {
+        disk.read(|log| log.vote.map_or(0, |vote| vote.leader_id.term))
+    }
+
+    #[test]
+    fn a_loss_of_power_takes_only_what_was_not_flushed() {
+        let mut least = u64::MAX;
+        let mut most = 0;
+        for seed in 0..50 {
+            let disk = Disk::new(Rng::stream(seed, "disk"));
+            (1..=3).for_each(|n| disk.write(vote(n)).unwrap());
+            disk.flushed(3).unwrap();
+            (4..=6).for_each(|n| disk.write(vote(n)).unwrap());
+            disk.end(Ending::PowerLoss);
+            least = least.min(term(&disk));
+            most = most.max(term(&disk));
+        }
+        assert_eq!((least, most), (3, 6));
+    }
+
+    #[test]
+    fn a_killed_process_leaves_all_that_it_wrote() {
+        let disk = Disk::new(Rng::stream(1, "disk"));
+        disk.write(vote(9)).unwrap();
+        disk.end(Ending::Killed);
+        assert_eq!(term(&disk), 9);
+    }
+
+    #[test]
+    fn after_a_failed_flush_nothing_is_written_until_the_next_life() {
+        let disk = Disk::new(Rng::stream(1, "disk"));
+        disk.write(vote(1)).unwrap();
+        disk.set(Health::FailsToFlush);
+        assert!(disk.flushed(1).is_err());
+        assert!(disk.flushed(1).is_err());
+        assert!(disk.write(vote(2)).is_err());
+        disk.end(Ending::Killed);
+        disk.write(vote(3)).unwrap();
+        assert_eq!(term(&disk), 3);
+    }
+
+    #[test]
+    fn a_full_disk_takes_nothing_until_it_is_freed() {
+        let disk = Disk::new(Rng::stream(1, "disk"));
+        disk.set(Health::Full);
+        assert_eq!(disk.write(vote(1)).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        disk.set(Health::Fine);
+        disk.write(vote(1)).unwrap();
+    }
+}

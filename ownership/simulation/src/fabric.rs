@@ -1,0 +1,145 @@
+//! The network between nodes and clients: delay, loss, duplication, reordering, and links that are cut one way or both.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::rng::Rng;
+
+/// An end of a link: a node, or a client above [`CLIENTS`].
+pub type Peer = u64;
+
+/// Where the numbers of clients begin.
+pub const CLIENTS: Peer = 1_000;
+
+/// What the network does to one message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It arrives after these delays; more than one is a duplication.
+    Arrives(Vec<Duration>),
+    /// It does not arrive.
+    Lost,
+}
+
+/// How the network behaves for now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Weather {
+    /// Messages of 1,000 that are lost.
+    pub loss: u64,
+    /// Messages of 1,000 that arrive twice.
+    pub duplication: u64,
+    /// The shortest and the longest delay, in microseconds.
+    pub delay: (u64, u64),
+}
+
+impl Weather {
+    /// A datacenter on a good day.
+    pub const FAIR: Weather = Weather { loss: 0, duplication: 1, delay: (150, 2_000) };
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Traffic {
+    /// Messages sent.
+    pub sent: u64,
+    /// Of them lost, by chance or by a cut.
+    pub lost: u64,
+    /// Of them arrived twice.
+    pub doubled: u64,
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct Fabric {
+    rng: Rng,
+    weather: Weather,
+    cuts: BTreeSet<(Peer, Peer)>,
+    traffic: Traffic,
+}
+
+impl Fabric {
+    /// A network in fair weather.
+    pub fn new(rng: Rng) -> Self {
+        Self { rng, weather: Weather::FAIR, cuts: BTreeSet::new(), traffic: Traffic::default() }
+    }
+
+    /// What becomes of the next message.
+    pub fn fate(&mut self, from: Peer, to: Peer) -> Fate {
+        self.traffic.sent += 1;
+        if !self.connects(from, to) || self.rng.chance(self.weather.loss) {
+            self.traffic.lost += 1;
+            return Fate::Lost;
+        }
+        let copies = if self.rng.chance(self.weather.duplication) { 2 } else { 1 };
+        self.traffic.doubled += copies - 1;
+        Fate::Arrives((0..copies).map(|_| self.delay()).collect())
+    }
+
+    fn delay(&mut self) -> Duration {
+        let (low, high) = self.weather.delay;
+        // Now and then one message is overtaken by many.
+        let stretch = if self.rng.chance(5) { 20 } else { 1 };
+        self.rng.micros(low, high) * stretch
+    }
+
+    /// Whether a message gets through from one to the other.
+    pub fn connects(&self, from: Peer, to: Peer) -> bool {
+        !self.cuts.contains(&(from, to))
+    }
+
+    /// Cuts one direction.
+    pub fn cut(&mut self, from: Peer, to: Peer) {
+        self.cuts.insert((from, to));
+    }
+
+    /// Mends one direction.
+    pub fn mend(&mut self, from: Peer, to: Peer) {
+        self.cuts.remove(&(from, to));
+    }
+
+    /// Mends everything, and lets the sun shine.
+    pub fn heal(&mut self) {
+        self.cuts.clear();
+        self.weather = Weather::FAIR;
+    }
+
+    /// Changes the weather.
+    pub fn set(&mut self, weather: Weather) {
+        self.weather = weather;
+    }
+
+    /// What happened so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_is_one_way_and_healing_mends_it() {
+        let mut fabric = Fabric::new(Rng::stream(1, "network"));
+        fabric.cut(1, 2);
+        assert_eq!(fabric.fate(1, 2), Fate::Lost);
+        assert!(matches!(fabric.fate(2, 1), Fate::Arrives(_)));
+        fabric.heal();
+        assert!(matches!(fabric.fate(1, 2), Fate::Arrives(_)));
+    }
+
+    #[test]
+    fn weather_loses_doubles_and_reorders() {
+        let mut fabric = Fabric::new(Rng::stream(1, "network"));
+        fabric.set(Weather { loss: 300, duplication: 200, delay: (100, 50_000) });
+        let fates: Vec<Fate> = (0..1_000).map(|_| fabric.fate(1, 2)).collect();
+        let lost = fates.iter().filter(|fate| **fate == Fate::Lost).count();
+        let doubled = fates.iter().filter(|fate| matches!(fate, Fate::Arrives(copies) if copies.len() == 2)).count();
+        assert!((200..400).contains(&lost) && (80..240).contains(&doubled), "{lost} {doubled}");
+        let first = |fate: &Fate| match fate {
+            Fate::Arrives(copies) => copies.first().copied(),
+            Fate::Lost => None,
+        };
+        let delays: Vec<Duration> = fates.iter().filter_map(first).collect();
+        assert!(delays.windows(2).any(|pair| pair[1] < pair[0]));
+    }
+}

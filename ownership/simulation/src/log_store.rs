@@ -1,0 +1,111 @@
+//! Raft's log on a simulated disk: the same order of writes and flushes as on a real one.
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+
+use consensus::{LogEntry, LogId, Types, Vote};
+use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
+use openraft::{AsyncRuntime, OptionalSend, RaftLogReader};
+
+use crate::disk::{Disk, Write};
+use crate::runtime::{Sim, true_time};
+
+type SimTypes = Types<Sim>;
+
+/// The log. Clones are handles of the same log.
+#[derive(Clone, Debug)]
+pub struct LogStore {
+    disk: Disk,
+}
+
+impl LogStore {
+    /// The log on a disk.
+    pub fn on(disk: Disk) -> Self {
+        Self { disk }
+    }
+
+    /// Waits until everything written so far is durable.
+    async fn flush(&self) -> io::Result<()> {
+        let (done_at, upto) = self.disk.flush();
+        Sim::sleep(done_at.saturating_sub(true_time())).await;
+        self.disk.flushed(upto)
+    }
+
+    async fn durably(&self, write: Write) -> io::Result<()> {
+        self.disk.write(write)?;
+        self.flush().await
+    }
+}
+
+impl RaftLogReader<SimTypes> for LogStore {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<LogEntry>, io::Error> {
+        let (start, end) = (range.start_bound().cloned(), range.end_bound().cloned());
+        let is_empty = match (start, end) {
+            (Bound::Included(from), Bound::Excluded(to)) => from >= to,
+            _ => false,
+        };
+        if is_empty { Ok(Vec::new()) } else { Ok(self.disk.entries((start, end))) }
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
+        Ok(self.disk.read(|log| log.vote))
+    }
+}
+
+impl RaftLogStorage<SimTypes> for LogStore {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> Result<LogState<SimTypes>, io::Error> {
+        Ok(self.disk.read(|log| LogState { last_purged_log_id: log.purged, last_log_id: log.last() }))
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
+        self.durably(Write::Vote(*vote)).await
+    }
+
+    async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
+        let Some(committed) = committed else { return Ok(()) };
+        // A snapshot that is just being installed runs ahead of the log that will be purged up to it.
+        let is_known = self.disk.read(|log| log.last().is_some_and(|last| committed <= last));
+        if is_known {
+            self.disk.write(Write::Commit(committed))?;
+            self.disk.commit(committed.index);
+        }
+        Ok(())
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<LogId>, io::Error> {
+        Ok(self.disk.read(|log| log.committed))
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<SimTypes>) -> Result<(), io::Error>
+    where
+        I: IntoIterator<Item = LogEntry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        self.disk.write(Write::Append(entries.into_iter().collect()))?;
+        let store = self.clone();
+        let (done_at, upto) = self.disk.flush();
+        drop(Sim::spawn(async move {
+            Sim::sleep(done_at.saturating_sub(true_time())).await;
+            callback.io_completed(store.disk.flushed(upto));
+        }));
+        Ok(())
+    }
+
+    async fn truncate_after(&mut self, last: Option<LogId>) -> Result<(), io::Error> {
+        self.durably(Write::Truncate(last)).await
+    }
+
+    async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
+        self.durably(Write::Purge(upto)).await
+    }
+}

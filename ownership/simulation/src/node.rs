@@ -1,0 +1,296 @@
+//! One life of a node: the real Raft, the real state machine and the real leader's duties, over a simulated disk.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use consensus::{Machine, Office, Proposal, Publisher, Signs, Types, View, expiries, raft_config, renewal};
+use futures::StreamExt;
+use futures::channel::{mpsc, oneshot};
+use ledger::{Command, Entry, Outcome, Submission};
+use openraft::async_runtime::instant::Instant;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::ClientWriteError;
+use openraft::impls::ProgressResponder;
+use openraft::{AsyncRuntime, Config, Raft, ReadPolicy};
+use vocabulary::{ClientId, ClientSerial, Incarnation, Micros, NodeId, WorkerId};
+
+use crate::book::{Book, Probe};
+use crate::checks::order;
+use crate::disk::Disk;
+use crate::log_store::LogStore;
+use crate::network::{Links, ask};
+use crate::plan::Plan;
+use crate::process::Pid;
+use crate::runtime::{Moment, Sim};
+use crate::snapshots::Snapshots;
+use crate::world::World;
+
+type SimTypes = Types<Sim>;
+type SimMachine = Machine<Snapshots, Probe>;
+
+/// How long a lease is held after a sign of life.
+pub const LEASE: Duration = Duration::from_secs(15);
+/// How often leases are renewed and ended.
+pub const TICK: Duration = Duration::from_secs(1);
+/// Submissions in one entry.
+const BATCH: usize = 8;
+/// How long the first of them waits for more.
+const LINGER: Duration = Duration::from_millis(3);
+/// How long one node waits for another.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What a node answers.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Reply<T> {
+    /// The answer.
+    Said(T),
+    /// Not here: ask the leader, if it is known. Nothing was done.
+    Elsewhere(Option<u64>),
+    /// It may have been done.
+    Unknown,
+}
+
+/// A submission that was applied.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Acknowledged {
+    /// The entry that it lies in.
+    pub index: u64,
+    /// Its outcome.
+    pub outcome: Outcome,
+}
+
+struct Queued {
+    submission: Submission,
+    answer: oneshot::Sender<Reply<Acknowledged>>,
+}
+
+/// One life of a node.
+pub struct Node {
+    /// Which node.
+    pub id: u64,
+    /// Its process.
+    pub pid: Pid,
+    /// Raft.
+    pub raft: Raft<SimTypes, SimMachine>,
+    /// What it reads.
+    pub publisher: Arc<Publisher>,
+    world: Arc<World>,
+    book: Book,
+    disk: Disk,
+    office: Mutex<Office<Moment>>,
+    signs: Mutex<Signs<Moment>>,
+    queue: mpsc::UnboundedSender<Queued>,
+    own: Mutex<(ClientId, u64)>,
+    snapshot_every: u64,
+}
+
+/// What a node is made of.
+pub struct Parts {
+    /// Which node.
+    pub id: u64,
+    /// Its process.
+    pub pid: Pid,
+    /// Which life of it.
+    pub boot: u64,
+    /// Its disk.
+    pub disk: Disk,
+}
+
+fn config(plan: &Plan) -> Arc<Config> {
+    let (heartbeat, election) = plan.timers;
+    let config = Config { max_in_snapshot_log_to_keep: plan.compaction.1, ..raft_config(heartbeat, election) };
+    Arc::new(config.validate().expect("the timers are in order"))
+}
+
+impl Node {
+    /// Starts a life, in its own process. Fails as a process would that cannot read or write its disk.
+    pub async fn start(world: &Arc<World>, parts: Parts) -> Option<Arc<Node>> {
+        let Parts { id, pid, boot, disk } = parts;
+        let publisher = Arc::<Publisher>::default();
+        let book = world.book.clone();
+        let probe = Arc::new(Probe { node: id, book: book.clone() });
+        let machine = Machine::new(Snapshots::on(disk.clone()), publisher.clone(), probe);
+        let links = Links { world: world.clone(), from: id };
+        let committed = disk.read(|log| log.committed.map_or(0, |id| id.index));
+        let raft = Raft::new(id, config(&world.plan), links, LogStore::on(disk.clone()), machine).await.ok()?;
+        book.note(order::check_recovered(id, publisher.view().applied(), committed));
+        let (queue, queued) = mpsc::unbounded();
+        let own = Mutex::new((ClientId(u128::from(id) << 64 | u128::from(boot)), 0));
+        let node = Arc::new(Node {
+            id,
+            pid,
+            raft,
+            publisher,
+            world: world.clone(),
+            book,
+            disk,
+            office: Mutex::default(),
+            signs: Mutex::default(),
+            queue,
+            own,
+            snapshot_every: world.plan.compaction.0,
+        });
+        drop(Sim::spawn(node.clone().write(queued)));
+        drop(Sim::spawn(node.clone().tick()));
+        Some(node)
+    }
+
+    /// The view.
+    pub fn view(&self) -> Arc<View> {
+        self.publisher.view()
+    }
+
+    /// The leader as far as this node knows.
+    pub fn leader(&self) -> Option<u64> {
+        self.raft.metrics().borrow_watched().current_leader
+    }
+
+    /// Whether Raft still runs here.
+    pub fn is_well(&self) -> bool {
+        self.raft.metrics().borrow_watched().running_state.is_ok()
+    }
+
+    /// Takes a submission, or says who does.
+    pub async fn submit(self: Arc<Self>, submission: Submission) -> Reply<Acknowledged> {
+        if let Err(forward) = self.raft.as_leader() {
+            return Reply::Elsewhere(forward.leader_id);
+        }
+        let (answer, answered) = oneshot::channel();
+        if self.queue.unbounded_send(Queued { submission, answer }).is_err() {
+            return Reply::Elsewhere(None);
+        }
+        answered.await.unwrap_or(Reply::Unknown)
+    }
+
+    /// Notes that a router reached this life of a worker.
+    pub async fn report(self: Arc<Self>, worker: WorkerId, incarnation: Incarnation) -> Reply<()> {
+        match self.raft.as_leader() {
+            Err(forward) => Reply::Elsewhere(forward.leader_id),
+            Ok(leader) => {
+                let mut signs = self.signs.lock().unwrap_or_else(PoisonError::into_inner);
+                if signs.note((worker, incarnation), Moment::now()) {
+                    self.book.reported(worker, incarnation, leader.leader_id().term);
+                }
+                Reply::Said(())
+            }
+        }
+    }
+
+    /// A view that shows everything that was acknowledged before this was asked.
+    pub async fn read(self: Arc<Self>, world: Arc<World>) -> Reply<Arc<View>> {
+        if self.raft.as_leader().is_err() {
+            let Some(leader) = self.leader().filter(|leader| *leader != self.id) else { return Reply::Elsewhere(None) };
+            let index = ask(&world, (self.id, leader), PATIENCE, |node: Arc<Node>| node.read_index()).await;
+            return match index {
+                Ok(Some(index)) => self.wait_for(index).await,
+                _ => Reply::Unknown,
+            };
+        }
+        match self.clone().read_index().await {
+            Some(index) => self.wait_for(index).await,
+            None => Reply::Unknown,
+        }
+    }
+
+    async fn read_index(self: Arc<Self>) -> Option<Option<u64>> {
+        let read = Sim::timeout(PATIENCE, self.raft.get_read_linearizer(ReadPolicy::ReadIndex)).await.ok()?.ok()?;
+        Some(Some(read.read_log_id().index()))
+    }
+
+    async fn wait_for(&self, index: Option<u64>) -> Reply<Arc<View>> {
+        match self.raft.wait(Some(PATIENCE)).applied_index_at_least(index, "read").await {
+            Ok(_) => Reply::Said(self.view()),
+            Err(_) => Reply::Unknown,
+        }
+    }
+
+    /// The one task that proposes: a batch becomes an entry that only this office may write.
+    async fn write(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Queued>) {
+        while let Some(first) = queue.next().await {
+            Sim::sleep(LINGER).await;
+            let mut batch = vec![first];
+            while batch.len() < BATCH
+                && let Ok(next) = queue.try_recv()
+            {
+                batch.push(next);
+            }
+            self.clone().propose(batch).await;
+        }
+    }
+
+    async fn propose(self: Arc<Self>, batch: Vec<Queued>) {
+        let (submissions, answers): (Vec<_>, Vec<_>) = batch.into_iter().map(|q| (q.submission, q.answer)).unzip();
+        let Some((time, leader)) = self.time() else {
+            return answers.into_iter().for_each(|answer| drop(answer.send(Reply::Elsewhere(None))));
+        };
+        self.book.proposed(time, leader.term);
+        let proposal = Proposal(Arc::new(Entry { time, submissions }));
+        let (responder, done) = ProgressResponder::complete_only();
+        let sent = self.raft.write(proposal).with_leader(leader).responder(responder).await;
+        let node = self.clone();
+        drop(Sim::spawn(async move {
+            let reply = |outcome: Option<_>| outcome.unwrap_or(Reply::Unknown);
+            let result = if sent.is_err() { None } else { done.await.ok() };
+            match result {
+                Some(Ok(written)) => {
+                    let index = written.log_id.index;
+                    node.world.acknowledging(&node, index);
+                    for (answer, outcome) in answers.into_iter().zip(written.data.0) {
+                        drop(answer.send(Reply::Said(Acknowledged { index, outcome })));
+                    }
+                }
+                Some(Err(ClientWriteError::ForwardToLeader(forward))) => {
+                    let elsewhere = |answer: oneshot::Sender<_>| drop(answer.send(Reply::Elsewhere(forward.leader_id)));
+                    answers.into_iter().for_each(elsewhere);
+                }
+                _ => answers.into_iter().for_each(|answer| drop(answer.send(reply(None)))),
+            }
+        }));
+    }
+
+    /// The time of the next entry, and the office that it is written in.
+    fn time(&self) -> Option<(vocabulary::LedgerTime, openraft::type_config::alias::CommittedLeaderIdOf<SimTypes>)> {
+        let leader = self.raft.as_leader().ok();
+        let mut office = self.office.lock().unwrap_or_else(PoisonError::into_inner);
+        let term = leader.as_ref().map(|leader| leader.leader_id().term);
+        term.into_iter().for_each(|term| self.book.leads(term, self.id));
+        office.follow(term, self.view().now(), Moment::now());
+        Some((office.time(Moment::now())?, leader?.to_committed_leader_id()))
+    }
+
+    async fn tick(self: Arc<Self>) {
+        let mut snapshot_at = self.view().applied();
+        loop {
+            Sim::sleep(TICK).await;
+            self.disk.sync_mark();
+            let view = self.view();
+            if self.time().is_some() {
+                let held = self.office.lock().unwrap_or_else(PoisonError::into_inner).held();
+                let lease = Micros::of(LEASE);
+                let mut signs = self.signs.lock().unwrap_or_else(PoisonError::into_inner);
+                let renewal = renewal(&view, signs.take(), lease);
+                let expiries = signs.spare(expiries(&view, held, lease), &view, (LEASE, Moment::now()));
+                drop(signs);
+                expiries.iter().for_each(|expire| self.book.ending(expire.worker));
+                let expiries = expiries.into_iter().map(Command::Expire);
+                renewal.into_iter().chain(expiries).for_each(|command| self.submit_own(command));
+            }
+            if view.applied() >= snapshot_at + self.snapshot_every && self.raft.trigger().snapshot().await.is_ok() {
+                snapshot_at = view.applied();
+                self.book.count("snapshots asked for");
+            }
+        }
+    }
+
+    /// Sends a command of this node's own. Nobody waits for its outcome.
+    fn submit_own(&self, command: Command) {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        // Opening again what is open does nothing, and an opening that was lost would cost every renewal.
+        for command in [Command::OpenClient(NodeId(self.id)), command] {
+            let submission = Submission { client: own.0, serial: ClientSerial(own.1), command };
+            own.1 += 1;
+            let (answer, _) = oneshot::channel();
+            drop(self.queue.unbounded_send(Queued { submission, answer }));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! How one run goes: everything that the seed decides before it starts.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::rng::Rng;
+
+/// A run's size and temper.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// Voters at the beginning; nodes are numbered from 1.
+    pub voters: BTreeSet<u64>,
+    /// Learners at the beginning.
+    pub learners: BTreeSet<u64>,
+    /// How long faults go on.
+    pub chaos: Duration,
+    /// Clients that write and read.
+    pub clients: u64,
+    /// How long a client thinks between two operations, in milliseconds.
+    pub think: (u64, u64),
+    /// Workers that live and die.
+    pub workers: u64,
+    /// How far a node's clock may drift, in parts per million.
+    pub drift: u64,
+    /// Entries between snapshots, and entries that stay in the log behind one.
+    pub compaction: (u64, u64),
+    /// Raft's heartbeat, and its shortest and longest wait before an election.
+    pub timers: (Duration, (Duration, Duration)),
+    /// How long until the next fault, in milliseconds.
+    pub calm: (u64, u64),
+    /// Whether an operator changes the membership meanwhile.
+    pub members_change: bool,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn of(seed: u64) -> Self {
+        let mut rng = Rng::stream(seed, "plan");
+        let voters = *rng.pick(&[3, 3, 3, 5]).unwrap_or(&3);
+        let learners = rng.below(3);
+        let timers = |heartbeat, least, most| {
+            let millis = Duration::from_millis;
+            (millis(heartbeat), (millis(least), millis(most)))
+        };
+        Self {
+            seed,
+            timers: if rng.chance(500) { timers(250, 500, 1_000) } else { timers(500, 1_500, 3_500) },
+            voters: (1..=voters).collect(),
+            learners: (voters + 1..=voters + learners).collect(),
+            chaos: rng.millis(40_000, 110_000),
+            clients: rng.within(3, 5),
+            think: *rng.pick(&[(100, 600), (200, 1_500), (600, 3_000)]).unwrap_or(&(200, 1_500)),
+            workers: rng.within(2, 4),
+            drift: *rng.pick(&[0, 500, 20_000]).unwrap_or(&0),
+            compaction: *rng.pick(&[(20, 0), (40, 10), (90, 30)]).unwrap_or(&(40, 10)),
+            calm: *rng.pick(&[(1_000, 6_000), (3_000, 12_000), (6_000, 30_000)]).unwrap_or(&(3_000, 12_000)),
+            members_change: rng.chance(600),
+        }
+    }
+}

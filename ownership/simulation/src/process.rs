@@ -1,0 +1,166 @@
+//! Processes inside one runtime: every task belongs to one, and a process can be paused or killed between any two polls.
+//!
+//! A killed process never runs again, not even to clean up. What it had in flight stays unanswered, as after `kill -9`.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// A process of the simulated world. The world itself is one, which is never paused or killed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Pid(usize);
+
+impl Pid {
+    /// The network, the clients and the schedule.
+    pub const WORLD: Pid = Pid(0);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Running,
+    Paused,
+    Dead,
+}
+
+#[derive(Debug)]
+struct Process {
+    state: State,
+    /// Parts per million that its clock runs fast.
+    drift: i64,
+    parked: Vec<Waker>,
+}
+
+thread_local! {
+    static PROCESSES: RefCell<Vec<Process>> = const { RefCell::new(Vec::new()) };
+    static CURRENT: RefCell<Pid> = const { RefCell::new(Pid::WORLD) };
+}
+
+/// Begins a world without processes.
+pub fn reset() {
+    let old = PROCESSES.with_borrow_mut(std::mem::take);
+    drop(old);
+    CURRENT.set(Pid::WORLD);
+    begin(0);
+}
+
+/// Begins a process whose clock drifts by so many parts per million.
+pub fn begin(drift: i64) -> Pid {
+    PROCESSES.with_borrow_mut(|all| {
+        all.push(Process { state: State::Running, drift, parked: Vec::new() });
+        Pid(all.len() - 1)
+    })
+}
+
+/// Stops a process for good.
+pub fn kill(pid: Pid) {
+    wake(pid, State::Dead);
+}
+
+/// Stops a process until it is resumed. Time passes meanwhile, and what arrives for it waits.
+pub fn pause(pid: Pid) {
+    let set = |process: &mut Process| process.state = State::Paused;
+    PROCESSES.with_borrow_mut(|all| all.get_mut(pid.0).filter(|process| process.state == State::Running).map(set));
+}
+
+/// Lets a paused process run again.
+pub fn resume(pid: Pid) {
+    if is_alive(pid) {
+        wake(pid, State::Running);
+    }
+}
+
+/// Whether a process was not killed; a paused one is alive.
+pub fn is_alive(pid: Pid) -> bool {
+    PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state != State::Dead))
+}
+
+/// Whether a process runs.
+pub fn is_running(pid: Pid) -> bool {
+    PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state == State::Running))
+}
+
+/// The process that runs now.
+pub fn current() -> Pid {
+    CURRENT.with_borrow(|pid| *pid)
+}
+
+/// The drift of the clock of the process that runs now.
+pub fn drift() -> i64 {
+    let pid = current();
+    PROCESSES.with_borrow(|all| all.get(pid.0).map_or(0, |process| process.drift))
+}
+
+/// Does something as a process: what is spawned meanwhile belongs to it.
+pub fn within<T>(pid: Pid, act: impl FnOnce() -> T) -> T {
+    let _scope = Scope::enter(pid);
+    act()
+}
+
+fn wake(pid: Pid, state: State) {
+    let parked = PROCESSES.with_borrow_mut(|all| {
+        let process = all.get_mut(pid.0)?;
+        process.state = state;
+        Some(std::mem::take(&mut process.parked))
+    });
+    parked.unwrap_or_default().into_iter().for_each(Waker::wake);
+}
+
+struct Scope(Pid);
+
+impl Scope {
+    fn enter(pid: Pid) -> Self {
+        Self(CURRENT.replace(pid))
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
+}
+
+/// A task of a process.
+pub struct Task<F> {
+    pid: Pid,
+    future: Option<Pin<Box<F>>>,
+}
+
+impl<F> Task<F> {
+    /// A task of the process that runs now.
+    pub fn new(future: F) -> Self {
+        Self { pid: current(), future: Some(Box::pin(future)) }
+    }
+
+    fn gate(&self, waker: &Waker) -> State {
+        PROCESSES.with_borrow_mut(|all| match all.get_mut(self.pid.0) {
+            None => State::Dead,
+            Some(process) => {
+                if process.state == State::Paused {
+                    process.parked.push(waker.clone());
+                }
+                process.state
+            }
+        })
+    }
+}
+
+impl<F: Future> Future for Task<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let state = self.gate(context.waker());
+        let _scope = Scope::enter(self.pid);
+        match state {
+            State::Running => match &mut self.future {
+                Some(future) => future.as_mut().poll(context),
+                None => Poll::Pending,
+            },
+            State::Paused => Poll::Pending,
+            State::Dead => {
+                self.future = None;
+                Poll::Pending
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Snapshots on a simulated disk, as the bytes that a file would hold.
+
+use std::io;
+use std::sync::Arc;
+
+use consensus::{Body, Snapshot, SnapshotMeta, SnapshotStore};
+use openraft::AsyncRuntime;
+
+use crate::disk::Disk;
+use crate::runtime::Sim;
+
+/// Where a node keeps its snapshot.
+#[derive(Clone, Debug)]
+pub struct Snapshots(Disk);
+
+impl Snapshots {
+    /// The snapshot on a disk.
+    pub fn on(disk: Disk) -> Self {
+        Self(disk)
+    }
+
+    async fn keep(&self, meta: SnapshotMeta, bytes: Arc<Vec<u8>>) -> io::Result<()> {
+        Sim::sleep(self.0.latency()).await;
+        self.0.keep((meta, bytes))
+    }
+}
+
+impl SnapshotStore for Snapshots {
+    type Handle = Arc<Vec<u8>>;
+
+    async fn write(&self, body: Body) -> io::Result<Snapshot<Self::Handle>> {
+        let bytes = Arc::new(rmp_serde::to_vec(&(&body.meta, &body.ledger)).map_err(io::Error::other)?);
+        self.keep(body.meta.clone(), bytes.clone()).await?;
+        Ok(Snapshot { meta: body.meta, snapshot: bytes })
+    }
+
+    async fn install(&self, snapshot: Self::Handle) -> io::Result<Body> {
+        let (meta, ledger): (SnapshotMeta, _) = rmp_serde::from_slice(&snapshot).map_err(io::Error::other)?;
+        let is_kept = self.0.snapshot().is_some_and(|(kept, _)| kept == meta);
+        if !is_kept {
+            self.keep(meta.clone(), snapshot).await?;
+        }
+        Ok(Body { meta, ledger })
+    }
+
+    async fn current(&self) -> io::Result<Option<Snapshot<Self::Handle>>> {
+        Ok(self.0.snapshot().map(|(meta, snapshot)| Snapshot { meta, snapshot }))
+    }
+}

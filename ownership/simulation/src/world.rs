@@ -1,0 +1,227 @@
+//! The simulated world: nodes with their disks, the network between them, and the book of what happened.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use openraft::AsyncRuntime;
+use openraft::async_runtime::watch::WatchReceiver;
+
+use crate::book::Book;
+use crate::checks::durability::{self, Keepers};
+use crate::checks::order::{self, Marks, Views};
+use crate::disk::{Disk, Ending};
+use crate::fabric::{Fabric, Fate, Peer};
+use crate::node::{Node, Parts};
+use crate::plan::Plan;
+use crate::process::{self, Pid};
+use crate::rng::Rng;
+use crate::runtime::Sim;
+
+/// A node over all its lives.
+#[derive(Debug)]
+struct Slot {
+    disk: Disk,
+    pid: Option<Pid>,
+    boots: u64,
+}
+
+/// The world.
+pub struct World {
+    /// How this run goes.
+    pub plan: Plan,
+    /// What happened.
+    pub book: Book,
+    fabric: Mutex<Fabric>,
+    slots: Mutex<BTreeMap<u64, Slot>>,
+    lives: Mutex<BTreeMap<u64, Arc<Node>>>,
+    views: Mutex<Views>,
+    trace: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl World {
+    /// A world without nodes.
+    pub fn new(plan: Plan, book: Book) -> Arc<Self> {
+        let fabric = Mutex::new(Fabric::new(Rng::stream(plan.seed, "network")));
+        Arc::new(Self {
+            plan,
+            book,
+            fabric,
+            slots: Mutex::default(),
+            lives: Mutex::default(),
+            views: Mutex::default(),
+            trace: AtomicU64::new(0),
+        })
+    }
+
+    /// The network.
+    pub fn fabric(&self) -> MutexGuard<'_, Fabric> {
+        lock(&self.fabric)
+    }
+
+    /// What becomes of a message.
+    pub fn fate(&self, from: Peer, to: Peer) -> Fate {
+        self.fabric().fate(from, to)
+    }
+
+    /// Whether a message gets through.
+    pub fn connects(&self, from: Peer, to: Peer) -> bool {
+        self.fabric().connects(from, to)
+    }
+
+    /// Adds to the digest of everything that happened, in order.
+    pub fn trace(&self, words: &[u64]) {
+        let mut digest = self.trace.load(Relaxed);
+        for word in words {
+            digest = (digest.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+        }
+        self.trace.store(digest, Relaxed);
+    }
+
+    /// The digest of everything that happened.
+    pub fn digest(&self) -> u64 {
+        self.trace.load(Relaxed)
+    }
+
+    /// Puts up a node with an empty disk.
+    pub fn add(&self, id: u64) {
+        let disk = Disk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
+        lock(&self.slots).insert(id, Slot { disk, pid: None, boots: 0 });
+    }
+
+    /// All nodes that were ever put up.
+    pub fn ids(&self) -> Vec<u64> {
+        lock(&self.slots).keys().copied().collect()
+    }
+
+    /// A node's disk.
+    pub fn disk(&self, id: u64) -> Option<Disk> {
+        lock(&self.slots).get(&id).map(|slot| slot.disk.clone())
+    }
+
+    /// A node's process, if one was started and not killed.
+    pub fn pid(&self, id: u64) -> Option<Pid> {
+        lock(&self.slots).get(&id).and_then(|slot| slot.pid).filter(|pid| process::is_alive(*pid))
+    }
+
+    /// The present life of a node, if it is up.
+    pub fn life(&self, id: u64) -> Option<Arc<Node>> {
+        lock(&self.lives).get(&id).filter(|node| process::is_alive(node.pid)).cloned()
+    }
+
+    /// Every node that is up.
+    pub fn up(&self) -> Vec<Arc<Node>> {
+        lock(&self.lives).values().filter(|node| process::is_alive(node.pid)).cloned().collect()
+    }
+
+    /// Starts a node whose process is not there. What its disk holds must be enough.
+    pub fn start(self: &Arc<Self>, id: u64) {
+        if self.pid(id).is_some() {
+            return;
+        }
+        let (disk, boot, pid) = {
+            let mut slots = lock(&self.slots);
+            let Some(slot) = slots.get_mut(&id) else { return };
+            slot.boots += 1;
+            let drift = Rng::stream(self.plan.seed ^ id << 32 ^ slot.boots, "drift").within(0, 2 * self.plan.drift);
+            let pid = process::begin(drift as i64 - self.plan.drift as i64);
+            slot.pid = Some(pid);
+            (slot.disk.clone(), slot.boots, pid)
+        };
+        self.book.note(order::check_restart(id, marks_of(&disk)));
+        self.book.count("starts");
+        self.book.tell(|| format!("node {id} starts"));
+        self.trace(&[id, boot]);
+        let world = self.clone();
+        process::within(pid, || {
+            drop(Sim::spawn(async move {
+                let parts = Parts { id, pid, boot, disk };
+                match Node::start(&world, parts).await {
+                    Some(node) => drop(lock(&world.lives).insert(id, node)),
+                    // It could not read or write its disk: the process ends.
+                    None => world.end(id, Ending::Killed),
+                }
+            }));
+        });
+    }
+
+    /// Ends a node's process.
+    pub fn end(&self, id: u64, ending: Ending) {
+        let Some(pid) = self.pid(id) else { return };
+        process::kill(pid);
+        self.book.tell(|| format!("node {id} ends: {ending:?}"));
+        lock(&self.lives).remove(&id);
+        if let Some(disk) = self.disk(id) {
+            disk.end(ending);
+        }
+        self.trace(&[id, ending as u64]);
+    }
+
+    /// The node that leads in the highest term, as far as the nodes that are up say so themselves.
+    pub fn leader(&self) -> Option<Arc<Node>> {
+        let leading = |node: &Arc<Node>| node.raft.as_leader().ok().map(|leader| leader.leader_id().term);
+        self.up()
+            .into_iter()
+            .filter_map(|node| Some((leading(&node)?, node)))
+            .max_by_key(|(term, _)| *term)
+            .map(|(_, node)| node)
+    }
+
+    /// Checks what must hold on every node at any time.
+    pub fn check(&self) {
+        for node in self.up() {
+            let metrics = node.raft.metrics();
+            let marks = {
+                let now = metrics.borrow_watched();
+                let index = |id: Option<consensus::LogId>| id.map_or(0, |id| id.index);
+                Marks {
+                    purged: index(now.purged),
+                    snapshot: index(now.snapshot),
+                    applied: index(now.last_applied),
+                    committed: index(now.local_committed),
+                    last: now.last_log_index.unwrap_or(0),
+                }
+            };
+            self.book.note(order::check(node.id, marks));
+            let boots = lock(&self.slots).get(&node.id).map_or(0, |slot| slot.boots);
+            self.book.note(lock(&self.views).check((node.id, boots), node.view().applied()));
+        }
+    }
+
+    /// Somebody is about to be told that an entry is applied: a quorum must keep it.
+    pub fn acknowledging(&self, node: &Node, index: u64) {
+        let metrics = node.raft.metrics();
+        let (effective, committed) = {
+            let now = metrics.borrow_watched();
+            let sets = |stored: &consensus::StoredMembership| stored.membership().get_joint_config().to_vec();
+            (sets(&now.membership_config), sets(&now.committed_membership_config))
+        };
+        let keepers: Keepers = lock(&self.slots).iter().map(|(id, slot)| (*id, keeps(&slot.disk, index))).collect();
+        // Between two memberships, the one that it was committed under decides, and both may be that.
+        let checked = durability::check(index, &effective, &keepers);
+        self.book.note(checked.or_else(|_| durability::check(index, &committed, &keepers)));
+        self.book.acknowledged(index);
+    }
+}
+
+/// Whether an entry is surely on a disk.
+fn keeps(disk: &Disk, index: u64) -> bool {
+    let snapshot = disk.snapshot().and_then(|(meta, _)| meta.last_log_id).map_or(0, |id| id.index);
+    disk.durable_upto().max(snapshot) >= index
+}
+
+fn marks_of(disk: &Disk) -> Marks {
+    let index = |id: Option<consensus::LogId>| id.map_or(0, |id| id.index);
+    let (snapshot, mark) = (disk.snapshot().and_then(|(meta, _)| meta.last_log_id), disk.mark());
+    disk.read(|log| Marks {
+        purged: index(log.purged),
+        snapshot: index(snapshot),
+        applied: 0,
+        committed: index(log.committed).max(mark),
+        last: index(log.last()),
+    })
+}
