@@ -9,6 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use ledger::{Command, Point};
+use openraft::EntryPayload;
 use raft_log::api::raft_log_writer::RaftLogWriter;
 use raft_log::codeq::{Decode, Encode};
 use raft_log::{Config, RaftLog};
@@ -84,12 +86,22 @@ impl raft_log::Types for WalTypes {
     }
 
     fn payload_size(payload: &Self::LogPayload) -> u64 {
-        use openraft::EntryPayload::Normal;
-        // Close enough for the cache's bound: a command with its points is a few hundred bytes.
         match &payload.0 {
-            Normal(proposal) => 64 + 512 * proposal.0.submissions.len() as u64,
+            EntryPayload::Normal(proposal) => {
+                64 + proposal.0.submissions.iter().map(|submission| weight(&submission.command)).sum::<u64>()
+            }
             _ => 256,
         }
+    }
+}
+
+/// About how many bytes a command takes in memory: the cache's bound counts them.
+fn weight(command: &Command) -> u64 {
+    const COMMAND: u64 = 256;
+    match command {
+        Command::Batch(commands) => COMMAND + commands.iter().map(weight).sum::<u64>(),
+        Command::Seal(seal) => COMMAND + (size_of::<Point>() * seal.run.points.len()) as u64,
+        _ => COMMAND,
     }
 }
 
@@ -216,4 +228,20 @@ fn config(folder: &Path, chunk: ChunkBytes) -> Arc<Config> {
     config.log_cache_max_items = Some(16 << 10);
     config.log_cache_capacity = Some(64 << 20);
     Arc::new(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use vocabulary::SessionId;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_weighs_as_much_as_what_is_in_it() {
+        let close = |n| Command::CloseSession(SessionId(n));
+        let batch = Command::Batch((0..1_000).map(close).collect());
+        assert!(weight(&batch) >= 1_000 * weight(&close(1)));
+        let encoded = rmp_serde::to_vec(&batch).unwrap().len() as u64;
+        assert!(weight(&batch) >= encoded && weight(&batch) < 20 * encoded);
+    }
 }

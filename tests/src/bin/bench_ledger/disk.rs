@@ -3,18 +3,18 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::BenchError;
 use crate::load::{Measured, measured};
 
-/// Appends 512 bytes and makes them durable, again and again.
-pub(crate) fn fdatasync(folder: &Path, times: usize) -> Result<Measured, BenchError> {
+/// Appends 512 bytes and makes them durable, again and again, for so long.
+pub(crate) fn fdatasync(folder: &Path, window: Duration) -> Result<Measured, BenchError> {
     let path = folder.join("fdatasync");
     let probe = || {
         let mut file = File::create(&path)?;
-        let (mut latencies, started) = (Vec::with_capacity(times), Instant::now());
-        for _ in 0..times {
+        let (mut latencies, started) = (Vec::new(), Instant::now());
+        while started.elapsed() < window {
             let before = Instant::now();
             file.write_all(&[7; 512])?;
             file.sync_data()?;

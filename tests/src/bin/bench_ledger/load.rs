@@ -76,8 +76,13 @@ pub(crate) fn measured(mut latencies: Vec<Duration>, took: Duration) -> Measured
     Measured { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }
 
-/// The mean of several runs.
-pub(crate) fn mean(runs: &[Measured]) -> Measured {
-    let mean = |of: fn(&Measured) -> f64| runs.iter().map(of).sum::<f64>() / runs.len().max(1) as f64;
-    Measured { rate: mean(|run| run.rate), p50: mean(|run| run.p50), p99: mean(|run| run.p99) }
+/// Several short runs as one: the mean rate, and the median of their latencies. What else runs here comes and goes.
+pub(crate) fn together(runs: &[Measured]) -> Measured {
+    let median = |of: fn(&Measured) -> f64| {
+        let mut all: Vec<f64> = runs.iter().map(of).collect();
+        all.sort_unstable_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    };
+    let rate = runs.iter().map(|run| run.rate).sum::<f64>() / runs.len().max(1) as f64;
+    Measured { rate, p50: median(|run| run.p50), p99: median(|run| run.p99) }
 }

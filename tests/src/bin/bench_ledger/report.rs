@@ -35,7 +35,7 @@ pub(crate) fn table(results: &Results) -> String {
     let Measured { rate, p50, p99 } = results.fdatasync;
     line(&mut out, format_args!("fdatasync of 512 bytes here: p50 {p50:.0} us, p99 {p99:.0} us, {rate:.0}/s\n"));
     let head =
-        "durable writes/s        inside a router            over gRPC                  etcd over gRPC       ratio";
+        "durable writes/s       fdatasync  ours, in a router           ours, over gRPC             etcd, over gRPC";
     line(&mut out, format_args!("{head}"));
     for writes in &results.writes {
         let Writes { nodes, clients, fdatasync, embedded, ours, etcd } = writes;
