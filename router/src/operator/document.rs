@@ -28,7 +28,8 @@ read, then repeat it; every command may be repeated.";
 /// Problems that any request can meet.
 const ANY: [Kind; 3] = [Kind::InvalidQuery, Kind::UriTooLong, Kind::Internal];
 /// Problems that any write can meet.
-const WRITES: [Kind; 9] = [
+const WRITES: [Kind; 10] = [
+    Kind::NotFound,
     Kind::InvalidBody,
     Kind::BodyTimeout,
     Kind::Conflict,
@@ -95,6 +96,7 @@ impl Document {
             });
         });
         introduce(&mut document);
+        unsign(&mut document);
         // Set once; a second router of the same desk would say the same.
         let _ = self.json.set(document.to_string());
         let _ = self.parameters.set(parameters);
@@ -112,6 +114,22 @@ fn for_each(value: &mut Value, mut visit: impl FnMut((&str, &mut Value))) {
 fn names(operation: &Value) -> BTreeSet<String> {
     let parameters = operation["parameters"].as_array().into_iter().flatten();
     parameters.filter(|it| it["in"] == "query").filter_map(|it| it["name"].as_str()).map(str::to_owned).collect()
+}
+
+/// OpenAPI's integer formats are signed; ours that begin at 0 are not, and hold twice as much.
+fn unsign(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            if fields.get("type").is_some_and(|kind| kind.to_string().contains("integer"))
+                && fields.contains_key("minimum")
+            {
+                fields.remove("format");
+            }
+            fields.values_mut().for_each(unsign);
+        }
+        Value::Array(all) => all.iter_mut().for_each(unsign),
+        _ => {}
+    }
 }
 
 /// What the document says as a whole.

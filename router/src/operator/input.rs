@@ -73,6 +73,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Told<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let body = Bytes::from_request(request, state).await;
         let body = body.map_err(|error| Problem::bad_body(error.body_text()))?;
+        // A list would be taken for an object's fields in their order.
+        if body.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Problem::bad_body("Send one JSON object as GET /ownerserve/v1/openapi.json says."));
+        }
         let mut json = serde_json::Deserializer::from_slice(&body);
         let told = serde_path_to_error::deserialize(&mut json).map_err(|error| Problem::bad_body(in_words(&error)))?;
         json.end().map_err(|_| Problem::bad_body("There is something behind the JSON value."))?;

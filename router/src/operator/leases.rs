@@ -69,7 +69,7 @@ struct LifeLine {
     worker: WorkerId,
     /// Its base URL.
     endpoint: Arc<str>,
-    #[schema(value_type = RoleWord, inline)]
+    #[schema(value_type = RoleWord)]
     role: Role,
     /// Whether it only keeps blocks and computes nothing.
     store: bool,

@@ -43,7 +43,7 @@ struct SeenLine {
     /// Which life of it.
     #[schema(value_type = u64)]
     incarnation: Incarnation,
-    #[schema(value_type = RoleWord, inline)]
+    #[schema(value_type = RoleWord)]
     role: Role,
     /// Models and adapters that it serves.
     #[schema(value_type = Vec<String>)]
@@ -51,27 +51,27 @@ struct SeenLine {
     /// Data-parallel ranks.
     ranks: u16,
     /// Whether it takes work.
-    #[schema(value_type = HealthWord, inline)]
+    #[schema(value_type = HealthWord)]
     health: Health,
     /// What is known of its blocks.
-    #[schema(value_type = KnowledgeWord, inline)]
+    #[schema(value_type = KnowledgeWord)]
     knowledge: Knowledge,
 }
 
 /// What it can do and does.
 #[derive(Serialize, ToSchema)]
 struct AbleLine {
-    #[schema(value_type = LoadWord, inline)]
+    #[schema(value_type = LoadWord)]
     load: Load,
-    #[schema(value_type = CapacityWord, inline)]
+    #[schema(value_type = CapacityWord)]
     capacity: Capacity,
-    #[schema(value_type = SpeedsWord, inline)]
+    #[schema(value_type = SpeedsWord)]
     speeds: Speeds,
     /// KV that a token takes there.
     #[schema(value_type = u64)]
     kv_bytes_per_token: Bytes,
     /// How it receives KV; none when it cannot.
-    #[schema(value_type = Option<LinkWord>, inline)]
+    #[schema(value_type = Option<LinkWord>)]
     link: Option<Link>,
 }
 

@@ -1,0 +1,262 @@
+"""The operator API of a real serve: reads, writes, tags, pages, roles, problems, the audit log."""
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from harness.cluster import Cluster, Serve, SimWorker
+from harness.operator import Operator
+from harness.processes import until
+from harness.talk import TEXT, Talk, prose, sealed_session
+
+PROBLEM = "urn:ownerserve:problem:"
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    with Cluster("hybrid", "hybrid", settings=(TEXT,), sim=("--speed-up", "20")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def operator(fleet):
+    return Operator(fleet.serve.operator)
+
+
+def talked(fleet, key: str, seed: int) -> dict:
+    talk = Talk(fleet.url, key, prose(400, seed))
+    talk.say("hello")
+    return sealed_session(fleet.serve, key)
+
+
+def other_worker(fleet, line: dict) -> str:
+    owners = {worker["endpoint"]: worker["id"] for worker in Operator(fleet.serve.operator).get("workers").json["workers"]}
+    return next(id for endpoint, id in owners.items() if endpoint != line["owner"]["endpoint"])
+
+
+def test_a_session_its_artifact_its_owner_and_its_lease_tell_the_same_story(fleet, operator):
+    line = talked(fleet, "story", 1)
+    session = operator.get(f"sessions/{line['id']}")
+    head = session.json["session"]["heads"][-1]
+    artifact = operator.get(f"artifacts/{head['artifact']}").json["artifact"]
+    owners = operator.get(f"owners/{head['prefix']}").json["owners"]
+    lease = operator.get(f"leases/{line['owner']['worker']}").json["lease"]
+    assert artifact["owner"]["worker"] == owners[0]["owner"]["worker"] == lease["worker"] == line["owner"]["worker"]
+    assert artifact["prefix"] == head["prefix"] and artifact["blocks"] == head["blocks"]
+    assert lease["state"] == "held" and lease["incarnation"] == line["owner"]["incarnation"]
+    assert any(found["id"] == head["artifact"] for found in operator.get(f"artifacts?session={line['id']}").json["artifacts"])
+    tree = operator.get(f"sessions/{line['id']}/tree").json["branches"]
+    assert [branch["id"] for branch in tree] == [line["id"]]
+    for header in "ownerserve-revision", "ownerserve-term", "ownerserve-leader", "x-request-id":
+        assert session.headers[header]
+    assert int(session.headers["ownerserve-revision"]) == session.json["revision"]
+
+
+def test_a_tag_answers_304_until_something_changes(fleet, operator):
+    line = talked(fleet, "tagged", 2)
+    path = f"sessions/{line['id']}"
+    tag = operator.get(path).headers["etag"]
+    again = operator.get(path, **{"If-None-Match": tag})
+    assert (again.status, again.body) == (304, b"")
+    operator.write("POST", f"{path}/release", {}, tag).ok()
+    assert operator.get(path, **{"If-None-Match": tag}).status == 200
+
+
+def test_migration_moves_the_blocks_first_and_the_next_step_finds_them_there(fleet, operator):
+    talk = Talk(fleet.url, "moved", prose(400, 3))
+    talk.say("hello")
+    line = sealed_session(fleet.serve, "moved")
+    target = other_worker(fleet, line)
+    tag = operator.get(f"sessions/{line['id']}").headers["etag"]
+    done = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": target}}, tag).ok()
+    assert done["moved"]["blocks"] == line["heads"][-1]["blocks"] and done["moved"]["to"] == target
+    assert operator.get(f"sessions/{line['id']}").json["session"]["owner"]["worker"] == target
+    stale = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": line["owner"]["worker"]}}, tag)
+    assert (stale.status, stale.json["type"]) == (412, PROBLEM + "stale")
+    assert stale.json["epoch"] == done["epoch"]
+    # The old worker's cache is as warm still: out of the way with it.
+    operator.write("PUT", f"workers/{line['owner']['worker']}/draining", {"draining": True}).ok()
+    try:
+        talk.say("and on")
+        decided = lambda: operator.get(f"decisions?session={line['id']}&limit=1").json["decisions"]
+        latest = until("the step has its receipt", lambda: [it for it in decided() if it["known"]["owner"]["worker"] == target])[0]
+    finally:
+        operator.write("PUT", f"workers/{line['owner']['worker']}/draining", {"draining": False}).ok()
+    assert latest["attempts"][-1]["decode"] == target
+    assert latest["seen"]["cached"] >= line["heads"][-1]["tokens"] - 16
+
+
+def test_a_copy_is_made_recorded_listed_and_forgotten(fleet, operator):
+    line = talked(fleet, "copied", 4)
+    target, artifact = other_worker(fleet, line), line["heads"][-1]["artifact"]
+    done = operator.write("POST", f"artifacts/{artifact}/replicas", {"holder": {"worker": target}, "ttl_ms": 60_000}).ok()
+    assert done["moved"]["bytes"] > 0
+    copies = operator.get(f"replicas?worker={target}&artifact={artifact}").json["replicas"]
+    assert [copy["holder"]["worker"] for copy in copies] == [target] and 0 < copies[0]["left_ms"] <= 60_000
+    operator.write("DELETE", f"artifacts/{artifact}/replicas/{target}").ok()
+    assert operator.get(f"replicas?artifact={artifact}").json["replicas"] == []
+    assert operator.write("DELETE", f"artifacts/{artifact}/replicas/{target}").status == 404
+
+
+def test_blocks_that_nobody_can_move_are_not_recorded_as_moved(fleet, operator):
+    line = talked(fleet, "unmovable", 5)
+    operator.write("POST", f"sessions/{line['id']}/release", {}, "*").ok()
+    head = line["heads"][-1]["artifact"]
+    operator.write("POST", f"artifacts/{head}/release", {}, "*").ok()
+    refused = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": other_worker(fleet, line)}}, "*")
+    assert (refused.status, refused.json["cause"]) == (409, "not_movable")
+    assert operator.get(f"sessions/{line['id']}").json["session"]["owner"] is None
+
+
+def test_a_draining_worker_is_given_no_new_session_until_it_is_taken_back(fleet, operator):
+    workers = operator.get("workers").json["workers"]
+    drained = workers[0]
+    operator.write("PUT", f"workers/{drained['id']}/draining", {"draining": True}).ok()
+    try:
+        assert operator.get(f"leases/{drained['id']}").json["lease"]["draining"] is True
+        assert operator.get(f"workers/{drained['id']}").json["worker"]["health"] == "draining"
+        for n in range(4):
+            assert talked(fleet, f"while-draining-{n}", 60 + n)["owner"]["endpoint"] != drained["endpoint"]
+        claimed = operator.write("POST", f"sessions/{talked(fleet, 'claimed', 70)['id']}/release", {}, "*").ok()
+        assert claimed["did"]
+    finally:
+        operator.write("PUT", f"workers/{drained['id']}/draining", {"draining": False}).ok()
+    assert operator.get(f"workers/{drained['id']}").json["worker"]["health"] == "ready"
+
+
+def test_pinned_and_referenced_artifacts_are_not_evicted_and_idle_ones_are(fleet, operator):
+    line = talked(fleet, "evicted", 6)
+    artifact = line["heads"][-1]["artifact"]
+    causes = []
+    causes.append(operator.write("DELETE", f"artifacts/{artifact}").json["cause"])
+    operator.write("PUT", f"artifacts/{artifact}/pin", {"pinned": True}).ok()
+    operator.write("DELETE", f"sessions/{line['id']}").ok()
+    causes.append(operator.write("DELETE", f"artifacts/{artifact}").json["cause"])
+    assert causes == ["referenced", "pinned"]
+    assert operator.get(f"artifacts/{artifact}").json["artifact"]["pinned"] is True
+    operator.write("PUT", f"artifacts/{artifact}/pin", {"pinned": False}).ok()
+    operator.write("DELETE", f"artifacts/{artifact}").ok()
+    assert operator.get(f"artifacts/{artifact}").status == 404
+
+
+def test_groups_and_quotas_are_set_and_lifted(fleet, operator):
+    artifact = talked(fleet, "grouped", 7)["heads"][-1]["artifact"]
+    operator.write("PUT", f"artifacts/{artifact}/group", {"group": "g-2a"}).ok()
+    groups = operator.get("groups").json["groups"]
+    assert [(group["artifacts"], int(group["id"][2:], 16)) for group in groups] == [(1, 42)]
+    operator.write("PUT", f"artifacts/{artifact}/group", {"group": None}).ok()
+    assert operator.get("groups").json["groups"] == []
+    operator.write("PUT", "tenants/t%2F1/quota", {"artifacts": 3}).ok()
+    assert operator.get("tenants/t%2F1").json["tenant"]["quota"] == 3
+    assert "t/1" in [line["tenant"] for line in operator.get("tenants?bounded=true").json["tenants"]]
+    operator.write("PUT", "tenants/t%2F1/quota", {"artifacts": None}).ok()
+    assert operator.get("tenants/t%2F1").json["tenant"]["quota"] is None
+
+
+def test_pages_together_are_the_list_and_a_foreign_cursor_is_refused(fleet, operator):
+    for n in range(3):
+        talked(fleet, f"page-{n}", 80 + n)
+    everything = [line["id"] for line in operator.get("sessions?limit=1000").json["sessions"]]
+    seen, query = [], "sessions?limit=2"
+    while True:
+        page = operator.get(query).json
+        assert len(page["sessions"]) <= 2
+        seen += [line["id"] for line in page["sessions"]]
+        if page["next"] is None:
+            break
+        foreign = operator.get(f"artifacts?cursor={page['next']}")
+        assert (foreign.status, foreign.json["type"]) == (400, PROBLEM + "invalid_cursor")
+        query = f"sessions?limit=2&cursor={page['next']}"
+    assert seen == everything == sorted(everything)
+
+
+@pytest.mark.parametrize("query", ["", "consistency=local", "consistency=linearizable", "consistency=bounded&max_staleness=1000"])
+def test_a_read_is_as_fresh_as_asked(fleet, operator, query):
+    assert operator.get(f"cluster?{query}").json["stale"] is False
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "word"), [
+    ("GET", "sessions/nonsense", None, 400, "invalid_id"),
+    ("GET", "sessions/%FF", None, 400, "invalid_id"),
+    ("GET", "sessions?limit=0", None, 400, "invalid_query"),
+    ("GET", "sessions?tenat=a", None, 400, "invalid_query"),
+    ("GET", "sessions?cursor=zzz", None, 400, "invalid_cursor"),
+    ("GET", "sessions?consistency=most", None, 400, "invalid_query"),
+    ("GET", "nothing", None, 404, "unknown_path"),
+    ("PUT", "sessions", {}, 405, "method_not_allowed"),
+    ("POST", "sessions/s-1/claim", {"owner": {"worker": "w-1"}, "x": 1}, 400, "invalid_body"),
+    ("POST", "sessions/s-1/claim", {"owner": {"worker": "x"}}, 400, "invalid_body"),
+    ("POST", "sessions/s-1/claim", {"owner": {"worker": "w-1"}}, 409, "refused"),
+    ("POST", "sessions/s-1/release", {}, 404, "not_found"),
+    ("PUT", "cluster/level", {"level": 99}, 409, "refused"),
+    ("POST", "cluster/members/promote", {"nodes": []}, 400, "invalid_body"),
+    ("POST", "cluster/members/promote", {"nodes": [77]}, 404, "not_found"),
+    ("PUT", "tenants/a/quota", {}, 400, "invalid_body"),
+])
+def test_bad_input_is_a_problem_that_says_what_to_do_and_changes_nothing(fleet, operator, method, path, body, status, word):
+    before = operator.get("cluster/hash?consistency=linearizable").json
+    got = operator.get(path) if method == "GET" else operator.write(method, path, body)
+    assert (got.status, got.json["type"], got.json["status"]) == (status, PROBLEM + word, status), got.json
+    assert got.headers["content-type"] == "application/problem+json" and len(got.json["detail"]) > 15
+    after = operator.get("cluster/hash?consistency=linearizable").json
+    # Leases are renewed all the time; nothing else may have happened.
+    if before["revision"] == after["revision"]:
+        assert before["hash"] == after["hash"]
+
+
+def test_a_form_of_a_web_page_changes_nothing(fleet, operator):
+    got = operator.write("PUT", "mode", {"mode": "sticky"}, **{"content-type": "text/plain"})
+    assert (got.status, got.json["type"]) == (415, PROBLEM + "not_json")
+    assert operator.get("mode").json["mode"] == "own"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens.toml"
+    tokens.write_text('[tokens]\n"looks" = { role = "read", name = "grafana" }\n"works" = { role = "operator", name = "alice" }\n')
+    worker = SimWorker("hybrid").wait()
+    serve = Serve([worker.url], settings=(f'operator.tokens_file="{tokens}"',))
+    serve.process.wait_for_port(serve.operator_port)
+    yield serve, tokens
+    serve.stop()
+    worker.process.stop()
+
+
+def test_roles_come_from_a_file_and_follow_it(guarded):
+    serve, tokens = guarded
+    nobody, reader, alice = (Operator(serve.operator, token) for token in (None, "looks", "works"))
+    assert [who.get("sessions").status for who in (nobody, reader, alice)] == [401, 200, 200]
+    assert [who.write("PUT", "mode", {"mode": "own"}).status for who in (nobody, reader, alice)] == [401, 403, 200]
+    assert [who.get("cluster/snapshot").status for who in (nobody, reader, alice)] == [401, 403, 200]
+    tokens.write_text('[tokens]\n"new-one" = "read"\n')
+    until("the new token is known", lambda: Operator(serve.operator, "new-one").get("sessions").status == 200, 20)
+    assert alice.get("sessions").status == 401
+    tokens.write_text('[tokens]\n"looks" = { role = "read", name = "grafana" }\n"works" = { role = "operator", name = "alice" }\n')
+    until("the old tokens are back", lambda: alice.get("sessions").status == 200, 20)
+
+
+def test_every_write_is_in_the_audit_log_and_no_token_anywhere(guarded):
+    serve, _ = guarded
+    alice = Operator(serve.operator, "works")
+    alice.write("PUT", "tenants/audited/quota", {"artifacts": 9}, **{"x-request-id": "ticket-7"}).ok()
+    Operator(serve.operator, "looks").write("PUT", "tenants/audited/quota", {"artifacts": 8})
+    lines = [json.loads(line) for line in (serve.data / "audit/audit.jsonl").read_text().splitlines()]
+    done, refused = [line for line in lines if line["key"].endswith("/tenants/audited/quota")]
+    assert (done["who"], done["role"], done["outcome"], done["request"]) == ("alice", "operator", "done", "ticket-7")
+    assert done["body"] == {"artifacts": 9} and done["remote"].startswith("127.0.0.1:")
+    assert (refused["who"], refused["outcome"], refused["status"]) == ("grafana", "forbidden", 403)
+    logs = (serve.data / "audit/audit.jsonl").read_text() + serve.process.log.read_text(errors="replace")
+    assert "works" not in logs.replace("the worker", "") or '"works"' not in logs
+    assert "Bearer" not in logs
+
+
+def test_the_document_is_served_to_everybody_and_lists_what_there_is(guarded):
+    serve, _ = guarded
+    with urllib.request.urlopen(f"{serve.operator}/ownerserve/v1/openapi.json", timeout=10) as answer:
+        document = json.load(answer)
+    assert document["openapi"] == "3.1.0"
+    assert {"/livez", "/readyz", "/ownerserve/v1/sessions/{id}/migrate"} <= set(document["paths"])
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{serve.operator}/metrics", timeout=10)
+    assert refused.value.code == 401
