@@ -141,3 +141,14 @@ def test_shells_complete_every_verb(shell):
         assert verb in script.stdout
     if shell == "bash":
         assert subprocess.run(["bash", "-n"], input=script.stdout, text=True, timeout=30).returncode == 0
+
+
+def test_a_watch_prints_what_changes(fleet, run):
+    revision = Operator(fleet.serve.operator).get("cluster").json["revision"]
+    assert run("quota", "watched", "5").returncode == 0
+    shown = run("watch", "--from", str(revision + 1), "--kind", "quota", "--count", "1")
+    assert shown.returncode == 0 and shown.stdout.split()[1:] == ["put", "quota", "watched"], (shown.stdout, shown.stderr)
+    told = run("watch", "--from", str(revision + 1), "--kind", "quota", "--count", "1", "-o", "json")
+    assert json.loads(told.stdout)["changes"] == [{"op": "put", "kind": "quota", "key": "watched"}]
+    wrong = run("watch", "--kind", "colour")
+    assert wrong.returncode == 1 and "accepted are" in wrong.stderr

@@ -9,6 +9,7 @@ from harness.cluster import Cluster, Serve, SimWorker
 from harness.operator import Operator
 from harness.processes import until
 from harness.talk import TEXT, Talk, prose, sealed_session
+from harness.wire import connect, head
 
 PROBLEM = "urn:ownerserve:problem:"
 
@@ -260,3 +261,97 @@ def test_the_document_is_served_to_everybody_and_lists_what_there_is(guarded):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{serve.operator}/metrics", timeout=10)
     assert refused.value.code == 401
+
+
+class Watched:
+    """A watch on a raw connection: its events, as they come."""
+
+    def __init__(self, serve, query: str, **headers: str):
+        self.connection = connect(serve.operator_port, 15)
+        self.connection.sendall(head("GET", f"/ownerserve/v1/watch?{query}", headers))
+        self.stream = self.connection.makefile("rb")
+        self.status = int(self.stream.readline().split()[1])
+        while self.stream.readline() not in (b"\r\n", b""):
+            pass
+
+    def event(self) -> dict:
+        """The next event's fields; comments, chunk sizes and empty lines are passed over."""
+        fields = {}
+        while "data" not in fields or "id" not in fields:
+            line = self.stream.readline().decode()
+            assert line, "the watch ended"
+            name, colon, value = line.strip().partition(":")
+            if colon and name in ("id", "event", "data"):
+                fields[name] = value.strip()
+        return {**fields, "data": json.loads(fields["data"])}
+
+    def __enter__(self):
+        return self
+
+    def close(self) -> None:
+        self.stream.close()
+        self.connection.close()
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def test_a_watch_tells_every_revision_in_order_and_goes_on_where_it_broke(fleet, operator):
+    def quota(n):
+        return operator.write("PUT", "tenants/watched/quota", {"artifacts": n}).ok()["revision"]
+
+    with Watched(fleet.serve, "kind=quota") as watch:
+        wrote = [quota(n) for n in range(1, 4)]
+        seen = [watch.event() for _ in wrote]
+    assert [event["data"]["changes"] for event in seen] == [[{"op": "put", "kind": "quota", "key": "watched"}]] * 3
+    ids = [int(event["id"]) for event in seen]
+    assert ids == sorted(set(ids)) and all(event["data"]["revision"] == int(event["id"]) for event in seen)
+    assert all(id <= revision for id, revision in zip(ids, wrote))
+    missed = quota(4)
+    with Watched(fleet.serve, "kind=quota", **{"Last-Event-ID": str(ids[0])}) as again:
+        resumed = [int(again.event()["id"]) for _ in range(3)]
+    assert resumed[:2] == ids[1:] and ids[2] < resumed[2] <= missed
+    with Watched(fleet.serve, f"from={ids[1]}&kind=quota,node") as behind:
+        assert int(behind.event()["id"]) == ids[1]
+
+
+@pytest.mark.parametrize(("query", "headers"), [
+    ("from=x", {}), ("from=-1", {}), ("kind=colour", {}), ("colour=red", {}), ("", {"Last-Event-ID": "x"})])
+def test_a_watch_that_cannot_be_is_refused(fleet, operator, query, headers):
+    assert operator.get(f"watch?{query}", **headers).status == 400
+
+
+def test_revisions_that_were_compacted_answer_410_after_a_restart(tmp_path):
+    worker = SimWorker("hybrid").wait()
+    serve = Serve([worker.url]).wait()
+    try:
+        operator = Operator(serve.operator)
+        operator.write("PUT", "tenants/a/quota", {"artifacts": 1}).ok()
+        operator.write("POST", "cluster/snapshot", {}).ok()
+        serve.process.stop()
+        serve.start()
+        serve.wait()
+        gone = operator.get("watch?from=1")
+        assert (gone.status, gone.json["type"]) == (410, PROBLEM + "compacted")
+        with Watched(serve, f"from={gone.json['oldest']}") as watch:
+            assert watch.status == 200
+    finally:
+        serve.stop()
+        worker.process.stop()
+
+
+def test_there_are_only_so_many_watchers(fleet, operator):
+    watches = [Watched(fleet.serve, "") for _ in range(64)]
+    try:
+        assert {watch.status for watch in watches} == {200}
+        more = operator.get("watch")
+        assert (more.status, more.json["type"]) == (429, PROBLEM + "too_many")
+    finally:
+        for watch in watches:
+            watch.close()
+
+    def one_more():
+        with Watched(fleet.serve, "") as watch:
+            return watch.status == 200
+
+    until("a place is free again", one_more, 40)

@@ -9,6 +9,7 @@ mod cluster;
 mod lists;
 mod snapshot;
 mod table;
+mod watch;
 mod writes;
 
 use std::path::PathBuf;
@@ -137,6 +138,8 @@ enum CtlCommand {
         /// The level.
         level: u32,
     },
+    /// Changes as they happen.
+    Watch(watch::WatchArgs),
     /// Every endpoint's view of the cluster.
     Status,
     /// Every endpoint's digest of its state; at one revision they are equal.
@@ -244,6 +247,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::RaiseLevel { level } => {
             writes::run(&client, cluster::free(Method::PUT, "cluster/level", json!({"level": level})), output).await
         }
+        CtlCommand::Watch(args) => watch::watch(&client, args, output).await,
         CtlCommand::Status => cluster::status(&client, output).await,
         CtlCommand::Hashkv => cluster::hashkv(&client, output).await,
         CtlCommand::Alarm => cluster::alarms(&client, output).await,

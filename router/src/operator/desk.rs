@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::FromRef;
+use tokio::sync::Semaphore;
 
 use super::access::{Tokens, TokensError};
 use super::audit::Audit;
 use super::document::Document;
+use super::watch::WATCHERS;
 use crate::gateway::Gateway;
 
 /// Why the operators' listener cannot be opened.
@@ -33,6 +35,7 @@ pub struct Desk {
     pub(super) tokens: Arc<Tokens>,
     pub(super) audit: Arc<Audit>,
     pub(super) document: Arc<Document>,
+    pub(super) watchers: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -47,6 +50,7 @@ impl Desk {
             tokens: Arc::new(Tokens::open(config.operator.tokens_file.as_deref())?),
             audit: Arc::new(audit),
             document: Arc::new(Document::default()),
+            watchers: Arc::new(Semaphore::new(WATCHERS)),
         })
     }
 

@@ -27,6 +27,7 @@ mod sessions;
 mod steering;
 mod tags;
 mod tenants;
+mod watch;
 mod words;
 mod workers;
 mod writes;
@@ -109,6 +110,7 @@ fn ledger_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(owners::groups))
         .routes(routes!(tenants::tenants))
         .routes(routes!(tenants::tenant))
+        .routes(routes!(watch::watch))
         .routes(routes!(cluster::cluster))
         .routes(routes!(cluster::hash))
         .routes(routes!(members::members))

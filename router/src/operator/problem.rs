@@ -152,6 +152,7 @@ pub struct Problem {
     cause: Option<&'static str>,
     epoch: Option<Epoch>,
     owner: Option<Owner>,
+    oldest: Option<u64>,
 }
 
 /// As it is sent, in `application/problem+json`.
@@ -178,11 +179,14 @@ pub(super) struct ProblemDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<OwnerWord>)]
     owner: Option<Owner>,
+    /// The oldest revision that can still be watched from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oldest: Option<u64>,
 }
 
 impl Problem {
     pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
-        Self { kind, detail: detail.into(), cause: None, epoch: None, owner: None }
+        Self { kind, detail: detail.into(), cause: None, epoch: None, owner: None, oldest: None }
     }
 
     /// With what is accepted.
@@ -205,6 +209,11 @@ impl Problem {
     /// With who owns it.
     pub(super) fn owned(self, owner: Owner) -> Self {
         Self { owner: Some(owner), ..self }
+    }
+
+    /// With where a watch may begin.
+    pub(super) fn oldest(self, revision: u64) -> Self {
+        Self { oldest: Some(revision), ..self }
     }
 
     /// Which kind.
@@ -276,6 +285,7 @@ impl IntoResponse for Problem {
             cause: self.cause,
             epoch: self.epoch,
             owner: self.owner,
+            oldest: self.oldest,
         };
         let body = serde_json::to_string(&document).expect("strings and numbers can be written");
         let mut response = (status, body).into_response();

@@ -1,0 +1,197 @@
+//! `GET /ownerserve/v1/watch`: changes of the ledger as server-sent events, in order, without a gap, resumable.
+//!
+//! One event is all that one revision changed, so that its id is all a reader needs to go on behind it, at any node.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures::stream::Peekable;
+use futures::{FutureExt as _, Stream, StreamExt as _, stream};
+use http::{HeaderMap, HeaderName};
+use ownership::ledger::{Key, Op};
+use ownership::{Change, Compacted, Watch};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
+use utoipa::{IntoParams, ToSchema};
+
+use super::desk::Desk;
+use super::input::Asked;
+use super::problem::{Kind, Problem};
+
+/// Most watchers at once.
+pub(super) const WATCHERS: usize = 64;
+/// Between two signs of life of a quiet watch.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// What is watched.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WatchQuery {
+    /// The first revision that is told; what comes from now on when left out.
+    from: Option<u64>,
+    /// Kinds of records, with commas between: `worker`, `session`, `artifact`, `node`, `quota`. All when left out.
+    #[param(max_length = 100)]
+    kind: Option<String>,
+}
+
+/// A kind of record.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema, Debug)]
+#[serde(rename_all = "lowercase")]
+enum KeyKind {
+    Worker,
+    Session,
+    Artifact,
+    Node,
+    Quota,
+}
+
+impl FromStr for KeyKind {
+    type Err = Problem;
+
+    fn from_str(text: &str) -> Result<Self, Problem> {
+        match text {
+            "worker" => Ok(Self::Worker),
+            "session" => Ok(Self::Session),
+            "artifact" => Ok(Self::Artifact),
+            "node" => Ok(Self::Node),
+            "quota" => Ok(Self::Quota),
+            _ => Err(Problem::bad_query(
+                "kind: accepted are worker, session, artifact, node and quota, with commas between",
+            )),
+        }
+    }
+}
+
+/// One record that changed.
+#[derive(Serialize, ToSchema)]
+struct ChangeLine {
+    /// `put` or `gone`.
+    op: &'static str,
+    kind: KeyKind,
+    /// Its id, or the tenant's name.
+    key: String,
+}
+
+impl ChangeLine {
+    fn new(change: &Change) -> Self {
+        let op = match change.op {
+            Op::Put => "put",
+            Op::Gone => "gone",
+        };
+        let (kind, key) = match &change.key {
+            Key::Worker(id) => (KeyKind::Worker, id.to_string()),
+            Key::Session(id) => (KeyKind::Session, id.to_string()),
+            Key::Artifact(id) => (KeyKind::Artifact, id.to_string()),
+            Key::Node(id) => (KeyKind::Node, id.to_string()),
+            Key::Quota(tenant) => (KeyKind::Quota, tenant.to_string()),
+        };
+        Self { op, kind, key }
+    }
+}
+
+/// The data of an event `changes`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Changes {
+    revision: u64,
+    changes: Vec<ChangeLine>,
+}
+
+/// The data of the event `compacted`, the last one of a watcher that was too slow.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Cut {
+    /// The first revision that can still be watched.
+    oldest: u64,
+    /// What to do.
+    detail: String,
+}
+
+/// Changes as they are applied: server-sent events `changes`, whose id is the revision.
+///
+/// A watch that broke goes on behind `Last-Event-ID`. A quiet one is sent comments. One that is too slow ends with an event
+/// `compacted`; 410 says the same of a revision that is not kept any more: read the records anew, and watch from there.
+#[utoipa::path(get, path = "/ownerserve/v1/watch", tag = "watch",
+    params(WatchQuery, ("Last-Event-ID" = Option<u64>, Header, description = "The revision that was seen last; goes before `from`.")),
+    responses(
+        (status = 200, description = "The changes, without end.", body = Changes, content_type = "text/event-stream"),
+        (status = 410, description = "Not kept any more; `oldest` is."),
+        (status = 429, description = "Too many watchers.")))]
+pub(super) async fn watch(
+    State(desk): State<Desk>,
+    headers: HeaderMap,
+    Asked(query): Asked<WatchQuery>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    let kinds = query.kind.as_deref().map(|kinds| kinds.split(',').map(str::parse).collect()).transpose()?;
+    let place = desk.watchers.clone().try_acquire_owned().map_err(|_| {
+        Problem::new(
+            Kind::TooMany,
+            format!("There are {WATCHERS} watchers already. Watch at another node, or end one."),
+        )
+    })?;
+    let directory = desk.gateway.directory();
+    let from = match (last_seen(&headers)?, query.from) {
+        (Some(last), _) => last.saturating_add(1),
+        (None, Some(from)) => from,
+        (None, None) => directory.view().applied() + 1,
+    };
+    let watch = directory.watch(from).map_err(|compacted| {
+        let Compacted { oldest } = compacted;
+        let detail = format!("Revision {from} is not kept any more. Read the records anew, and watch from their revision on; the oldest is {oldest}.");
+        Problem::new(Kind::Compacted, detail).oldest(oldest)
+    })?;
+    let watcher = Watcher { changes: watch.peekable(), kinds, _place: Arc::new(place) };
+    let events = stream::unfold(Some(watcher), |watcher| async move { watcher?.next().await });
+    Ok(Sse::new(events.map(Ok)).keep_alive(KeepAlive::new().interval(HEARTBEAT).text("still here")))
+}
+
+fn last_seen(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
+    let Some(value) = headers.get(LAST_EVENT_ID) else { return Ok(None) };
+    let revision = value.to_str().ok().and_then(|text| text.parse().ok());
+    let wrong = || Problem::new(Kind::InvalidHeader, "Last-Event-ID: accepted is the id of an event, a revision.");
+    revision.map(Some).ok_or_else(wrong)
+}
+
+struct Watcher {
+    changes: Peekable<Watch>,
+    kinds: Option<BTreeSet<KeyKind>>,
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl Watcher {
+    /// The next revision that changed something that is watched.
+    async fn next(mut self) -> Option<(Event, Option<Self>)> {
+        loop {
+            let first = match self.changes.next().await? {
+                Ok(first) => first,
+                Err(Compacted { oldest }) => return Some((cut(oldest), None)),
+            };
+            let revision = first.revision;
+            let mut changes = vec![ChangeLine::new(&first)];
+            // A revision is published as a whole: what does not come at once is another one.
+            let mut same = std::pin::Pin::new(&mut self.changes);
+            while let Some(Some(Ok(next))) =
+                same.as_mut().next_if(|it| it.as_ref().is_ok_and(|it| it.revision == revision)).now_or_never()
+            {
+                changes.push(ChangeLine::new(&next));
+            }
+            changes.retain(|change| self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&change.kind)));
+            if !changes.is_empty() {
+                return Some((event("changes", &Changes { revision, changes }).id(revision.to_string()), Some(self)));
+            }
+        }
+    }
+}
+
+fn cut(oldest: u64) -> Event {
+    let detail = "This watcher was too slow. Read the records anew, and watch from their revision on.".into();
+    event("compacted", &Cut { oldest, detail })
+}
+
+fn event(name: &str, data: &impl Serialize) -> Event {
+    Event::default().event(name).data(serde_json::to_string(data).unwrap_or_default())
+}
