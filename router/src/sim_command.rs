@@ -18,9 +18,9 @@ use crate::serve::asked_to_end;
 /// Runs a simulated engine: vLLM on the wire, no model inside.
 #[derive(Clone, Debug, Args)]
 pub struct SimArgs {
-    /// Where it serves HTTP; port 0 takes any free one, which the log tells.
+    /// Where it serves HTTP; port 0 takes any free one, which the log tells. Given several times, it is as many engines.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
-    listen: SocketAddr,
+    listen: Vec<SocketAddr>,
     /// What it says it is for.
     #[arg(long, default_value = "hybrid")]
     role: SimRole,
@@ -39,6 +39,9 @@ pub struct SimArgs {
     /// Where it publishes KV events [default: any free port]; told by GET /kv_event_sources.
     #[arg(long, value_name = "ADDR")]
     events_listen: Option<SocketAddr>,
+    /// How many messages of KV events it keeps for whoever missed them.
+    #[arg(long, value_name = "MESSAGES", default_value_t = EventOptions::default().buffer)]
+    events_kept: usize,
     /// What goes wrong with events on their way, for tests: duplicate=N, gap=N.
     #[arg(long, value_name = "FAULTS")]
     events_fault: Option<EventFault>,
@@ -94,17 +97,23 @@ pub enum SimCommandError {
     Start(#[from] SimError),
 }
 
-/// Runs one until SIGTERM or ctrl-c.
+/// Runs it until SIGTERM or ctrl-c.
 pub async fn run(args: &SimArgs) -> Result<(), SimCommandError> {
-    let codec = ModelCodec::load(args.text.clone())?;
-    let worker = SimWorker::start(options(args)?, Arc::new(codec)).await?;
-    tracing::info!(address = %worker.address(), events = worker.events_endpoint(), "a simulated worker serves here");
+    let codec = Arc::new(ModelCodec::load(args.text.clone())?);
+    let mut workers = Vec::with_capacity(args.listen.len());
+    for listen in &args.listen {
+        let worker = SimWorker::start(options(args, *listen)?, codec.clone()).await?;
+        tracing::info!(address = %worker.address(), events = worker.events_endpoint(), "a simulated worker serves here");
+        workers.push(worker);
+    }
     asked_to_end().await;
-    worker.stop().await;
+    for worker in workers {
+        worker.stop().await;
+    }
     Ok(())
 }
 
-fn options(args: &SimArgs) -> Result<SimOptions, SimCommandError> {
+fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandError> {
     let profile = match &args.profile {
         None => Profile::default(),
         Some(path) => {
@@ -116,9 +125,9 @@ fn options(args: &SimArgs) -> Result<SimOptions, SimCommandError> {
     };
     // Beside HTTP, on the same interface.
     let beside = |address: IpAddr| SocketAddr::new(address, 0);
-    let events = args.events_listen.unwrap_or(beside(args.listen.ip()));
+    let events = args.events_listen.unwrap_or(beside(listen.ip()));
     Ok(SimOptions {
-        listen: args.listen,
+        listen,
         model: args.model.clone(),
         role: args.role.into(),
         profile,
@@ -127,9 +136,10 @@ fn options(args: &SimArgs) -> Result<SimOptions, SimCommandError> {
             listen: events,
             replay: beside(events.ip()),
             fault: args.events_fault.unwrap_or_default(),
+            buffer: args.events_kept,
             ..EventOptions::default()
         },
-        side_channel: beside(args.listen.ip()),
+        side_channel: beside(listen.ip()),
         ..SimOptions::default()
     })
 }

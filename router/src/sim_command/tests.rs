@@ -10,16 +10,26 @@ struct Cli {
     sim: SimArgs,
 }
 
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
 fn args(flags: &[&str]) -> SimArgs {
     Cli::try_parse_from(["sim-worker", "--listen=127.0.0.1:0"].iter().chain(flags)).unwrap().sim
 }
 
 pub(crate) async fn sim(flags: &[&str]) -> SimWorker {
-    SimWorker::start(options(&args(flags)).unwrap(), Arc::new(ModelCodec::load(None).unwrap())).await.unwrap()
+    SimWorker::start(options(&args(flags), ANY).unwrap(), Arc::new(ModelCodec::load(None).unwrap())).await.unwrap()
 }
 
 pub(crate) fn url(worker: &SimWorker) -> String {
     format!("http://{}", worker.address())
+}
+
+#[test]
+fn one_process_is_as_many_engines_as_it_has_addresses() {
+    let listen = |flags: &[&str]| Cli::try_parse_from(["sim-worker"].iter().chain(flags)).unwrap().sim.listen;
+    assert_eq!(listen(&[]), ["127.0.0.1:8000".parse().unwrap()]);
+    let two = listen(&["--listen=127.0.0.1:1", "--listen=127.0.0.1:2"]);
+    assert_eq!(two.iter().map(SocketAddr::port).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]
@@ -28,11 +38,15 @@ fn flags_become_options_and_a_bad_profile_is_named() {
     let path = folder.path().join("p.toml");
     std::fs::write(&path, "blocks = 128\ncontext_tokens = 1024").unwrap();
     let profile = format!("--profile={}", path.display());
-    let options = super::options(&args(&["--role=decode", "--speed-up=5", &profile, "--events-fault=gap=3"])).unwrap();
+    let options = super::options(
+        &args(&["--role=decode", "--speed-up=5", &profile, "--events-fault=gap=3", "--events-kept=7"]),
+        ANY,
+    )
+    .unwrap();
     assert_eq!((options.role, options.speed_up, options.profile.blocks), (Role::Decode, 5.0, 128));
-    assert_eq!(options.events.fault.gap.map(u64::from), Some(3));
+    assert_eq!((options.events.fault.gap.map(u64::from), options.events.buffer), (Some(3), 7));
     std::fs::write(&path, "bloks = 128").unwrap();
-    let error = super::options(&args(&[&profile])).unwrap_err().to_string();
+    let error = super::options(&args(&[&profile]), ANY).unwrap_err().to_string();
     assert!(error.contains("p.toml") && error.contains("bloks"), "{error}");
     assert!(Cli::try_parse_from(["sim-worker", "--role=gpu"]).is_err());
 }
