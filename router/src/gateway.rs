@@ -85,7 +85,6 @@ impl Gateway {
             Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),
             None => Salts::none(),
         };
-        let metrics = Metrics::default();
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics.soft_state)?;
         Ok(Self {

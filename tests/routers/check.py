@@ -1,0 +1,193 @@
+"""Several routers as one. What must hold is asserted; how fast it was is printed, with the figure to aim at.
+
+    tests/routers/run              everything
+    tests/routers/run starting     one of: starting, placing, killed, without_quorum
+"""
+
+import json
+import shutil
+import sys
+import time
+import urllib.request
+
+from fleet import Fleet, Routers
+from harness.cluster import get_json, status_of
+from harness.processes import ROOT, until
+from harness.talk import decisions, post, prose, sealed_session
+from traffic import Agent, Doors, failed, mean, percentile, run
+
+FIGURES: dict[str, float] = {}
+
+
+def say(what: str, figure: float, unit: str, aim: str = "") -> None:
+    FIGURES[what] = round(figure, 4)
+    print(f"  {what:<58} {figure:>8.3f} {unit:<2} {f'(aim: {aim})' if aim else ''}", flush=True)
+
+
+def exact(serve) -> int:
+    return int(serve.metric("kv_knowledge", state="exact"))
+
+
+def agents(doors: Doors, label: str, count: int, plan: dict) -> list[Agent]:
+    return [Agent(doors, f"{label}-{number}", 7_000 * len(label) + number, plan) for number in range(count)]
+
+
+def starting() -> None:
+    """A router that joins 64 workers which no longer tell what they hold copies it, and knows all within 10 seconds."""
+    count = 64
+    with Fleet(count, flags=("--events-kept", "1", "--speed-up", "50")) as fleet, Routers(fleet, 1) as routers:
+        first = routers.all[0]
+        until("the first router knows all workers exactly", lambda: exact(first) == count, 60)
+        for number, url in enumerate(fleet.urls):
+            for more in range(3):
+                post(url, "/v1/completions", {"model": "tiny", "prompt": prose(300, 1000 * more + number), "max_tokens": 1})
+        known = until("it heard of every prompt", lambda: blocks(first) if blocks(first) > 3 * 15 * count else 0, 30)
+        begun = time.monotonic()
+        second = routers.add()
+        until("the second router knows all workers exactly", lambda: exact(second) == count, 30, pause=0.02)
+        took = time.monotonic() - begun
+        assert blocks(second) == known, f"{blocks(second)} blocks where the first router knows {known}"
+        assert second.metric("residency_imprints_total", outcome="borrowed") == count
+        say("process start to EXACT at 64 workers", took, "s", "10")
+        say("  of that, since its ledger was open", second.metric("residency_exact_seconds"), "s")
+        assert took <= 10
+
+
+def blocks(serve) -> int:
+    return int(serve.metric("residency_distinct_blocks"))
+
+
+PLACING = {"opening": 900, "more": 90, "tokens": 24, "steps": 7, "think": 0.35, "spread": 0.5}
+
+
+def placing() -> None:
+    """Four routers place as well as one: sessions whose every step may come through another router."""
+    seen = {1: [], 4: []}
+    for turn in range(2):
+        for count in ([1, 4] if turn == 0 else [4, 1]):
+            with Fleet(8, flags=("--speed-up", "4")) as fleet, Routers(fleet, count) as routers:
+                routers.hear_each_other()
+                doors = Doors([serve.port for serve in routers.all])
+                steps = run(agents(doors, f"placing-{turn}", 24, PLACING))
+                assert not failed(steps), failed(steps)[:3]
+                seen[count] += steps
+                if count == 4:
+                    told = [decision["known"]["grounds"]["routers"] for serve in routers.all for decision in decisions(serve, 50)]
+                    assert min(told) == 3, "every step counted what the three other routers had in flight"
+    say("first-token mean through one router", 1e3 * mean(seen[1]), "ms")
+    say("first-token mean through four routers", 1e3 * mean(seen[4]), "ms")
+    say("four routers / one router, first-token mean", mean(seen[4]) / mean(seen[1]), "", "at most 1.05")
+
+
+KILLED = {"opening": 500, "more": 60, "tokens": 48, "steps": 12, "think": 0.25, "spread": 0.5}
+KEPT = 6
+
+
+def killed() -> None:
+    """kill -9 of a router under load: its clients go on through others, at their sessions' owners, and nothing fails."""
+    with Fleet(6, flags=("--speed-up", "4")) as fleet, Routers(fleet, 4, voters=3) as routers:
+        routers.hear_each_other()
+        victim, others = routers.all[1], [routers.all[0], *routers.all[2:]]
+        kept = agents(Doors([victim.port]), "kept", KEPT, {**KILLED, "steps": 2, "think": 0.1})
+        assert not failed(run(kept))
+        owners = {agent.session: sealed_session(others[0], agent.session)["owner"]["endpoint"] for agent in kept}
+        doors = Doors([serve.port for serve in routers.all])
+
+        def kill() -> None:
+            until("the router is in the middle of streams", lambda: victim.metric("requests_in_flight") >= 3, 20, pause=0.01)
+            victim.process.kill()
+
+        steps = run(agents(doors, "killed", 24, KILLED), kill)
+        assert not failed(steps), failed(steps)[:3]
+        retried = [step for step in steps if step.tries > 1]
+        assert retried, "nobody was hit: the load is too small to show anything"
+        say("steps that were retried through another router", len(retried), "")
+        say("steps that failed", len(failed(steps)), "", "0")
+        at_owner = [at_its_owner(others, step.request) for step in retried]
+        say("of the retried steps, served at their session's owner", at_owner.count("owner") / len(at_owner), "")
+        for agent in kept:
+            agent.doors = Doors([serve.port for serve in others])
+            step = agent.step(2, prose(60, 77))
+            assert not step.error, step
+            assert at_its_owner(others, step.request) == "owner", f"{agent.session} left its owner"
+            assert sealed_session(others[0], agent.session)["owner"]["endpoint"] == owners[agent.session]
+
+
+def at_its_owner(routers, request: str) -> str:
+    """Where a step was served: at its session's owner, elsewhere, or in a session that had none yet."""
+    for serve in routers:
+        if status_of(f"{serve.operator}/ownerserve/v1/decisions/{request}") == 200:
+            receipt = get_json(f"{serve.operator}/ownerserve/v1/decisions/{request}")
+            owner = receipt["known"]["owner"]
+            if owner is None:
+                return "none"
+            return "owner" if receipt["attempts"][-1]["decode"] == owner["worker"] else "elsewhere"
+    raise AssertionError(f"no router has a receipt of {request}")
+
+
+# An hour of agents that think for two minutes, on engines that run 120 times faster.
+HOUR = {"opening": 700, "more": 90, "tokens": 24, "steps": 10_000, "think": 1.0, "spread": 1.0}
+SPEED = 120
+SECONDS = 30
+
+
+def without_quorum() -> None:
+    """An hour without quorum (time-scaled): every step is served, about as soon as sticky sessions would be."""
+    with Fleet(6, prefill=800, flags=("--speed-up", str(SPEED))) as fleet, Routers(fleet, 4, voters=3) as routers:
+        routers.hear_each_other()
+        left, gone = routers.all[2:], routers.all[:2]
+        for serve in gone:
+            serve.process.kill()
+        for serve in left:
+            until("the loss of the quorum is noticed", lambda serve=serve: serve.metric("ledger_stale") == 1, 30)
+            assert "ledger: no quorum" in ready(serve), ready(serve)
+        doors = Doors([serve.port for serve in left])
+        seen = {}
+        # Sticky sessions before and after, so that a machine that gets busier does not speak for one of them.
+        for turn, (mode, seconds) in enumerate([("sticky", SECONDS / 2), ("own", SECONDS), ("sticky", SECONDS / 2)]):
+            routers.set_mode(mode, left)
+            plan = {**HOUR, "until": time.monotonic() + seconds}
+            steps = run(agents(doors, f"{mode}-{turn}", 24, plan))
+            assert not failed(steps), failed(steps)[:3]
+            seen.setdefault(mode, []).extend(steps)
+            if mode == "own":
+                views = {decision["known"]["grounds"]["view"] for serve in left for decision in decisions(serve, 200)}
+                assert views == {"stale"}, views
+                assert sum(serve.metric("unapplied_sessions") for serve in left) >= 24
+        say("steps served without a quorum", len(seen["own"]), "")
+        for mode in ("own", "sticky"):
+            say(f"first-token p99, {mode}", 1e3 * percentile(seen[mode], 0.99), "ms")
+        ratio = percentile(seen["own"], 0.99) / percentile(seen["sticky"], 0.99)
+        say("without quorum / sticky sessions, first-token p99", ratio, "", "at most 1.1")
+        without_a_folder(left[0], doors)
+
+
+def without_a_folder(serve, doors: Doors) -> None:
+    """The ledger's folder deleted on top of that: every step is served, and readiness says so."""
+    shutil.rmtree(serve.data)
+    until("the folder is missed", lambda: "its folder is gone" in ready(serve), 10)
+    steps = run(agents(Doors([serve.port]), "no folder", 6, {**HOUR, "steps": 4, "think": 0.2}))
+    assert not failed(steps), failed(steps)[:3]
+    assert status_of(f"{serve.operator}/readyz") == 200
+    say("steps served with the ledger's folder deleted", len(steps), "")
+
+
+def ready(serve) -> str:
+    with urllib.request.urlopen(f"{serve.operator}/readyz", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def main() -> None:
+    shows = {show.__name__: show for show in (starting, placing, killed, without_quorum)}
+    for name in sys.argv[1:] or list(shows):
+        begun = time.monotonic()
+        print(f"{name}: {shows[name].__doc__}", flush=True)
+        shows[name]()
+        print(f"  {time.monotonic() - begun:.0f} s\n", flush=True)
+    report = ROOT / "target/test-logs/routers.json"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(json.dumps(FIGURES, indent=2))
+
+
+if __name__ == "__main__":
+    main()
