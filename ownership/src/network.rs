@@ -52,7 +52,8 @@ pub(crate) struct Network {
 impl RaftNetworkFactory<Types> for Network {
     type Network = Way;
 
-    async fn new_client(&mut self, target: u64, _node: &BasicNode) -> Way {
+    async fn new_client(&mut self, target: u64, node: &BasicNode) -> Way {
+        self.registry.note(NodeId(target), &node.addr);
         Way { registry: self.registry.clone(), target: NodeId(target), appends: Appends::Stream }
     }
 

@@ -56,6 +56,17 @@ impl Registry {
         self.book.store(Arc::new(book));
     }
 
+    /// Where a node listens, should the book not have it yet: Raft calls new members before they are in it.
+    pub(crate) fn note(&self, node: NodeId, address: &str) {
+        if !self.book.load().contains_key(&node) {
+            self.book.rcu(|book| {
+                let mut book = BTreeMap::clone(book);
+                book.insert(node, address.to_owned());
+                book
+            });
+        }
+    }
+
     pub(crate) fn others(&self) -> Vec<NodeId> {
         self.book.load().keys().copied().filter(|node| *node != self.own.node).collect()
     }
