@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use consensus::{Office, Quorum, View};
-use ledger::{Command, Ledger};
+use ledger::{Command, Ledger, Outcome, Refusal};
 use openraft::Raft;
 use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -162,6 +162,12 @@ impl Core {
 
     pub(crate) fn submit(&self, command: Command) -> Result<Ticket, SubmitError> {
         let (answer, ticket) = oneshot::channel();
+        let (needed, current) = (command.level(), self.view().level());
+        if needed > current {
+            // The ledger would refuse it too, but only once it lies in the log, which an older node could not read.
+            drop(answer.send(Ok(Outcome::Refused(Refusal::Level { needed, current }))));
+            return Ok(Ticket(ticket));
+        }
         let queued = Queued { command, answer };
         let sent = match &*self.queue.lock().unwrap_or_else(PoisonError::into_inner) {
             None => Err(SubmitError::Closed),

@@ -1,5 +1,6 @@
 //! Who belongs to a cluster, and how that changes.
 
+use ledger::{Command, Outcome, Refusal};
 use ownership::{Consistency, MemberError, Standing};
 use vocabulary::{NodeId, SessionId};
 
@@ -100,5 +101,10 @@ async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
     assert_eq!(nodes.node(1).view().level(), 1);
     let refused = nodes.node(1).raise_level(2).await.unwrap_err();
     assert!(matches!(refused, MemberError::Level { node: NodeId(1), level: 2, .. }), "{refused}");
+    // What an older node could not read never lies in the log.
+    let before = nodes.node(1).view().applied();
+    let outcome = nodes.node(1).submit(Command::RetireNode(NodeId(9))).unwrap().await.unwrap();
+    assert_eq!(outcome, Outcome::Refused(Refusal::Level { needed: 2, current: 1 }));
+    assert_eq!(nodes.node(1).view().applied(), before);
     nodes.close().await;
 }
