@@ -63,6 +63,10 @@ bench *options: build
 bench-ledger *options: build
     target/release/bench_ledger {{options}}
 
+# Partitions, kills, full disks and damaged logs under load, in network namespaces; `--quick` does each once.
+nemesis *options: build
+    target/release/nemesis {{options}}
+
 # Recorded agent sessions over simulated workers, with a live view.
 demo *options:
     cargo run --release -- demo {{options}}

@@ -1,0 +1,59 @@
+//! What must hold of a history: pure functions, each of which names what it found broken.
+
+mod fleet;
+mod grants;
+mod order;
+mod streams;
+mod watched;
+
+use std::collections::HashMap;
+
+use vocabulary::SessionId;
+
+use crate::history::{Holding, Kept, Operation};
+
+pub(crate) use fleet::{NodeState, equal_states};
+pub(crate) use streams::{StreamEnd, Streamed, streams};
+pub(crate) use watched::{Change, Watched};
+
+/// A broken promise.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Broken {
+    /// Which one.
+    pub(crate) promise: &'static str,
+    /// Where, with what is needed to find it in the history.
+    pub(crate) detail: String,
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.promise, self.detail)
+    }
+}
+
+/// What every subject was at the end, by a linearizable read after everything had healed.
+pub(crate) type Finals = HashMap<SessionId, Holding>;
+
+/// Checks everything that clients were told.
+pub(crate) fn history(kept: &Kept, finals: &Finals) -> Vec<Broken> {
+    let mut broken = Vec::new();
+    for (subject, operations) in by_subject(&kept.operations) {
+        broken.extend(order::of_subject(subject, &operations));
+        broken.extend(grants::of_subject(subject, &operations, &kept.sightings));
+        if let Some(last) = finals.get(&subject) {
+            broken.extend(grants::nothing_lost(subject, &operations, *last));
+        }
+    }
+    broken
+}
+
+fn by_subject(operations: &[Operation]) -> HashMap<SessionId, Vec<&Operation>> {
+    let mut subjects: HashMap<SessionId, Vec<&Operation>> = HashMap::new();
+    for operation in operations {
+        subjects.entry(operation.subject).or_default().push(operation);
+    }
+    subjects
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,310 @@
+//! The nodes and workers of a run, each a process of `ownerserve` in its place, and what operators may ask of them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::NemesisError;
+use crate::door::{Doors, Member, Status};
+use crate::ground::{Ground, SEATS};
+use crate::history::Seat;
+use crate::node::{Launch, Running, free_port, last_words, listens};
+
+/// Longest time until a started node serves operators; a restart may have a log to read.
+const SERVES_WITHIN: Duration = Duration::from_secs(30);
+/// Bytes of the disk that can be filled.
+const SMALL_DISK: &str = "size=192m";
+
+/// How nodes are started, as far as they are alike.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// The program.
+    pub(crate) binary: PathBuf,
+    /// Where everything of this run lies.
+    pub(crate) folder: PathBuf,
+    /// How long a worker's lease is held.
+    pub(crate) lease: Duration,
+    /// Whose disk is small, where one can be mounted.
+    pub(crate) small_disk: Option<Seat>,
+}
+
+/// Who a node is to be when its folder is empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    /// Founds a cluster of one, and listens for no other node.
+    Alone,
+    /// Founds the cluster.
+    Founder,
+    /// Joins through the node in this seat.
+    JoinsThrough(Seat),
+}
+
+/// How a node is started this time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Boot {
+    /// Where it comes from.
+    pub(crate) origin: Origin,
+    /// The highest feature level that it may know, to act as an older binary.
+    pub(crate) max_level: Option<u32>,
+}
+
+impl Boot {
+    /// As the binary is.
+    pub(crate) fn new(origin: Origin) -> Boot {
+        Boot { origin, max_level: None }
+    }
+}
+
+struct Place {
+    running: Option<Running>,
+    boot: Boot,
+}
+
+/// All processes of a run.
+pub(crate) struct Cluster {
+    setup: Setup,
+    ground: Arc<Ground>,
+    ports: Vec<(u16, u16)>,
+    places: BTreeMap<Seat, Place>,
+    workers: Vec<(String, Running)>,
+    doors: Doors,
+}
+
+impl Cluster {
+    /// Of nobody yet; the workers are started.
+    pub(crate) async fn new(setup: Setup, ground: Arc<Ground>, workers: usize) -> Result<Cluster, NemesisError> {
+        std::fs::create_dir_all(&setup.folder).map_err(NemesisError::system(setup.folder.display().to_string()))?;
+        let (mut ports, mut operators) = (Vec::new(), BTreeMap::new());
+        for seat in (1..=SEATS).map(Seat) {
+            let (client, operator) = (free_port()?, free_port()?);
+            operators.insert(
+                seat,
+                (SocketAddr::new(ground.home(seat), operator), SocketAddr::new(ground.home(seat), client)),
+            );
+            ports.push((client, operator));
+        }
+        let doors = Doors::new(operators);
+        let mut cluster = Cluster { setup, ground, ports, places: BTreeMap::new(), workers: Vec::new(), doors };
+        for number in 1..=workers {
+            cluster.start_worker(number).await?;
+        }
+        if let Some(seat) = cluster.setup.small_disk {
+            let folder = cluster.folder(seat);
+            std::fs::create_dir_all(&folder).map_err(NemesisError::system("make a mount point"))?;
+            crate::ground::mount_small(&folder, SMALL_DISK).await?;
+        }
+        Ok(cluster)
+    }
+
+    async fn start_worker(&mut self, number: usize) -> Result<(), NemesisError> {
+        let address = SocketAddr::new(self.ground.hub(), free_port()?);
+        let name = format!("worker{number}");
+        let arguments = ["sim-worker", "--exit-with-parent", "--role", "hybrid", "--speed-up", "50", "--listen"];
+        let arguments = arguments.iter().map(|part| (*part).to_owned()).chain([address.to_string()]).collect();
+        let log = self.setup.folder.join(format!("{name}.log"));
+        let binary = &self.setup.binary.clone();
+        let mut running = Running::start(Launch { name: &name, launcher: Vec::new(), binary, arguments, log })?;
+        listens(&mut running, address, SERVES_WITHIN).await?;
+        self.workers.push((format!("http://{address}"), running));
+        Ok(())
+    }
+
+    /// Where operators and clients reach the nodes.
+    pub(crate) fn doors(&self) -> &Doors {
+        &self.doors
+    }
+
+    /// A node's data directory.
+    pub(crate) fn folder(&self, seat: Seat) -> PathBuf {
+        self.setup.folder.join(format!("node{}", seat.0))
+    }
+
+    fn log(&self, seat: Seat) -> PathBuf {
+        self.setup.folder.join(format!("node{}.log", seat.0))
+    }
+
+    /// The seats that were ever taken.
+    pub(crate) fn seats(&self) -> Vec<Seat> {
+        self.places.keys().copied().collect()
+    }
+
+    /// Whose disk can be filled.
+    pub(crate) fn small_disk(&self) -> Option<Seat> {
+        self.setup.small_disk.filter(|seat| self.places.contains_key(seat))
+    }
+
+    /// The seats whose nodes run, those that are paused left out.
+    pub(crate) fn awake(&self) -> Vec<Seat> {
+        let awake = |place: &Place| place.running.as_ref().is_some_and(|running| !running.is_paused());
+        self.places.iter().filter(|(_, place)| awake(place)).map(|(seat, _)| *seat).collect()
+    }
+
+    /// Starts a node and waits until it serves operators.
+    pub(crate) async fn start(&mut self, seat: Seat, boot: Boot) -> Result<(), NemesisError> {
+        let mut running = self.launch(seat, boot)?;
+        let address = self.doors.operator(seat);
+        listens(&mut running, address, SERVES_WITHIN).await?;
+        self.settle(seat, running, boot);
+        Ok(())
+    }
+
+    /// Starts a node that founds a cluster of its own, beside the one that this is about.
+    pub(crate) async fn start_apart(&self, seat: Seat, boot: Boot) -> Result<Running, NemesisError> {
+        let mut running = self.launch(seat, boot)?;
+        listens(&mut running, self.doors.operator(seat), SERVES_WITHIN).await?;
+        Ok(running)
+    }
+
+    /// Starts a node that is expected not to come up; returns what it said when it ended.
+    pub(crate) async fn start_in_vain(&mut self, seat: Seat, boot: Boot) -> Result<String, NemesisError> {
+        let before = std::fs::metadata(self.log(seat)).map_or(0, |metadata| metadata.len());
+        let mut running = self.launch(seat, boot)?;
+        let address = self.doors.operator(seat);
+        match listens(&mut running, address, SERVES_WITHIN).await {
+            Ok(()) => {
+                running.kill().await?;
+                Err(NemesisError::Answer { who: format!("node {}", seat.0), got: "it started all the same".into() })
+            }
+            Err(NemesisError::Late { what }) => Err(NemesisError::Late { what }),
+            Err(_) => {
+                let text = std::fs::read(self.log(seat)).unwrap_or_default();
+                Ok(String::from_utf8_lossy(&text[text.len().min(before as usize)..]).into_owned())
+            }
+        }
+    }
+
+    fn settle(&mut self, seat: Seat, running: Running, boot: Boot) {
+        if let Some(pid) = running.pid() {
+            self.ground.settle(seat, pid);
+        }
+        self.places.insert(seat, Place { running: Some(running), boot });
+    }
+
+    fn launch(&self, seat: Seat, boot: Boot) -> Result<Running, NemesisError> {
+        let name = format!("node {}", seat.0);
+        let (client, operator) = self.ports[usize::from(seat.0) - 1];
+        let home = self.ground.home(seat);
+        let shadow = self.ground.shadow(seat);
+        let at_home = |port: u16| SocketAddr::new(home, port).to_string();
+        let mut arguments: Vec<String> = vec!["serve".into(), "--exit-with-parent".into()];
+        let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+        flag("--listen", at_home(client));
+        flag("--operator-listen", at_home(operator));
+        flag("--data-dir", self.folder(seat).display().to_string());
+        flag("--set", format!("ledger.lease={}ms", self.setup.lease.as_millis()));
+        flag("--set", "models.tiny.text=builtin".into());
+        if boot.origin != Origin::Alone {
+            flag("--node-listen", at_home(shadow.port()));
+            flag("--set", format!("cluster.advertise={shadow}"));
+        }
+        if let Origin::JoinsThrough(seat) = boot.origin {
+            flag("--join", self.ground.shadow(seat).to_string());
+        }
+        if let Some(level) = boot.max_level {
+            flag("--set", format!("cluster.max_level={level}"));
+        }
+        for (worker, _) in &self.workers {
+            flag("--worker", worker.clone());
+        }
+        let launcher = self.ground.launcher(seat);
+        Running::start(Launch { name: &name, launcher, binary: &self.setup.binary, arguments, log: self.log(seat) })
+    }
+
+    /// Starts a node again as it was started last.
+    pub(crate) async fn restart(&mut self, seat: Seat) -> Result<(), NemesisError> {
+        let boot = self.boot(seat)?;
+        self.start(seat, boot).await
+    }
+
+    /// How a node was started last.
+    pub(crate) fn boot(&self, seat: Seat) -> Result<Boot, NemesisError> {
+        let never = || NemesisError::Answer { who: format!("node {}", seat.0), got: "never started".into() };
+        self.places.get(&seat).map(|place| place.boot).ok_or_else(never)
+    }
+
+    /// A node's process.
+    pub(crate) fn running(&mut self, seat: Seat) -> Result<&mut Running, NemesisError> {
+        let running = self.places.get_mut(&seat).and_then(|place| place.running.as_mut());
+        running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
+    }
+
+    /// Takes a node's process out, to end it.
+    pub(crate) fn take(&mut self, seat: Seat) -> Result<Running, NemesisError> {
+        let running = self.places.get_mut(&seat).and_then(|place| place.running.take());
+        running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
+    }
+
+    /// What a node last said.
+    pub(crate) fn last_words(&self, seat: Seat) -> String {
+        last_words(&self.log(seat))
+    }
+
+    /// Nodes that ended although nobody ended them.
+    pub(crate) fn crashed(&mut self) -> Vec<Seat> {
+        let ended = |place: &mut Place| place.running.as_mut().is_some_and(|running| running.ended().is_some());
+        self.places.iter_mut().filter_map(|(seat, place)| ended(place).then_some(*seat)).collect()
+    }
+
+    /// Forgets everything that a stopped node had on disk.
+    pub(crate) fn wipe(&self, seat: Seat) -> Result<(), NemesisError> {
+        let folder = self.folder(seat);
+        let what = || format!("empty {}", folder.display());
+        // The folder itself may be a mount point.
+        for entry in std::fs::read_dir(&folder).map_err(NemesisError::system(what()))?.flatten() {
+            let path = entry.path();
+            let gone = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            gone.map_err(NemesisError::system(what()))?;
+        }
+        Ok(())
+    }
+
+    /// The member in this seat, as `asked` knows it.
+    pub(crate) async fn member(&self, seat: Seat, asked: Seat) -> Result<Member, NemesisError> {
+        let address = self.ground.shadow(seat).to_string();
+        let members = self.doors.members(asked).await?;
+        let missing =
+            || NemesisError::Answer { who: format!("node {}", asked.0), got: format!("no member at {address}") };
+        members.into_iter().find(|member| member.address == address).ok_or_else(missing)
+    }
+
+    /// The seat of the leader, once most nodes that are awake agree on one.
+    pub(crate) async fn leader(&self, within: Duration) -> Result<Seat, NemesisError> {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(leader) = self.agreed_leader().await {
+                return Ok(leader);
+            }
+            if Instant::now() > deadline {
+                return Err(NemesisError::Late { what: "a leader that most nodes agree on".into() });
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn agreed_leader(&self) -> Option<Seat> {
+        let statuses = self.statuses().await;
+        let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
+        for (_, status) in &statuses {
+            *votes.entry(status.leader?).or_default() += 1;
+        }
+        let (leader, agreed) = votes.into_iter().max_by_key(|(_, agreed)| *agreed)?;
+        let own = statuses.iter().find(|(_, status)| status.node == leader && status.leader == Some(leader));
+        own.filter(|_| agreed * 2 > statuses.len()).map(|(seat, _)| *seat)
+    }
+
+    /// What every node that answers says of itself.
+    pub(crate) async fn statuses(&self) -> Vec<(Seat, Status)> {
+        let asked = self.awake().into_iter().map(|seat| async move { (seat, self.doors.status(seat).await) });
+        let answered = futures::future::join_all(asked).await;
+        answered.into_iter().filter_map(|(seat, status)| status.ok().map(|status| (seat, status))).collect()
+    }
+
+    /// The workers' processes.
+    pub(crate) fn worker(&mut self, at: usize) -> Option<&mut Running> {
+        self.workers.get_mut(at).map(|(_, running)| running)
+    }
+}

@@ -1,0 +1,165 @@
+//! The API's JSON, as far as it is read or written here.
+
+use http::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
+
+use crate::history::{Holding, Sighting};
+
+/// What a node says of itself.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Status {
+    /// Its id.
+    pub(crate) node: u64,
+    /// The leader that it knows.
+    pub(crate) leader: Option<u64>,
+    /// The last entry that it applied.
+    #[serde(rename = "revision")]
+    pub(crate) applied: u64,
+    /// The cluster's feature level.
+    pub(crate) level: u32,
+}
+
+/// What a member does in the quorum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Standing {
+    /// It decides.
+    Voter,
+    /// It follows.
+    Learner,
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Member {
+    /// Its id.
+    pub(crate) node: u64,
+    /// Where other nodes reach it.
+    pub(crate) address: String,
+    /// What it does.
+    pub(crate) standing: Standing,
+}
+
+#[derive(Deserialize)]
+pub(super) struct MembersWord {
+    pub(super) members: Vec<Member>,
+}
+
+/// A change of the membership.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// Learners become voters, in one step.
+    Promote(Vec<u64>),
+    /// Voters become learners, in one step.
+    Demote(Vec<u64>),
+    /// A voter's place goes to a learner.
+    Replace {
+        /// The voter.
+        old: u64,
+        /// The learner.
+        new: u64,
+    },
+    /// A learner leaves for good.
+    Remove(u64),
+    /// Another voter leads.
+    TransferLeader(u64),
+}
+
+impl Change {
+    pub(super) fn request(&self) -> (Method, String, Value) {
+        let members = |verb: &str| format!("/cluster/members/{verb}");
+        match self {
+            Change::Promote(nodes) => (Method::POST, members("promote"), json!({ "nodes": nodes })),
+            Change::Demote(nodes) => (Method::POST, members("demote"), json!({ "nodes": nodes })),
+            Change::Replace { old, new } => (Method::POST, members("replace"), json!({ "old": old, "new": new })),
+            Change::Remove(node) => (Method::DELETE, members(&node.to_string()), json!({})),
+            Change::TransferLeader(node) => (Method::POST, "/cluster/leader".into(), json!({ "node": node })),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct HashWord {
+    pub(super) revision: u64,
+    pub(super) hash: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct DoneWord {
+    pub(super) epoch: Option<Epoch>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct OwnerWord {
+    worker: WorkerId,
+    incarnation: Incarnation,
+    rank: DpRank,
+}
+
+#[derive(Deserialize)]
+pub(super) struct SessionWord {
+    pub(super) id: SessionId,
+    pub(super) owner: Option<OwnerWord>,
+    epoch: Epoch,
+}
+
+impl SessionWord {
+    pub(super) fn holding(&self) -> Holding {
+        let owner = |word: &OwnerWord| Owner { worker: word.worker, incarnation: word.incarnation, rank: word.rank };
+        Holding { owner: self.owner.as_ref().map(owner), epoch: self.epoch }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct SessionAnswer {
+    pub(super) session: SessionWord,
+}
+
+#[derive(Deserialize)]
+pub(super) struct SessionsWord {
+    pub(super) sessions: Vec<SessionWord>,
+}
+
+#[derive(Deserialize)]
+struct LeaseWord {
+    worker: WorkerId,
+    incarnation: Incarnation,
+    state: String,
+    epoch: Epoch,
+    ranks: u16,
+}
+
+#[derive(Deserialize)]
+pub(super) struct LeasesWord {
+    revision: u64,
+    leases: Vec<LeaseWord>,
+}
+
+impl LeasesWord {
+    pub(super) fn sightings(&self) -> Vec<Sighting> {
+        let sighting = |lease: &LeaseWord| Sighting {
+            worker: lease.worker,
+            granted: lease.epoch,
+            is_live: lease.state == "held",
+            revision: self.revision,
+        };
+        self.leases.iter().map(sighting).collect()
+    }
+
+    pub(super) fn owners(&self) -> Vec<Owner> {
+        let held = self.leases.iter().filter(|lease| lease.state == "held");
+        let ranks = |lease: &LeaseWord| {
+            let Owner { worker, incarnation, .. } =
+                Owner { worker: lease.worker, incarnation: lease.incarnation, rank: DpRank(0) };
+            (0..lease.ranks).map(move |rank| Owner { worker, incarnation, rank: DpRank(rank) })
+        };
+        held.flat_map(ranks).collect()
+    }
+}
+
+/// An owner as a write names it.
+pub(super) fn target(owner: Owner) -> Value {
+    json!({ "worker": owner.worker, "rank": owner.rank, "incarnation": owner.incarnation })
+}

@@ -1,0 +1,98 @@
+//! From nothing to a cluster: a founder, nodes that join it, voters; and the sessions that clients will quarrel about.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use vocabulary::SessionId;
+
+use crate::NemesisError;
+use crate::arena::PATIENCE;
+use crate::check::StreamEnd;
+use crate::cluster::{Boot, Cluster, Origin};
+use crate::door::Change;
+use crate::history::Seat;
+use crate::streams::{Streaming, Wish, stream};
+
+const FOUNDER: Seat = Seat(1);
+
+/// So many voters, and a learner beside them; one voter is a node alone.
+pub(crate) async fn form(cluster: &mut Cluster, voters: u8) -> Result<(), NemesisError> {
+    let learners = u8::from(voters > 1);
+    let origin = if voters > 1 { Origin::Founder } else { Origin::Alone };
+    cluster.start(FOUNDER, Boot::new(origin)).await?;
+    cluster.leader(PATIENCE).await?;
+    for seat in (2..=voters + learners).map(Seat) {
+        cluster.start(seat, Boot::new(Origin::JoinsThrough(FOUNDER))).await?;
+    }
+    let mut nodes = Vec::new();
+    for seat in (2..=voters).map(Seat) {
+        nodes.push(admitted(cluster, seat).await?);
+    }
+    // One voter and two learners make three, three and two make five: never two or four.
+    for pair in nodes.chunks(2) {
+        promote(cluster, pair.to_vec()).await?;
+    }
+    Ok(())
+}
+
+async fn admitted(cluster: &Cluster, seat: Seat) -> Result<u64, NemesisError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match cluster.member(seat, FOUNDER).await {
+            Ok(member) => return Ok(member.node),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn promote(cluster: &Cluster, nodes: Vec<u64>) -> Result<(), NemesisError> {
+    let deadline = Instant::now() + PATIENCE;
+    let change = Change::Promote(nodes);
+    loop {
+        let leader = cluster.leader(PATIENCE).await?;
+        match cluster.doors().change(leader, &change).await {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            // A learner that has not caught up yet is refused.
+            Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+        }
+    }
+}
+
+/// Opens sessions as clients do, by steps that end; returns them once the ledger has them.
+pub(crate) async fn subjects(cluster: &Cluster, seat: Seat, count: usize) -> Result<Vec<SessionId>, NemesisError> {
+    let key = |number: usize| format!("subject-{number}");
+    let deadline = Instant::now() + 2 * PATIENCE;
+    let doors = cluster.doors();
+    let numbers: Vec<usize> = (0..count).collect();
+    for some in numbers.chunks(16) {
+        let steps = some.iter().map(|number| async move {
+            loop {
+                let wish = Wish { seat, key: &key(*number), tokens: 2 };
+                match stream(doors, wish, || {}).await {
+                    Streaming::Ended(StreamEnd::Whole) => return Ok(()),
+                    other if Instant::now() > deadline => {
+                        return Err(NemesisError::Answer { who: "a first step".into(), got: format!("{other:?}") });
+                    }
+                    // Workers may not have been probed yet.
+                    _ => tokio::time::sleep(Duration::from_millis(200)).await,
+                }
+            }
+        });
+        futures::future::try_join_all(steps).await?;
+    }
+    let mut subjects = Vec::with_capacity(count);
+    for number in numbers {
+        subjects.push(loop {
+            if let Some(session) = doors.session_of(seat, &key(number)).await? {
+                break session;
+            }
+            if Instant::now() > deadline {
+                return Err(NemesisError::Late { what: format!("{} to be sealed", key(number)) });
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        });
+    }
+    Ok(subjects)
+}

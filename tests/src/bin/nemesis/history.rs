@@ -1,0 +1,197 @@
+//! What clients did and were told. Checkers read it; nothing here judges.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+use vocabulary::{Epoch, Owner, SessionId, WorkerId};
+
+use crate::NemesisError;
+
+/// Microseconds since the run began.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct At(pub(crate) u64);
+
+impl At {
+    /// Seconds from `earlier` to here.
+    pub(crate) fn since(self, earlier: At) -> f64 {
+        self.0.saturating_sub(earlier.0) as f64 / 1e6
+    }
+}
+
+/// A member as this program numbers them, from 1. A wiped node keeps its number here and gets a new id in the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Seat(pub(crate) u8);
+
+/// What a client asked about a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Asked {
+    /// Its ownership, while nobody live has it.
+    Claim(Owner),
+    /// To take its ownership back.
+    Release {
+        /// From whom.
+        owner: Owner,
+        /// The grant that the client saw.
+        seen: Epoch,
+    },
+    /// To move it.
+    Migrate {
+        /// To whom.
+        to: Owner,
+        /// The epoch that the client saw.
+        seen: Epoch,
+    },
+    /// Who has it, linearizably.
+    Read,
+}
+
+/// Who has a session, since when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Holding {
+    /// Nobody, when it was given back.
+    pub(crate) owner: Option<Owner>,
+    /// When that was decided.
+    pub(crate) epoch: Epoch,
+}
+
+/// What a client was told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// Acknowledged: owned since this epoch.
+    Granted(Epoch),
+    /// Acknowledged: no longer owned by the one who gave it back.
+    Released,
+    /// The answer to a read.
+    Found(Holding),
+    /// Refused by the ledger; nothing was changed.
+    Refused,
+    /// Not taken; nothing was changed.
+    Unavailable,
+    /// Sent, and nothing is known of it: it may happen at any later time.
+    Unknown,
+}
+
+/// One request: it is not repeated, what comes after it is another one.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Operation {
+    /// Who asked.
+    pub(crate) client: u32,
+    /// Where.
+    pub(crate) seat: Seat,
+    /// About what.
+    pub(crate) subject: SessionId,
+    /// What.
+    pub(crate) asked: Asked,
+    /// Just before the request was written.
+    pub(crate) invoked: At,
+    /// Just after its answer was read, or it was given up.
+    pub(crate) completed: At,
+    /// The answer.
+    pub(crate) answer: Answer,
+    /// The node's applied index that came with it.
+    pub(crate) revision: Option<u64>,
+}
+
+impl Operation {
+    /// Whether it changes something.
+    pub(crate) fn is_write(&self) -> bool {
+        self.asked != Asked::Read
+    }
+
+    /// Whether it is a write that was acknowledged.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.is_write() && matches!(self.answer, Answer::Granted(_) | Answer::Released)
+    }
+}
+
+/// A worker's lease as a node showed it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Sighting {
+    /// Whose lease.
+    pub(crate) worker: WorkerId,
+    /// When the lease was granted.
+    pub(crate) granted: Epoch,
+    /// Whether it is held.
+    pub(crate) is_live: bool,
+    /// The applied index of that view.
+    pub(crate) revision: u64,
+}
+
+/// Everything that was seen. Shared by all clients; pushing is all they do with it.
+pub(crate) struct History {
+    began: Instant,
+    kept: Mutex<Kept>,
+}
+
+/// What a history holds.
+#[derive(Default, Debug)]
+pub(crate) struct Kept {
+    /// Attempts, in the order in which they ended.
+    pub(crate) operations: Vec<Operation>,
+    /// Leases, in the order in which they were seen.
+    pub(crate) sightings: Vec<Sighting>,
+}
+
+/// More than this is not kept: hours of load.
+const MOST: usize = 20_000_000;
+
+impl History {
+    /// Begins now.
+    pub(crate) fn new() -> History {
+        History { began: Instant::now(), kept: Mutex::default() }
+    }
+
+    /// The present moment.
+    pub(crate) fn now(&self) -> At {
+        At(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Notes an attempt. False when there is no room, which a run must not pass over.
+    pub(crate) fn note(&self, operation: Operation) -> bool {
+        let operations = &mut self.lock().operations;
+        let fits = operations.len() < MOST;
+        if fits {
+            operations.push(operation);
+        }
+        fits
+    }
+
+    /// Notes a lease, unless it was seen like that last.
+    pub(crate) fn sight(&self, sighting: Sighting) {
+        let sightings = &mut self.lock().sightings;
+        let alike = |seen: &Sighting| (seen.worker, seen.granted, seen.is_live);
+        match sightings.iter_mut().rev().find(|seen| seen.worker == sighting.worker) {
+            Some(last) if alike(last) == alike(&sighting) => last.revision = last.revision.max(sighting.revision),
+            _ => sightings.push(sighting),
+        }
+    }
+
+    /// Reads it without copying; clients wait meanwhile, so this is for moments without load, or short looks.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Kept) -> T) -> T {
+        look(&self.lock())
+    }
+
+    /// Writes every attempt, one JSON text a line.
+    pub(crate) fn save(&self, path: &Path) -> Result<(), NemesisError> {
+        let what = || format!("write {}", path.display());
+        let file = std::fs::File::create(path).map_err(NemesisError::system(what()))?;
+        let mut file = std::io::BufWriter::new(file);
+        let kept = self.lock();
+        for operation in &kept.operations {
+            serde_json::to_writer(&mut file, operation).map_err(|error| NemesisError::system(what())(error.into()))?;
+            file.write_all(b"\n").map_err(NemesisError::system(what()))?;
+        }
+        file.flush().map_err(NemesisError::system(what()))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

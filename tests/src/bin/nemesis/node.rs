@@ -1,0 +1,151 @@
+//! One program under test: started in its place, signalled, waited for. What it says goes to a file of its own.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::Instant;
+
+use crate::NemesisError;
+
+/// Longest time that a program gets to end by itself.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
+
+/// A running program. It ends with this one, whatever happens: by its guard, and because its standard input closes.
+pub(crate) struct Running {
+    name: String,
+    child: Child,
+    _stdin: Option<ChildStdin>,
+    log: PathBuf,
+    is_paused: bool,
+}
+
+/// What a program is started with.
+pub(crate) struct Launch<'a> {
+    /// For logs and errors.
+    pub(crate) name: &'a str,
+    /// What the command line begins with, before the program.
+    pub(crate) launcher: Vec<String>,
+    /// The program.
+    pub(crate) binary: &'a Path,
+    /// Its arguments.
+    pub(crate) arguments: Vec<String>,
+    /// Where its output goes, at the end of what is there.
+    pub(crate) log: PathBuf,
+}
+
+impl Running {
+    /// Starts it.
+    pub(crate) fn start(launch: Launch<'_>) -> Result<Running, NemesisError> {
+        let Launch { name, launcher, binary, arguments, log: log_file } = launch;
+        let what = || format!("start {name}");
+        let output = std::fs::File::options().create(true).append(true).open(&log_file);
+        let output = output.map_err(NemesisError::system(what()))?;
+        let errors = output.try_clone().map_err(NemesisError::system(what()))?;
+        let mut line = launcher.into_iter().chain([binary.display().to_string()]).chain(arguments);
+        let mut command = Command::new(line.next().unwrap_or_default());
+        command.args(line).stdin(Stdio::piped()).stdout(output).stderr(errors).kill_on_drop(true);
+        // Its log is read by people who look for one node's story, in which every write of every client would drown it.
+        let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,router::operator=warn".into());
+        command.env("RUST_LOG", log).env("NO_COLOR", "1");
+        let mut child = command.spawn().map_err(NemesisError::system(what()))?;
+        let stdin = child.stdin.take();
+        Ok(Running { name: name.to_owned(), child, _stdin: stdin, log: log_file, is_paused: false })
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Whether it has ended, and how.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// kill -9, and nothing is left of it when this returns.
+    pub(crate) async fn kill(mut self) -> Result<(), NemesisError> {
+        self.child.kill().await.map_err(NemesisError::system(format!("kill {}", self.name)))
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) async fn terminate(self) -> Result<ExitStatus, NemesisError> {
+        self.signal("TERM").await?;
+        self.wait().await
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) async fn wait(mut self) -> Result<ExitStatus, NemesisError> {
+        let late = |_| NemesisError::Late { what: format!("{} to end", self.name) };
+        let ended = tokio::time::timeout(ENDS_WITHIN, self.child.wait()).await.map_err(late)?;
+        ended.map_err(NemesisError::system(format!("wait for {}", self.name)))
+    }
+
+    /// Stops it in its tracks (SIGSTOP).
+    pub(crate) async fn pause(&mut self) -> Result<(), NemesisError> {
+        self.is_paused = true;
+        self.signal("STOP").await
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub(crate) async fn resume(&mut self) -> Result<(), NemesisError> {
+        self.is_paused = false;
+        self.signal("CONT").await
+    }
+
+    /// Whether [`Running::pause`] holds it.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    async fn signal(&self, signal: &str) -> Result<(), NemesisError> {
+        let gone =
+            || NemesisError::Answer { who: self.name.clone(), got: format!("it has ended: {}", self.last_words()) };
+        let pid = self.pid().ok_or_else(gone)?;
+        // There is no safe call for it in the standard library, and the shell has one built in.
+        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status().await;
+        match sent.map_err(NemesisError::system("run a shell"))?.success() {
+            true => Ok(()),
+            false => Err(gone()),
+        }
+    }
+
+    /// The end of what it said.
+    pub(crate) fn last_words(&self) -> String {
+        last_words(&self.log)
+    }
+}
+
+/// The last lines of a log.
+pub(crate) fn last_words(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().rev().take(6).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+}
+
+/// A port that nothing uses now.
+pub(crate) fn free_port() -> Result<u16, NemesisError> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(NemesisError::system("find a free port"))?;
+    Ok(listener.local_addr().map_err(NemesisError::system("find a free port"))?.port())
+}
+
+/// Waits until something listens there, or the program ends.
+pub(crate) async fn listens(running: &mut Running, address: SocketAddr, within: Duration) -> Result<(), NemesisError> {
+    let deadline = Instant::now() + within;
+    loop {
+        if tokio::net::TcpStream::connect(address).await.is_ok() {
+            return Ok(());
+        }
+        if let Some(status) = running.ended() {
+            let got = format!("it ended ({status}): {}", running.last_words());
+            return Err(NemesisError::Answer { who: running.name.clone(), got });
+        }
+        if Instant::now() > deadline {
+            return Err(NemesisError::Late { what: format!("{} to listen on {address}", running.name) });
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,117 @@
+//! The result as a table for people, and as JSON.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use crate::throughput::{Tally, quantile};
+use crate::trial::{LEAST_LOAD, Outcome};
+
+/// Everything that a run found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// What its faults were chosen from.
+    pub(crate) seed: u64,
+    /// Namespaces, or loopback only.
+    pub(crate) stage: &'static str,
+    /// Why there are no namespaces.
+    pub(crate) without_namespaces: Option<String>,
+    /// One of each nemesis that ran.
+    pub(crate) outcomes: Vec<Outcome>,
+    /// What was found broken at the very end.
+    pub(crate) broken: Vec<String>,
+    /// What else was seen.
+    pub(crate) seen: Seen,
+    /// Where logs and histories are.
+    pub(crate) folder: String,
+    /// How long it took, in seconds.
+    pub(crate) took: f64,
+}
+
+/// What was seen beside the operations.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(crate) struct Seen {
+    /// Bytes between nodes.
+    pub(crate) carried: u64,
+    /// Changes that watches told.
+    pub(crate) changes: usize,
+    /// How often a watch was resumed.
+    pub(crate) resumed: u64,
+    /// Answers that models' clients streamed.
+    pub(crate) streams: usize,
+}
+
+impl Report {
+    /// Whether everything held.
+    pub(crate) fn holds(&self) -> bool {
+        self.broken.is_empty() && self.outcomes.iter().all(Outcome::holds)
+    }
+
+    /// Nemeses during which the load was too small to show anything.
+    pub(crate) fn uncounted(&self) -> Vec<&'static str> {
+        self.outcomes.iter().filter(|outcome| !outcome.counts()).map(|outcome| outcome.nemesis).collect()
+    }
+
+    /// For people.
+    pub(crate) fn table(&self) -> String {
+        let mut out = String::from(
+            "\nnemesis                  faults   acked refused unknown  reads   writes/s  worst s  fail-over   recovery  verdict\n",
+        );
+        for outcome in &self.outcomes {
+            line(&mut out, outcome);
+        }
+        // Writing into a text cannot fail.
+        let _ = writeln!(out, "\n{}", self.sum());
+        for broken in &self.broken {
+            let _ = writeln!(out, "BROKEN at the end: {broken}");
+        }
+        out
+    }
+
+    fn sum(&self) -> String {
+        let faults: u32 = self.outcomes.iter().map(|outcome| outcome.faults).sum();
+        let checked: u64 = self.outcomes.iter().map(|outcome| outcome.tally.total()).sum();
+        let fail_overs: Vec<f64> = self.outcomes.iter().flat_map(|outcome| outcome.fail_overs.clone()).collect();
+        let seconds = |value: Option<f64>| value.map_or("none".to_owned(), |value| format!("{value:.2} s"));
+        let recovery = self.outcomes.iter().map(|outcome| outcome.recovery).fold(0.0, f64::max);
+        format!(
+            "{faults} faults injected, {checked} operations checked; fail-over median {}, p99 {} of {}; longest recovery {recovery:.1} s; \
+             {} changes watched, {} times resumed; {} streams; {} MB between nodes; {} in {:.0} s; seed {}",
+            seconds(quantile(&fail_overs, 0.5)),
+            seconds(quantile(&fail_overs, 0.99)),
+            fail_overs.len(),
+            self.seen.changes,
+            self.seen.resumed,
+            self.seen.streams,
+            self.seen.carried >> 20,
+            self.stage,
+            self.took,
+            self.seed,
+        )
+    }
+}
+
+fn line(out: &mut String, outcome: &Outcome) {
+    let Tally { acknowledged, refused, unknown, reads } = outcome.tally;
+    let longest = outcome.fail_overs.iter().copied().reduce(f64::max);
+    let fail_over = longest.map_or(String::new(), |longest| format!("{longest:.2} s"));
+    let verdict = match (outcome.holds(), outcome.counts()) {
+        (true, true) => "holds",
+        (true, false) => "DOES NOT COUNT: too little load",
+        (false, _) => "BROKEN",
+    };
+    let _ = writeln!(
+        out,
+        "{:<24} {:>6} {acknowledged:>7} {refused:>7} {unknown:>7} {reads:>6} {:>10.0} {:>8} {fail_over:>10} {:>8.1} s  {verdict}",
+        outcome.nemesis, outcome.faults, outcome.load, outcome.least_load, outcome.recovery,
+    );
+    if !outcome.note.is_empty() {
+        let _ = writeln!(out, "{:26}{}", "", outcome.note);
+    }
+    for broken in &outcome.broken {
+        let _ = writeln!(out, "{:26}{broken}", "");
+    }
+    if !outcome.counts() {
+        let _ = writeln!(out, "{:26}below {LEAST_LOAD} acknowledged writes/s outside of the fault", "");
+    }
+}

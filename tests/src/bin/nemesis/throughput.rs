@@ -1,0 +1,117 @@
+//! What a history says of speed: acknowledged writes a second, and the longest time without one.
+
+use serde::Serialize;
+
+use crate::history::{At, Operation};
+
+/// Attempts by what came of them.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(crate) struct Tally {
+    /// Writes that were acknowledged.
+    pub(crate) acknowledged: u64,
+    /// Writes that the ledger refused, or that were not taken.
+    pub(crate) refused: u64,
+    /// Writes of which nothing is known.
+    pub(crate) unknown: u64,
+    /// Linearizable reads that were answered.
+    pub(crate) reads: u64,
+}
+
+impl Tally {
+    /// Of these attempts.
+    pub(crate) fn of(operations: &[Operation]) -> Tally {
+        use crate::history::Answer;
+        let mut tally = Tally::default();
+        for operation in operations {
+            match operation.answer {
+                Answer::Found(_) => tally.reads += 1,
+                Answer::Granted(_) | Answer::Released => tally.acknowledged += 1,
+                Answer::Unknown if operation.is_write() => tally.unknown += 1,
+                _ if operation.is_write() => tally.refused += 1,
+                _ => {}
+            }
+        }
+        tally
+    }
+
+    /// All attempts in it.
+    pub(crate) fn total(&self) -> u64 {
+        self.acknowledged + self.refused + self.unknown + self.reads
+    }
+}
+
+/// Acknowledged writes a second in each whole second of a window.
+pub(crate) fn per_second(operations: &[Operation], (from, to): (At, At)) -> Vec<u64> {
+    let seconds = (to.0.saturating_sub(from.0) / 1_000_000) as usize;
+    let mut counts = vec![0; seconds];
+    for operation in operations.iter().filter(|operation| operation.is_acknowledged()) {
+        let into = operation.completed.0.checked_sub(from.0).map(|into| (into / 1_000_000) as usize);
+        if let Some(count) = into.and_then(|into| counts.get_mut(into)) {
+            *count += 1;
+        }
+    }
+    counts
+}
+
+/// The longest time between two acknowledged writes of anybody, in seconds, from `from` until `to`.
+pub(crate) fn longest_silence(operations: &[Operation], (from, to): (At, At)) -> f64 {
+    let acknowledged = operations.iter().filter(|operation| operation.is_acknowledged());
+    let within = acknowledged.map(|operation| operation.completed).filter(|at| *at > from && *at < to);
+    let mut times: Vec<At> = within.collect();
+    times.extend([from, to]);
+    times.sort_unstable();
+    times.windows(2).map(|pair| pair[1].since(pair[0])).fold(0.0, f64::max)
+}
+
+/// The value below which `share` of the values lie; none of none.
+pub(crate) fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let at = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(at.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use vocabulary::{DpRank, Epoch, Incarnation, Owner, SessionId, WorkerId};
+
+    use super::*;
+    use crate::history::{Answer, Asked, Seat};
+
+    fn acknowledged(ms: u64) -> Operation {
+        let owner = Owner { worker: WorkerId(1), incarnation: Incarnation(1), rank: DpRank(0) };
+        Operation {
+            client: 0,
+            seat: Seat(1),
+            subject: SessionId(1),
+            asked: Asked::Claim(owner),
+            invoked: At(ms * 1000),
+            completed: At(ms * 1000),
+            answer: Answer::Granted(Epoch::default()),
+            revision: None,
+        }
+    }
+
+    #[test]
+    fn seconds_are_counted_whole() {
+        let operations = [100, 900, 1500, 2999].map(acknowledged);
+        assert_eq!(per_second(&operations, (At(0), At(2_999_999))), [2, 1]);
+        assert_eq!(per_second(&operations, (At(2_000_000), At(3_000_000))), [1]);
+    }
+
+    #[test]
+    fn the_longest_silence_is_found_at_the_ends_too() {
+        let operations = [100, 400, 2400].map(acknowledged);
+        assert_eq!(longest_silence(&operations, (At(0), At(3_000_000))), 2.0);
+        assert_eq!(longest_silence(&operations, (At(0), At(9_000_000))), 6.6);
+        let refused = Operation { answer: Answer::Refused, ..acknowledged(1000) };
+        assert_eq!(longest_silence(&[refused], (At(0), At(3_000_000))), 3.0);
+    }
+
+    #[test]
+    fn quantiles_are_values_that_were_seen() {
+        assert_eq!(quantile(&[3.0, 1.0, 2.0], 0.5), Some(2.0));
+        assert_eq!(quantile(&[3.0, 1.0, 2.0], 0.99), Some(3.0));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+}
