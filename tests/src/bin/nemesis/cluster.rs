@@ -178,9 +178,6 @@ impl Cluster {
     }
 
     fn settle(&mut self, seat: Seat, running: Running, boot: Boot) {
-        if let Some(pid) = running.pid() {
-            self.ground.settle(seat, pid);
-        }
         self.places.insert(seat, Place { running: Some(running), boot });
     }
 
@@ -211,7 +208,13 @@ impl Cluster {
             flag("--worker", worker.clone());
         }
         let launcher = self.ground.launcher(seat);
-        Running::start(Launch { name: &name, launcher, binary: &self.setup.binary, arguments, log: self.log(seat) })
+        let launch = Launch { name: &name, launcher, binary: &self.setup.binary, arguments, log: self.log(seat) };
+        let running = Running::start(launch)?;
+        // It calls the others before it listens.
+        if let Some(pid) = running.pid() {
+            self.ground.settle(seat, pid);
+        }
+        Ok(running)
     }
 
     /// Starts a node again as it was started last.

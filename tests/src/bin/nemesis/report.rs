@@ -95,10 +95,11 @@ fn line(out: &mut String, outcome: &Outcome) {
     let Tally { acknowledged, refused, unknown, reads } = outcome.tally;
     let longest = outcome.fail_overs.iter().copied().reduce(f64::max);
     let fail_over = longest.map_or(String::new(), |longest| format!("{longest:.2} s"));
-    let verdict = match (outcome.holds(), outcome.counts()) {
-        (true, true) => "holds",
-        (true, false) => "DOES NOT COUNT: too little load",
-        (false, _) => "BROKEN",
+    let verdict = match (outcome.holds(), outcome.faults, outcome.counts()) {
+        (false, ..) => "BROKEN",
+        (true, 0, _) => "NOT RUN here",
+        (true, _, true) => "holds",
+        (true, _, false) => "DOES NOT COUNT: too little load",
     };
     let _ = writeln!(
         out,

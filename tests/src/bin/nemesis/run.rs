@@ -112,7 +112,11 @@ async fn nemeses(options: &Options, arena: &mut Arena, report: &mut Report) -> R
                 Ok(outcome) => outcome,
                 Err(error) => Outcome::failed(*nemesis, &error),
             };
-            let word = if outcome.holds() { "holds" } else { "BROKEN" };
+            let word = match (outcome.holds(), outcome.faults) {
+                (false, _) => "BROKEN",
+                (true, 0) => "NOT RUN",
+                (true, _) => "holds",
+            };
             say(&format!("{:<24} {word} {}", outcome.nemesis, outcome.note))?;
             let broken = !outcome.holds();
             report.outcomes.push(outcome);

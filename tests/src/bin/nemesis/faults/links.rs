@@ -39,8 +39,9 @@ pub(super) async fn one_way(arena: &mut Arena) -> Result<Strike, NemesisError> {
     for other in arena.others(leader) {
         arena.ground.mend(leader, other).await?;
     }
+    // A leader that does not hear cannot commit: it is lost, too.
     let deaf = arena.leader().await?;
-    strike.fault();
+    strike.takes_leader(arena);
     for other in arena.others(deaf) {
         arena.ground.sever(other, deaf).await?;
     }
