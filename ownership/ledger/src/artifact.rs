@@ -84,10 +84,19 @@ pub struct Scope(u64);
 impl Scope {
     /// The scope of a tenant's KV of this format: xxh3-64 over the format and the tenant's name.
     pub fn of(tenant: &TenantId, format: KvFormat) -> Self {
-        let mut scoped = Vec::with_capacity(8 + tenant.0.len());
-        scoped.extend_from_slice(&format.0.to_le_bytes());
-        scoped.extend_from_slice(tenant.0.as_bytes());
-        Self(xxh3_64(&scoped))
+        let (name, mut short) = (tenant.0.as_bytes(), [0; 128]);
+        short[..8].copy_from_slice(&format.0.to_le_bytes());
+        // Asked with every lookup, so a name of usual length is put together in place.
+        if let Some(place) = short.get_mut(8..8 + name.len()) {
+            place.copy_from_slice(name);
+            return Self(xxh3_64(&short[..8 + name.len()]));
+        }
+        Self(xxh3_64(&[&short[..8], name].concat()))
+    }
+
+    /// As it was read.
+    pub(crate) fn from_hash(hash: u64) -> Self {
+        Self(hash)
     }
 
     /// As a number, evenly spread.

@@ -6,7 +6,7 @@ use vocabulary::{ArtifactId, PrefixId};
 
 use crate::artifact::Scope;
 use crate::radix::Radix;
-use crate::stored::Artifacts;
+use crate::stored::{Artifacts, Stored};
 
 /// The index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -25,25 +25,34 @@ impl Boundaries {
         self.0.remove(&entry(prefix, scope, id));
     }
 
-    /// The extent that keeps a prefix in a scope.
-    pub(crate) fn keeper(&self, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<ArtifactId> {
+    /// The extent that keeps a prefix in a scope, still packed.
+    pub(crate) fn keeper<'a>(
+        &self,
+        prefix: PrefixId,
+        scope: Scope,
+        artifacts: &'a Artifacts,
+    ) -> Option<(ArtifactId, &'a Stored)> {
         let mut from = key(prefix, scope);
         loop {
             let (found, ()) = self.0.at_or_after(&from).filter(|(found, ())| *found >> 64 == from >> 64)?;
-            if let Some(id) = holder(*found, prefix, scope, artifacts) {
-                return Some(id);
+            if let Some(holder) = holder(*found, prefix, scope, artifacts) {
+                return Some(holder);
             }
             from = found.checked_add(1)?;
         }
     }
 }
 
-/// The extent that an entry means, if it keeps the prefix indeed.
-fn holder(entry: u128, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<ArtifactId> {
-    let start = u128::from(entry as u64) << 64;
-    let alike = artifacts.from(ArtifactId(start)).take_while(|(id, _)| id.0 >> 64 == start >> 64);
-    let mut keeping = alike.filter(|(_, stored)| stored.origin().scope() == scope && stored.keeps(prefix));
-    keeping.next().map(|(id, _)| id)
+/// The extent that an entry means, if it keeps the prefix indeed. Others may share the half of its id.
+fn holder(entry: u128, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<(ArtifactId, &Stored)> {
+    let mut from = u128::from(entry as u64) << 64;
+    loop {
+        let (id, stored) = artifacts.at_or_after(ArtifactId(from)).filter(|(id, _)| id.0 >> 64 == from >> 64)?;
+        if stored.origin().scope() == scope && stored.keeps(prefix) {
+            return Some((id, stored));
+        }
+        from = id.0.checked_add(1)?;
+    }
 }
 
 /// The half of an entry that is known of a prefix. Both parts are hashes, so both halves are spread evenly.

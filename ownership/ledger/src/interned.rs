@@ -1,19 +1,16 @@
-//! What many records share, kept once: origins of extents, names in sessions. No part of the state.
+//! What many extents share, kept once: their origins. No part of the state.
 
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use vocabulary::{ModelId, PrefixId, TenantId};
+use vocabulary::PrefixId;
 
 use crate::artifact::{Origin, Scope};
-use crate::record::Session;
 
-/// Origins by root and scope, and names, each with the number of records that hold it.
+/// Origins by root and scope, each with the number of extents that hold it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interned {
     origins: OrdMap<(PrefixId, Scope), (Arc<Origin>, u64)>,
-    tenants: OrdMap<TenantId, u64>,
-    models: OrdMap<ModelId, u64>,
 }
 
 impl Interned {
@@ -42,32 +39,6 @@ impl Interned {
                 self.origins.remove(&key);
             }
         }
-    }
-
-    /// Makes a new session's names those that others hold.
-    pub(crate) fn share_names(&mut self, session: &mut Session) {
-        share(&mut self.tenants, &mut session.tenant);
-        share(&mut self.models, &mut session.model);
-    }
-
-    /// A session is gone.
-    pub(crate) fn release_names(&mut self, session: &Session) {
-        release(&mut self.tenants, &session.tenant);
-        release(&mut self.models, &session.model);
-    }
-}
-
-fn share<N: Ord + Clone>(names: &mut OrdMap<N, u64>, name: &mut N) {
-    let held = names.get_key_value(name).map(|(known, held)| (known.clone(), *held));
-    let (known, held) = held.unwrap_or_else(|| (name.clone(), 0));
-    *name = known.clone();
-    names.insert(known, held + 1);
-}
-
-fn release<N: Ord + Clone>(names: &mut OrdMap<N, u64>, name: &N) {
-    match names.get(name).copied().unwrap_or(0) {
-        0 | 1 => drop(names.remove(name)),
-        held => drop(names.insert(name.clone(), held - 1)),
     }
 }
 

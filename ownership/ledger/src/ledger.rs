@@ -23,7 +23,7 @@ use crate::node::{Cluster, Node};
 use crate::radix::Radix;
 use crate::record::{Intent, Lease, Session, Worker};
 use crate::sessions::Sessions;
-use crate::stored::Artifacts;
+use crate::stored::{Artifacts, Stored};
 
 /// What a tenant has in the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,7 +68,7 @@ pub(crate) struct Indexes {
     /// Held leases by their end.
     pub(crate) leases: OrdSet<(LedgerTime, WorkerId)>,
     /// Sessions by their last write.
-    pub(crate) sessions: Radix<(u64, u128), (), 64>,
+    pub(crate) sessions: Radix<[u64; 3], (), 64>,
     /// Unreferenced extents by their last write.
     pub(crate) idle: OrdSet<(LedgerTime, ArtifactId)>,
     /// Copies by their end.
@@ -94,9 +94,8 @@ impl Indexes {
                 index.leases.insert((until, worker.id));
             }
         }
-        for (_, session) in records.sessions.iter() {
-            index.sessions.insert((session.touched.0, session.id.0), ());
-            index.interned.share_names(&mut (**session).clone());
+        for session in records.sessions.iter() {
+            index.sessions.insert(session.by_touch(), ());
             index.usage(&session.tenant, |usage| usage.sessions += 1);
         }
         for artifact in records.artifacts.iter() {
@@ -166,7 +165,7 @@ impl Ledger {
         let epoch = Epoch { generation: records.generation, index: restore.applied, position: 0 };
         let workers = self.workers().map(|worker| (worker.id, Arc::new(Worker { epoch, ..worker.clone() })));
         records.workers = workers.collect();
-        let sessions = self.sessions().map(|session| Arc::new(Session { epoch, ..session.clone() }));
+        let sessions = self.sessions().map(|session| Session { epoch, ..session });
         records.sessions = sessions.collect();
         records.artifacts = self.artifacts().map(|artifact| Artifact { epoch, ..artifact }).collect();
         records.into()
@@ -233,13 +232,13 @@ impl Ledger {
     }
 
     /// A session.
-    pub fn session(&self, id: SessionId) -> Option<&Session> {
-        self.records.sessions.get(&id).map(|session| &**session)
+    pub fn session(&self, id: SessionId) -> Option<Session> {
+        self.records.sessions.get(id)
     }
 
     /// All sessions, by id.
-    pub fn sessions(&self) -> impl Iterator<Item = &Session> {
-        self.records.sessions.iter().map(|(_, session)| &**session)
+    pub fn sessions(&self) -> impl Iterator<Item = Session> {
+        self.records.sessions.iter()
     }
 
     /// How many sessions are open.
@@ -287,22 +286,27 @@ impl Ledger {
 
     /// The extent that keeps a prefix.
     pub fn keeper(&self, prefix: PrefixId, scope: Scope) -> Option<Artifact> {
-        self.artifact(self.index.boundaries.keeper(prefix, scope, &self.records.artifacts)?)
+        self.packed_keeper(prefix, scope).map(|(id, stored)| stored.unpack(id))
     }
 
     /// Whether some extent keeps a prefix.
     pub(crate) fn keeps(&self, prefix: PrefixId, scope: Scope) -> bool {
-        self.index.boundaries.keeper(prefix, scope, &self.records.artifacts).is_some()
+        self.packed_keeper(prefix, scope).is_some()
+    }
+
+    /// The extent that keeps a prefix, still packed.
+    pub(crate) fn packed_keeper(&self, prefix: PrefixId, scope: Scope) -> Option<(ArtifactId, &Stored)> {
+        self.index.boundaries.keeper(prefix, scope, &self.records.artifacts)
     }
 
     /// The session with a head there; of several the one that was written last.
-    pub fn session_by_head(&self, scope: Scope, prefix: PrefixId) -> Option<&Session> {
+    pub fn session_by_head(&self, scope: Scope, prefix: PrefixId) -> Option<Session> {
         self.with_head(&self.keeper(prefix, scope)?, prefix)
     }
 
     /// Of the sessions with a head at this prefix in an extent, the one that was written last.
-    pub(crate) fn with_head(&self, artifact: &Artifact, prefix: PrefixId) -> Option<&Session> {
-        let has = |s: &&Session| s.heads.iter().any(|head| head.artifact == artifact.id && head.point.id == prefix);
+    pub(crate) fn with_head(&self, artifact: &Artifact, prefix: PrefixId) -> Option<Session> {
+        let has = |s: &Session| s.heads.iter().any(|head| head.artifact == artifact.id && head.point.id == prefix);
         artifact.sessions.iter().filter_map(|id| self.session(id)).filter(has).max_by_key(|s| (s.touched, s.id))
     }
 

@@ -18,6 +18,7 @@ mod listing;
 mod locate;
 mod node;
 mod outcome;
+mod packed;
 mod point;
 mod radix;
 mod record;

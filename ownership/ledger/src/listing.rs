@@ -16,9 +16,9 @@ fn behind<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
 
 impl Ledger {
     /// Sessions behind `after`, by id.
-    pub fn sessions_after(&self, after: Option<SessionId>) -> impl Iterator<Item = &Session> {
-        let from = self.records.sessions.iter_from(&after.unwrap_or(SessionId(0)));
-        from.filter(move |(id, _)| Some(**id) != after).map(|(_, session)| &**session)
+    pub fn sessions_after(&self, after: Option<SessionId>) -> impl Iterator<Item = Session> {
+        let from = self.records.sessions.iter_from(after.unwrap_or(SessionId(0)));
+        from.filter(move |session| Some(session.id) != after)
     }
 
     /// Extents behind `after`, by id.

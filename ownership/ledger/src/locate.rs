@@ -127,10 +127,10 @@ impl Ledger {
     /// Locates a prompt.
     pub fn locate(&self, query: Query<'_>) -> Located {
         let session = query.session.and_then(|id| self.session(id));
-        let deepest = session.and_then(|session| self.deepest_of(session, query));
+        let deepest = session.as_ref().and_then(|session| self.deepest_of(session, query));
         let deepest = deepest.or_else(|| self.deepest(query.scope, query.chain));
         let lineage = match (query.session, &deepest) {
-            (Some(_), _) => session.and_then(|session| self.lineage_in(session, query)),
+            (Some(_), _) => session.as_ref().and_then(|session| self.lineage_in(session, query)),
             (None, Some((at, artifact))) => self.lineage_by_chain(query, *at, artifact),
             (None, None) => None,
         };
@@ -148,11 +148,11 @@ impl Ledger {
     pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<(Point, Artifact)> {
         let keeper = |blocks: u64| {
             let point = Point::on(chain, Blocks(blocks))?;
-            Some((point, self.index.boundaries.keeper(point.id, scope, &self.records.artifacts)?))
+            Some((point, self.packed_keeper(point.id, scope)?))
         };
         let blocks = chain.blocks().0;
         let passed = last_kept(blocks / WAYPOINT, |waypoint| keeper(waypoint * WAYPOINT));
-        let mut deepest = passed.and_then(|(_, id)| self.artifact(id)).map(|artifact| {
+        let mut deepest = passed.map(|(_, (id, stored))| stored.unpack(id)).map(|artifact| {
             let on_chain = artifact.boundaries.partition_point(|b| b.point.is_on(chain));
             (artifact.boundaries[on_chain.saturating_sub(1)].point, artifact)
         });
@@ -161,7 +161,7 @@ impl Ledger {
         if deepest.as_ref().is_none_or(|(_, artifact)| !artifact.children.is_empty()) {
             let last = blocks.min(low + WAYPOINT - 1);
             let below = (known + 1..=last).rev().find_map(keeper);
-            deepest = below.and_then(|(point, id)| Some((point, self.artifact(id)?))).or(deepest);
+            deepest = below.map(|(point, (id, stored))| (point, stored.unpack(id))).or(deepest);
         }
         deepest
     }
@@ -179,8 +179,13 @@ impl Ledger {
 
     /// Who has a kept prefix, and since when.
     pub fn owner_of(&self, prefix: PrefixId, scope: Scope) -> Option<(Standing, Epoch)> {
-        let artifact = self.keeper(prefix, scope)?;
-        Some((self.standing(&artifact), artifact.epoch))
+        let (id, stored) = self.packed_keeper(prefix, scope)?;
+        let (owner, epoch) = stored.grant();
+        let standing = match owner.filter(|owner| self.is_live(*owner)) {
+            Some(owner) => Standing::Owned(owner),
+            None => self.standing(&stored.unpack(id)),
+        };
+        Some((standing, epoch))
     }
 
     /// Who has an extent: its owner, else a live copy at an engine, else one in a store, else nobody.
@@ -248,11 +253,11 @@ impl Ledger {
             return None;
         }
         let session = self.only_session(artifact)?;
-        self.lineage_in(session, query)
+        self.lineage_in(&session, query)
     }
 
     /// The one session whose path goes through the extent.
-    fn only_session(&self, artifact: &Artifact) -> Option<&Session> {
+    fn only_session(&self, artifact: &Artifact) -> Option<Session> {
         let mut artifact = artifact.clone();
         while artifact.sessions.is_empty() {
             artifact = self.artifact(artifact.children.single()?)?;

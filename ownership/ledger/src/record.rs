@@ -125,8 +125,13 @@ pub struct Session {
 
 impl Session {
     /// The head that moved last.
-    pub fn head(&self) -> Option<&Head> {
-        self.heads.last()
+    pub fn head(&self) -> Option<Head> {
+        self.heads.last().copied()
+    }
+
+    /// Its key among all sessions in the order of their last writes.
+    pub(crate) fn by_touch(&self) -> [u64; 3] {
+        [self.touched.0, (self.id.0 >> 64) as u64, self.id.0 as u64]
     }
 }
 

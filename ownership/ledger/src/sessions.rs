@@ -1,81 +1,206 @@
-//! All sessions, by id, and their digest, which is kept in step with every write.
+//! All sessions, by id, packed, and their digest, which is kept in step with every write.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
+use imbl::OrdMap;
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocabulary::SessionId;
+use vocabulary::{ArtifactId, LedgerTime, ModelId, SessionId, TenantId};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::artifact::Scope;
+use crate::packed::{Reader, Writer};
 use crate::radix::Radix;
-use crate::record::Session;
+use crate::record::{Head, Session};
 
-type Table = Radix<SessionId, Arc<Session>, 16>;
+const PARENT: u8 = 1;
+const OWNER: u8 = 2;
 
-/// The table. Reads are the map's own.
-#[derive(Clone, Debug, Default)]
+/// Whose a session is and which model it talks to.
+type Names = (TenantId, ModelId);
+
+/// A packed session, beside the names that others have too.
+#[derive(Clone)]
+pub(crate) struct Stored {
+    names: Arc<Names>,
+    bytes: Arc<[u8]>,
+}
+
+impl Stored {
+    fn pack(session: &Session, names: Arc<Names>) -> Self {
+        let mut to = Writer(Vec::with_capacity(48 + 56 * session.heads.len()));
+        let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
+        to.0.push(flag(session.parent.is_some(), PARENT) | flag(session.owner.is_some(), OWNER));
+        to.epoch(session.epoch);
+        to.number(session.touched.0);
+        to.number(session.touched.0.wrapping_sub(session.opened.0));
+        session.owner.iter().for_each(|owner| to.owner(*owner));
+        session.parent.iter().for_each(|parent| to.id(parent.0));
+        to.number(session.heads.len() as u64);
+        for head in &session.heads {
+            to.point(head.point);
+            to.id(head.artifact.0);
+            to.0.extend(head.scope.hash().to_le_bytes());
+            to.number(session.touched.0.wrapping_sub(head.touched.0));
+        }
+        Self { names, bytes: to.0.into() }
+    }
+
+    fn unpack(&self, id: SessionId) -> Session {
+        let mut from = Reader(&self.bytes);
+        let [flags] = from.fixed();
+        let epoch = from.epoch();
+        let touched = from.number();
+        let opened = LedgerTime(touched.wrapping_sub(from.number()));
+        let owner = (flags & OWNER != 0).then(|| from.owner());
+        let parent = (flags & PARENT != 0).then(|| SessionId(from.id()));
+        let heads = (0..from.number()).map(|_| Head {
+            point: from.point(),
+            artifact: ArtifactId(from.id()),
+            scope: Scope::from_hash(u64::from_le_bytes(from.fixed())),
+            touched: LedgerTime(touched.wrapping_sub(from.number())),
+        });
+        let heads = heads.collect();
+        let (tenant, model) = (*self.names).clone();
+        Session { id, tenant, model, parent, heads, owner, epoch, opened, touched: LedgerTime(touched) }
+    }
+
+    fn digest(&self, id: SessionId) -> u128 {
+        let (tenant, model) = (self.names.0.0.as_bytes(), self.names.1.0.as_bytes());
+        let mut all = Vec::with_capacity(32 + tenant.len() + model.len() + self.bytes.len());
+        all.extend(id.0.to_le_bytes());
+        all.extend((tenant.len() as u64).to_le_bytes());
+        all.extend((model.len() as u64).to_le_bytes());
+        for part in [tenant, model, &self.bytes] {
+            all.extend(part);
+        }
+        xxh3_128(&all)
+    }
+}
+
+/// The table.
+#[derive(Clone, Default)]
 pub(crate) struct Sessions {
-    table: Table,
+    table: Radix<[u64; 2], Stored, 16>,
+    /// Names that sessions have, with how many have them.
+    names: OrdMap<Names, (Arc<Names>, u64)>,
     /// The sum of the records' digests: equal contents have equal sums, however they came about.
     pub(crate) digest: u128,
 }
 
+fn key(id: SessionId) -> [u64; 2] {
+    [(id.0 >> 64) as u64, id.0 as u64]
+}
+
+fn id([high, low]: [u64; 2]) -> SessionId {
+    SessionId(u128::from(high) << 64 | u128::from(low))
+}
+
 impl Sessions {
-    pub(crate) fn insert(&mut self, session: Arc<Session>) {
-        self.digest = self.digest.wrapping_add(digest(&session));
-        if let Some(old) = self.table.insert(session.id, session) {
-            self.digest = self.digest.wrapping_sub(digest(&old));
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn get(&self, id: SessionId) -> Option<Session> {
+        self.table.get(&key(id)).map(|stored| stored.unpack(id))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Session> {
+        self.table.iter().map(|(key, stored)| stored.unpack(id(*key)))
+    }
+
+    /// All from an id on.
+    pub(crate) fn iter_from(&self, from: SessionId) -> impl Iterator<Item = Session> {
+        self.table.iter_from(&key(from)).map(|(key, stored)| stored.unpack(id(*key)))
+    }
+
+    pub(crate) fn insert(&mut self, session: &Session) {
+        let names = self.share(session);
+        let stored = Stored::pack(session, names);
+        self.digest = self.digest.wrapping_add(stored.digest(session.id));
+        if let Some(old) = self.table.insert(key(session.id), stored) {
+            self.forget(session.id, &old);
         }
     }
 
-    pub(crate) fn remove(&mut self, id: SessionId) -> Option<Arc<Session>> {
-        let old = self.table.remove(&id)?;
-        self.digest = self.digest.wrapping_sub(digest(&old));
-        Some(old)
+    pub(crate) fn remove(&mut self, id: SessionId) -> Option<Session> {
+        let old = self.table.remove(&key(id))?;
+        self.forget(id, &old);
+        Some(old.unpack(id))
     }
-}
 
-/// Of the record as it is written.
-fn digest(session: &Session) -> u128 {
-    let mut bytes = Vec::with_capacity(384);
-    rmp_serde::encode::write(&mut bytes, session).expect("a record encodes into memory");
-    xxh3_128(&bytes)
-}
+    /// The names that others with the same hold too, held once more.
+    fn share(&mut self, session: &Session) -> Arc<Names> {
+        let names = (session.tenant.clone(), session.model.clone());
+        if let Some((known, held)) = self.names.get_mut(&names) {
+            *held += 1;
+            return known.clone();
+        }
+        let new = Arc::new(names.clone());
+        self.names.insert(names, (new.clone(), 1));
+        new
+    }
 
-impl Deref for Sessions {
-    type Target = Table;
-
-    fn deref(&self) -> &Table {
-        &self.table
+    fn forget(&mut self, id: SessionId, old: &Stored) {
+        self.digest = self.digest.wrapping_sub(old.digest(id));
+        let Some((_, held)) = self.names.get_mut(&*old.names) else { return };
+        *held -= 1;
+        if *held == 0 {
+            self.names.remove(&*old.names);
+        }
     }
 }
 
 impl PartialEq for Sessions {
     fn eq(&self, other: &Self) -> bool {
-        self.table == other.table
+        self.len() == other.len() && self.iter().eq(other.iter())
     }
 }
 
 impl Eq for Sessions {}
 
-impl FromIterator<Arc<Session>> for Sessions {
-    fn from_iter<I: IntoIterator<Item = Arc<Session>>>(sessions: I) -> Self {
+impl std::fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+impl FromIterator<Session> for Sessions {
+    fn from_iter<I: IntoIterator<Item = Session>>(sessions: I) -> Self {
         let mut all = Self::default();
-        sessions.into_iter().for_each(|session| all.insert(session));
+        sessions.into_iter().for_each(|session| all.insert(&session));
         all
     }
 }
 
 impl Serialize for Sessions {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.table.serialize(serializer)
+        let mut map = serializer.serialize_map(Some(self.len()))?;
+        for session in self.iter() {
+            map.serialize_entry(&session.id, &session)?;
+        }
+        map.end()
     }
 }
 
 impl<'de> Deserialize<'de> for Sessions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let table = Table::deserialize(deserializer)?;
-        let digest = table.iter().fold(0u128, |sum, (_, session)| sum.wrapping_add(digest(session)));
-        Ok(Self { table, digest })
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Sessions;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("sessions by id")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Sessions, A::Error> {
+                let mut all = Sessions::default();
+                while let Some((_, session)) = map.next_entry::<SessionId, Session>()? {
+                    all.insert(&session);
+                }
+                Ok(all)
+            }
+        }
+        deserializer.deserialize_map(Visitor)
     }
 }

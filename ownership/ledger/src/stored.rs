@@ -1,21 +1,19 @@
 //! Extents as they lie in memory: packed bytes beside a shared origin.
 //!
-//! An unpacked extent takes three times as much. Only what no extent may be without is fixed in width: ids. Everything
-//! here was packed by this file, so a byte that does not fit is a bug and panics.
+//! An unpacked extent takes three times as much.
 
 use std::sync::Arc;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocabulary::{
-    ArtifactId, Blocks, DpRank, Epoch, GroupId, Incarnation, LedgerTime, Owner, PrefixId, SessionId, WorkerId,
-};
+use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, LedgerTime, Owner, PrefixId, SessionId};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Point;
 use crate::artifact::{Artifact, Attached, Boundary, KvShape, Origin, Replica};
 use crate::control::Pinned;
 use crate::interned::Interned;
+use crate::packed::{Reader, Writer};
 use crate::radix::Radix;
 use crate::refs::Refs;
 
@@ -55,8 +53,8 @@ impl Stored {
 
     pub(crate) fn unpack(&self, id: ArtifactId) -> Artifact {
         let mut from = Reader(&self.bytes);
-        let sessions: Refs<_> = (0..from.number()).map(|_| SessionId(from.id())).collect();
-        let children: Refs<_> = (0..from.number()).map(|_| ArtifactId(from.id())).collect();
+        let sessions: Refs<_> = from.few().map(SessionId).collect();
+        let children: Refs<_> = from.few().map(ArtifactId).collect();
         let (sessions, children) = self.many.as_ref().map_or((sessions, children), |many| (**many).clone());
         from.body(Artifact { sessions, children, ..Artifact::empty(id, self.origin.clone()) })
     }
@@ -66,9 +64,7 @@ impl Stored {
         let mut from = Reader(&self.bytes);
         let mut few = [0u128; 2];
         for sum in &mut few {
-            for _ in 0..from.number() {
-                *sum = sum.wrapping_add(crate::refs::digest(SessionId(from.id())));
-            }
+            *sum = from.few().fold(0, |sum, id| sum.wrapping_add(crate::refs::digest(SessionId(id))));
         }
         let sums = self.many.as_ref().map_or(few, |many| [many.0.digest(), many.1.digest()]);
         let origin = &*self.origin;
@@ -91,14 +87,19 @@ impl Stored {
         &self.origin
     }
 
+    /// Who has it by decision, and since when, without unpacking the rest.
+    pub(crate) fn grant(&self) -> (Option<Owner>, Epoch) {
+        let mut from = Reader(&self.bytes);
+        from.skip_references();
+        let head = from.head();
+        (head.owner, head.epoch)
+    }
+
     /// Whether a point with this id is kept; cheaper than unpacking.
     pub(crate) fn keeps(&self, prefix: PrefixId) -> bool {
         let mut from = Reader(&self.bytes);
-        for _ in 0..2 {
-            let members = from.number() as usize;
-            from.skip(16 * members);
-        }
-        from.head(&mut Artifact::empty(ArtifactId(0), self.origin.clone()));
+        from.skip_references();
+        from.head();
         (0..from.number()).any(|_| {
             let step = from.number();
             let found = from.id() == prefix.0;
@@ -110,40 +111,17 @@ impl Stored {
     }
 }
 
-/// Bytes that grow.
-struct Writer(Vec<u8>);
+/// Everything of fixed number.
+struct Head {
+    touched: LedgerTime,
+    epoch: Epoch,
+    owner: Option<Owner>,
+    parent: Option<Attached>,
+    group: Option<GroupId>,
+    pinned: Pinned,
+}
 
 impl Writer {
-    /// Seven bits a byte, the lowest first.
-    fn number(&mut self, mut number: u64) {
-        while number >= 0x80 {
-            self.0.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        self.0.push(number as u8);
-    }
-
-    fn id(&mut self, id: u128) {
-        self.0.extend(id.to_le_bytes());
-    }
-
-    fn epoch(&mut self, epoch: Epoch) {
-        self.number(u64::from(epoch.generation));
-        self.number(epoch.index);
-        self.number(u64::from(epoch.position));
-    }
-
-    fn owner(&mut self, owner: Owner) {
-        self.0.extend(owner.worker.0.to_le_bytes());
-        self.number(owner.incarnation.0);
-        self.number(u64::from(owner.rank.0));
-    }
-
-    fn point(&mut self, point: Point) {
-        self.number(point.blocks.0);
-        self.id(point.id.0);
-    }
-
     fn body(&mut self, artifact: &Artifact) {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         self.0.push(
@@ -180,63 +158,35 @@ impl Writer {
     }
 }
 
-/// What is left to be read.
-struct Reader<'a>(&'a [u8]);
-
 impl Reader<'_> {
-    fn skip(&mut self, bytes: usize) {
-        self.0 = &self.0[bytes..];
+    /// References that are packed here.
+    fn few(&mut self) -> impl Iterator<Item = u128> {
+        (0..self.number()).map(|_| self.id())
     }
 
-    fn fixed<const N: usize>(&mut self) -> [u8; N] {
-        let (fixed, rest) = self.0.split_first_chunk().expect("packed extents are whole");
-        self.0 = rest;
-        *fixed
-    }
-
-    fn number(&mut self) -> u64 {
-        let (mut number, mut shift) = (0, 0);
-        loop {
-            let [byte] = self.fixed();
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return number;
-            }
-            shift += 7;
+    fn skip_references(&mut self) {
+        for _ in 0..2 {
+            let members = self.number() as usize;
+            self.skip(16 * members);
         }
     }
 
-    fn id(&mut self) -> u128 {
-        u128::from_le_bytes(self.fixed())
-    }
-
-    fn epoch(&mut self) -> Epoch {
-        Epoch { generation: self.number() as u32, index: self.number(), position: self.number() as u32 }
-    }
-
-    fn owner(&mut self) -> Owner {
-        let worker = WorkerId(u64::from_le_bytes(self.fixed()));
-        Owner { worker, incarnation: Incarnation(self.number()), rank: DpRank(self.number() as u16) }
-    }
-
-    fn point(&mut self) -> Point {
-        Point { blocks: Blocks(self.number()), id: PrefixId(self.id()) }
-    }
-
-    /// Everything of fixed number.
-    fn head(&mut self, artifact: &mut Artifact) {
+    fn head(&mut self) -> Head {
         let [flags] = self.fixed();
         let has = |flag| flags & flag != 0;
-        artifact.touched = LedgerTime(self.number());
-        artifact.epoch = self.epoch();
-        artifact.owner = has(OWNER).then(|| self.owner());
-        artifact.parent = has(PARENT).then(|| Attached { artifact: ArtifactId(self.id()), at: self.point() });
-        artifact.group = has(GROUP).then(|| GroupId(self.id()));
-        artifact.pinned = if has(PINNED) { Pinned::Yes } else { Pinned::No };
+        Head {
+            touched: LedgerTime(self.number()),
+            epoch: self.epoch(),
+            owner: has(OWNER).then(|| self.owner()),
+            parent: has(PARENT).then(|| Attached { artifact: ArtifactId(self.id()), at: self.point() }),
+            group: has(GROUP).then(|| GroupId(self.id())),
+            pinned: if has(PINNED) { Pinned::Yes } else { Pinned::No },
+        }
     }
 
     fn body(&mut self, mut artifact: Artifact) -> Artifact {
-        self.head(&mut artifact);
+        let Head { touched, epoch, owner, parent, group, pinned } = self.head();
+        artifact = Artifact { touched, epoch, owner, parent, group, pinned, ..artifact };
         let (mut blocks, mut epoch) = (artifact.from().0, artifact.epoch);
         let boundaries = self.number();
         artifact.boundaries.reserve_exact(boundaries as usize);
@@ -297,6 +247,11 @@ impl Artifacts {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Artifact> {
         self.table.iter().map(|(id, stored)| stored.unpack(ArtifactId(*id)))
+    }
+
+    /// The first extent whose id is not below this one, still packed.
+    pub(crate) fn at_or_after(&self, id: ArtifactId) -> Option<(ArtifactId, &Stored)> {
+        self.table.at_or_after(&id.0).map(|(id, stored)| (ArtifactId(*id), stored))
     }
 
     /// All ids from one on, with what is packed there.

@@ -43,38 +43,26 @@ impl Ledger {
     }
 
     /// Writes a session, and the references that its heads are.
-    pub(crate) fn put_session(&mut self, mut session: Session) {
-        let id = session.id;
-        let old = self.records.sessions.get(&id).cloned();
+    pub(crate) fn put_session(&mut self, session: Session) {
+        let old = self.session(session.id);
         match &old {
-            Some(old) => self.unindex_session(old),
-            None => {
-                self.index.interned.share_names(&mut session);
-                self.index.usage(&session.tenant, |usage| usage.sessions += 1);
-            }
+            Some(old) => drop(self.index.sessions.remove(&old.by_touch())),
+            None => self.index.usage(&session.tenant, |usage| usage.sessions += 1),
         }
-        self.changes.put(Key::Session(id));
-        self.index.sessions.insert((session.touched.0, id.0), ());
-        // A vector that grew by a head has room for three more.
-        session.heads.shrink_to_fit();
-        let new = Arc::new(session);
-        self.records.sessions.insert(new.clone());
-        self.refer(old.as_deref(), Some(&new));
+        self.changes.put(Key::Session(session.id));
+        self.index.sessions.insert(session.by_touch(), ());
+        self.records.sessions.insert(&session);
+        self.refer(old.as_ref(), Some(&session));
     }
 
     pub(crate) fn remove_session(&mut self, id: SessionId) {
         if let Some(old) = self.records.sessions.remove(id) {
-            self.unindex_session(&old);
+            self.index.sessions.remove(&old.by_touch());
             self.index.usage(&old.tenant, |usage| usage.sessions -= 1);
-            self.index.interned.release_names(&old);
             self.changes.gone(Key::Session(id));
             self.refer(Some(&old), None);
         }
         self.put_intents(id, Vec::new());
-    }
-
-    fn unindex_session(&mut self, session: &Session) {
-        self.index.sessions.remove(&(session.touched.0, session.id.0));
     }
 
     /// Moves a session's references from the extents of its old heads to those of its new ones.
@@ -159,8 +147,8 @@ impl Ledger {
 
     /// Closes the session that was idle longest.
     pub(crate) fn close_coldest_session(&mut self) {
-        if let Some(((_, id), ())) = self.index.sessions.first() {
-            self.remove_session(SessionId(*id));
+        if let Some(([_, high, low], ())) = self.index.sessions.first() {
+            self.remove_session(SessionId(u128::from(*high) << 64 | u128::from(*low)));
         }
     }
 

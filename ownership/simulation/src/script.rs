@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use ledger::{
     ClaimOwner, Command, Custody, DropReplica, Fork, KvFormat, KvKinds, KvShape, Migrate, OpenSession, Place, Point,
-    Query, RegisterWorker, Release, ReplicateReadonly, Scope, Session, SetIntent, StepCommit, Subject, WorkerKind,
-    WorkerSpec,
+    Query, RegisterWorker, Release, ReplicateReadonly, Scope, SetIntent, StepCommit, Subject, WorkerKind, WorkerSpec,
 };
 use vocabulary::{
     Blocks, Bytes, Chain, DpRank, Epoch, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed, SessionId,
@@ -91,7 +90,8 @@ fn anyone(rng: &mut Rng, view: Option<&ledger::Ledger>, workers: u64) -> Owner {
 fn step(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let id = session(rng);
     let known = view.session(SessionId(u128::from(id)));
-    let head = known.and_then(Session::head).map_or(0, |head| head.point.blocks.0);
+    let known = known.as_ref();
+    let head = known.and_then(|session| session.head()).map_or(0, |head| head.point.blocks.0);
     let mut parts = conversation(id, (head + rng.below(16)).clamp(1, 160));
     if rng.chance(150) {
         // The client went back in its history and said something else.
@@ -163,7 +163,8 @@ fn copy(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
 fn custody(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let session = SessionId(u128::from(session(rng)));
     let known = view.session(session);
-    let extent = known.and_then(Session::head).map(|head| head.artifact).filter(|_| rng.chance(400));
+    let known = known.as_ref();
+    let extent = known.and_then(|session| session.head()).map(|head| head.artifact).filter(|_| rng.chance(400));
     let (subject, held) = match extent {
         Some(id) => (Subject::Artifact(id), view.artifact(id).map(|artifact| (artifact.owner, artifact.epoch))),
         None => (Subject::Session(session), known.map(|session| (session.owner, session.epoch))),
@@ -177,7 +178,8 @@ fn custody(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
 fn migrate(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let session = SessionId(u128::from(session(rng)));
     let known = view.session(session);
-    let head = known.and_then(Session::head).map(|head| head.point.id).filter(|_| rng.chance(500));
+    let known = known.as_ref();
+    let head = known.and_then(|session| session.head()).map(|head| head.point.id).filter(|_| rng.chance(500));
     let seen = known.map_or(Epoch::default(), |session| session.epoch);
     Command::Migrate(Migrate { session, to: anyone(rng, Some(view), workers), head, seen })
 }

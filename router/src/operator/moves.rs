@@ -137,7 +137,7 @@ pub(super) async fn migrate(
     let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
     let moved = match (body.blocks, &head) {
         (BlocksWord::Move, Some((point, artifact))) => {
-            let source = view.session_owner(session).or_else(|| source_of(&view, artifact));
+            let source = view.session_owner(&session).or_else(|| source_of(&view, artifact));
             let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
             bring(&gateway, Moving { tenant: session.tenant.clone(), point: *point, bytes }, (source, to)).await?
         }

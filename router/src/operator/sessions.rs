@@ -90,7 +90,7 @@ pub(super) struct OneSession {
     session: SessionLine,
 }
 
-pub(super) fn known(view: &View, id: SessionId) -> Result<&Session, Problem> {
+pub(super) fn known(view: &View, id: SessionId) -> Result<Session, Problem> {
     view.session(id).ok_or_else(|| Problem::not_found(format!("No session {id} is in the ledger.")))
 }
 
@@ -99,7 +99,7 @@ pub(super) fn known(view: &View, id: SessionId) -> Result<&Session, Problem> {
     params(("id" = SessionWord, Path), FreshQuery),
     responses((status = 200, body = Fresh<OneSession>, headers(("etag" = String, description = "Its fencing tag.")))))]
 pub(super) async fn session(Seen(view): Seen, Named(id): Named<SessionId>) -> Result<Fresh<OneSession>, Problem> {
-    let session = SessionLine::new(&view, known(&view, id)?);
+    let session = SessionLine::new(&view, &known(&view, id)?);
     let tag = session.tag();
     Ok(Fresh::new(&view, OneSession { session }).tagged(tag))
 }
@@ -162,8 +162,8 @@ pub(super) async fn sessions(
     };
     let looking = view.clone();
     let list = move || {
-        let line = |session: &Session| {
-            let lines = filter.accepts(session).then(|| SessionLine::new(&looking, session)).into_iter().collect();
+        let line = |session: Session| {
+            let lines = filter.accepts(&session).then(|| SessionLine::new(&looking, &session)).into_iter().collect();
             (session.id, lines)
         };
         match named {

@@ -98,14 +98,14 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
         HeadRelation::of(sealable(&prefixed, &workers), head.blocks, shared)
     });
     let record = view.session(place.session);
-    let owner = place.owner(record.and_then(|session| view.session_owner(session)));
+    let owner = place.owner(record.as_ref().and_then(|session| view.session_owner(session)));
     let owner = owner.filter(|owner| view.is_live(*owner) || is_there(&workers, *owner));
     let sealed = found.sealed.as_ref();
     let shared = place.head.map_or(Blocks::ZERO, |(_, shared)| shared);
     let session = SessionView {
         id: place.session,
         owner,
-        epoch: record.map(|session| session.epoch).unwrap_or_default(),
+        epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
         sealed: if place.own.is_some() { found.known().max(shared) } else { found.known() },
         replicas: sealed.map_or_else(Vec::new, |sealed| holders(sealed, owner)),
         promises: promises(gateway, &view, place.session, &prefixed),

@@ -72,7 +72,7 @@ impl Place {
 /// Whether the ledger knows a step, or what came after it.
 pub(crate) fn shows(view: &Ledger, step: &Finished) -> bool {
     let Some(head) = step.head() else { return true };
-    let is_head = |session: &ownership::ledger::Session| session.heads.iter().any(|known| known.point == head);
+    let is_head = |session: ownership::ledger::Session| session.heads.iter().any(|known| known.point == head);
     view.session(step.session).is_some_and(is_head)
         || view.deepest(step.scope(), &step.chain).is_some_and(|(point, _)| point.blocks >= head.blocks)
 }

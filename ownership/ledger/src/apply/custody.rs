@@ -42,7 +42,7 @@ impl Ledger {
         self.check_live(migrate.to)?;
         let session = self.session(migrate.session).ok_or(Refusal::UnknownSession)?;
         let current = session.epoch;
-        let is_fenced = self.session_owner(session).is_some_and(|owner| owner != migrate.to);
+        let is_fenced = self.session_owner(&session).is_some_and(|owner| owner != migrate.to);
         if is_fenced && current != migrate.seen {
             return Err(Refusal::Stale { current });
         }
@@ -82,7 +82,7 @@ impl Ledger {
         let touched = self.now();
         match subject {
             Subject::Session(id) => {
-                if let Some(session) = self.session(id).cloned() {
+                if let Some(session) = self.session(id) {
                     self.put_session(Session { owner, epoch, touched, ..session });
                 }
             }

@@ -91,7 +91,7 @@ impl Ledger {
     fn may_join(&self, attached: Attached, seal: &Seal) -> bool {
         let Some(extent) = self.artifact(attached.artifact) else { return false };
         let head_at_end = |session| {
-            let heads = self.session(session).map_or(&[][..], |session| &session.heads);
+            let heads = self.session(session).map_or_else(Vec::new, |session| session.heads);
             heads.iter().all(|head| head.artifact != extent.id || head.point == extent.end())
         };
         extent.end() == attached.at

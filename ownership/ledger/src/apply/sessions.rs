@@ -40,12 +40,12 @@ impl Ledger {
             self.withdraw(advance.session, router, |known| known == base);
         }
         let session = self.session(advance.session).ok_or(Refusal::UnknownSession)?;
-        let head = match self.head_at(session, advance.head) {
+        let head = match self.head_at(&session, advance.head) {
             Ok(head) => head,
             Err(unresolved) => return unresolved.into(),
         };
-        let (heads, movement) = self.moved(session, head, advance.replaces);
-        let session = Session { heads, touched: self.now(), ..session.clone() };
+        let (heads, movement) = self.moved(&session, head, advance.replaces);
+        let session = Session { heads, touched: self.now(), ..session };
         self.put_session(session);
         // What this router announced without a base is over too.
         let root = self.artifact(head.artifact).map(|artifact| artifact.origin.root);
@@ -57,14 +57,14 @@ impl Ledger {
 
     pub(super) fn fork(&mut self, epoch: Epoch, fork: Fork) -> Answer {
         let parent = self.session(fork.parent).ok_or(Refusal::UnknownSession)?;
-        let head = match self.head_at(parent, fork.at) {
+        let head = match self.head_at(&parent, fork.at) {
             Ok(head) => head,
             Err(unresolved) => return unresolved.into(),
         };
         if !parent.heads.iter().any(|known| self.descends(known, &head)) {
             return Err(Refusal::UnknownPrefix);
         }
-        let (tenant, model) = (parent.tenant.clone(), parent.model.clone());
+        let (tenant, model) = (parent.tenant, parent.model);
         self.open_session(epoch, &OpenSession { session: fork.child, tenant, model, parent: Some(fork.parent) })?;
         self.advance(Advance { session: fork.child, head: fork.at, replaces: None, intent: None })
     }

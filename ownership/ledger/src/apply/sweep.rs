@@ -29,7 +29,7 @@ impl Ledger {
             .index
             .sessions
             .first()
-            .is_some_and(|((touched, _), ())| is_idle(LedgerTime(*touched), limits.session_idle, now))
+            .is_some_and(|([touched, ..], ())| is_idle(LedgerTime(*touched), limits.session_idle, now))
         {
             self.close_coldest_session();
         } else if self.index.idle.get_min().is_some_and(|(touched, _)| is_idle(*touched, limits.artifact_idle, now)) {

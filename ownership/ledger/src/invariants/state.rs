@@ -1,7 +1,6 @@
 //! What must hold in every state.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use vocabulary::{ArtifactId, Epoch};
 
@@ -19,7 +18,7 @@ pub(super) fn indexes_follow(ledger: &Ledger) -> Checked {
 
 pub(super) fn digest_follows(ledger: &Ledger) -> Checked {
     let artifacts: Artifacts = ledger.artifacts().collect();
-    let sessions: Sessions = ledger.sessions().map(|session| Arc::new(session.clone())).collect();
+    let sessions: Sessions = ledger.sessions().collect();
     let kept = (ledger.records.sessions.digest, ledger.records.artifacts.digest);
     ensure!(kept == (sessions.digest, artifacts.digest), "a digest differs from what the records say")
 }
@@ -35,7 +34,7 @@ pub(super) fn leases_are_inverses(ledger: &Ledger) -> Checked {
 
 pub(super) fn references_are_exact(ledger: &Ledger) -> Checked {
     let (mut sessions, mut children) = (BTreeMap::new(), BTreeMap::new());
-    for (session, head) in ledger.sessions().flat_map(|s| s.heads.iter().map(|head| (s.id, head))) {
+    for (session, head) in ledger.sessions().flat_map(|s| s.heads.into_iter().map(move |head| (s.id, head))) {
         sessions.entry(head.artifact).or_insert_with(BTreeSet::new).insert(session);
     }
     for (child, parent) in ledger.artifacts().filter_map(|child| Some((child.id, child.parent?.artifact))) {
@@ -47,7 +46,7 @@ pub(super) fn references_are_exact(ledger: &Ledger) -> Checked {
         let held = children.remove(&artifact.id).unwrap_or_default();
         ensure!(held.iter().copied().eq(artifact.children.iter()), "children of {}", artifact.id)?;
     }
-    let dangling = |session: &Session| session.heads.iter().any(|head| ledger.artifact(head.artifact).is_none());
+    let dangling = |session: Session| session.heads.iter().any(|head| ledger.artifact(head.artifact).is_none());
     ensure!(!ledger.sessions().any(dangling), "a head points at no extent")
 }
 

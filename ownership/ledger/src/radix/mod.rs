@@ -1,6 +1,6 @@
 //! A persistent map for tables of millions: cloned in O(1), read without pointer chasing inside a leaf, packed tight.
 //!
-//! A radix tree over the key's digits of four bits. A leaf holds up to `MAX` neighbours in sorted, exactly sized arrays
+//! A radix tree over the key's digits of four bits. A leaf holds up to `MAX` neighbours in a sorted, exactly sized array
 //! and covers one slot of its branch, or a power of two of them; a full leaf is halved, small neighbours are joined.
 //! What it contains never depends on the order in which it came about, only where the leaves end does.
 
@@ -23,26 +23,13 @@ impl Digits for u128 {
     }
 }
 
-impl Digits for (u64, u128) {
+/// Words, the first one counting most. Packs beside values of three words where a `u128` would leave a gap.
+impl<const N: usize> Digits for [u64; N] {
     fn digit(&self, depth: u32) -> usize {
-        match depth {
-            0..16 => (self.0 >> (60 - 4 * depth) & 15) as usize,
-            _ => self.1.digit(depth - 16),
-        }
+        let word = self.get(depth as usize / 16).copied().unwrap_or(0);
+        (word >> (60 - 4 * (depth % 16)) & 15) as usize
     }
 }
-
-macro_rules! digits_of_id {
-    ($($id:ident),*) => {$(
-        impl Digits for vocabulary::$id {
-            fn digit(&self, depth: u32) -> usize {
-                self.0.digit(depth)
-            }
-        }
-    )*};
-}
-
-digits_of_id!(SessionId);
 
 /// The map.
 #[derive(Clone)]
@@ -60,17 +47,14 @@ enum Slot<K, V> {
 }
 
 #[derive(Clone)]
-struct Leaf<K, V> {
-    keys: Vec<K>,
-    values: Vec<V>,
-}
+struct Leaf<K, V>(Vec<(K, V)>);
 
 #[derive(Clone)]
 struct Branch<K, V>([Slot<K, V>; SLOTS]);
 
 impl<K: Digits, V: Clone, const MAX: usize> Default for Radix<K, V, MAX> {
     fn default() -> Self {
-        Self { root: Slot::Leaf(Arc::new(Leaf { keys: Vec::new(), values: Vec::new() })), len: 0 }
+        Self { root: Slot::Leaf(Arc::new(Leaf(Vec::new()))), len: 0 }
     }
 }
 
@@ -80,21 +64,32 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
     }
 
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
-        let leaf = self.leaf(key)?;
-        leaf.keys.binary_search(key).ok().map(|place| &leaf.values[place])
+        let (leaf, place) = self.lower_bound(key)?;
+        leaf.0.get(place).filter(|(found, _)| found == key).map(|(_, value)| value)
     }
 
     pub(crate) fn contains(&self, key: &K) -> bool {
         self.get(key).is_some()
     }
 
-    /// The leaf in whose range a key lies.
-    fn leaf(&self, key: &K) -> Option<&Leaf<K, V>> {
-        let (mut slot, mut depth) = (&self.root, 0);
+    /// The leaf in whose range a key lies, and the place in it of the first entry that is not before the key.
+    ///
+    /// Keys are spread evenly as a rule, so the digits below the branch tell about where in the leaf a key is: the
+    /// search starts there and looks at one or two cache lines, where halving would look at four.
+    fn lower_bound(&self, key: &K) -> Option<(&Leaf<K, V>, usize)> {
+        let (mut slot, mut depth, mut part) = (&self.root, 0, 0.5);
         loop {
             match slot {
-                Slot::Leaf(leaf) => return Some(leaf),
-                Slot::Branch(branch) => slot = &branch.0[branch.place(key.digit(depth))],
+                Slot::Leaf(leaf) => return Some((leaf, leaf.lower_bound(key, part))),
+                Slot::Branch(branch) => {
+                    let digit = key.digit(depth);
+                    let place = branch.place(digit);
+                    slot = &branch.0[place];
+                    if matches!(slot, Slot::Leaf(_)) {
+                        let below = key.digit(depth + 1) << 4 | key.digit(depth + 2);
+                        part = (((digit - place) << 8 | below) as f32) / (branch.width(place) << 8) as f32;
+                    }
+                }
                 Slot::Left => return None,
             }
             depth += 1;
@@ -135,17 +130,16 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
             (slot, depth) = (&branch.0[place], depth + 1);
         }
         if let Slot::Leaf(leaf) = slot {
-            iter.leaf = Some((leaf, leaf.keys.partition_point(|known| known < key)));
+            iter.leaf = Some((leaf, leaf.lower_bound(key, 0.5)));
         }
         iter
     }
 
     /// The first entry at or after a key.
     pub(crate) fn at_or_after(&self, key: &K) -> Option<(&K, &V)> {
-        let leaf = self.leaf(key)?;
-        let place = leaf.keys.partition_point(|known| known < key);
-        match leaf.keys.get(place) {
-            Some(found) => Some((found, &leaf.values[place])),
+        let (leaf, place) = self.lower_bound(key)?;
+        match leaf.0.get(place) {
+            Some((found, value)) => Some((found, value)),
             None => self.iter_from(key).next(),
         }
     }
@@ -163,7 +157,7 @@ impl<K: Digits, V: Clone> Slot<K, V> {
             Slot::Leaf(leaf) => {
                 let leaf = Arc::make_mut(leaf);
                 let old = leaf.insert(key, value);
-                if leaf.keys.len() > MAX {
+                if leaf.0.len() > MAX {
                     *self = Branch::over::<MAX>(leaf.take(), depth);
                 }
                 old
@@ -174,7 +168,7 @@ impl<K: Digits, V: Clone> Slot<K, V> {
                 if let Slot::Leaf(leaf) = &mut branch.0[place] {
                     let leaf = Arc::make_mut(leaf);
                     let old = leaf.insert(key, value);
-                    if leaf.keys.len() > MAX {
+                    if leaf.0.len() > MAX {
                         let full = leaf.take();
                         branch.split::<MAX>(place, depth, full);
                     }
@@ -231,7 +225,7 @@ impl<K: Digits, V: Clone> Branch<K, V> {
 
     /// Puts the halves of a full leaf where it was, or a branch where one slot is too narrow for it.
     fn split<const MAX: usize>(&mut self, place: usize, depth: u32, mut full: Leaf<K, V>) {
-        if full.keys.len() <= MAX {
+        if full.0.len() <= MAX {
             self.0[place] = Slot::leaf_of(full);
             return;
         }
@@ -241,9 +235,9 @@ impl<K: Digits, V: Clone> Branch<K, V> {
             return;
         }
         let half = place + width / 2;
-        let right = full.split_off(full.keys.partition_point(|key| key.digit(depth) < half));
+        let right = full.split_off(full.0.partition_point(|(key, _)| key.digit(depth) < half));
         // The right half is an owner first, so that each half knows its width.
-        self.0[half] = Slot::leaf_of(Leaf { keys: Vec::new(), values: Vec::new() });
+        self.0[half] = Slot::leaf_of(Leaf(Vec::new()));
         self.split::<MAX>(place, depth, full);
         self.split::<MAX>(half, depth, right);
     }
@@ -258,7 +252,7 @@ impl<K: Digits, V: Clone> Branch<K, V> {
             }
             let (left, right) = (place.min(other), place.max(other));
             let (Slot::Leaf(low), Slot::Leaf(high)) = (&self.0[left], &self.0[right]) else { return };
-            if low.keys.len() + high.keys.len() > MAX / 2 {
+            if low.0.len() + high.0.len() > MAX / 2 {
                 return;
             }
             self.0[left] = Slot::leaf_of(low.joined(high));
@@ -269,44 +263,57 @@ impl<K: Digits, V: Clone> Branch<K, V> {
 }
 
 impl<K: Digits, V: Clone> Leaf<K, V> {
+    /// The place of the first entry that is not before `key`: looks where it should be, then in widening steps.
+    fn lower_bound(&self, key: &K, part: f32) -> usize {
+        let is_before = |place: usize| self.0[place].0 < *key;
+        let (mut low, mut high, mut step) = (0, self.0.len(), 1);
+        let guess = ((part * high as f32) as usize).min(high.saturating_sub(1));
+        if low < high && is_before(guess) {
+            low = guess + 1;
+            while low + step < high && is_before(low + step) {
+                (low, step) = (low + step + 1, step * 2);
+            }
+            high = high.min(low + step + 1);
+        } else if low < high {
+            high = guess;
+            while high > step && !is_before(high - step - 1) {
+                (high, step) = (high - step - 1, step * 2);
+            }
+            low = high.saturating_sub(step + 1);
+        }
+        low + self.0[low..high].partition_point(|(known, _)| known < key)
+    }
+
     fn insert(&mut self, key: K, value: V) -> Option<V> {
-        match self.keys.binary_search(&key) {
-            Ok(place) => Some(std::mem::replace(&mut self.values[place], value)),
+        match self.0.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(place) => Some(std::mem::replace(&mut self.0[place].1, value)),
             Err(place) => {
-                self.keys.reserve_exact(1);
-                self.values.reserve_exact(1);
-                self.keys.insert(place, key);
-                self.values.insert(place, value);
+                self.0.reserve_exact(1);
+                self.0.insert(place, (key, value));
                 None
             }
         }
     }
 
     fn remove(&mut self, key: &K) -> Option<V> {
-        let place = self.keys.binary_search(key).ok()?;
-        self.keys.remove(place);
-        let old = self.values.remove(place);
-        self.keys.shrink_to_fit();
-        self.values.shrink_to_fit();
+        let place = self.0.binary_search_by_key(key, |(key, _)| *key).ok()?;
+        let (_, old) = self.0.remove(place);
+        self.0.shrink_to_fit();
         Some(old)
     }
 
     fn take(&mut self) -> Self {
-        Self { keys: std::mem::take(&mut self.keys), values: std::mem::take(&mut self.values) }
+        Self(std::mem::take(&mut self.0))
     }
 
     fn split_off(&mut self, at: usize) -> Self {
-        let right = Self { keys: self.keys.split_off(at), values: self.values.split_off(at) };
-        self.keys.shrink_to_fit();
-        self.values.shrink_to_fit();
+        let right = Self(self.0.split_off(at));
+        self.0.shrink_to_fit();
         right
     }
 
     fn joined(&self, right: &Self) -> Self {
-        Self {
-            keys: [self.keys.as_slice(), right.keys.as_slice()].concat(),
-            values: [self.values.as_slice(), right.values.as_slice()].concat(),
-        }
+        Self([self.0.as_slice(), right.0.as_slice()].concat())
     }
 }
 
@@ -334,9 +341,8 @@ impl<'a, K, V> Iterator for Iter<'a, K, V> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some((leaf, place)) = &mut self.leaf
-                && let Some(key) = leaf.keys.get(*place)
+                && let Some((key, value)) = leaf.0.get(*place)
             {
-                let value = &leaf.values[*place];
                 *place += 1;
                 return Some((key, value));
             }

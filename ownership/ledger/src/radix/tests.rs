@@ -54,9 +54,9 @@ proptest! {
 }
 
 #[test]
-fn keys_of_two_parts_are_in_the_order_of_both() {
-    let keys = [(0, u128::MAX), (1, 0), (1, 1 << 127), (u64::MAX, 3), (0, 0), (7, 7)];
-    let radix: Radix<(u64, u128), (), 1> = keys.iter().map(|key| (*key, ())).collect();
+fn keys_of_several_words_are_in_the_order_of_all() {
+    let keys = [[0, u64::MAX, 7], [1, 0, 0], [1, 1 << 63, 0], [u64::MAX, 0, 3], [0, 0, 0], [7, 7, 7], [7, 7, 6]];
+    let radix: Radix<[u64; 3], (), 1> = keys.iter().map(|key| (*key, ())).collect();
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     assert!(radix.iter().map(|(key, ())| *key).eq(sorted));

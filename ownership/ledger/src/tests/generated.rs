@@ -56,7 +56,8 @@ fn turn() -> impl Strategy<Value = Turn> {
 }
 
 fn prompt(ledger: &Ledger, session: u128, turn: &Turn) -> Chain {
-    let head = ledger.session(SessionId(session)).and_then(Session::head).map_or(0, |head| head.point.blocks.0);
+    let head =
+        ledger.session(SessionId(session)).and_then(|session| session.head()).map_or(0, |head| head.point.blocks.0);
     match turn {
         Turn::Goes(on) => chain(&conversation(session, (head + on).max(1))),
         Turn::Rewrites(back, new) => {
@@ -110,7 +111,7 @@ fn command(ledger: &Ledger, wish: &Wish) -> Command {
         Wish::Step { session: id, turn, owner: elsewhere, custody, whim } => {
             let text = prompt(ledger, *id, turn);
             let session = ledger.session(session(*id));
-            let usual = session.and_then(|session| session.owner).unwrap_or(owner(1 + *id as u64 % 3));
+            let usual = session.as_ref().and_then(|session| session.owner).unwrap_or(owner(1 + *id as u64 % 3));
             let seen = session.filter(|_| *whim != 1).map_or(Epoch::default(), |session| session.epoch);
             let query = Query { scope: scope(), session: Some(SessionId(*id)), chain: &text, preamble: Blocks(0) };
             let located = ledger.locate(query);
@@ -129,7 +130,7 @@ fn command(ledger: &Ledger, wish: &Wish) -> Command {
         Wish::Lifecycle { session: id, other, text, kind } => lifecycle(session(*id), session(*other), text, *kind),
         Wish::Copy { session: id, at, holder, ttl, drop } => {
             let text = chain(&conversation(*id, 200));
-            let extent = ledger.session(session(*id)).and_then(Session::head).map(|head| head.artifact);
+            let extent = ledger.session(session(*id)).and_then(|session| session.head()).map(|head| head.artifact);
             let kept = ledger.deepest(scope(), &text).map_or(1, |(point, _)| point.blocks.0);
             let place = Place { extent, ..place(&text, if at % 2 == 0 { kept } else { *at }) };
             match drop {
@@ -141,7 +142,8 @@ fn command(ledger: &Ledger, wish: &Wish) -> Command {
         Wish::Worker { worker, incarnation, kind } => worker_command(ledger, *worker, *incarnation, *kind),
         Wish::Owner { session: id, owner, kind } => {
             let session = ledger.session(session(*id));
-            let artifact = session.and_then(Session::head).map(|head| Subject::Artifact(head.artifact));
+            let artifact =
+                session.as_ref().and_then(|session| session.head()).map(|head| Subject::Artifact(head.artifact));
             let subject = artifact.filter(|_| kind % 2 == 0).unwrap_or(Subject::Session(SessionId(*id)));
             let (owned, seen) = match subject {
                 Subject::Session(_) => session.map(|s| (s.owner, s.epoch)),
@@ -174,7 +176,7 @@ fn lifecycle(session: SessionId, other: SessionId, text: &Chain, kind: u8) -> Co
 
 /// What operators and the cluster itself ask for; mostly of what there is.
 fn control(ledger: &Ledger, session: SessionId, n: u64, kind: u8) -> Command {
-    let head = ledger.session(session).and_then(Session::head).map(|head| head.artifact);
+    let head = ledger.session(session).and_then(|session| session.head()).map(|head| head.artifact);
     let idle = ledger.artifacts().find(|artifact| artifact.sessions.is_empty() && artifact.children.is_empty());
     let artifact = head.or(idle.as_ref().map(|artifact| artifact.id)).unwrap_or(vocabulary::ArtifactId(n.into()));
     let (pinned, draining) = match n % 3 {

@@ -93,7 +93,7 @@ impl Bench {
         StepOutcome::of(&self.run(command))
     }
 
-    pub(crate) fn session(&self, id: SessionId) -> &Session {
+    pub(crate) fn session(&self, id: SessionId) -> Session {
         self.ledger.session(id).expect("the session is open")
     }
 

@@ -30,7 +30,7 @@ impl Planted {
         bench.run(Command::AdmitNode(AdmitNode { nonce: 7, address: "a:1".into() }));
         bench.run(Command::RetireNode(NodeId(2)));
         let (shared, child) = (bench.extent(session(1)), bench.extent(session(2)));
-        let session = bench.session(session(2)).clone();
+        let session = bench.session(session(2));
         invariants::check(&bench.ledger).unwrap();
         Self { good: bench.ledger, shared, child, session }
     }
@@ -49,7 +49,7 @@ fn put(ledger: &mut Ledger, artifact: Artifact) {
 }
 
 fn put_session(ledger: &mut Ledger, session: Session) {
-    ledger.records.sessions.insert(Arc::new(session));
+    ledger.records.sessions.insert(&session);
     ledger.index = Indexes::of(&ledger.records);
 }
 

@@ -1,4 +1,4 @@
-//! Packed extents, and what is kept once: what goes in comes out.
+//! Packed extents and sessions, and what is kept once: what goes in comes out.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use vocabulary::{ArtifactId, GroupId};
 use super::*;
 use crate::boundaries::Boundaries;
 use crate::interned::Interned;
+use crate::sessions::Sessions;
 use crate::stored::{Artifacts, Stored};
 
 fn epochs() -> impl Strategy<Value = Epoch> {
@@ -78,6 +79,32 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn sessions()(
+        id in any::<u128>(),
+        names in (0..3u8, 0..3u8),
+        heads in prop::collection::vec((points(), any::<u128>(), any::<u64>(), any::<u64>()), 0..5),
+        (owner, parent, epoch) in (prop::option::of(owners()), prop::option::of(any::<u128>()), epochs()),
+        (opened, touched) in (any::<u64>(), any::<u64>()),
+    ) -> Session {
+        let head = |(point, artifact, format, touched)| {
+            let scope = Scope::of(&tenant(), KvFormat(format));
+            Head { point, artifact: ArtifactId(artifact), scope, touched: LedgerTime(touched) }
+        };
+        Session {
+            id: SessionId(id),
+            tenant: TenantId(format!("tenant {}", names.0).into()),
+            model: ModelId::from(format!("model {}", names.1).as_str()),
+            parent: parent.map(SessionId),
+            heads: heads.into_iter().map(head).collect(),
+            owner,
+            epoch,
+            opened: LedgerTime(opened),
+            touched: LedgerTime(touched),
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -90,6 +117,24 @@ proptest! {
         }
         let is_there = artifact.boundaries.iter().any(|boundary| boundary.point.id.0 == other);
         prop_assert_eq!(stored.keeps(PrefixId(other)), is_there);
+    }
+
+    #[test]
+    fn sessions_come_out_of_their_table_and_its_bytes_as_they_went_in(all in prop::collection::vec(sessions(), 0..20)) {
+        let table: Sessions = all.iter().cloned().collect();
+        let plain: std::collections::BTreeMap<_, _> = all.iter().map(|session| (session.id, session.clone())).collect();
+        prop_assert!(table.iter().eq(plain.values().cloned()));
+        let bytes = rmp_serde::to_vec(&table).unwrap();
+        prop_assert_eq!(&bytes, &rmp_serde::to_vec(&plain).unwrap(), "as plain records would be");
+        let mut read: Sessions = rmp_serde::from_slice(&bytes).unwrap();
+        prop_assert_eq!((&read, read.digest), (&table, table.digest));
+        for session in &all {
+            prop_assert_eq!(read.get(session.id), plain.get(&session.id).cloned());
+        }
+        for id in plain.keys() {
+            prop_assert_eq!(read.remove(*id), plain.get(id).cloned());
+        }
+        prop_assert_eq!((read.len(), read.digest), (0, 0));
     }
 
     #[test]
@@ -131,11 +176,14 @@ fn a_boundary_is_found_by_its_whole_name_even_where_half_of_it_is_shared() {
         index.insert(artifact.boundaries[0].point.id, scope(), artifact.id);
     }
     for artifact in &twins {
-        assert_eq!(index.keeper(artifact.boundaries[0].point.id, scope(), &table), Some(artifact.id));
+        assert_eq!(
+            index.keeper(artifact.boundaries[0].point.id, scope(), &table).map(|found| found.0),
+            Some(artifact.id)
+        );
     }
-    assert_eq!(index.keeper(PrefixId(5 << 64 | 4), scope(), &table), None);
+    assert!(index.keeper(PrefixId(5 << 64 | 4), scope(), &table).is_none());
     let elsewhere = Scope::of(&TenantId("other".into()), KvFormat(0));
-    assert_eq!(index.keeper(PrefixId(5 << 64 | 1), elsewhere, &table), None, "nothing is looked up across tenants");
+    assert!(index.keeper(PrefixId(5 << 64 | 1), elsewhere, &table).is_none(), "nothing is looked up across tenants");
 }
 
 #[test]
@@ -169,7 +217,7 @@ fn sessions_of_one_tenant_and_model_share_the_names() {
     }
     let names = |id| {
         let session = bench.session(session(id));
-        (session.tenant.0.clone(), session.model.0.clone())
+        (session.tenant.0, session.model.0)
     };
     let ((tenant, model), (other_tenant, other_model)) = (names(1), names(2));
     assert!(Arc::ptr_eq(&tenant, &other_tenant) && Arc::ptr_eq(&model, &other_model));
