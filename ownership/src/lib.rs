@@ -36,7 +36,7 @@ mod watch;
 mod writer;
 
 pub use backup::{Restored, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
-pub use consensus::{Quorum, View};
+pub use consensus::{Quorum, Room, View};
 pub use counters::Readings;
 pub use directory::Directory;
 pub use error::{OwnershipError, SubmitError};

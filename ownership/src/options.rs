@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use consensus::Room;
 use consensus::raft_config;
 use openraft::Config;
 
@@ -26,6 +27,8 @@ pub struct Options {
     pub submit_within: Duration,
     /// How long a worker's lease is held after a sign of life.
     pub lease: Duration,
+    /// How much the ledger shall hold, where that is more than it does.
+    pub room: Room,
     /// How often leases are renewed and ended.
     pub tick: Duration,
     /// A snapshot is written after so many entries.
@@ -46,6 +49,7 @@ impl Options {
             queue: 4_096,
             submit_within: Duration::from_secs(10),
             lease: Duration::from_secs(15),
+            room: Room::default(),
             tick: Duration::from_secs(1),
             snapshot_entries: 50_000,
             snapshot_bytes: 64 << 20,

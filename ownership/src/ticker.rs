@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use consensus::{Signs, expiries, renewal};
+use consensus::{Signs, expiries, renewal, widening};
 use ledger::{Command, Expire, Ledger, Outcome};
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
@@ -64,6 +64,7 @@ impl Ticker {
                 Some(in_office) => {
                     self.renew();
                     self.expire(in_office);
+                    self.widen();
                 }
                 None => self.tell_leader(),
             }
@@ -94,6 +95,14 @@ impl Ticker {
                     tracing::warn!(%worker, "lease ended: no router reached this process");
                 }
             });
+        }
+    }
+
+    /// Asks for the room that the configuration wants, until the ledger has it.
+    fn widen(&self) {
+        let Some(command) = widening(&self.core.view(), self.options.room) else { return };
+        if let Err(error) = self.core.submit(command) {
+            tracing::warn!(%error, "the ledger's bounds could not be widened this tick");
         }
     }
 

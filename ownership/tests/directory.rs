@@ -10,7 +10,7 @@ use ledger::{
     Command, Custody, KvShape, Lease, OpenSession, Outcome, RegisterWorker, StepCommit, StepOutcome, WorkerKind,
     WorkerSpec,
 };
-use ownership::{ClusterId, Directory, Options, OwnershipError, SubmitError};
+use ownership::{ClusterId, Directory, Options, OwnershipError, Room, SubmitError};
 use vocabulary::{
     Blocks, Bytes, Chain, DpRank, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed, SessionId,
     TenantId, Tokens, WorkerId,
@@ -152,6 +152,23 @@ async fn snapshots_replace_the_log_and_a_restart_needs_both() {
     std::fs::remove_file(folder.path().join("snapshot")).unwrap();
     let error = Directory::open(options(folder.path())).await.unwrap_err();
     assert!(matches!(&error, OwnershipError::Damaged { path, .. } if path.ends_with("snapshot")), "{error}");
+}
+
+#[tokio::test]
+async fn a_ledger_is_given_the_room_that_its_leader_is_configured_with_and_keeps_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = Room { artifacts: Some(10_000_000), sessions: Some(4_000_000) };
+    let directory = Directory::open(Options { room, ..options(folder.path()) }).await.unwrap();
+    let has = |directory: &Directory| {
+        let view = directory.view();
+        (view.limits().artifacts, view.limits().sessions) == (10_000_000, 4_000_000)
+    };
+    until("the bounds to be widened", || has(&directory)).await;
+    directory.close().await.unwrap();
+    drop(directory);
+    let directory = open(folder.path()).await;
+    assert!(has(&directory), "a node that wants less does not narrow them");
+    directory.close().await.unwrap();
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ownership::ledger::{Command, Draining, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
-use ownership::{Directory, Options, OwnershipError, View};
+use ownership::{Directory, Options, OwnershipError, Room, View};
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
@@ -70,6 +70,7 @@ impl Rooms {
         let folder = config.ledger.data_dir.clone();
         let options = Options {
             lease: config.ledger.lease.0,
+            room: Room { artifacts: config.ledger.artifacts, sessions: config.ledger.sessions },
             peering: config.cluster.peering(),
             max_level: config.cluster.max_level,
             ..Options::new(folder.clone())

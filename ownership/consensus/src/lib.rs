@@ -16,7 +16,7 @@ mod view;
 pub use clock::LeaderClock;
 pub use config::raft_config;
 pub use machine::{Applied, Builder, Machine, Witness};
-pub use office::{Office, expiries, renewal};
+pub use office::{Office, Room, expiries, renewal, widening};
 pub use signs::Signs;
 pub use snapshot::{Body, SnapshotStore};
 pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};

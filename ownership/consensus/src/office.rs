@@ -1,6 +1,6 @@
 //! The office of a leader: its clock, and what it does by itself once a tick, as pure functions of what it sees.
 
-use ledger::{Command, Expire, Ledger, RenewLease};
+use ledger::{Command, Expire, Ledger, Limits, RenewLease};
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{Incarnation, LedgerTime, Micros, WorkerId};
 
@@ -57,6 +57,28 @@ pub fn expiries(ledger: &Ledger, in_office: Micros, lease: Micros) -> Vec<Expire
     }
     let overdue = ledger.overdue(ledger.now()).take(MAX_EXPIRIES);
     overdue.map(|(deadline, worker)| Expire { worker: worker.id, epoch: worker.epoch, deadline }).collect()
+}
+
+/// How much a node's operator wants the ledger to hold; none leaves it as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Room {
+    /// Extents.
+    pub artifacts: Option<u32>,
+    /// Sessions.
+    pub sessions: Option<u32>,
+}
+
+/// Wider bounds, where the ledger's are narrower than is wanted here. Bounds never narrow: of several nodes that want
+/// different ones, the widest win.
+pub fn widening(ledger: &Ledger, room: Room) -> Option<Command> {
+    let current = *ledger.limits();
+    let wider = Limits {
+        artifacts: current.artifacts.max(room.artifacts.unwrap_or(0)),
+        sessions: current.sessions.max(room.sessions.unwrap_or(0)),
+        ..current
+    };
+    let command = Command::SetLimits(Box::new(wider));
+    (wider != current && command.level() <= ledger.level()).then_some(command)
 }
 
 #[cfg(test)]
@@ -131,5 +153,21 @@ mod tests {
         let epoch = ledger.worker(WorkerId(1)).unwrap().epoch;
         let end = Expire { worker: WorkerId(1), epoch, deadline: LedgerTime(LEASE.0) };
         assert_eq!(expiries(&ledger, LEASE, LEASE), [end]);
+    }
+
+    #[test]
+    fn bounds_are_widened_once_and_only_where_they_are_narrower_than_wanted() {
+        let mut ledger = with_a_worker();
+        let usual = *ledger.limits();
+        let room = Room { artifacts: Some(usual.artifacts * 5), sessions: Some(usual.sessions / 2) };
+        assert_eq!(widening(&ledger, room), None, "the cluster's level does not have it");
+        run(&mut ledger, LedgerTime(0), Command::RaiseLevel(2));
+        assert_eq!(widening(&ledger, Room::default()), None);
+        let wider = Limits { artifacts: usual.artifacts * 5, ..usual };
+        let command = widening(&ledger, room).unwrap();
+        assert_eq!(command, Command::SetLimits(Box::new(wider)));
+        run(&mut ledger, LedgerTime(0), command);
+        assert_eq!((*ledger.limits(), widening(&ledger, room)), (wider, None));
+        assert_eq!(widening(&ledger, Room { artifacts: Some(7), sessions: None }), None, "they never narrow");
     }
 }

@@ -90,6 +90,16 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// The bytes that it counts for where outcomes are remembered: the same on every machine, so no size of a type.
+    pub(crate) fn counted_bytes(&self) -> u64 {
+        const EACH: u64 = 96;
+        match self {
+            Outcome::Batch(outcomes) => EACH + outcomes.iter().map(Outcome::counted_bytes).sum::<u64>(),
+            Outcome::Renewed { refused, .. } => EACH + 8 * refused.len() as u64,
+            _ => EACH,
+        }
+    }
+
     /// The refusals in it, those inside a batch too.
     pub fn refusals(&self) -> Vec<&Refusal> {
         match self {

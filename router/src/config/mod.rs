@@ -98,6 +98,10 @@ pub struct LedgerConfig {
     pub data_dir: PathBuf,
     /// How long a worker stays an owner without being reached.
     pub lease: units::Span,
+    /// Artifacts that the ledger shall hold, where that is more than it does; it never holds fewer than before.
+    pub artifacts: Option<u32>,
+    /// Sessions, likewise.
+    pub sessions: Option<u32>,
     /// What happens when the log can no longer be written: `serve` goes on with the last view, `stop` ends the process.
     pub on_failure: OnFailure,
 }
@@ -107,6 +111,8 @@ impl Default for LedgerConfig {
         Self {
             data_dir: PathBuf::from("ownerserve-data"),
             lease: units::Span::seconds(15),
+            artifacts: None,
+            sessions: None,
             on_failure: OnFailure::default(),
         }
     }

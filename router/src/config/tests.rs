@@ -34,6 +34,15 @@ fn settings_go_over_the_file_and_keep_their_types() {
 }
 
 #[test]
+fn the_ledgers_room_is_left_to_it_unless_it_is_set() {
+    let config = load("", &[], &["http://a:1"]).unwrap();
+    assert_eq!((config.ledger.artifacts, config.ledger.sessions), (None, None));
+    let config = load("[ledger]\nartifacts = 10_000_000", &["ledger.sessions=4000000"], &["http://a:1"]).unwrap();
+    assert_eq!((config.ledger.artifacts, config.ledger.sessions), (Some(10_000_000), Some(4_000_000)));
+    assert!(load("[ledger]\nartifacts = -1", &[], &["http://a:1"]).unwrap_err().contains("artifacts"));
+}
+
+#[test]
 fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
     for (text, settings, wanted) in [
         ("[proxy]\nbody_limt = 1", &[][..], "body_limt"),

@@ -11,13 +11,17 @@ mod workers;
 use vocabulary::{ClientId, ClientSerial, Epoch, Micros, NodeId};
 
 use crate::artifact::Artifact;
-use crate::clients::{Client, Recall};
+use crate::clients::{Client, Keep, Recall};
 use crate::command::{Command, Entry, Place, Submission};
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
 
 /// How far one entry may move the ledger's clock.
 pub const MAX_CLOCK_STEP: Micros = Micros(1_000_000);
+
+/// Bytes of outcomes that are remembered for one client: at the usual number of them, steps take a tenth of it, and only
+/// batches of hundreds of commands come near it.
+const OUTCOME_BYTES: u64 = 4 << 20;
 
 /// The answer, or why nothing was changed.
 type Answer = Result<Outcome, Refusal>;
@@ -62,7 +66,9 @@ impl Ledger {
             Command::Batch(commands) => self.batch(epoch, commands),
             single => self.execute(next(epoch), single),
         };
-        let keep = self.records.limits.outcomes;
+        // The release before levels counted outcomes only, and a ledger at level 1 decides as it did.
+        let bytes = if self.level() < 2 { u64::MAX } else { OUTCOME_BYTES };
+        let keep = Keep { outcomes: self.records.limits.outcomes, bytes };
         if let Some(client) = self.records.clients.get_mut(client) {
             client.wrote = *epoch;
             client.remember(*serial, outcome.clone(), keep);

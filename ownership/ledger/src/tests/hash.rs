@@ -3,6 +3,7 @@
 use vocabulary::{ArtifactId, GroupId};
 
 use super::*;
+use crate::clients::Keep;
 use crate::ledger::Indexes;
 
 type Flip<R> = (&'static str, fn(&mut R));
@@ -84,7 +85,11 @@ const REST: &[Flip<Ledger>] = &[
     }),
     ("an intent", |it| it.put_intents(session(2), Vec::new())),
     ("an answer", |it| {
-        it.records.clients.get_mut(&CLIENT).unwrap().remember(ClientSerial(1), Outcome::Forgotten, 1_024);
+        it.records.clients.get_mut(&CLIENT).unwrap().remember(
+            ClientSerial(1),
+            Outcome::Forgotten,
+            Keep { outcomes: 1_024, bytes: u64::MAX },
+        );
     }),
     ("the level", |it| it.records.cluster.as_mut().unwrap().level += 1),
     ("a node", |it| drop(it.records.cluster.as_mut().unwrap().nodes.remove(&FOUNDER))),

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use vocabulary::{ArtifactId, GroupId};
 
 use super::*;
+use crate::clients::Keep;
 use crate::ledger::Indexes;
 use crate::node::Cluster;
 
@@ -126,7 +127,7 @@ const STEPS: &[(&str, Fault)] = &[
     }),
     ("a replayed serial returns the first outcome", |_, ledger| {
         let client = ledger.records.clients.get_mut(&CLIENT).unwrap();
-        client.remember(ClientSerial(1), Outcome::Forgotten, 1_024);
+        client.remember(ClientSerial(1), Outcome::Forgotten, Keep { outcomes: 1_024, bytes: u64::MAX });
     }),
 ];
 
