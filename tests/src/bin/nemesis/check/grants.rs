@@ -8,10 +8,17 @@ use super::Broken;
 use super::order::told;
 use crate::history::{Answer, Asked, Holding, Operation, Sighting};
 
-/// A grant that a client was told of.
+/// A grant that clients were told of: the one who made it, those who asked for what it gave already, those who read.
 struct Grant<'a> {
     owner: Owner,
-    by: &'a Operation,
+    told: Vec<&'a Operation>,
+}
+
+impl<'a> Grant<'a> {
+    /// The writes among them.
+    fn writes(&self) -> impl Iterator<Item = &'a Operation> {
+        self.told.iter().copied().filter(|operation| operation.is_write())
+    }
 }
 
 /// One owner per epoch, and a cause for every change of owner.
@@ -20,13 +27,12 @@ pub(super) fn of_subject(subject: SessionId, operations: &[&Operation], sighting
     let ordered: Vec<(&Epoch, &Grant<'_>)> = grants.iter().collect();
     for pair in ordered.windows(2) {
         let ((before, old), (after, new)) = (pair[0], pair[1]);
-        if old.owner == new.owner || new.by.asked == Asked::Read {
-            continue;
-        }
-        let change = Change { from: *before, owner: old.owner, to: *after, by: new.by };
-        if !change.is_explained(operations, sightings) {
+        // What was only read was made by a write of which nothing is known.
+        let Some(by) = new.writes().next().filter(|_| old.owner != new.owner) else { continue };
+        let mut changes = new.writes().map(|by| Change { from: *before, owner: old.owner, to: *after, by });
+        if !changes.any(|change| change.is_explained(operations, sightings)) {
             let detail =
-                format!("{subject}: {before} of {:?} and {after} of {:?}, by {}", old.owner, new.owner, told(new.by));
+                format!("{subject}: {before} of {:?} and {after} of {:?}, by {}", old.owner, new.owner, told(by));
             broken.push(Broken { promise: "no owner is replaced while it owns", detail });
         }
     }
@@ -38,15 +44,12 @@ fn grants<'a>(subject: SessionId, operations: &[&'a Operation]) -> (BTreeMap<Epo
     let (mut grants, mut broken) = (BTreeMap::<Epoch, Grant<'a>>::new(), Vec::new());
     for operation in operations {
         let Some((epoch, owner)) = granted(operation) else { continue };
-        let known = grants.entry(epoch).or_insert(Grant { owner, by: operation });
-        if known.owner != owner {
-            let detail = format!("{subject} at {epoch}: {} and {}", told(known.by), told(operation));
+        let known = grants.entry(epoch).or_insert(Grant { owner, told: Vec::new() });
+        if let Some(first) = known.told.first().filter(|_| known.owner != owner) {
+            let detail = format!("{subject} at {epoch}: {} and {}", told(first), told(operation));
             broken.push(Broken { promise: "one owner per epoch", detail });
         }
-        // The write that made a grant says more about it than a read that found it.
-        if known.by.asked == Asked::Read {
-            known.by = operation;
-        }
+        known.told.push(operation);
     }
     (grants, broken)
 }

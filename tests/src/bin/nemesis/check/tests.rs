@@ -94,6 +94,15 @@ fn a_migration_on_an_old_epoch_is_found() {
 }
 
 #[test]
+fn a_claim_that_finds_what_a_migration_has_just_made_is_explained_by_it() {
+    let claimed = op(0, Asked::Claim(A), Answer::Granted(at(5)));
+    let migrated = op(20, Asked::Migrate { to: B, seen: at(5) }, Answer::Granted(at(9)));
+    let found_it = op(22, Asked::Claim(B), Answer::Granted(at(9)));
+    assert_eq!(promises(&[claimed, found_it, migrated]), NONE);
+    assert_eq!(promises(&[claimed, found_it]), ["no owner is replaced while it owns"]);
+}
+
+#[test]
 fn an_epoch_that_falls_in_real_time_is_found() {
     let operations = [op(0, Asked::Claim(A), Answer::Granted(at(9))), op(20, Asked::Claim(A), Answer::Granted(at(5)))];
     assert_eq!(promises(&operations), ["epochs rise with real time"]);
