@@ -16,8 +16,9 @@ impl SnapshotStore for SnapshotFile {
         let snapshots = self.clone();
         blocking(move || {
             SnapshotFile::write(&snapshots, &body)?;
-            let snapshot = snapshots.open()?.ok_or(io::ErrorKind::NotFound)?;
-            Ok(Snapshot { meta: body.meta, snapshot })
+            // What is left of the ledger is freed before anybody is told.
+            drop(body);
+            kept(&snapshots)?.ok_or_else(|| io::ErrorKind::NotFound.into())
         })
         .await
     }
@@ -40,12 +41,14 @@ impl SnapshotStore for SnapshotFile {
 
     async fn current(&self) -> io::Result<Option<Snapshot<File>>> {
         let snapshots = self.clone();
-        blocking(move || {
-            let Some(meta) = snapshots.meta().map_err(io::Error::other)? else { return Ok(None) };
-            Ok(snapshots.open()?.map(|snapshot| Snapshot { meta, snapshot }))
-        })
-        .await
+        blocking(move || kept(&snapshots)).await
     }
+}
+
+/// The snapshot that is there, and its own word on how far it goes.
+fn kept(snapshots: &SnapshotFile) -> io::Result<Option<Snapshot<File>>> {
+    let found = snapshots.found().map_err(io::Error::other)?;
+    Ok(found.map(|(meta, snapshot)| Snapshot { meta, snapshot }))
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {

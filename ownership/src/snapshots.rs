@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use consensus::Body;
@@ -20,7 +21,7 @@ use crate::chunks::damaged;
 use crate::error::OwnershipError;
 use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
 use crate::node_folder::{ClusterId, write_durably};
-use crate::raft::SnapshotMeta;
+use crate::raft::{LogId, SnapshotMeta};
 
 const MAGIC: &[u8; 8] = b"OWNSNAP2";
 const MAGIC_1: &[u8; 8] = b"OWNSNAP1";
@@ -57,20 +58,30 @@ pub(crate) struct Whole {
 pub(crate) struct SnapshotFile {
     path: PathBuf,
     cluster: ClusterId,
+    /// How far the one goes that was kept last; held by who replaces it. Raft writes one of its own while it installs
+    /// another node's.
+    newest: Arc<Mutex<Option<LogId>>>,
 }
 
 impl SnapshotFile {
     pub(crate) fn at(path: PathBuf, cluster: ClusterId) -> Self {
         // What a killed process left half written; there may be none.
         drop(std::fs::remove_file(path.with_extension("new")));
-        Self { path, cluster }
+        Self { path, cluster, newest: Arc::default() }
     }
 
-    /// Replaces the snapshot; durable when this returns.
+    /// Replaces the snapshot, unless a newer one is there by now: the log may be purged up to that. Durable when this
+    /// returns.
     pub(crate) fn write(&self, body: &Body) -> io::Result<()> {
+        let mut newest = self.newest()?;
+        if *newest > body.meta.last_log_id {
+            return Ok(());
+        }
         let written = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let head = Head { cluster: Some(self.cluster), meta: body.meta.clone(), written };
-        write_durably(&self.path, |file| write(file, &head, &body.ledger))
+        write_durably(&self.path, |file| write(file, &head, &body.ledger))?;
+        *newest = body.meta.last_log_id;
+        Ok(())
     }
 
     /// Reads a snapshot, and keeps it byte by byte where another node wrote it.
@@ -81,13 +92,19 @@ impl SnapshotFile {
         if let Some(found) = head.cluster.filter(|cluster| *cluster != self.cluster) {
             return Err(OwnershipError::OtherCluster { path, found, expected: self.cluster });
         }
+        let mut newest = self.newest().map_err(OwnershipError::io(&self.path))?;
         if !is_own {
             let copied = from.seek(SeekFrom::Start(0)).and_then(|_| {
                 write_durably(&self.path, |to| io::copy(&mut from, &mut Paced { to, unsynced: 0 }).map(drop))
             });
             copied.map_err(OwnershipError::io(&self.path))?;
         }
+        *newest = (*newest).max(head.meta.last_log_id);
         Ok(Body { meta: head.meta, ledger })
+    }
+
+    fn newest(&self) -> io::Result<MutexGuard<'_, Option<LogId>>> {
+        self.newest.lock().map_err(|_| io::Error::other("a panic left the snapshot in doubt"))
     }
 
     fn is_own(&self, file: &File) -> io::Result<bool> {
@@ -107,8 +124,15 @@ impl SnapshotFile {
 
     /// Reads the current snapshot's metadata only; whoever installs it checks the whole.
     pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, OwnershipError> {
+        Ok(self.found()?.map(|(meta, _)| meta))
+    }
+
+    /// The snapshot's metadata and the very file that says so, at its start: another may replace it at any time.
+    pub(crate) fn found(&self) -> Result<Option<(SnapshotMeta, File)>, OwnershipError> {
         let Some(mut file) = self.open().map_err(OwnershipError::io(&self.path))? else { return Ok(None) };
-        Ok(Some(head(&mut file, &self.path)?.meta))
+        let meta = head(&mut file, &self.path)?.meta;
+        file.rewind().map_err(OwnershipError::io(&self.path))?;
+        Ok(Some((meta, file)))
     }
 }
 
@@ -419,6 +443,42 @@ mod tests {
         let error = other.keep(File::open(&theirs.path).unwrap()).unwrap_err();
         assert!(matches!(error, OwnershipError::OtherCluster { .. }), "{error}");
         assert!(!folder.path().join("other").exists());
+    }
+
+    fn meta(upto: u64) -> SnapshotMeta {
+        use openraft::type_config::alias::LeaderIdOf;
+        use openraft::vote::RaftLeaderIdExt;
+
+        let leader = <LeaderIdOf<crate::raft::Types> as RaftLeaderIdExt>::new_committed(1, 1);
+        SnapshotMeta { last_log_id: Some(LogId::new(leader, upto)), ..SnapshotMeta::default() }
+    }
+
+    #[test]
+    fn a_snapshot_that_was_begun_before_a_newer_one_came_does_not_replace_it() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [own, theirs] = folders.each_ref().map(|folder| at(folder.path()));
+        theirs.write(&Body { meta: meta(40), ledger: ledger(2) }).unwrap();
+        own.keep(File::open(&theirs.path).unwrap()).unwrap();
+        own.write(&Body { meta: meta(12), ledger: ledger(2) }).unwrap();
+        assert_eq!(own.meta().unwrap(), Some(meta(40)), "the log may be purged up to it");
+        own.write(&Body { meta: meta(50), ledger: ledger(2) }).unwrap();
+        assert_eq!(own.meta().unwrap(), Some(meta(50)));
+    }
+
+    #[test]
+    fn two_that_are_written_at_once_are_both_whole() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [own, theirs] = folders.each_ref().map(|folder| at(folder.path()));
+        theirs.write(&Body { meta: meta(40), ledger: ledger(2) }).unwrap();
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| (0..50).for_each(|_| drop(own.keep(File::open(&theirs.path).unwrap()).unwrap())));
+                threads.spawn(|| {
+                    (0..50).for_each(|_| own.write(&Body { meta: meta(41), ledger: ledger(2) }).unwrap());
+                });
+            }
+        });
+        whole(&own).unwrap();
     }
 
     #[test]
