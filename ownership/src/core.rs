@@ -168,7 +168,7 @@ impl Core {
             drop(answer.send(Ok(Outcome::Refused(Refusal::Level { needed, current }))));
             return Ok(Ticket(ticket));
         }
-        let queued = Queued { command, answer };
+        let queued = Queued::new(command, answer).inspect_err(|error| self.counters().failed(*error))?;
         let sent = match &*self.queue.lock().unwrap_or_else(PoisonError::into_inner) {
             None => Err(SubmitError::Closed),
             Some(queue) => queue.try_send(queued).map_err(|error| match error {

@@ -109,6 +109,11 @@ pub enum SubmitError {
     /// The queue is full: the quorum is slower than its writers, or gone. The command was not taken.
     #[error("the commit queue is full")]
     QueueFull,
+    /// It is larger than an entry of the log may be. The command was not taken, and would not be another time.
+    #[error(
+        "the command is larger than 4 MiB, the most that one entry of the log may hold; seal a shorter run, or cut the batch"
+    )]
+    TooLarge,
     /// The directory is closed. The command was not taken.
     #[error("the directory is closed")]
     Closed,
@@ -125,6 +130,7 @@ impl SubmitError {
     pub fn cause(self) -> &'static str {
         match self {
             SubmitError::QueueFull => "queue_full",
+            SubmitError::TooLarge => "too_large",
             SubmitError::Closed => "closed",
             SubmitError::Unavailable => "unavailable",
             SubmitError::UnknownOutcome => "unknown_outcome",

@@ -3,8 +3,9 @@
 //! Batches go to the leader, wherever it is. A batch whose answer was lost is sent again with the same serials, so
 //! that it is executed once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -25,17 +26,62 @@ use crate::node_folder::random;
 /// Commands in one batch.
 const BATCH: usize = 256;
 
+/// Bytes of one batch, and so of one command. An entry goes to other nodes as one piece, and must never be too large for
+/// it: it would lie in the log and reach nobody.
+const BATCH_BYTES: usize = 4 << 20;
+
 /// Serials between the oldest unanswered command and the newest that is sent; the ledger remembers as many outcomes.
 const WINDOW: u64 = 1_024;
 
 /// A command on its way.
 #[derive(Debug)]
 pub(crate) struct Queued {
-    pub(crate) command: Command,
-    pub(crate) answer: Answer,
+    command: Command,
+    answer: Answer,
+    /// Of the command, encoded.
+    bytes: usize,
 }
 
 type Answer = oneshot::Sender<Result<Outcome, SubmitError>>;
+
+impl Queued {
+    /// Refuses a command that fits into no batch.
+    pub(crate) fn new(command: Command, answer: Answer) -> Result<Self, SubmitError> {
+        let bytes = encoded(&command);
+        if bytes > BATCH_BYTES { Err(SubmitError::TooLarge) } else { Ok(Self { command, answer, bytes }) }
+    }
+}
+
+/// How many bytes a command has in the log and on its way there.
+fn encoded(command: &Command) -> usize {
+    struct Count(usize);
+
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let mut count = Count(0);
+    rmp_serde::encode::write(&mut count, command).expect("a command encodes");
+    count.0
+}
+
+/// Takes the commands of the next batch, in order.
+fn next_batch(waiting: &mut VecDeque<Queued>) -> Vec<Queued> {
+    let mut bytes = 0;
+    let mut fits = |queued: &Queued| {
+        bytes += queued.bytes;
+        bytes <= BATCH_BYTES
+    };
+    let count = waiting.iter().take(BATCH).take_while(|queued| fits(queued)).count();
+    waiting.drain(..count).collect()
+}
 
 /// The outcome of a submitted command, once it is known. Dropping it does not withdraw the command.
 #[derive(Debug)]
@@ -90,17 +136,17 @@ impl Writer {
     /// Runs until the queue is closed and everything in it is answered.
     pub(crate) async fn run(mut self, mut queue: mpsc::Receiver<Queued>) {
         let mut in_flight = FuturesUnordered::new();
-        let mut batch = Vec::new();
+        let (mut taken, mut waiting) = (Vec::new(), VecDeque::new());
         let mut is_closed = false;
         loop {
-            let has_room = !is_closed && self.has_room();
+            while !waiting.is_empty() && self.has_room() {
+                in_flight.push(self.send(next_batch(&mut waiting)).await);
+            }
+            let takes = !is_closed && waiting.is_empty() && self.has_room();
             tokio::select! {
-                taken = queue.recv_many(&mut batch, BATCH), if has_room => {
-                    if taken == 0 {
-                        is_closed = true;
-                    } else {
-                        in_flight.push(self.send(std::mem::take(&mut batch)).await);
-                    }
+                count = queue.recv_many(&mut taken, BATCH), if takes => {
+                    is_closed = count == 0;
+                    waiting.extend(taken.drain(..));
                 }
                 Some(answered) = in_flight.next() => self.answer(answered),
                 else => return,
@@ -126,7 +172,7 @@ impl Writer {
         }
         let first = self.serial + 1 - opened as u64;
         let mut answers = Vec::with_capacity(BATCH);
-        for Queued { command, answer } in queued {
+        for Queued { command, answer, .. } in queued {
             submissions.push(self.submission(command));
             answers.push(answer);
         }
@@ -166,5 +212,40 @@ impl Writer {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ledger::OpenSession;
+    use vocabulary::{ModelId, SessionId, TenantId};
+
+    use super::*;
+
+    fn queued(bytes: usize) -> Result<Queued, SubmitError> {
+        let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(bytes).as_str()));
+        let command = Command::OpenSession(OpenSession { session: SessionId(1), tenant, model, parent: None });
+        Queued::new(command, oneshot::channel().0)
+    }
+
+    #[test]
+    fn a_batch_is_bounded_by_commands_and_by_bytes_and_keeps_the_order() {
+        let lengths = |batch: &[Queued]| batch.iter().map(|queued| queued.bytes >> 20).collect::<Vec<_>>();
+        let mut waiting: VecDeque<_> = [1, 2, 2, 3, 1].into_iter().map(|mib| queued(mib << 20).unwrap()).collect();
+        let mut batches = Vec::new();
+        while !waiting.is_empty() {
+            batches.push(lengths(&next_batch(&mut waiting)));
+        }
+        assert_eq!(batches, [vec![1, 2], vec![2], vec![3], vec![1]]);
+        waiting.extend((0..BATCH + 1).map(|_| queued(1).unwrap()));
+        assert_eq!((next_batch(&mut waiting).len(), waiting.len()), (BATCH, 1));
+    }
+
+    #[test]
+    fn a_command_that_fits_into_no_batch_is_refused_at_once() {
+        assert!(queued(BATCH_BYTES - 100).is_ok());
+        assert_eq!(queued(BATCH_BYTES).unwrap_err(), SubmitError::TooLarge);
+        let command = Command::CloseSession(SessionId(u128::MAX));
+        assert_eq!(encoded(&command), rmp_serde::to_vec(&command).unwrap().len());
     }
 }

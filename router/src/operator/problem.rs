@@ -268,6 +268,9 @@ impl From<SubmitError> for Problem {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::UnknownOutcome => Self::unknown_outcome(),
+            SubmitError::TooLarge => {
+                Self::new(Kind::Unprocessable, format!("Nothing was changed: {error}.")).caused(error.cause())
+            }
             other => Self::new(Kind::Overloaded, format!("Nothing was changed: {other}. Try again shortly."))
                 .caused(other.cause()),
         }
