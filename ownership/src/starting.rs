@@ -9,6 +9,7 @@ use ledger::{Command, Outcome};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Raft};
 use tokio::sync::mpsc;
+use vocabulary::LedgerTime;
 
 use crate::core::{Core, Parts};
 use crate::error::OwnershipError;
@@ -186,7 +187,8 @@ pub(crate) fn is_alone(core: &Core) -> bool {
 /// A cluster in which nothing was ever written works at the highest level that its founder knows.
 pub(crate) async fn raise_new(core: &Core, options: &Options) -> Result<(), OwnershipError> {
     let highest = options.levels().highest;
-    let is_new = core.leads() && core.counters().read().entries == 0 && core.view().session_count() == 0;
+    // Every entry moves the ledger's clock, and a snapshot keeps it: what was forgotten since was written all the same.
+    let is_new = core.leads() && core.view().now() == LedgerTime::default();
     if !is_new || core.view().level() >= highest {
         return Ok(());
     }

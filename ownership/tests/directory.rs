@@ -469,3 +469,18 @@ async fn a_log_of_the_last_release_that_lost_committed_entries_is_refused() {
     let error = Directory::open(options(folder.path())).await.unwrap_err();
     assert!(matches!(error, OwnershipError::EntriesMissing { .. }), "{error}");
 }
+
+#[tokio::test]
+async fn an_old_ledger_that_has_forgotten_everything_is_not_taken_for_a_new_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = Options { max_level: Some(1), ..options(folder.path()) };
+    let directory = Directory::open(old).await.unwrap();
+    assert!(matches!(directory.submit(open_session(1)).unwrap().await, Ok(Outcome::Opened { .. })));
+    assert_eq!(directory.submit(Command::CloseSession(SessionId(1))).unwrap().await, Ok(Outcome::Done));
+    directory.snapshot().await.unwrap();
+    directory.close().await.unwrap();
+    drop(directory);
+    let directory = Directory::open(options(folder.path())).await.unwrap();
+    assert_eq!(directory.view().level(), 1, "an operator raises it: there is no way back");
+    directory.close().await.unwrap();
+}
