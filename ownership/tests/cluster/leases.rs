@@ -43,5 +43,6 @@ async fn a_lease_lives_on_one_routers_reports_over_a_change_of_the_leader_and_en
         (!view.worker(WorkerId(2)).unwrap().is_live()).then_some(())
     })
     .await;
+    nodes.converge().await;
     nodes.close().await;
 }

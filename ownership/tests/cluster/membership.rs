@@ -78,6 +78,7 @@ async fn a_learner_that_is_down_is_not_made_a_voter() {
     nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
     nodes.restart(3).await;
     nodes.promote(&[2, 3]).await;
+    nodes.converge().await;
     nodes.close().await;
 }
 
@@ -92,6 +93,7 @@ async fn the_leader_hands_over_on_request_and_when_it_closes() {
     closing.close().await.unwrap();
     assert_ne!(nodes.leader().await, next);
     nodes.any().submit(open_session(1)).unwrap().await.unwrap();
+    nodes.converge().await;
     nodes.close().await;
 }
 
@@ -106,5 +108,6 @@ async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
     let outcome = nodes.node(1).submit(Command::RetireNode(NodeId(9))).unwrap().await.unwrap();
     assert_eq!(outcome, Outcome::Refused(Refusal::Level { needed: 2, current: 1 }));
     assert_eq!(nodes.node(1).view().applied(), before);
+    nodes.converge().await;
     nodes.close().await;
 }

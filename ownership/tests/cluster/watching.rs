@@ -44,6 +44,7 @@ async fn a_watch_is_resumed_on_another_node_without_a_gap() {
         let key = Key::Session(SessionId(n));
         assert_eq!(whole.values().flatten().filter(|change| change.key == key).count(), 1);
     }
+    nodes.converge().await;
     nodes.close().await;
 }
 
@@ -60,6 +61,7 @@ async fn a_linearizable_read_on_any_node_shows_what_any_node_acknowledged() {
     let bound = std::time::Duration::from_secs(30);
     nodes.node(4).read(Consistency::Bounded(bound)).await.unwrap();
     assert!(nodes.node(4).staleness().unwrap() <= bound);
+    nodes.converge().await;
     nodes.close().await;
 }
 
