@@ -1,7 +1,8 @@
 //! The audit log: one line of JSON for every write that an operator asked for, done or refused.
 //!
-//! It lies in the data directory, is bounded by rotation, and never holds a token. A line is written before the answer
-//! is sent.
+//! It lies in the data directory, is bounded by rotation, and never holds a token. A line is on disk (fdatasync) before
+//! the answer is sent; only a process that dies in the middle of a write leaves none. A disk that refuses a line stops no
+//! operator: the line is in the log of the process, too, and with it an error.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -88,7 +89,7 @@ impl Audit {
         Ok(Self { path, bound: (bound / u64::from(FILES)).max(4 << 10), file })
     }
 
-    /// Writes a line. A disk that refuses it does not stop the operator; the log of the process gets the line anyway.
+    /// Writes a line to the disk and to the log of the process. Blocks while the disk does.
     pub(super) fn write(&self, asked: &Asked, outcome: &'static str, status: u16) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = Line {
@@ -120,7 +121,7 @@ impl Audit {
         }
         open_file.file.write_all(line)?;
         open_file.size += line.len() as u64;
-        Ok(())
+        open_file.file.sync_data()
     }
 
     fn rotate(&self) -> std::io::Result<()> {

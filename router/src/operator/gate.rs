@@ -1,6 +1,9 @@
 //! The gate before every operators' route: bounds, tokens and roles, known parameters, the audit log.
 //!
-//! A write goes on to its end when its client leaves, so that what was done is always written down.
+//! A write goes on to its end when its client leaves, and so does its line in the audit log: what was done is always
+//! written down.
+
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -11,7 +14,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use super::access::{Role, Who};
-use super::audit::{Asked, kept};
+use super::audit::{Asked, Audit, kept};
 use super::desk::Desk;
 use super::fresh::At;
 use super::input::body_of;
@@ -70,16 +73,44 @@ async fn admit(desk: &Desk, request: Request, (next, id): (Next, &str)) -> Respo
     let needed = if audited { Role::Operator } else { Role::Read };
     let allowed = who.map_or(Ok(()), |who| who.and_then(|who| may(&who, needed)));
     let allowed = allowed.and_then(|()| desk.document.check_query(&parts, &path));
-    let answer = match allowed {
-        Err(problem) => problem.into_response(),
-        Ok(()) if writes => write(parts, body, (next, &mut asked)).await,
-        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+    let allowed = allowed.map(|()| Request::from_parts(parts, body));
+    let request = match allowed {
+        Ok(request) if writes => whole(request, &mut asked).await,
+        other => other,
     };
-    if audited {
-        let word = answer.extensions().get::<Kind>().map_or("done", |kind| kind.shape().1);
-        desk.audit.write(&asked, word, answer.status().as_u16());
+    if !audited {
+        return match request {
+            Err(problem) => problem.into_response(),
+            Ok(request) => next.run(request).await,
+        };
+    }
+    let written_down = write_down(desk.audit.clone(), asked, request.map(|request| next.run(request)));
+    // A task of its own, which goes on when the client leaves.
+    tokio::spawn(written_down).await.unwrap_or_else(|_| broken())
+}
+
+/// Runs the write to its end and writes it down before the answer is sent.
+async fn write_down(
+    audit: Arc<Audit>,
+    asked: Asked,
+    running: Result<impl Future<Output = Response> + Send + 'static, Problem>,
+) -> Response {
+    let answer = match running {
+        Err(problem) => problem.into_response(),
+        Ok(running) => tokio::spawn(running).await.unwrap_or_else(|_| broken()),
+    };
+    let (word, status) =
+        (answer.extensions().get::<Kind>().map_or("done", |kind| kind.shape().1), answer.status().as_u16());
+    let written = tokio::task::spawn_blocking(move || audit.write(&asked, word, status));
+    if let Err(error) = written.await {
+        tracing::error!(%error, "a line of the audit log is missing");
     }
     answer
+}
+
+fn broken() -> Response {
+    Problem::new(Kind::Internal, "The request ended in an error of ours; the log of this process has it.")
+        .into_response()
 }
 
 fn may(who: &Who, needed: Role) -> Result<(), Problem> {
@@ -102,22 +133,15 @@ fn asked(parts: &Parts, path: &str, id: &str) -> Asked {
     }
 }
 
-/// Reads the body and runs the write as a task of its own.
-async fn write(parts: Parts, body: Body, (next, asked): (Next, &mut Asked)) -> Response {
+/// The write with its whole body.
+async fn whole(request: Request, asked: &mut Asked) -> Result<Request, Problem> {
+    let (parts, body) = request.into_parts();
     // Browsers send other types across sites without asking, and ask before they send DELETE.
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
     if parts.method != Method::DELETE && !kind.to_ascii_lowercase().starts_with(b"application/json") {
-        return Problem::new(Kind::NotJson, "Send the body as Content-Type: application/json.").into_response();
+        return Err(Problem::new(Kind::NotJson, "Send the body as Content-Type: application/json."));
     }
-    let body = match body_of(&parts, body).await {
-        Ok(body) => body,
-        Err(problem) => return problem.into_response(),
-    };
+    let body = body_of(&parts, body).await?;
     asked.body = kept(&body);
-    let request = Request::from_parts(parts, Body::from(body));
-    let running = tokio::spawn(next.run(request));
-    running.await.unwrap_or_else(|_| {
-        Problem::new(Kind::Internal, "The request ended in an error of ours; the log of this process has it.")
-            .into_response()
-    })
+    Ok(Request::from_parts(parts, Body::from(body)))
 }

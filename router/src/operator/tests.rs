@@ -11,7 +11,7 @@ use vocabulary::{
 };
 
 use crate::pipeline::steering::Mode;
-use crate::testing::{Worker, front, front_of, get, post, send};
+use crate::testing::{Worker, front, front_of, get, post, send, until};
 
 #[tokio::test]
 async fn the_dial_turns_at_run_time_and_shows_in_the_metrics() {
@@ -238,6 +238,26 @@ async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
     assert!(lines[0]["remote"].as_str().unwrap().starts_with("127.0.0.1:"), "{text}");
     assert_eq!(lines[3]["key"], "/ownerserve/v1/sessions/s-1");
     assert!(!text.contains("works") && !text.contains("looks"));
+}
+
+#[tokio::test]
+async fn a_write_whose_client_left_is_in_the_audit_log_if_it_was_done() {
+    let data = tempfile::tempdir().unwrap();
+    let front = front_of(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let (at, audit) = (front.operator_address(), data.path().join("audit/audit.jsonl"));
+    for n in 0..50 {
+        let body = "{\"artifacts\":7}";
+        let head = format!("PUT /ownerserve/v1/tenants/gone-{n}/quota HTTP/1.1\r\nhost: a\r\n");
+        let length = format!("content-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        let mut client = std::net::TcpStream::connect(at).unwrap();
+        std::io::Write::write_all(&mut client, format!("{head}{length}{body}").as_bytes()).unwrap();
+    }
+    let quota = |n: usize| front.gateway.directory().view().quota(&TenantId(format!("gone-{n}").into()));
+    until("some were done", || (0..50).filter(|n| quota(*n).is_some()).count() >= 10).await;
+    for n in (0..50).filter(|n| quota(*n).is_some()) {
+        let key = format!("/ownerserve/v1/tenants/gone-{n}/quota\"");
+        until(&key, || std::fs::read_to_string(&audit).unwrap().contains(&key)).await;
+    }
 }
 
 #[tokio::test]
