@@ -179,6 +179,10 @@ impl Watcher {
             {
                 changes.push(ChangeLine::new(&next));
             }
+            if let Some(Some(Err(Compacted { oldest }))) = same.as_mut().peek().now_or_never() {
+                // Cut off in the middle: a part must not go out under an id that says that it was the whole.
+                return Some((cut(*oldest), None));
+            }
             changes.retain(|change| self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&change.kind)));
             if !changes.is_empty() {
                 return Some((event("changes", &Changes { revision, changes }).id(revision.to_string()), Some(self)));
