@@ -112,7 +112,13 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
         let front = front_of(&[worker.url()], &[&folder]).await;
-        assert_eq!(get(front.operator_address(), "/readyz").await.body, "ok\n");
+        let ready = get(front.operator_address(), "/readyz").await.json();
+        assert_eq!((ready["ready"].as_bool(), ready["standing"].as_str()), (Some(true), Some("leader")), "{ready}");
+        assert_eq!(
+            (ready["stale"].as_bool(), ready["degraded"].as_array().unwrap().len()),
+            (Some(false), 0),
+            "{ready}"
+        );
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
         let gone = || front.gateway.troubles().contains(&super::Trouble::FolderGone);
         until("it is noticed", gone).await;
@@ -122,7 +128,9 @@ mod tests {
         }
         let ready = get(front.operator_address(), "/readyz").await;
         assert_eq!(ready.status, 200, "traffic is not taken away from who serves it");
-        assert!(String::from_utf8_lossy(&ready.body).contains("ledger: its folder is gone"), "{:?}", ready.body);
+        let degraded = &ready.json()["degraded"][0];
+        assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("ledger"), Some("folder_gone")));
+        assert!(degraded["detail"].as_str().unwrap().contains("its folder is gone"), "{degraded}");
         let metrics = get(front.operator_address(), "/metrics").await.body;
         let metrics = String::from_utf8_lossy(&metrics);
         assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"folder_gone\"} 1"), "{metrics}");

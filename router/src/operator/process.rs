@@ -5,7 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use http::header::CONTENT_TYPE;
+use ownership::Standing;
+use serde::Serialize;
+use utoipa::ToSchema;
 
+use super::fresh::Fresh;
 use super::gauges;
 use super::problem::Problem;
 use crate::gateway::Gateway;
@@ -17,21 +21,70 @@ pub(super) async fn live() -> &'static str {
     "ok\n"
 }
 
-/// Whether it can serve clients: some worker answers.
+/// What this node does in the quorum.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum StandingNow {
+    Leader,
+    Voter,
+    Learner,
+    /// It was taken out of the cluster and only has its last view.
+    Removed,
+}
+
+/// What is wrong while requests are served all the same.
+#[derive(Serialize, ToSchema)]
+struct Degraded {
+    /// `ledger` or `soft_state`.
+    what: &'static str,
+    /// As the metrics call it: `no_quorum`, `failed`, `folder_gone`; of Redis how it stands.
+    cause: &'static str,
+    /// In words.
+    detail: String,
+}
+
+/// That requests are served, and what is wrong meanwhile.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Readiness {
+    ready: bool,
+    /// This node's id.
+    node: u64,
+    #[schema(inline)]
+    standing: StandingNow,
+    degraded: Vec<Degraded>,
+}
+
+impl Readiness {
+    fn of(gateway: &Gateway) -> Self {
+        let directory = gateway.directory();
+        let own = directory.members().into_iter().find(|member| member.node == directory.node());
+        let standing = match own {
+            _ if directory.is_removed() => StandingNow::Removed,
+            Some(own) if own.is_leader => StandingNow::Leader,
+            Some(own) if own.voter == Standing::Voter => StandingNow::Voter,
+            _ => StandingNow::Learner,
+        };
+        let ledger = gateway.troubles().into_iter();
+        let ledger = ledger.map(|it| Degraded { what: "ledger", cause: it.as_str(), detail: it.to_string() });
+        let redis = gateway.remembered.state.trouble().map(|it| Degraded {
+            what: "soft_state",
+            cause: it.as_str(),
+            detail: format!("Redis is {}", it.as_str()),
+        });
+        Self { ready: true, node: directory.node().0, standing, degraded: ledger.chain(redis).collect() }
+    }
+}
+
+/// Whether it can serve clients: some worker answers. What is wrong with the ledger or with Redis is told and takes no
+/// traffic away: steps are served all the same.
 #[utoipa::path(get, path = "/readyz", tag = "process",
     responses(
-        (status = 200, description = "It can.", body = String, content_type = "text/plain"),
+        (status = 200, description = "It can.", body = Fresh<Readiness>),
         (status = 503, description = "No worker answers.")))]
-pub(super) async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
+pub(super) async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Fresh<Readiness>, Problem> {
     match gateway.roster.ready(gateway.fleet()).first() {
-        Some(_) => {
-            // Requests are served all the same: this is to be known, and no reason to take traffic away.
-            let redis = gateway.remembered.state.trouble();
-            let redis = redis.map(|trouble| format!("soft state: Redis is {}\n", trouble.as_str()));
-            let ledger = gateway.troubles().into_iter().map(|trouble| format!("ledger: {trouble}\n"));
-            std::iter::once("ok\n".to_owned()).chain(redis).chain(ledger).collect::<String>().into_response()
-        }
-        None => Problem::not_ready("no worker answers").into_response(),
+        Some(_) => Ok(Fresh::new(&gateway.directory().view(), Readiness::of(&gateway))),
+        None => Err(Problem::not_ready("no worker answers")),
     }
 }
 
