@@ -1,4 +1,7 @@
-//! Tells the neighbours what is in flight here: all of it, every 50 ms where it changed, and now and then in any case.
+//! Tells the neighbours what is in flight here: all of it, soon after it changed, and now and then in any case.
+//!
+//! Until they know of a request they may send the next one to the same worker: at 50 ms four routers in front of eight
+//! workers served a burst of new sessions a quarter later than one router did, at 10 ms a tenth.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,8 +17,8 @@ use workers_shim::fleet::{Flow, InFlightTable};
 use super::Exchange;
 use super::message::write_table;
 
-/// Between two tables.
-const EVERY: Duration = Duration::from_millis(50);
+/// Between two tables that differ.
+const EVERY: Duration = Duration::from_millis(10);
 /// Between two tables that say the same; well below the silence after which a router no longer counts.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// How long one is waited for. The next one says all of it again.
