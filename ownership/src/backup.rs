@@ -190,7 +190,7 @@ async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Res
     let node = NodeFolder::open(folder, Some(cluster))?;
     let id = node.identity.node.0;
     let last = LogId::new(LeaderIdOf::<Types>::new_committed(FIRST_TERM, id), ledger.applied());
-    let members = std::collections::BTreeMap::from([(id, BasicNode::default())]);
+    let members = std::collections::BTreeMap::from([(id, BasicNode::new(""))]);
     let membership = Membership::new(vec![[id].into()], members);
     let membership = membership.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
     let meta = SnapshotMeta { last_log_id: Some(last), last_membership: StoredMembership::new(Some(last), membership) };

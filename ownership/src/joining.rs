@@ -175,6 +175,7 @@ pub(crate) async fn apply(
     let directions: Arc<dyn Directions> = Arc::new(stranger);
     let deadline = Instant::now() + within;
     let mut why = "no address to ask".to_owned();
+    let mut told = None;
     loop {
         for seed in seeds {
             let dialer = Dialer { whom: Whom::Address(seed.clone()), lane: Lane::Call, directions: directions.clone() };
@@ -194,7 +195,10 @@ pub(crate) async fn apply(
         if Instant::now() >= deadline {
             return Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why });
         }
-        tracing::info!(%why, "no member let this node in yet; asking again");
+        if told.as_deref() != Some(why.as_str()) {
+            tracing::warn!(%why, ?within, "no member let this node in yet; asking again");
+            told = Some(why.clone());
+        }
         tokio::time::sleep(PAUSE).await;
     }
 }

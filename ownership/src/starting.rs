@@ -11,7 +11,7 @@ use openraft::{BasicNode, Raft};
 use tokio::sync::mpsc;
 use vocabulary::LedgerTime;
 
-use crate::core::{Core, Parts};
+use crate::core::{Core, Parts, is_retired};
 use crate::error::OwnershipError;
 use crate::joining::{self, Joining, Stranger};
 use crate::log_store::LogStore;
@@ -72,6 +72,9 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let parts = Parts { raft, registry: registry.clone(), observer, log, folder: root, proposals, patience };
     let core = Core::new(parts, queue);
     check_level(&core, options)?;
+    if reachable.is_none() {
+        check_alone(&core)?;
+    }
     let mut tasks =
         vec![Task(tokio::spawn(core.clone().follow())), Task(tokio::spawn(proposer::run(core.clone(), asked)))];
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
@@ -110,7 +113,8 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
     let address = match &options.peering.advertise {
         Some(advertise) => advertise.clone(),
         None if listener.address.ip().is_unspecified() => {
-            let what = format!("others cannot call {listen}: say under which address they reach it (`advertise`)");
+            let what =
+                format!("others cannot call {listen}: say under which address they reach it (cluster.advertise)");
             return Err(OwnershipError::Options(what));
         }
         None => listener.address.to_string(),
@@ -157,6 +161,20 @@ fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder)
 fn check_level(core: &Core, options: &Options) -> Result<(), OwnershipError> {
     let (level, highest) = (core.view().level(), options.levels().highest);
     if level > highest { Err(OwnershipError::Level { level, highest }) } else { Ok(()) }
+}
+
+/// A member that the others cannot call would be a voter they count on in vain.
+fn check_alone(core: &Core) -> Result<(), OwnershipError> {
+    let metrics: openraft::RaftMetrics<Types> = core.raft.metrics().borrow_watched().clone();
+    let members = metrics.membership_config.nodes().count();
+    if members < 2 || is_retired(&core.view(), core.node()) {
+        return Ok(());
+    }
+    let what = format!(
+        "this node is one of {members} of a cluster, and the others must reach it: give it an address for them again \
+         (`--node-listen`, cluster.listen)"
+    );
+    Err(OwnershipError::Options(what))
 }
 
 /// Founds the quorum where there is none. A quorum of this node alone is waited for: there is no one else.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ledger::{Command, Outcome};
+use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
 use openraft::{BasicNode, ChangeMembers};
@@ -37,6 +38,12 @@ pub(crate) fn list(core: &Core) -> Vec<Member> {
             Some(replication) => replication.get(id).copied().flatten().map(|log| log.index),
             None => None,
         };
+        let heard = metrics.heartbeat.as_ref().map(|heard| heard.get(id).and_then(Option::as_ref));
+        let answers = match heard {
+            _ if *id == metrics.id => Some(true),
+            Some(at) => Some(at.is_some_and(|at| at.elapsed() < core.patience())),
+            None => None,
+        };
         Member {
             node: NodeId(*id),
             address: node.addr.clone(),
@@ -44,6 +51,7 @@ pub(crate) fn list(core: &Core) -> Vec<Member> {
             is_leader: metrics.current_leader == Some(*id),
             level: core.registry.levels(NodeId(*id)),
             matched,
+            answers,
         }
     };
     metrics.membership_config.nodes().map(member).collect()

@@ -58,6 +58,8 @@ pub struct Member {
     pub level: Option<Levels>,
     /// The last entry that it is known to have; only the leader knows it of others.
     pub matched: Option<u64>,
+    /// Whether it answered the leader lately; only the leader knows it of others.
+    pub answers: Option<bool>,
 }
 
 /// A change that an operator asks for.

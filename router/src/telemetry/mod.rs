@@ -9,8 +9,9 @@ pub mod soft_state;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::time::SystemTime;
 
-/// What is shown without `RUST_LOG`: our own news, and of the quorum's library only what is wrong.
-const USUAL: &str = "info,openraft=warn,raft_log=warn,chunked_wal=warn";
+/// What is shown without `RUST_LOG`: our own news, and of the quorum's library only what is wrong. That a node does not
+/// answer is news once; the library says it with every heartbeat.
+const USUAL: &str = "info,openraft=error,raft_log=warn,chunked_wal=warn";
 
 /// Plain lines on standard error, filtered by `RUST_LOG`. A second call changes nothing.
 pub fn init_log() {
