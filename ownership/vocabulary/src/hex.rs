@@ -20,8 +20,7 @@ macro_rules! hex_id {
             type Err = $crate::ids::ParseIdError;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                let error =
-                    || $crate::ids::ParseIdError { expected: stringify!($name), text: text.chars().take(64).collect() };
+                let error = || $crate::ids::ParseIdError { expected: $prefix, text: text.chars().take(64).collect() };
                 let digits = text.strip_prefix($prefix).ok_or_else(error)?;
                 if digits.is_empty()
                     || digits.len() > size_of::<$int>() * 2

@@ -10,7 +10,7 @@ use crate::hex::hex_id;
 /// A text that is not the id it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseIdError {
-    /// The id type that was wanted.
+    /// How an id of the wanted kind begins.
     pub expected: &'static str,
     /// The start of the text that was given.
     pub text: String,
@@ -18,7 +18,11 @@ pub struct ParseIdError {
 
 impl std::fmt::Display for ParseIdError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} is not a {}: hexadecimal digits as the API prints them are accepted", self.text, self.expected)
+        write!(
+            f,
+            "{:?} is no such id: accepted is {} and hexadecimal digits, as lists show it",
+            self.text, self.expected
+        )
     }
 }
 

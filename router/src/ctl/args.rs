@@ -9,12 +9,17 @@ use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WorkerArg(pub(crate) WorkerId);
 
-impl FromStr for WorkerArg {
-    type Err = ParseIdError;
+/// A text that names no worker.
+#[derive(Debug, thiserror::Error)]
+#[error("accepted is its URL, or w- and hexadecimal digits, as `ctl workers` shows both")]
+pub(crate) struct NotAWorker;
 
-    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+impl FromStr for WorkerArg {
+    type Err = NotAWorker;
+
+    fn from_str(text: &str) -> Result<Self, NotAWorker> {
         let is_url = text.starts_with("http://") || text.starts_with("https://");
-        if is_url { Ok(Self(WorkerId::of_endpoint(text))) } else { text.parse().map(Self) }
+        if is_url { Ok(Self(WorkerId::of_endpoint(text))) } else { text.parse().map(Self).map_err(|_| NotAWorker) }
     }
 }
 

@@ -153,12 +153,12 @@ async fn what_the_ledger_returned_is_returned_after_a_restart() {
 async fn bad_ids_and_queries_are_problems_that_say_what_is_accepted() {
     let front = front_of(&[], &[]).await;
     for (path, status, wanted) in [
-        ("sessions/nonsense", 400, "SessionId"),
+        ("sessions/nonsense", 400, "accepted is s- and hexadecimal digits"),
         ("sessions/s-1", 404, "No session"),
         ("sessions?limit=many", 400, "limit"),
         ("sessions?key=s1", 400, "model"),
         ("sessions?colour=red", 400, "colour"),
-        ("owners/s-1", 400, "PrefixId"),
+        ("owners/s-1", 400, "accepted is p- and hexadecimal digits"),
         ("owners/p-1", 404, "No artifact"),
         ("decisions?session=x", 400, "session"),
         ("decisions/req-1", 404, "No decision"),
