@@ -1,5 +1,7 @@
 //! The client to the operator API: endpoints in turn, a token, and errors that say what to do.
 
+use std::path::PathBuf;
+
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, IF_MATCH};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -36,6 +38,16 @@ pub(crate) enum CtlError {
         /// How it ended.
         detail: String,
     },
+    /// A token is missing, or wrong.
+    #[error(
+        "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
+    )]
+    NotLetIn {
+        /// Who.
+        endpoint: String,
+        /// What the API said.
+        detail: String,
+    },
     /// The API said no.
     #[error("{title} ({word}): {detail}")]
     Problem {
@@ -65,13 +77,21 @@ pub(crate) enum CtlError {
         /// Why.
         source: std::io::Error,
     },
+    /// A snapshot that does not hold what was written.
+    #[error("{} is no sound snapshot: {detail}; nothing was changed, take another one", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where in it and how.
+        detail: String,
+    },
     /// The ledger's files.
     #[error(transparent)]
     Ownership(#[from] ownership::OwnershipError),
 }
 
 impl CtlError {
-    /// 1: refused. 2: bad usage, as clap's. 3: nobody answered, nothing was changed. 4: the outcome is not known.
+    /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -206,6 +226,7 @@ async fn problem(endpoint: String, answer: http::Response<WorkerBody>) -> CtlErr
     let text = |name: &str| document[name].as_str().map(str::to_owned);
     let word = text("type").and_then(|kind| kind.strip_prefix("urn:ownerserve:problem:").map(str::to_owned));
     match (word, text("title"), text("detail")) {
+        (Some(_), _, Some(detail)) if status == StatusCode::UNAUTHORIZED => CtlError::NotLetIn { endpoint, detail },
         (Some(word), Some(title), Some(detail)) => CtlError::Problem { title, word, detail },
         _ if status == StatusCode::NOT_FOUND => CtlError::NotOurs { endpoint, detail: "404".into() },
         _ => CtlError::NotOurs { endpoint, detail: status.to_string() },

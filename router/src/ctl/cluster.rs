@@ -31,6 +31,13 @@ pub(crate) enum MemberCommand {
         #[arg(required = true)]
         nodes: Vec<u64>,
     },
+    /// Puts a learner into a voter's place, in one step: how a lost voter is replaced.
+    Replace {
+        /// The voter's node id.
+        old: u64,
+        /// The learner's node id.
+        new: u64,
+    },
     /// Takes a node out for good; its id never comes back.
     Remove {
         /// Its node id.
@@ -38,11 +45,12 @@ pub(crate) enum MemberCommand {
     },
 }
 
-const MEMBERS: [Column; 7] = [
+const MEMBERS: [Column; 8] = [
     ("NODE", "/node"),
     ("ADDRESS", "/address"),
     ("STANDING", "/standing"),
     ("LEADER", "/is_leader"),
+    ("ANSWERS", "/answers"),
     ("LEVEL FROM", "/levels/lowest"),
     ("TO", "/levels/highest"),
     ("MATCHED", "/matched"),
@@ -58,6 +66,9 @@ pub(crate) async fn member(client: &Client, command: &MemberCommand, output: Out
         MemberCommand::Add => return how_to_join(client, output).await,
         MemberCommand::Promote { nodes } => free(Method::POST, "cluster/members/promote", json!({"nodes": nodes})),
         MemberCommand::Demote { nodes } => free(Method::POST, "cluster/members/demote", json!({"nodes": nodes})),
+        MemberCommand::Replace { old, new } => {
+            free(Method::POST, "cluster/members/replace", json!({"old": old, "new": new}))
+        }
         MemberCommand::Remove { node } => free(Method::DELETE, format!("cluster/members/{node}"), json!({})),
     };
     super::writes::run(client, request, output).await
@@ -67,7 +78,12 @@ async fn list(client: &Client, output: Output) -> Result<(), CtlError> {
     let got = client.get("cluster/members").await?;
     match output {
         Output::Json => say(&format!("{}\n", pretty(&got.json))),
-        Output::Table => say(&table(&MEMBERS, lines(&got.json["members"]))),
+        Output::Table => {
+            say(&table(&MEMBERS, lines(&got.json["members"])));
+            if lines(&got.json["members"]).iter().any(|member| member["answers"].is_null()) {
+                note("who answers and how far it is, only the leader knows: give its --endpoint");
+            }
+        }
     }
     Ok(())
 }
@@ -79,17 +95,22 @@ fn lines(value: &Value) -> &[Value] {
 async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     let got = client.get("cluster/members").await?;
     let members = lines(&got.json["members"]);
-    let reachable = |member: &&Value| member["address"].as_str().is_some_and(|address| !address.is_empty());
+    let reachable = |member: &&Value| member["address"].as_str().is_some_and(|address| address.contains(':'));
     let Some(member) = members.iter().find(reachable) else {
-        let detail = "no node of this cluster can be reached by others: start one with [cluster] listen set".into();
+        let detail =
+            "no node of this cluster can be reached by others: start this one again with --node-listen ADDR".into();
         return Err(CtlError::Problem { title: "Nothing to join".into(), word: "alone".into(), detail });
     };
-    let command = format!("ownerserve serve --join {} --data-dir EMPTY_FOLDER", word(member.get("address")));
+    let command =
+        format!("ownerserve serve --join {} --node-listen ADDR --data-dir EMPTY_FOLDER", word(member.get("address")));
     match output {
         Output::Json => say(&format!("{}\n", pretty(&json!({"join": member["address"], "command": command})))),
         Output::Table => {
             say(&format!("{command}\n"));
-            note("it joins as a learner; `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all");
+            note(
+                "ADDR is where the others reach the new node. It joins as a learner, and `ownerserve ctl member list` shows its \
+                 id; `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all",
+            );
         }
     }
     Ok(())
@@ -164,7 +185,7 @@ pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlErr
     Ok(())
 }
 
-/// What is not as it should be: nodes without a quorum, workers that are gone, drained or not exactly known.
+/// What is not as it should be: nodes without a quorum, members that are silent, workers that are gone, drained or not exactly known.
 pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlError> {
     let mut found = Vec::new();
     for answer in ask_all(client, "cluster").await {
@@ -175,6 +196,7 @@ pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlErr
             found.push(alarm(&of, "no_quorum", "no leader is known; serving goes on with the last view"));
         }
     }
+    found.extend(silent_members(client).await);
     let workers = client.get("workers?limit=1000").await?;
     for worker in lines(&workers.json["workers"]) {
         let of = word(worker.get("endpoint"));
@@ -197,6 +219,19 @@ pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlErr
         Output::Table => say(&table(&[("OF", "/of"), ("ALARM", "/alarm"), ("WHAT", "/what")], &found)),
     }
     Ok(())
+}
+
+/// Members that the leader does not hear; only it knows, so it is looked for among the endpoints.
+async fn silent_members(client: &Client) -> Vec<Value> {
+    let answers = ask_all(client, "cluster/members").await;
+    let knows = |answer: &&Value| lines(&answer["answer"]["members"]).iter().all(|member| !member["answers"].is_null());
+    let Some(leader) = answers.iter().filter(|answer| answer["error"].is_null()).find(knows) else {
+        note("no endpoint is the leader's, which knows whether all members answer; give its --endpoint, too");
+        return Vec::new();
+    };
+    let silent = lines(&leader["answer"]["members"]).iter().filter(|member| member["answers"] == false);
+    let of = |member: &Value| format!("node {} ({})", word(member.get("node")), word(member.get("address")));
+    silent.map(|member| alarm(&of(member), "member_silent", "it does not answer the leader")).collect()
 }
 
 fn alarm(of: &str, alarm: &str, what: &str) -> Value {

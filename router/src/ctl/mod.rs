@@ -1,6 +1,6 @@
 //! `ownerserve ctl`: what an operator asks of a cluster, or of its files while it is down.
 //!
-//! Everything but files goes over the operator API. Exit codes: 0 done, 1 refused, 2 not understood, 3 nobody answered
+//! Everything but files goes over the operator API. Exit codes: 0 done, 1 refused, 2 not understood, 3 not all answered
 //! and nothing was changed, 4 the outcome is not known.
 
 mod args;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use http::Method;
 use http_body_util::BodyExt as _;
-use ownership::{Restored, SnapshotReport};
+use ownership::{OwnershipError, Restored, SnapshotReport};
 use tokio::io::AsyncWriteExt as _;
 
 use super::client::{Client, CtlError};
@@ -39,7 +39,7 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
     match command {
         SnapshotCommand::Save { file } => {
             save(client, file).await?;
-            let report = ownership::verify(file)?;
+            let report = verified(file)?;
             output.print(&report, &report_rows(&report));
         }
         SnapshotCommand::Now => {
@@ -47,12 +47,17 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
             writes::run(client, request, output).await?;
         }
         SnapshotCommand::Verify { file } => {
-            let report = ownership::verify(file)?;
+            let report = verified(file)?;
             output.print(&report, &report_rows(&report));
         }
         SnapshotCommand::Restore { file, data_dir } => {
-            let restored = ownership::restore(file, data_dir).await?;
+            let restored = ownership::restore(file, data_dir).await.map_err(|error| about_file(error, file))?;
             output.print(&restored, &restored_rows(&restored));
+            note(&format!(
+                "start it with `ownerserve serve --data-dir {}`; it is a cluster of its own, and others join it with \
+                 empty folders. Never let it and the old one serve the same workers",
+                data_dir.display()
+            ));
         }
     }
     Ok(())
@@ -64,6 +69,9 @@ async fn save(client: &Client, file: &Path) -> Result<(), CtlError> {
         let path = path.display().to_string();
         move |source| CtlError::File { path, source }
     };
+    if file == Path::new("-") {
+        return Err(CtlError::Usage("a snapshot is saved to a file, not to standard output; name one".into()));
+    }
     if file.exists() {
         return Err(CtlError::Usage(format!("{} is there already; name a new file", file.display())));
     }
@@ -80,10 +88,25 @@ async fn save(client: &Client, file: &Path) -> Result<(), CtlError> {
     }
     out.sync_all().await.map_err(broken(&part))?;
     // What does not read back is no backup.
-    ownership::verify(&part)?;
+    verified(&part)?;
     tokio::fs::rename(&part, file).await.map_err(broken(file))?;
     note(&format!("saved from {endpoint}"));
     Ok(())
+}
+
+fn verified(file: &Path) -> Result<SnapshotReport, CtlError> {
+    ownership::verify(file).map_err(|error| about_file(error, file))
+}
+
+/// A backup that cannot be read is no data directory, and what helps is another one.
+fn about_file(error: OwnershipError, file: &Path) -> CtlError {
+    match error {
+        OwnershipError::Damaged { path, detail } if path == file => CtlError::Damaged { path, detail },
+        OwnershipError::Io { path, source } if path == file => {
+            CtlError::File { path: path.display().to_string(), source }
+        }
+        other => other.into(),
+    }
 }
 
 fn report_rows(report: &SnapshotReport) -> Vec<(&'static str, String)> {

@@ -96,7 +96,11 @@ pub(super) async fn raise_level(
     State(gateway): State<Arc<Gateway>>,
     Told(body): Told<Level>,
 ) -> Result<Fresh<Done>, Problem> {
-    let did = format!("the cluster is at feature level {} or above", body.level);
+    let before = gateway.directory().view().level();
+    let did = match body.level <= before {
+        true => format!("nothing was to do: the cluster is at feature level {before}"),
+        false => format!("the cluster is at feature level {}", body.level),
+    };
     change(&gateway, MemberChange::RaiseLevel(body.level), &did).await
 }
 

@@ -103,7 +103,9 @@ pub(super) struct At {
 impl At {
     pub(super) fn of(view: &View) -> Self {
         let quorum = view.quorum();
-        Self { revision: view.applied(), term: quorum.term, leader: quorum.leader, stale: quorum.stale }
+        // One that lost its quorum, or was not heard of, leads nobody.
+        let leader = quorum.leader.filter(|_| !quorum.stale);
+        Self { revision: view.applied(), term: quorum.term, leader, stale: quorum.stale }
     }
 
     /// Says it in the headers, unless they say it already.

@@ -139,7 +139,8 @@ async fn whole(request: Request, asked: &mut Asked) -> Result<Request, Problem> 
     // Browsers send other types across sites without asking, and ask before they send DELETE.
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
     if parts.method != Method::DELETE && !kind.to_ascii_lowercase().starts_with(b"application/json") {
-        return Err(Problem::new(Kind::NotJson, "Send the body as Content-Type: application/json."));
+        let wanted = "Send a JSON object, {} where there is nothing to say, with Content-Type: application/json.";
+        return Err(Problem::new(Kind::NotJson, wanted));
     }
     let body = body_of(&parts, body).await?;
     asked.body = kept(&body);

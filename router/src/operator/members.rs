@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::State;
-use ownership::{Levels, Member, MemberChange, MemberError, Standing};
+use ownership::{Consistency, Levels, Member, MemberChange, MemberError, Standing};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vocabulary::NodeId;
@@ -50,6 +50,8 @@ struct MemberLine {
     levels: Option<LevelsLine>,
     /// The last entry that the leader knows it to have; only the leader knows.
     matched: Option<u64>,
+    /// Whether it answered the leader lately; only the leader knows.
+    answers: Option<bool>,
 }
 
 impl From<Member> for MemberLine {
@@ -65,6 +67,7 @@ impl From<Member> for MemberLine {
             is_leader: member.is_leader,
             levels: member.level.map(LevelsLine::from),
             matched: member.matched,
+            answers: member.answers,
         }
     }
 }
@@ -79,7 +82,12 @@ pub(super) struct Members {
 #[utoipa::path(get, path = "/ownerserve/v1/cluster/members", tag = "cluster", params(FreshQuery),
     responses((status = 200, body = Fresh<Members>)))]
 pub(super) async fn members(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Members> {
-    let members = gateway.directory().members().into_iter().map(MemberLine::from).collect();
+    let has_leader = !view.quorum().stale;
+    let line = |member| {
+        let line = MemberLine::from(member);
+        MemberLine { is_leader: line.is_leader && has_leader, ..line }
+    };
+    let members = gateway.directory().members().into_iter().map(line).collect();
     Fresh::new(&view, Members { members })
 }
 
@@ -172,6 +180,9 @@ pub(super) async fn move_leader(
 
 /// Carries out a change, from whichever node was asked.
 pub(super) async fn change(gateway: &Gateway, change: MemberChange, did: &str) -> Result<Fresh<Done>, Problem> {
+    // Without a quorum nothing is begun, so that nobody wonders what became of it.
+    let quorum = gateway.directory().read(Consistency::Linearizable).await;
+    quorum.map_err(|_| refused(&MemberError::NoLeader))?;
     gateway.directory().change(change).await.map_err(|error| refused(&error))?;
     Ok(Done::plain(gateway, did))
 }

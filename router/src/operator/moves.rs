@@ -67,6 +67,10 @@ pub(super) async fn replicate(
     let holder = body.holder.owner(&gateway)?;
     let view = gateway.directory().view();
     let artifact = artifacts::known(&view, id)?;
+    if view.standing(&artifact).owner() == Some(holder) {
+        let why = format!("{} owns it, and an owner needs no copy", holder.worker);
+        return Err(cannot(&why, "Name another worker."));
+    }
     let place = Place { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
     let moved = match body.blocks {
         BlocksWord::There => None,

@@ -117,7 +117,7 @@ impl Kind {
             Kind::NotFound => (StatusCode::NOT_FOUND, "not_found", "Not found"),
             Kind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed"),
             Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "body_timeout", "Body did not arrive"),
-            Kind::Conflict => (StatusCode::CONFLICT, "refused", "Refused by the ledger"),
+            Kind::Conflict => (StatusCode::CONFLICT, "refused", "Refused"),
             Kind::Compacted => (StatusCode::GONE, "compacted", "Revision compacted"),
             Kind::Stale => (StatusCode::PRECONDITION_FAILED, "stale", "Changed since it was seen"),
             Kind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "Body too large"),
