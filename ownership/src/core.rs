@@ -203,9 +203,10 @@ impl Core {
 
     /// The time of the next entry, and the leadership in which it may be written; none out of office.
     pub(crate) fn entry_time(&self) -> Option<(LedgerTime, LeaderId)> {
+        let ledger = self.view().now();
         let mut duty = self.duty();
         let leader = duty.leader?;
-        duty.office.time(Instant::now()).map(|time| (time, leader))
+        duty.office.time(ledger, Instant::now()).map(|time| (time, leader))
     }
 
     /// Without a word for so long, a node counts as silent.

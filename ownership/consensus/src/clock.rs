@@ -21,10 +21,14 @@ impl<I: Instant> LeaderClock<I> {
         Self { since: ledger, last: ledger, read: now }
     }
 
-    /// The time of the next entry.
-    pub fn read(&mut self, now: I) -> LedgerTime {
+    /// The time of the next entry, while the ledger's clock shows `ledger`.
+    ///
+    /// At most one step beyond what is applied: entries that were refused or are still on their way must not leave the
+    /// ledger behind, because it would catch up in no time, and end leases that it granted meanwhile too early.
+    pub fn read(&mut self, ledger: LedgerTime, now: I) -> LedgerTime {
         let passed = Micros::of(now.saturating_duration_since(self.read)).min(MAX_CLOCK_STEP);
-        self.last = self.last.after(passed);
+        let bound = ledger.after(MAX_CLOCK_STEP);
+        self.last = self.last.after(passed).min(bound).max(self.last);
         self.read = self.read.max(now);
         self.last
     }
@@ -43,11 +47,11 @@ mod tests {
 
     #[test]
     fn it_goes_on_from_the_ledgers_clock_and_follows_monotonic_time() {
-        let start = Instant::now();
-        let mut clock = LeaderClock::take_office(LedgerTime(5_000), start);
-        assert_eq!(clock.read(start), LedgerTime(5_000));
-        assert_eq!(clock.read(start + Duration::from_micros(300)), LedgerTime(5_300));
-        assert_eq!(clock.read(start + Duration::from_micros(900)), LedgerTime(5_900));
+        let (start, ledger) = (Instant::now(), LedgerTime(5_000));
+        let mut clock = LeaderClock::take_office(ledger, start);
+        assert_eq!(clock.read(ledger, start), ledger);
+        assert_eq!(clock.read(ledger, start + Duration::from_micros(300)), LedgerTime(5_300));
+        assert_eq!(clock.read(ledger, start + Duration::from_micros(900)), LedgerTime(5_900));
         assert_eq!(clock.in_office(), Micros(900));
     }
 
@@ -56,15 +60,29 @@ mod tests {
         let start = Instant::now();
         let mut clock = LeaderClock::take_office(LedgerTime(0), start);
         let late = start + Duration::from_secs(60);
-        assert_eq!(clock.read(late), LedgerTime(MAX_CLOCK_STEP.0));
-        assert_eq!(clock.read(late + Duration::from_micros(10)), LedgerTime(MAX_CLOCK_STEP.0 + 10));
+        let step = LedgerTime(MAX_CLOCK_STEP.0);
+        assert_eq!(clock.read(LedgerTime(0), late), step);
+        assert_eq!(clock.read(step, late + Duration::from_micros(10)), step.after(Micros(10)));
         assert_eq!(clock.in_office(), MAX_CLOCK_STEP + Micros(10));
+    }
+
+    #[test]
+    fn while_nothing_is_applied_it_stands_one_step_ahead() {
+        let start = Instant::now();
+        let mut clock = LeaderClock::take_office(LedgerTime(0), start);
+        let step = LedgerTime(MAX_CLOCK_STEP.0);
+        for second in 1..20 {
+            assert_eq!(clock.read(LedgerTime(0), start + Duration::from_secs(second)), step);
+        }
+        // What is applied later does not let it run after the time that was lost.
+        assert_eq!(clock.read(step, start + Duration::from_millis(19_500)), step.after(Micros(500_000)));
     }
 
     #[test]
     fn an_instant_from_before_does_not_move_it_back() {
         let start = Instant::now();
         let mut clock = LeaderClock::take_office(LedgerTime(7), start + Duration::from_secs(1));
-        assert_eq!(clock.read(start), LedgerTime(7));
+        assert_eq!(clock.read(LedgerTime(7), start), LedgerTime(7));
+        assert_eq!(clock.read(LedgerTime(0), start), LedgerTime(7));
     }
 }

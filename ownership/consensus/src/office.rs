@@ -30,9 +30,9 @@ impl<I: Instant> Office<I> {
         }
     }
 
-    /// The time of the next entry; none out of office.
-    pub fn time(&mut self, now: I) -> Option<LedgerTime> {
-        self.0.as_mut().map(|(_, clock)| clock.read(now))
+    /// The time of the next entry, while the ledger's clock shows `ledger`; none out of office.
+    pub fn time(&mut self, ledger: LedgerTime, now: I) -> Option<LedgerTime> {
+        self.0.as_mut().map(|(_, clock)| clock.read(ledger, now))
     }
 
     /// How long it is held, without pauses; nothing out of office.
@@ -119,16 +119,16 @@ mod tests {
         let after = |micros| start + Duration::from_micros(micros);
         let mut office = Office::default();
         office.follow(None, LedgerTime(50), start);
-        assert_eq!((office.time(start), office.held()), (None, Micros(0)));
+        assert_eq!((office.time(LedgerTime(50), start), office.held()), (None, Micros(0)));
         office.follow(Some(3), LedgerTime(50), start);
-        assert_eq!(office.time(after(20)), Some(LedgerTime(70)));
+        assert_eq!(office.time(LedgerTime(50), after(20)), Some(LedgerTime(70)));
         // Told again of the same term, it goes on.
         office.follow(Some(3), LedgerTime(60), after(30));
-        assert_eq!((office.time(after(40)), office.held()), (Some(LedgerTime(90)), Micros(40)));
+        assert_eq!((office.time(LedgerTime(60), after(40)), office.held()), (Some(LedgerTime(90)), Micros(40)));
         office.follow(Some(5), LedgerTime(200), after(50));
-        assert_eq!((office.time(after(60)), office.held()), (Some(LedgerTime(210)), Micros(10)));
+        assert_eq!((office.time(LedgerTime(200), after(60)), office.held()), (Some(LedgerTime(210)), Micros(10)));
         office.follow(None, LedgerTime(300), after(70));
-        assert_eq!(office.time(after(80)), None);
+        assert_eq!(office.time(LedgerTime(300), after(80)), None);
     }
 
     #[test]

@@ -254,8 +254,9 @@ impl Node {
         let mut office = self.office.lock().unwrap_or_else(PoisonError::into_inner);
         let term = leader.as_ref().map(|leader| leader.leader_id().term);
         term.into_iter().for_each(|term| self.book.leads(term, self.id));
-        office.follow(term, self.view().now(), Moment::now());
-        Some((office.time(Moment::now())?, leader?.to_committed_leader_id()))
+        let (ledger, now) = (self.view().now(), Moment::now());
+        office.follow(term, ledger, now);
+        Some((office.time(ledger, now)?, leader?.to_committed_leader_id()))
     }
 
     async fn tick(self: Arc<Self>) {
