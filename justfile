@@ -51,6 +51,11 @@ simulate seeds="1000" *options:
     cargo build --release --locked -p simulation
     target/release/simulate-quorum --seeds {{seeds}} {{options}}
 
+# Bugs planted into a copy of the sources, each of which the simulation must find.
+planted *options:
+    cargo build --release --locked -p simulation --bin plant-bugs
+    target/release/plant-bugs {{options}}
+
 # Everything, as CI does.
 test *suites:
     ./test {{suites}}

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use ledger::{
-    ClaimOwner, Command, Custody, DropReplica, Fork, KvFormat, KvKinds, KvShape, Migrate, OpenSession, Place, Point,
-    Query, RegisterWorker, Release, ReplicateReadonly, Scope, SetIntent, StepCommit, Subject, WorkerKind, WorkerSpec,
+    ClaimOwner, Command, Custody, DropReplica, Expire, Fork, KvFormat, KvKinds, KvShape, Lease, Migrate, OpenSession,
+    Place, Point, Query, RegisterWorker, Release, ReplicateReadonly, Scope, SetIntent, StepCommit, Subject, WorkerKind,
+    WorkerSpec,
 };
 use vocabulary::{
     Blocks, Bytes, Chain, DpRank, Epoch, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed, SessionId,
@@ -187,9 +188,14 @@ fn migrate(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
 /// Workers beside those with a life of their own: registered twice, over each other, and taken out.
 fn lives(rng: &mut Rng, view: &ledger::Ledger) -> Command {
     let worker = rng.within(50, 51);
-    let known = view.worker(WorkerId(worker)).map_or(1, |worker| worker.incarnation.0);
-    match rng.below(5) {
-        0 => Command::RetireWorker(WorkerId(worker)),
+    let seen = view.worker(WorkerId(worker));
+    let known = seen.map_or(1, |worker| worker.incarnation.0);
+    match (rng.below(5), seen.map(|worker| (worker.epoch, worker.lease))) {
+        (0, _) => Command::RetireWorker(WorkerId(worker)),
+        // Nobody but a leader should propose this, and never so early.
+        (1, Some((epoch, Lease::Held { until: deadline }))) => {
+            Command::Expire(Expire { worker: WorkerId(worker), epoch, deadline })
+        }
         _ => register(worker, known + rng.below(2), Micros(20_000_000)),
     }
 }
