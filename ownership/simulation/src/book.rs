@@ -162,7 +162,7 @@ impl Pages {
         }
         *self.tally.entry("entries").or_default() += 1;
         let Some(entry) = applied.entry else { return Ok(()) };
-        self.leases.applying(entry);
+        self.leases.applying(entry, applied.ledger.now())?;
         for (submission, outcome) in entry.submissions.iter().zip(applied.outcomes) {
             *self.tally.entry("operations").or_default() += 1;
             let is_replay = self.serials.applied(submission, outcome)?;

@@ -15,6 +15,7 @@ use crate::ensure;
 use crate::node::LEASE;
 use crate::runtime::true_time;
 
+const BORROWED: &str = "the ledger's clock keeps up with its leader's";
 const EARLY: &str = "no lease ends early on the holder's clock";
 
 type Life = (WorkerId, Incarnation);
@@ -64,9 +65,11 @@ impl Leases {
         *promised = until.max(*promised);
     }
 
-    /// An entry is about to be applied for the first time.
-    pub fn applying(&mut self, entry: &Entry) {
+    /// An entry is applied for the first time, and brings the ledger's clock to `now`. Behind the leader's clock, it
+    /// would catch up later, faster than time passes, and whatever is granted here would end early.
+    pub fn applying(&mut self, entry: &Entry, now: LedgerTime) -> Checked {
         self.entry = self.proposed.get(&entry.time).copied();
+        ensure!(entry.time <= now, BORROWED, "an entry of {} is applied at {now}", entry.time)
     }
 
     /// One of its commands had an outcome.
