@@ -291,8 +291,9 @@ impl Cluster {
     async fn agreed_leader(&self) -> Option<Seat> {
         let statuses = self.statuses().await;
         let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
-        for (_, status) in &statuses {
-            *votes.entry(status.leader?).or_default() += 1;
+        // A node that was cut off names none.
+        for leader in statuses.iter().filter_map(|(_, status)| status.leader) {
+            *votes.entry(leader).or_default() += 1;
         }
         let (leader, agreed) = votes.into_iter().max_by_key(|(_, agreed)| *agreed)?;
         let own = statuses.iter().find(|(_, status)| status.node == leader && status.leader == Some(leader));
