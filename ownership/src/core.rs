@@ -263,7 +263,9 @@ impl Core {
         let term = now.current_term;
         let is_current = now.last_applied.is_some_and(|applied| applied.committed_leader_id().term == term);
         let leader = self.raft.as_leader().ok().map(|leader| leader.to_committed_leader_id());
-        let leader = leader.filter(|leader| is_current && leader.term == term && now.running_state.is_ok());
+        // The vote alone does not say: a restarted leader still has it, and leads no more.
+        let leads = is_current && now.state.is_leader() && now.running_state.is_ok();
+        let leader = leader.filter(|leader| leads && leader.term == term);
         let ledger = self.view().now();
         let mut duty = self.duty();
         let leads = leader.map(|leader| leader.term);
