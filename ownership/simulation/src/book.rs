@@ -10,9 +10,10 @@ use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
 use crate::checks::agreement::Agreement;
 use crate::checks::leases::Leases;
-use crate::checks::order::Leaders;
+use crate::checks::order::{Leaders, Leadership};
 use crate::checks::serials::Serials;
 use crate::checks::tokens::Tokens;
+use crate::process::Pid;
 use crate::runtime::true_time;
 
 /// A property that does not hold.
@@ -108,20 +109,20 @@ impl Book {
         self.lock().tally.clone()
     }
 
-    /// An entry with this time is on its way, in the office of `term`.
-    pub fn proposed(&self, time: LedgerTime, term: u64) {
-        self.lock().leases.proposed(time, term);
+    /// An entry with this time is on its way, in this office.
+    pub fn proposed(&self, time: LedgerTime, office: Leadership) {
+        self.lock().leases.proposed(time, office);
     }
 
-    /// A leader in the office of `term` noted a sign of life.
-    pub fn reported(&self, worker: WorkerId, incarnation: Incarnation, term: u64) {
-        self.tell(|| format!("{worker} {incarnation:?} noted in term {term}"));
-        self.lock().leases.reported((worker, incarnation), term);
+    /// A leader noted a sign of life in this office.
+    pub fn reported(&self, (worker, incarnation): (WorkerId, Incarnation), office: Leadership) {
+        self.tell(|| format!("{worker} {incarnation:?} noted in term {} by node {}", office.0, office.1));
+        self.lock().leases.reported((worker, incarnation), office);
     }
 
-    /// A node leads in a term.
-    pub fn leads(&self, term: u64, node: u64) {
-        let checked = self.lock().leaders.check(term, node);
+    /// A process holds a leadership.
+    pub fn leads(&self, leadership: Leadership, process: Pid) {
+        let checked = self.lock().leaders.check(leadership, process);
         self.note(checked);
     }
 

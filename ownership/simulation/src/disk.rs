@@ -98,6 +98,8 @@ struct Platter {
     /// Writes so far, and how many of them are durable.
     written: u64,
     flushed: u64,
+    /// When the flush that was asked for last begins, and when it ends.
+    next_flush: Duration,
     busy_until: Duration,
     health: Health,
     in_doubt: bool,
@@ -122,6 +124,7 @@ impl Disk {
             pending: VecDeque::new(),
             written: 0,
             flushed: 0,
+            next_flush: Duration::ZERO,
             busy_until: Duration::ZERO,
             health: Health::Fine,
             in_doubt: false,
@@ -158,8 +161,13 @@ impl Disk {
     /// Begins a flush: when it will be done, and what it covers.
     pub fn flush(&self) -> (Duration, u64) {
         let mut platter = self.lock();
-        let takes = platter.latency();
-        platter.busy_until = platter.busy_until.max(true_time()) + takes;
+        let now = true_time();
+        // Whoever comes while the disk is busy shares the next flush.
+        if platter.next_flush <= now {
+            let start = platter.busy_until.max(now);
+            let takes = platter.latency();
+            (platter.next_flush, platter.busy_until) = (start, start + takes);
+        }
         (platter.busy_until, platter.written)
     }
 
@@ -212,11 +220,14 @@ impl Disk {
         self.lock().mark.0
     }
 
-    /// Replaces the snapshot as a whole.
+    /// Replaces the snapshot as a whole, unless a newer one is there by now: the log may be purged up to that.
     pub fn keep(&self, kept: Kept) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
-        platter.snapshot = Some(kept);
+        let is_newer = |(there, _): &Kept| there.last_log_id > kept.0.last_log_id;
+        if !platter.snapshot.as_ref().is_some_and(is_newer) {
+            platter.snapshot = Some(kept);
+        }
         Ok(())
     }
 
@@ -245,7 +256,7 @@ impl Disk {
         platter.pending.clear();
         platter.written = platter.flushed;
         platter.in_doubt = false;
-        platter.busy_until = Duration::ZERO;
+        (platter.next_flush, platter.busy_until) = (Duration::ZERO, Duration::ZERO);
         if ending == Ending::PowerLoss && platter.rng.chance(500) {
             platter.mark.0 = platter.mark.1;
         }

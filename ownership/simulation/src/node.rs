@@ -11,8 +11,9 @@ use openraft::async_runtime::instant::Instant;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
+use openraft::type_config::alias::CommittedLeaderIdOf;
 use openraft::{AsyncRuntime, Config, Raft, ReadPolicy};
-use vocabulary::{ClientId, ClientSerial, Incarnation, Micros, NodeId, WorkerId};
+use vocabulary::{ClientId, ClientSerial, Incarnation, LedgerTime, Micros, NodeId, WorkerId};
 
 use crate::book::{Book, Probe};
 use crate::checks::order;
@@ -26,6 +27,7 @@ use crate::snapshots::Snapshots;
 use crate::world::World;
 
 type SimTypes = Types<Sim>;
+type LeaderId = CommittedLeaderIdOf<SimTypes>;
 type SimMachine = Machine<Snapshots, Probe>;
 
 /// How long a lease is held after a sign of life.
@@ -145,6 +147,19 @@ impl Node {
         self.raft.metrics().borrow_watched().current_leader
     }
 
+    /// The leadership that this node holds, once it has applied what earlier leaders wrote. The vote alone does not say:
+    /// a restarted leader still has it, and leads no more.
+    pub fn leadership(&self) -> Option<LeaderId> {
+        let metrics = self.raft.metrics();
+        let (leads, term) = {
+            let now = metrics.borrow_watched();
+            let applied = now.last_applied.map(|applied| applied.committed_leader_id().term);
+            (now.state.is_leader() && applied == Some(now.current_term), now.current_term)
+        };
+        let leader = self.raft.as_leader().ok().map(|leader| leader.to_committed_leader_id());
+        leader.filter(|leader| leads && leader.term == term)
+    }
+
     /// Whether Raft still runs here.
     pub fn is_well(&self) -> bool {
         self.raft.metrics().borrow_watched().running_state.is_ok()
@@ -152,8 +167,8 @@ impl Node {
 
     /// Takes a submission, or says who does.
     pub async fn submit(self: Arc<Self>, submission: Submission) -> Reply<Acknowledged> {
-        if let Err(forward) = self.raft.as_leader() {
-            return Reply::Elsewhere(forward.leader_id);
+        if self.leadership().is_none() {
+            return Reply::Elsewhere(self.leader().filter(|leader| *leader != self.id));
         }
         let (answer, answered) = oneshot::channel();
         if self.queue.unbounded_send(Queued { submission, answer }).is_err() {
@@ -164,12 +179,12 @@ impl Node {
 
     /// Notes that a router reached this life of a worker.
     pub async fn report(self: Arc<Self>, worker: WorkerId, incarnation: Incarnation) -> Reply<()> {
-        match self.raft.as_leader() {
-            Err(forward) => Reply::Elsewhere(forward.leader_id),
-            Ok(leader) => {
+        match self.leadership() {
+            None => Reply::Elsewhere(self.leader().filter(|leader| *leader != self.id)),
+            Some(leader) => {
                 let mut signs = self.signs.lock().unwrap_or_else(PoisonError::into_inner);
                 if signs.note((worker, incarnation), Moment::now()) {
-                    self.book.reported(worker, incarnation, leader.leader_id().term);
+                    self.book.reported((worker, incarnation), (leader.term, self.id));
                 }
                 Reply::Said(())
             }
@@ -178,7 +193,7 @@ impl Node {
 
     /// A view that shows everything that was acknowledged before this was asked.
     pub async fn read(self: Arc<Self>, world: Arc<World>) -> Reply<Arc<View>> {
-        if self.raft.as_leader().is_err() {
+        if self.leadership().is_none() {
             let Some(leader) = self.leader().filter(|leader| *leader != self.id) else { return Reply::Elsewhere(None) };
             let index = ask(&world, (self.id, leader), PATIENCE, |node: Arc<Node>| node.read_index()).await;
             return match index {
@@ -223,7 +238,7 @@ impl Node {
         let Some((time, leader)) = self.time() else {
             return answers.into_iter().for_each(|answer| drop(answer.send(Reply::Elsewhere(None))));
         };
-        self.book.proposed(time, leader.term);
+        self.book.proposed(time, (leader.term, leader.node_id));
         let proposal = Proposal(Arc::new(Entry { time, submissions }));
         let (responder, done) = ProgressResponder::complete_only();
         let sent = self.raft.write(proposal).with_leader(leader).responder(responder).await;
@@ -249,14 +264,14 @@ impl Node {
     }
 
     /// The time of the next entry, and the office that it is written in.
-    fn time(&self) -> Option<(vocabulary::LedgerTime, openraft::type_config::alias::CommittedLeaderIdOf<SimTypes>)> {
-        let leader = self.raft.as_leader().ok();
+    fn time(&self) -> Option<(LedgerTime, LeaderId)> {
+        let leader = self.leadership();
         let mut office = self.office.lock().unwrap_or_else(PoisonError::into_inner);
-        let term = leader.as_ref().map(|leader| leader.leader_id().term);
-        term.into_iter().for_each(|term| self.book.leads(term, self.id));
+        let term = leader.map(|leader| leader.term);
+        term.into_iter().for_each(|term| self.book.leads((term, self.id), self.pid));
         let (ledger, now) = (self.view().now(), Moment::now());
         office.follow(term, ledger, now);
-        Some((office.time(ledger, now)?, leader?.to_committed_leader_id()))
+        Some((office.time(ledger, now)?, leader?))
     }
 
     async fn tick(self: Arc<Self>) {

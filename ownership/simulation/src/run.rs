@@ -85,12 +85,12 @@ async fn watch(world: Arc<World>) {
         if let Some(panic) = panics::take() {
             world.book.note(Err(Broken { check: PANICS, detail: panic }));
         }
-        if let Some(leader) = world.leader().and_then(|leader| leader.raft.as_leader().ok())
-            && leader.leader_id().term > term
+        if let Some(leader) = world.leader().and_then(|leader| leader.leadership())
+            && leader.term > term
         {
-            term = leader.leader_id().term;
+            term = leader.term;
             world.book.count("elections");
-            world.book.tell(|| format!("node {} leads in term {term}", leader.leader_id().node_id));
+            world.book.tell(|| format!("node {} leads in term {term}", leader.node_id));
         }
         for node in world.up() {
             if process::is_running(node.pid) && !node.is_well() {

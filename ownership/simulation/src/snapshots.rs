@@ -30,8 +30,8 @@ impl SnapshotStore for Snapshots {
 
     async fn write(&self, body: Body) -> io::Result<Snapshot<Self::Handle>> {
         let bytes = Arc::new(rmp_serde::to_vec(&(&body.meta, &body.ledger)).map_err(io::Error::other)?);
-        self.keep(body.meta.clone(), bytes.clone()).await?;
-        Ok(Snapshot { meta: body.meta, snapshot: bytes })
+        self.keep(body.meta, bytes).await?;
+        self.current().await?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     async fn install(&self, snapshot: Self::Handle) -> io::Result<Body> {

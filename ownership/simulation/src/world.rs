@@ -163,7 +163,7 @@ impl World {
 
     /// The node that leads in the highest term, as far as the nodes that are up say so themselves.
     pub fn leader(&self) -> Option<Arc<Node>> {
-        let leading = |node: &Arc<Node>| node.raft.as_leader().ok().map(|leader| leader.leader_id().term);
+        let leading = |node: &Arc<Node>| node.leadership().map(|leader| (leader.term, leader.node_id));
         self.up()
             .into_iter()
             .filter_map(|node| Some((leading(&node)?, node)))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// Seeds that found something when they first ran, in this code or in how it used what it is built on. What a seed does
 /// changes with the script and the plan.
-const FOUND: [(u64, &str); 10] = [
+const FOUND: [(u64, &str); 11] = [
     (1, "a mark of committed entries that ran ahead of what was durable here"),
     (10, "a leader that was restored in its old term after it had lost the end of its log"),
     (32, "the same, through another node"),
@@ -14,6 +14,7 @@ const FOUND: [(u64, &str); 10] = [
     (127, "a sign of life that was lost with its renewal while the leader handed over"),
     (414, "leases that were granted while the ledger caught up with a leader's clock"),
     (617, "the same, after a one-way partition"),
+    (826, "an older snapshot over a newer one"),
     (31, "a snapshot on a dead link that was waited for too long"),
 ];
 

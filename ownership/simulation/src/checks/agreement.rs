@@ -7,6 +7,7 @@ use ledger::{Entry, Ledger, Outcome, invariants};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::book::{Broken, Checked};
+use crate::checks::order::Leadership;
 use crate::ensure;
 
 const STATES: &str = "at equal applied index, state hashes are equal";
@@ -19,7 +20,7 @@ const HASH_EVERY: u64 = 8;
 
 #[derive(Debug)]
 struct Slot {
-    term: u64,
+    leadership: Leadership,
     entry: Option<Entry>,
     outcomes: Vec<Outcome>,
     state: Option<u128>,
@@ -35,15 +36,16 @@ pub struct Agreement {
 impl Agreement {
     /// A node applied an entry. True when it is the first to do so.
     pub fn applied(&mut self, node: u64, applied: &Applied<'_>) -> Result<bool, Broken> {
-        let (index, term) = (applied.id.index, applied.id.leader_id.term);
+        let index = applied.id.index;
+        let leadership = (applied.id.leader_id.term, applied.id.leader_id.node_id);
         let state = index.is_multiple_of(HASH_EVERY).then(|| applied.ledger.state_hash());
         if let Some(slot) = self.slots.get(&index) {
-            let same = slot.term == term && slot.entry.as_ref() == applied.entry;
+            let same = slot.leadership == leadership && slot.entry.as_ref() == applied.entry;
+            let first = slot.leadership;
             ensure!(
                 same,
                 ENTRIES,
-                "node {node} applied another entry {index}, of term {term} instead of {}",
-                slot.term
+                "node {node} applied another entry {index}, of {leadership:?} instead of {first:?}"
             )?;
             ensure!(slot.outcomes == applied.outcomes, OUTCOMES, "node {node} at {index}")?;
             ensure!(slot.state == state, STATES, "node {node} at {index}")?;
@@ -63,8 +65,10 @@ impl Agreement {
             detail: format!("after entry {index} at node {node}: {}", violation.detail),
         })?;
         self.newest = applied.ledger.clone();
-        self.slots
-            .insert(index, Slot { term, entry: applied.entry.cloned(), outcomes: applied.outcomes.to_vec(), state });
+        self.slots.insert(
+            index,
+            Slot { leadership, entry: applied.entry.cloned(), outcomes: applied.outcomes.to_vec(), state },
+        );
         Ok(true)
     }
 
@@ -89,7 +93,8 @@ impl Agreement {
         let mut digest = Xxh3::new();
         for (index, slot) in &self.slots {
             digest.update(&index.to_le_bytes());
-            digest.update(&slot.term.to_le_bytes());
+            digest.update(&slot.leadership.0.to_le_bytes());
+            digest.update(&slot.leadership.1.to_le_bytes());
             digest.update(&slot.state.unwrap_or(0).to_le_bytes());
         }
         digest.digest128()

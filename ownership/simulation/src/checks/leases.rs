@@ -11,6 +11,7 @@ use ledger::{Command, Entry, Outcome};
 use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
 use crate::book::Checked;
+use crate::checks::order::Leadership;
 use crate::ensure;
 use crate::node::LEASE;
 use crate::runtime::true_time;
@@ -25,8 +26,8 @@ type Life = (WorkerId, Incarnation);
 pub struct Leases {
     /// When entries with this time were proposed: the first of them.
     proposed: BTreeMap<LedgerTime, Duration>,
-    /// The highest term in which anybody took office.
-    office: u64,
+    /// The highest office that anybody took.
+    office: Leadership,
     promised: BTreeMap<Life, Duration>,
     lives: BTreeMap<WorkerId, Incarnation>,
     /// Workers for whose leases an end was proposed.
@@ -41,15 +42,15 @@ fn shortest() -> Duration {
 }
 
 impl Leases {
-    /// An entry with this time was proposed in the office of `term`.
-    pub fn proposed(&mut self, time: LedgerTime, term: u64) {
-        self.office = self.office.max(term);
+    /// An entry with this time was proposed in an office.
+    pub fn proposed(&mut self, time: LedgerTime, office: Leadership) {
+        self.office = self.office.max(office);
         self.proposed.entry(time).or_insert_with(true_time);
     }
 
-    /// A leader in the office of `term` noted a sign of life.
-    pub fn reported(&mut self, life: Life, term: u64) {
-        if term >= self.office && !self.ending.contains(&life.0) {
+    /// A leader noted a sign of life in an office.
+    pub fn reported(&mut self, life: Life, office: Leadership) {
+        if office >= self.office && !self.ending.contains(&life.0) {
             self.promise(life, true_time());
         }
     }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::book::Checked;
 use crate::ensure;
+use crate::process::Pid;
 
 const ORDER: &str = "purged <= snapshot <= applied <= committed <= last";
 const FORWARD: &str = "a view never goes back";
-const LEADERS: &str = "one leader a term";
+const LEADERS: &str = "a leadership ends with the process that held it";
 const RECOVERED: &str = "a restarted node shows what it had committed";
 const RESTART: &str = "what a node wrote brings it up again";
 
@@ -45,15 +46,18 @@ pub fn check_restart(node: u64, marks: Marks) -> Checked {
     ensure!(committed <= end, RESTART, "node {node}: {committed} was marked committed, the log ends at {end}")
 }
 
-/// Who leads in each term.
+/// A leadership: the term, and the node that leads in it. Two nodes may lead in one term, the second over the first.
+pub type Leadership = (u64, u64);
+
+/// Which process holds each leadership.
 #[derive(Debug, Default)]
-pub struct Leaders(BTreeMap<u64, u64>);
+pub struct Leaders(BTreeMap<Leadership, Pid>);
 
 impl Leaders {
-    /// A node leads in a term.
-    pub fn check(&mut self, term: u64, node: u64) -> Checked {
-        let first = *self.0.entry(term).or_insert(node);
-        ensure!(first == node, LEADERS, "node {first} and node {node} lead in term {term}")
+    /// A process holds a leadership.
+    pub fn check(&mut self, leadership: Leadership, process: Pid) -> Checked {
+        let first = *self.0.entry(leadership).or_insert(process);
+        ensure!(first == process, LEADERS, "two lives of node {} lead in term {}", leadership.1, leadership.0)
     }
 }
 
@@ -101,12 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn a_second_leader_of_a_term_is_found() {
+    fn a_leadership_that_outlives_its_process_is_found() {
+        crate::process::reset();
+        let (first, second) = (crate::process::begin(0), crate::process::begin(0));
         let mut leaders = Leaders::default();
-        assert_eq!(leaders.check(1, 1), Ok(()));
-        assert_eq!(leaders.check(1, 1), Ok(()));
-        assert_eq!(leaders.check(2, 2), Ok(()));
-        assert!(leaders.check(1, 2).is_err());
+        assert_eq!(leaders.check((1, 1), first), Ok(()));
+        assert_eq!(leaders.check((1, 1), first), Ok(()));
+        assert_eq!(leaders.check((1, 2), second), Ok(()));
+        assert!(leaders.check((1, 1), second).is_err());
         assert!(check_recovered(1, 4, 5).is_err() && check_recovered(1, 5, 5).is_ok());
     }
 
