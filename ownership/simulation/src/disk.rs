@@ -104,10 +104,18 @@ struct Platter {
     health: Health,
     in_doubt: bool,
     snapshot: Option<Kept>,
+    mark: Mark,
+}
+
+/// The committed mark outside the log.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
     /// What the quorum committed, perhaps before it was durable here.
     committed: u64,
-    /// The committed mark outside the log: as written, and as surely kept.
-    mark: (u64, u64),
+    /// The mark as it was written.
+    written: u64,
+    /// The mark as it is surely kept.
+    kept: u64,
 }
 
 /// A disk. Clones are the same disk.
@@ -129,8 +137,7 @@ impl Disk {
             health: Health::Fine,
             in_doubt: false,
             snapshot: None,
-            committed: 0,
-            mark: (0, 0),
+            mark: Mark::default(),
         })))
     }
 
@@ -183,7 +190,7 @@ impl Disk {
         }
         platter.settle(upto);
         let durable = platter.durable.last().map_or(0, |last| last.index);
-        platter.mark.0 = platter.committed.min(durable).max(platter.mark.0);
+        platter.mark.written = platter.mark.committed.min(durable).max(platter.mark.written);
         Ok(())
     }
 
@@ -206,18 +213,18 @@ impl Disk {
     /// `sync_mark`.
     pub fn commit(&self, index: u64) {
         let mut platter = self.lock();
-        platter.committed = platter.committed.max(index);
+        platter.mark.committed = platter.mark.committed.max(index);
     }
 
     /// Keeps the mark for sure.
     pub fn sync_mark(&self) {
         let mut platter = self.lock();
-        platter.mark.1 = platter.mark.0;
+        platter.mark.kept = platter.mark.written;
     }
 
     /// The committed mark.
     pub fn mark(&self) -> u64 {
-        self.lock().mark.0
+        self.lock().mark.written
     }
 
     /// Replaces the snapshot as a whole, unless a newer one is there by now: the log may be purged up to that.
@@ -258,10 +265,10 @@ impl Disk {
         platter.in_doubt = false;
         (platter.next_flush, platter.busy_until) = (Duration::ZERO, Duration::ZERO);
         if ending == Ending::PowerLoss && platter.rng.chance(500) {
-            platter.mark.0 = platter.mark.1;
+            platter.mark.written = platter.mark.kept;
         }
-        platter.mark.1 = platter.mark.0;
-        platter.committed = platter.mark.0;
+        platter.mark.kept = platter.mark.written;
+        platter.mark.committed = platter.mark.written;
     }
 }
 
