@@ -199,6 +199,12 @@ impl Disk {
         self.lock().latency()
     }
 
+    /// How long it takes to write a whole state out; a large one takes seconds.
+    pub fn snapshot_latency(&self) -> Duration {
+        let mut platter = self.lock();
+        if platter.rng.chance(300) { platter.rng.millis(200, 6_000) } else { platter.rng.millis(1, 50) }
+    }
+
     /// The index up to which the log is surely kept.
     pub fn durable_upto(&self) -> u64 {
         self.lock().durable.last().map_or(0, |last| last.index)

@@ -7,6 +7,7 @@ use openraft::AsyncRuntime;
 
 use crate::disk::{Ending, Health};
 use crate::fabric::Weather;
+use crate::operator;
 use crate::process;
 use crate::rng::Rng;
 use crate::runtime::Sim;
@@ -37,10 +38,12 @@ pub enum Fault {
     FailedFlush,
     /// A disk is full.
     FullDisk,
+    /// Leadership is handed to a node that hears nothing of it; nothing is written until that is over.
+    FailedHandover,
 }
 
 impl Fault {
-    const ALL: [(Fault, u64); 11] = [
+    const ALL: [(Fault, u64); 12] = [
         (Fault::Kill, 5),
         (Fault::PowerLoss, 5),
         (Fault::Blackout, 1),
@@ -52,6 +55,7 @@ impl Fault {
         (Fault::SlowDisk, 2),
         (Fault::FailedFlush, 2),
         (Fault::FullDisk, 1),
+        (Fault::FailedHandover, 4),
     ];
 
     /// The word for reports.
@@ -68,6 +72,7 @@ impl Fault {
             Fault::SlowDisk => "slow disks",
             Fault::FailedFlush => "failed flushes",
             Fault::FullDisk => "full disks",
+            Fault::FailedHandover => "failed handovers",
         }
     }
 
@@ -151,6 +156,7 @@ async fn inject(world: Arc<World>, fault: Fault, mut rng: Rng) {
         }
         Fault::FailedFlush => spoil(&world, node, (Health::FailsToFlush, lasts)).await,
         Fault::FullDisk => spoil(&world, node, (Health::Full, lasts)).await,
+        Fault::FailedHandover => hand_over(&world, &mut rng).await,
     }
 }
 
@@ -190,6 +196,23 @@ async fn flap(world: &World, rng: &mut Rng, node: u64) {
         mend(world, &cut);
         Sim::sleep(rng.millis(50, 1_000)).await;
     }
+}
+
+/// Lets the leader hand over to a voter that it cannot reach, more than once.
+async fn hand_over(world: &Arc<World>, rng: &mut Rng) {
+    let Some((leader, (voters, _))) = world.leader().zip(operator::members(world)) else { return };
+    let others: Vec<u64> = voters.into_iter().filter(|other| *other != leader.id).collect();
+    let Some(to) = rng.pick(&others).copied() else { return };
+    let cut = [(leader.id, to), (to, leader.id)];
+    cut.iter().for_each(|(from, to)| world.fabric().cut(*from, *to));
+    for _ in 0..rng.within(1, 4) {
+        let leader = leader.clone();
+        let pid = leader.pid;
+        let ask = async move { leader.raft.trigger().transfer_leader(to).await.is_ok() };
+        process::within(pid, || drop(Sim::spawn(ask)));
+        Sim::sleep(rng.millis(500, 2_500)).await;
+    }
+    mend(world, &cut);
 }
 
 async fn spoil(world: &World, node: u64, (health, lasts): (Health, Duration)) {

@@ -178,8 +178,8 @@ pub async fn worker(world: Arc<World>, people: Arc<People>, n: u64) {
         while true_time() < dies && !people.is_stopping() {
             Sim::sleep(client.rng.millis(700, 1_300)).await;
             // Now and then the router is busy elsewhere for almost a lease.
-            if client.rng.chance(40) {
-                Sim::sleep(client.rng.millis(8_000, 15_000)).await;
+            if client.rng.chance(80) {
+                Sim::sleep(client.rng.millis(9_000, 15_500)).await;
             }
             let (worker, life) = (WorkerId(n), Incarnation(incarnation));
             let _lost = client.send(move |node: Arc<Node>| node.report(worker, life)).await;

@@ -30,6 +30,7 @@ impl SnapshotStore for Snapshots {
 
     async fn write(&self, body: Body) -> io::Result<Snapshot<Self::Handle>> {
         let bytes = Arc::new(rmp_serde::to_vec(&(&body.meta, &body.ledger)).map_err(io::Error::other)?);
+        Sim::sleep(self.0.snapshot_latency()).await;
         self.keep(body.meta, bytes).await?;
         self.current().await?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
