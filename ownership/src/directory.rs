@@ -14,6 +14,7 @@ use vocabulary::{Incarnation, NodeId, WorkerId};
 use crate::core::Core;
 use crate::counters::Readings;
 use crate::error::{OwnershipError, SubmitError};
+use crate::failure::cause;
 use crate::leading;
 use crate::members::{self, Member, MemberChange, MemberError};
 use crate::node_folder::{ClusterId, NodeFolder};
@@ -48,9 +49,10 @@ impl Directory {
         let Started { core, folder, mut tasks, queue, address } = starting::start(&options).await?;
         let writer = Writer::new(core.clone(), options.submit_within);
         let writer = tokio::spawn(writer.run(queue));
-        starting::raise_new(&core, &options).await?;
+        starting::raise_new(&core, &options).await.map_err(|error| cause(&core, error))?;
         if let Some(address) = address {
-            tasks.extend(starting::settle(&core, address, &options).await?);
+            let settled = starting::settle(&core, address, &options).await;
+            tasks.extend(settled.map_err(|error| cause(&core, error))?);
         }
         let peers = Peers { registry: core.registry.clone() };
         let (tasks, writer) = (Mutex::new(tasks), Mutex::new(Some(writer)));

@@ -1,9 +1,20 @@
 //! The end of a node that cannot keep its ledger: its disk failed or is full.
 
 use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::Fatal;
 
+use crate::core::Core;
 use crate::directory::Directory;
 use crate::error::OwnershipError;
+
+/// What went wrong while a node came up. Where its store failed under it, that: all that then follows is that the
+/// quorum is not there.
+pub(crate) fn cause(core: &Core, error: OwnershipError) -> OwnershipError {
+    match &core.raft.metrics().borrow_watched().running_state {
+        Err(fatal @ Fatal::StorageError(_)) => OwnershipError::Failed(fatal.to_string()),
+        _ => error,
+    }
+}
 
 impl Directory {
     /// Returns once this node's ledger has failed for good, with the cause. Nothing is retried: the process should end,

@@ -13,6 +13,7 @@ use vocabulary::LedgerTime;
 
 use crate::core::{Core, Parts, is_retired};
 use crate::error::OwnershipError;
+use crate::failure::cause;
 use crate::joining::{self, Joining, Stranger};
 use crate::log_store::LogStore;
 use crate::network::Network;
@@ -85,7 +86,8 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let snapshot_bytes = core.log.bytes();
     let ticker = Ticker { core: core.clone(), options: options.clone(), snapshot_at, snapshot_bytes };
     tasks.push(Task(tokio::spawn(ticker.run())));
-    found_or_wait(&core, address.as_deref().unwrap_or_default()).await?;
+    let found = found_or_wait(&core, address.as_deref().unwrap_or_default()).await;
+    found.map_err(|error| cause(&core, error))?;
     Ok(Started { core, folder, tasks, queue: queued, address })
 }
 
