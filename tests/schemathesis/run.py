@@ -29,7 +29,7 @@ def main() -> int:
             Talk(cluster.url, f"s{n}", prose(200, n + 1)).say("hello")
             sealed_session(cluster.serve, f"s{n}")
         return subprocess.run([
-            str(Path(sys.executable).parent / "schemathesis"), "run", f"{cluster.serve.operator}/ownerserve/v1/openapi.json",
+            str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(Path(__file__).with_name("schemathesis.toml")), "run", f"{cluster.serve.operator}/ownerserve/v1/openapi.json",
             "--url", cluster.serve.operator, "--checks", CHECKS, "--max-examples", examples, "--max-time", seconds,
             "--phases", "examples,coverage,fuzzing", "--exclude-path", "/ownerserve/v1/watch", "--seed", "1",
             "--generation-database", "none", "--no-color", "--warnings", "off",
