@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from harness.cluster import MODEL, Cluster
+from harness.cluster import MODEL, Cluster, Serve
 from harness.processes import ROOT, Process, free_ports, until
 
 DASHBOARD = ROOT / "configs/grafana/ownerserve.json"
@@ -27,14 +27,18 @@ SETTINGS = (f"models.{MODEL}.text=builtin",)
 
 
 def main() -> int:
-    with Cluster(*ROLES, settings=SETTINGS, sim=("--speed-up", "10")) as cluster, tempfile.TemporaryDirectory() as folder:
-        prometheus = start_prometheus(cluster.serve.operator_port, Path(folder))
+    (node,) = free_ports(1)
+    flags = ("--node-listen", f"127.0.0.1:{node}")
+    with Cluster(*ROLES, settings=SETTINGS, flags=flags, sim=("--speed-up", "10")) as cluster, tempfile.TemporaryDirectory() as folder:
+        other = second_router(cluster, node)
+        prometheus = start_prometheus([cluster.serve.operator_port, other.operator_port], Path(folder))
         try:
-            until("Prometheus scrapes", lambda: values(ask(prometheus.url, "up == 1")))
+            until("Prometheus scrapes", lambda: len(values(ask(prometheus.url, "up == 1"))) == 2)
             Traffic(cluster).run(SECONDS_OF_TRAFFIC)
             problems = lint(cluster.serve.metrics()) + unanswered(prometheus.url)
         finally:
             prometheus.process.stop()
+            other.stop()
     for problem in problems:
         print(problem)
     return 1 if problems else 0
@@ -47,11 +51,19 @@ class Prometheus:
         self.process, self.url = process, url
 
 
-def start_prometheus(operator_port: int, folder: Path) -> Prometheus:
+def second_router(cluster: Cluster, node: int) -> Serve:
+    """A learner beside the first: there are numbers of what routers tell each other."""
+    (own,) = free_ports(1)
+    flags = ("--node-listen", f"127.0.0.1:{own}", "--join", f"127.0.0.1:{node}")
+    return Serve(cluster.serve.workers, *flags, settings=SETTINGS)
+
+
+def start_prometheus(operator_ports: list[int], folder: Path) -> Prometheus:
     config = folder / "prometheus.yml"
+    targets = ", ".join(f"'127.0.0.1:{port}'" for port in operator_ports)
     config.write_text(
         "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
-        f"scrape_configs: [{{job_name: ownerserve, static_configs: [{{targets: ['127.0.0.1:{operator_port}']}}]}}]\n")
+        f"scrape_configs: [{{job_name: ownerserve, static_configs: [{{targets: [{targets}]}}]}}]\n")
     (port,) = free_ports(1)
     process = Process("prometheus", [
         "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
