@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::NemesisError;
 use crate::door::{Doors, Member, Status};
-use crate::ground::{Ground, SEATS};
+use crate::ground::{Ground, Levers, SEATS};
 use crate::history::Seat;
 use crate::node::{Launch, Running, free_port, last_words, listens};
 
@@ -30,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) lease: Duration,
     /// Whose disk is small, where one can be mounted.
     pub(crate) small_disk: Option<Seat>,
+    /// What can be done to nodes' disks and clocks, where it can.
+    pub(crate) levers: Option<Levers>,
 }
 
 /// Who a node is to be when its folder is empty.
@@ -107,7 +109,14 @@ impl Cluster {
         let arguments = arguments.iter().map(|part| (*part).to_owned()).chain([address.to_string()]).collect();
         let log = self.setup.folder.join(format!("{name}.log"));
         let binary = &self.setup.binary.clone();
-        let mut running = Running::start(Launch { name: &name, launcher: Vec::new(), binary, arguments, log })?;
+        let mut running = Running::start(Launch {
+            name: &name,
+            launcher: Vec::new(),
+            binary,
+            arguments,
+            environment: Vec::new(),
+            log,
+        })?;
         listens(&mut running, address, SERVES_WITHIN).await?;
         self.workers.push((format!("http://{address}"), running));
         Ok(())
@@ -116,6 +125,11 @@ impl Cluster {
     /// Where operators and clients reach the nodes.
     pub(crate) fn doors(&self) -> &Doors {
         &self.doors
+    }
+
+    /// The program under test.
+    pub(crate) fn binary(&self) -> &Path {
+        &self.setup.binary
     }
 
     /// A node's data directory.
@@ -135,6 +149,11 @@ impl Cluster {
     /// Whose disk can be filled.
     pub(crate) fn small_disk(&self) -> Option<Seat> {
         self.setup.small_disk.filter(|seat| self.places.contains_key(seat))
+    }
+
+    /// What can be done to nodes' disks and clocks, where it can.
+    pub(crate) fn levers(&self) -> Option<&Levers> {
+        self.setup.levers.as_ref()
     }
 
     /// The seats whose nodes run, those that are paused left out.
@@ -161,7 +180,7 @@ impl Cluster {
 
     /// Starts a node that is expected not to come up; returns what it said when it ended.
     pub(crate) async fn start_in_vain(&mut self, seat: Seat, boot: Boot) -> Result<String, NemesisError> {
-        let before = std::fs::metadata(self.log(seat)).map_or(0, |metadata| metadata.len());
+        let before = self.said(seat).len();
         let mut running = self.launch(seat, boot)?;
         let address = self.doors.operator(seat);
         match listens(&mut running, address, SERVES_WITHIN).await {
@@ -170,10 +189,7 @@ impl Cluster {
                 Err(NemesisError::Answer { who: format!("node {}", seat.0), got: "it started all the same".into() })
             }
             Err(NemesisError::Late { what }) => Err(NemesisError::Late { what }),
-            Err(_) => {
-                let text = std::fs::read(self.log(seat)).unwrap_or_default();
-                Ok(String::from_utf8_lossy(&text[text.len().min(before as usize)..]).into_owned())
-            }
+            Err(_) => Ok(self.said(seat).split_off(before)),
         }
     }
 
@@ -208,7 +224,9 @@ impl Cluster {
             flag("--worker", worker.clone());
         }
         let launcher = self.ground.launcher(seat);
-        let launch = Launch { name: &name, launcher, binary: &self.setup.binary, arguments, log: self.log(seat) };
+        let levers = self.setup.levers.as_ref().map(|levers| levers.environment(seat)).transpose()?;
+        let (environment, log) = (levers.unwrap_or_default(), self.log(seat));
+        let launch = Launch { name: &name, launcher, binary: &self.setup.binary, arguments, environment, log };
         let running = Running::start(launch)?;
         // It calls the others before it listens.
         if let Some(pid) = running.pid() {
@@ -241,6 +259,11 @@ impl Cluster {
         running.ok_or_else(|| NemesisError::Answer { who: format!("node {}", seat.0), got: "it does not run".into() })
     }
 
+    /// Everything that a node has said so far.
+    pub(crate) fn said(&self, seat: Seat) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.log(seat)).unwrap_or_default()).into_owned()
+    }
+
     /// What a node last said.
     pub(crate) fn last_words(&self, seat: Seat) -> String {
         last_words(&self.log(seat))
@@ -256,6 +279,7 @@ impl Cluster {
     pub(crate) fn wipe(&self, seat: Seat) -> Result<(), NemesisError> {
         let folder = self.folder(seat);
         let what = || format!("empty {}", folder.display());
+        std::fs::create_dir_all(&folder).map_err(NemesisError::system(what()))?;
         // The folder itself may be a mount point.
         for entry in std::fs::read_dir(&folder).map_err(NemesisError::system(what()))?.flatten() {
             let path = entry.path();

@@ -131,7 +131,7 @@ pub(crate) struct History {
 }
 
 /// What a history holds.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Kept {
     /// Attempts, in the order in which they ended.
     pub(crate) operations: Vec<Operation>,
@@ -176,6 +176,11 @@ impl History {
     /// Reads it without copying; clients wait meanwhile, so this is for moments without load, or short looks.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Kept) -> T) -> T {
         look(&self.lock())
+    }
+
+    /// What it holds now, for whoever looks at it for long while clients go on.
+    pub(crate) fn copy(&self) -> Kept {
+        self.lock().clone()
     }
 
     /// Writes every attempt, one JSON text a line.

@@ -1,9 +1,10 @@
-//! Real processes under real faults: partitions, kills, stops, full disks and damaged logs, while clients write and check
-//! every answer.
+//! Real processes under real faults: partitions, kills, stops, full, slow and failing disks, odd clocks, damaged logs and
+//! snapshots, and backups, while clients write and check every answer.
 //!
 //!     nemesis [--quick] [--seed N] [--minutes M] [--only NAME]... [-o FILE] [--bin OWNERSERVE] [--clients N] [--rate N]
 //!
-//! It needs root for network namespaces; without them it runs on loopback, and says so. Fails when a promise is broken or
+//! It needs root for network namespaces; without them it runs on loopback, and says so. It needs a C compiler to come
+//! between nodes and their disks and clocks; without one it leaves those nemeses out, and says so. Fails when a promise is broken or
 //! the load was too small to show that it is not.
 
 mod arena;

@@ -32,6 +32,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) binary: &'a Path,
     /// Its arguments.
     pub(crate) arguments: Vec<String>,
+    /// What is added to its environment.
+    pub(crate) environment: Vec<(&'static str, String)>,
     /// Where its output goes, at the end of what is there.
     pub(crate) log: PathBuf,
 }
@@ -39,7 +41,7 @@ pub(crate) struct Launch<'a> {
 impl Running {
     /// Starts it.
     pub(crate) fn start(launch: Launch<'_>) -> Result<Running, NemesisError> {
-        let Launch { name, launcher, binary, arguments, log: log_file } = launch;
+        let Launch { name, launcher, binary, arguments, environment, log: log_file } = launch;
         let what = || format!("start {name}");
         let output = std::fs::File::options().create(true).append(true).open(&log_file);
         let output = output.map_err(NemesisError::system(what()))?;
@@ -49,7 +51,7 @@ impl Running {
         command.args(line).stdin(Stdio::piped()).stdout(output).stderr(errors).kill_on_drop(true);
         // Its log is read by people who look for one node's story, in which every write of every client would drown it.
         let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,router::operator=warn".into());
-        command.env("RUST_LOG", log).env("NO_COLOR", "1");
+        command.env("RUST_LOG", log).env("NO_COLOR", "1").envs(environment);
         let mut child = command.spawn().map_err(NemesisError::system(what()))?;
         let stdin = child.stdin.take();
         Ok(Running { name: name.to_owned(), child, _stdin: stdin, log: log_file, is_paused: false })

@@ -16,6 +16,8 @@ pub(crate) struct Report {
     pub(crate) stage: &'static str,
     /// Why there are no namespaces.
     pub(crate) without_namespaces: Option<String>,
+    /// Why no disk was slow or failed, and no clock was off.
+    pub(crate) without_levers: Option<String>,
     /// One of each nemesis that ran.
     pub(crate) outcomes: Vec<Outcome>,
     /// What was found broken at the very end.

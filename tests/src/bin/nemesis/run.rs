@@ -14,7 +14,7 @@ use crate::cluster::{Cluster, Setup};
 use crate::dice::Dice;
 use crate::faults::Nemesis;
 use crate::formation;
-use crate::ground::{Ground, Stage};
+use crate::ground::{Ground, Levers, Stage};
 use crate::history::{History, Seat};
 use crate::load::Load;
 use crate::options::Options;
@@ -56,6 +56,7 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
         seed: options.seed,
         stage: ground.stage().as_str(),
         without_namespaces,
+        without_levers: None,
         outcomes: Vec::new(),
         broken: Vec::new(),
         seen: Seen::default(),
@@ -64,7 +65,14 @@ async fn all(options: &Options, without_namespaces: Option<String>) -> Result<St
     };
     let small_disk = if options.voters > 1 { SMALL_DISK } else { Seat(1) };
     let small_disk = (ground.stage() == Stage::Namespaces).then_some(small_disk);
-    let setup = Setup { binary: options.binary.clone(), folder: folder.clone(), lease: options.lease, small_disk };
+    std::fs::create_dir_all(&folder).map_err(NemesisError::system(folder.display().to_string()))?;
+    let levers = Levers::build(&folder);
+    if let Err(why) = &levers {
+        say(&format!("NO SLOW OR FAILING DISKS AND NO ODD CLOCKS: {why}"))?;
+        report.without_levers = Some(why.to_string());
+    }
+    let (binary, levers) = (options.binary.clone(), levers.ok());
+    let setup = Setup { binary, folder: folder.clone(), lease: options.lease, small_disk, levers };
     let mut cluster = Cluster::new(setup, ground.clone(), WORKERS).await?;
     formation::form(&mut cluster, options.voters).await?;
     let mut arena = arena(options, cluster, ground).await?;
@@ -104,7 +112,8 @@ async fn arena(options: &Options, cluster: Cluster, ground: Arc<Ground>) -> Resu
 }
 
 async fn nemeses(options: &Options, arena: &mut Arena, report: &mut Report) -> Result<(), NemesisError> {
-    let chosen = if options.only.is_empty() { Nemesis::ALL.to_vec() } else { options.only.clone() };
+    let all = Nemesis::ALL.into_iter().filter(|nemesis| nemesis.belongs_to(options.pace, options.voters));
+    let chosen = if options.only.is_empty() { all.collect() } else { options.only.clone() };
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
     loop {
         for nemesis in &chosen {

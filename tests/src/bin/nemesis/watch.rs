@@ -12,9 +12,9 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 
 use crate::NemesisError;
-use crate::check::{Broken, Change, Watched};
+use crate::check::{Broken, Change, Watched, aside, newest};
 use crate::door::Doors;
-use crate::history::{Answer, History, Kept, Operation, Seat};
+use crate::history::{History, Kept, Seat};
 
 const WATCHERS: usize = 2;
 const BEGINS_WITHIN: Duration = Duration::from_secs(3);
@@ -42,26 +42,28 @@ impl Watchers {
     }
 
     /// Order, gaps and equality of what was seen, once every watcher was told what clients were told, or time is up.
-    pub(crate) async fn check(&self, history: &History, within: Duration) -> Vec<Broken> {
-        let due = history.look(|kept| last_grant(&kept.operations));
+    pub(crate) async fn check(&self, history: &Arc<History>, within: Duration) -> Result<Vec<Broken>, NemesisError> {
+        let due = history.look(|kept| newest(&kept.operations));
         let deadline = tokio::time::Instant::now() + within;
         let behind = || self.watched.iter().any(|one| !lock(one).has(due));
         while behind() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let seen: Vec<Watched> = self.watched.iter().map(|one| lock(one).clone()).collect();
-        let mut broken: Vec<Broken> = seen.iter().flat_map(Watched::ordered).collect();
-        let gaps = |kept: &Kept| seen.iter().flat_map(|one| one.gapless(&kept.operations, due)).collect::<Vec<_>>();
-        broken.extend(history.look(gaps));
-        broken.extend(seen.windows(2).flat_map(|pair| pair[0].equal(&pair[1])));
-        broken
+        let upto = seen.iter().map(|one| one.next().saturating_sub(1)).min().unwrap_or(0);
+        let history = history.clone();
+        let broken = aside(move || judge(&seen, &history, due)).await?;
+        for one in &self.watched {
+            lock(one).forget(upto);
+        }
+        Ok(broken)
     }
 
     /// Changes seen and reconnections, over all watchers.
     pub(crate) fn count(&self) -> (usize, u64) {
         let seen = self.watched.iter().map(|one| {
             let one = lock(one);
-            (one.changes.len(), one.reconnections)
+            (one.forgotten + one.changes.len(), one.reconnections)
         });
         seen.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
@@ -71,13 +73,12 @@ fn lock(watched: &Mutex<Watched>) -> MutexGuard<'_, Watched> {
     watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The entry of the last grant that a client was told of.
-fn last_grant(operations: &[Operation]) -> u64 {
-    let granted = operations.iter().filter_map(|operation| match operation.answer {
-        Answer::Granted(epoch) => Some(epoch.index),
-        _ => None,
-    });
-    granted.max().unwrap_or(0)
+fn judge(seen: &[Watched], history: &History, due: u64) -> Vec<Broken> {
+    let mut broken: Vec<Broken> = seen.iter().flat_map(Watched::ordered).collect();
+    let gaps = |kept: &Kept| seen.iter().flat_map(|one| one.gapless(&kept.operations, due)).collect::<Vec<_>>();
+    broken.extend(history.look(gaps));
+    broken.extend(seen.windows(2).flat_map(|pair| pair[0].equal(&pair[1])));
+    broken
 }
 
 impl Drop for Watchers {

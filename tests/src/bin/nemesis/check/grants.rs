@@ -6,7 +6,7 @@ use vocabulary::{Epoch, Owner, SessionId};
 
 use super::Broken;
 use super::order::told;
-use crate::history::{Answer, Asked, Holding, Operation, Sighting};
+use crate::history::{Answer, Asked, At, Holding, Operation, Sighting};
 
 /// A grant that clients were told of: the one who made it, those who asked for what it gave already, those who read.
 struct Grant<'a> {
@@ -24,13 +24,14 @@ impl<'a> Grant<'a> {
 /// One owner per epoch, and a cause for every change of owner.
 pub(super) fn of_subject(subject: SessionId, operations: &[&Operation], sightings: &[Sighting]) -> Vec<Broken> {
     let (grants, mut broken) = grants(subject, operations);
+    let given = Given::of(operations);
     let ordered: Vec<(&Epoch, &Grant<'_>)> = grants.iter().collect();
     for pair in ordered.windows(2) {
         let ((before, old), (after, new)) = (pair[0], pair[1]);
         // What was only read was made by a write of which nothing is known.
         let Some(by) = new.writes().next().filter(|_| old.owner != new.owner) else { continue };
         let mut changes = new.writes().map(|by| Change { from: *before, owner: old.owner, to: *after, by });
-        if !changes.any(|change| change.is_explained(operations, sightings)) {
+        if !changes.any(|change| change.is_explained(&given, sightings)) {
             let detail =
                 format!("{subject}: {before} of {:?} and {after} of {:?}, by {}", old.owner, new.owner, told(by));
             broken.push(Broken { promise: "no owner is replaced while it owns", detail });
@@ -70,26 +71,35 @@ struct Change<'a> {
     by: &'a Operation,
 }
 
+/// When somebody asked for what took, or may have taken, the ownership that he had seen away; the earliest counts.
+struct Given(BTreeMap<Epoch, At>);
+
+impl Given {
+    fn of(operations: &[&Operation]) -> Given {
+        let mut given = BTreeMap::new();
+        for operation in operations {
+            let (seen, at) = match (operation.asked, operation.answer) {
+                (Asked::Release { seen, .. }, Answer::Released | Answer::Unknown)
+                | (Asked::Migrate { seen, .. }, Answer::Unknown) => (seen, operation.invoked),
+                _ => continue,
+            };
+            given.entry(seen).and_modify(|first: &mut At| *first = at.min(*first)).or_insert(at);
+        }
+        Given(given)
+    }
+}
+
 impl Change<'_> {
-    fn is_explained(&self, operations: &[&Operation], sightings: &[Sighting]) -> bool {
-        let in_time = |operation: &&&Operation| operation.invoked < self.by.completed;
+    fn is_explained(&self, given: &Given, sightings: &[Sighting]) -> bool {
+        let mut seen_since = given.0.range(self.from..self.to);
         self.is_fenced_migration()
-            || operations.iter().filter(in_time).any(|operation| self.gave_way(operation))
+            || seen_since.any(|(_, asked)| *asked < self.by.completed)
             || self.lease_may_have_ended(sightings)
     }
 
     /// A migration that had seen the grant it replaces, or a later one that no client was told of.
     fn is_fenced_migration(&self) -> bool {
         matches!(self.by.asked, Asked::Migrate { seen, .. } if seen >= self.from && seen < self.to)
-    }
-
-    /// Whether this attempt took, or may have taken, the ownership away in between.
-    fn gave_way(&self, operation: &Operation) -> bool {
-        match (operation.asked, operation.answer) {
-            (Asked::Release { seen, .. }, Answer::Released | Answer::Unknown) => seen >= self.from && seen < self.to,
-            (Asked::Migrate { seen, .. }, Answer::Unknown) => seen >= self.from && seen < self.to,
-            _ => false,
-        }
     }
 
     /// No, when the owner's lease was seen after the change as it had been before it.

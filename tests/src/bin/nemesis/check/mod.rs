@@ -1,5 +1,6 @@
 //! What must hold of a history: pure functions, each of which names what it found broken.
 
+mod backup;
 mod fleet;
 mod grants;
 mod order;
@@ -10,8 +11,10 @@ use std::collections::HashMap;
 
 use vocabulary::SessionId;
 
+use crate::NemesisError;
 use crate::history::{Holding, Kept, Operation};
 
+pub(crate) use backup::{backed_up, newest};
 pub(crate) use fleet::{NodeState, equal_states};
 pub(crate) use streams::{StreamEnd, Streamed, streams};
 pub(crate) use watched::{Change, Watched};
@@ -33,6 +36,12 @@ impl std::fmt::Display for Broken {
 
 /// What every subject was at the end, by a linearizable read after everything had healed.
 pub(crate) type Finals = HashMap<SessionId, Holding>;
+
+/// Judges on another thread: this one carries what nodes say to each other, and must not stand still.
+pub(crate) async fn aside<T: Send + 'static>(judge: impl FnOnce() -> T + Send + 'static) -> Result<T, NemesisError> {
+    let judged = tokio::task::spawn_blocking(judge).await;
+    judged.map_err(|error| NemesisError::Answer { who: "a check".into(), got: error.to_string() })
+}
 
 /// Checks everything that clients were told.
 pub(crate) fn history(kept: &Kept, finals: &Finals) -> Vec<Broken> {

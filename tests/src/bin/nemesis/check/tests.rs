@@ -203,3 +203,47 @@ fn a_stream_that_ends_in_silence_is_found() {
         ["every stream ends with a reason"]
     );
 }
+
+/// The broken promises of a backup up to an entry in which the session is like that.
+fn backup(operations: &[Operation], last: Holding, applied: u64) -> Vec<&'static str> {
+    let kept = Kept { operations: operations.to_vec(), sightings: Vec::new() };
+    backed_up(&kept, &Finals::from([(SUBJECT, last)]), applied).iter().map(|broken| broken.promise).collect()
+}
+
+#[test]
+fn a_backup_must_hold_what_was_decided_before_its_last_entry_and_nothing_else() {
+    let claimed = op(10, Asked::Claim(A), Answer::Granted(at(5)));
+    let moved = op(30, Asked::Migrate { to: B, seen: at(5) }, Answer::Granted(at(9)));
+    let (of_a, of_b) = (Holding { owner: Some(A), epoch: at(5) }, Holding { owner: Some(B), epoch: at(9) });
+    assert!(backup(&[claimed, moved], of_a, 8).is_empty(), "the move came later");
+    assert!(backup(&[claimed, moved], of_b, 9).is_empty());
+    assert_eq!(backup(&[claimed, moved], of_a, 9), ["nothing acknowledged is lost"]);
+    assert_eq!(backup(&[claimed, moved], of_b, 8)[0], "a backup ends where it says");
+    let kept = Kept { operations: vec![claimed], sightings: Vec::new() };
+    assert_eq!(backed_up(&kept, &Finals::new(), 9)[0].promise, "a backup holds every session");
+    assert_eq!(newest(&[moved, claimed]), 9);
+}
+
+#[test]
+fn a_release_that_may_be_later_than_a_backup_need_not_be_in_it() {
+    let claimed = op(10, Asked::Claim(A), Answer::Granted(at(5)));
+    let released =
+        |revision| Operation { revision, ..op(30, Asked::Release { owner: A, seen: at(5) }, Answer::Released) };
+    let (held, free) = (Holding { owner: Some(A), epoch: at(5) }, Holding { owner: None, epoch: at(7) });
+    assert!(backup(&[claimed, released(Some(7))], held, 6).is_empty());
+    assert!(backup(&[claimed, released(Some(7))], free, 7).is_empty());
+    assert_eq!(backup(&[claimed, released(Some(7))], held, 7), ["nothing acknowledged is lost"]);
+}
+
+#[test]
+fn what_a_watch_told_before_it_was_checked_must_not_come_again() {
+    let change = |revision: u64| Change { revision, key: "s-1".into(), op: "upserted".into() };
+    let mut watched = Watched { from: 3, changes: vec![change(3), change(5)], ..Watched::default() };
+    assert!(watched.ordered().is_empty());
+    watched.forget(4);
+    assert_eq!((watched.from, watched.forgotten, watched.next()), (5, 1, 6));
+    watched.forget(9);
+    assert_eq!((watched.next(), watched.changes.len()), (10, 0));
+    watched.changes.push(change(5));
+    assert_eq!(watched.ordered()[0].promise, "a watch tells each change once");
+}

@@ -19,8 +19,10 @@ pub(crate) struct Change {
 /// What one watcher saw, over all its connections.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Watched {
-    /// The first revision that it asked for.
+    /// The first revision that it asked for, or that is not checked yet.
     pub(crate) from: u64,
+    /// Changes before that, which were checked and forgotten.
+    pub(crate) forgotten: usize,
     /// In the order of arrival.
     pub(crate) changes: Vec<Change>,
     /// How often it had to connect again.
@@ -49,6 +51,14 @@ impl Watched {
         revision >= self.from && !self.skipped.iter().any(|(first, last)| (*first..=*last).contains(&revision))
     }
 
+    /// Forgets what was told up to `revision`, because it is checked.
+    pub(crate) fn forget(&mut self, revision: u64) {
+        let before = self.changes.len();
+        self.changes.retain(|change| change.revision > revision);
+        self.forgotten += before - self.changes.len();
+        self.from = self.from.max(revision + 1);
+    }
+
     /// Whether everything up to `revision` was told.
     pub(crate) fn has(&self, revision: u64) -> bool {
         self.next() > revision
@@ -61,6 +71,10 @@ impl Watched {
         if let Some(pair) = falls {
             let detail = format!("{:?} came before {:?}", pair[0], pair[1]);
             broken.push(Broken { promise: "a watch is ordered", detail });
+        }
+        if let Some(early) = self.changes.iter().find(|change| change.revision < self.from) {
+            let detail = format!("{early:?} came, though all before {} was told or not asked for", self.from);
+            broken.push(Broken { promise: "a watch tells each change once", detail });
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.changes.iter().find(|change| !seen.insert((change.revision, &change.key))) {

@@ -1,5 +1,6 @@
-//! Disks that fill up, logs that lost their end or one bit.
+//! Disks that fill up, logs and snapshots that lost their end or one bit.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Strike;
@@ -7,7 +8,7 @@ use super::processes::kill;
 use crate::NemesisError;
 use crate::arena::Arena;
 use crate::check::Broken;
-use crate::ground::{ballast, flip_a_byte, newest_chunk, tear_the_end, unballast};
+use crate::ground::{ballast, cut, flip_a_byte, newest_chunk, tear_the_end, unballast};
 use crate::history::Seat;
 
 const FULL: Duration = Duration::from_secs(3);
@@ -40,36 +41,59 @@ pub(super) async fn full(arena: &mut Arena) -> Result<Strike, NemesisError> {
 
 /// The end of a stopped follower's log, with what it had acknowledged, is gone.
 pub(super) async fn torn(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    damaged(arena, |chunk| tear_the_end(chunk).map(|left| format!("cut to {left} bytes"))).await
+    damaged(arena, newest_chunk, |chunk| tear_the_end(chunk).map(|left| format!("cut to {left} bytes"))).await
+}
+
+/// The last bytes of a stopped follower's log are gone, all of which it had vouched for: nobody writes before it stops.
+pub(super) async fn tail(arena: &mut Arena) -> Result<Strike, NemesisError> {
+    let bytes = 1 + arena.dice.below(48);
+    let held = arena.load.pause().await;
+    // Whatever was proposed is everywhere, and said to be.
+    arena.equal_states().await?;
+    let struck = damaged(arena, newest_chunk, move |chunk| cut(chunk, bytes).map(|_| format!("{bytes} bytes cut off")));
+    let strike = struck.await;
+    drop(held);
+    strike
+}
+
+/// The end of a stopped follower's snapshot is gone, from which its log goes on.
+pub(super) async fn snapshot(arena: &mut Arena) -> Result<Strike, NemesisError> {
+    for seat in arena.cluster.awake() {
+        arena.cluster.doors().snapshot(seat).await?;
+    }
+    let bytes = 1 + arena.dice.below(4096);
+    let file = |folder: &Path| Ok(folder.join("snapshot"));
+    damaged(arena, file, move |file| cut(file, bytes).map(|left| format!("{bytes} bytes cut off, {left} left"))).await
 }
 
 /// One bit of a stopped follower's log is flipped.
 pub(super) async fn flipped(arena: &mut Arena) -> Result<Strike, NemesisError> {
-    damaged(arena, |chunk| flip_a_byte(chunk).map(|at| format!("flipped at {at}"))).await
+    damaged(arena, newest_chunk, |chunk| flip_a_byte(chunk).map(|at| format!("flipped at {at}"))).await
 }
 
 /// The node must refuse to start, and say which file and where; then it is wiped and joins under a new id.
 async fn damaged(
     arena: &mut Arena,
-    damage: impl FnOnce(&std::path::Path) -> Result<String, NemesisError>,
+    file: impl FnOnce(&Path) -> Result<PathBuf, NemesisError>,
+    damage: impl FnOnce(&Path) -> Result<String, NemesisError>,
 ) -> Result<Strike, NemesisError> {
     let alone = arena.cluster.seats().len() == 1;
     let seat = if alone { arena.leader().await? } else { arena.follower().await? };
     let mut strike = Strike::begin(arena);
     strike.fault();
     kill(arena, seat).await?;
-    let chunk = newest_chunk(&arena.cluster.folder(seat))?;
-    let whole = std::fs::read(&chunk).map_err(NemesisError::system(chunk.display().to_string()))?;
-    strike.note = damage(&chunk)?;
+    let file = file(&arena.cluster.folder(seat))?;
+    let whole = std::fs::read(&file).map_err(NemesisError::system(file.display().to_string()))?;
+    strike.note = damage(&file)?;
     let boot = arena.cluster.boot(seat)?;
     match arena.cluster.start_in_vain(seat, boot).await {
-        Ok(said) => strike.broken.extend(names_the_damage(seat, &said)),
+        Ok(said) => strike.broken.extend(names_the_damage((seat, &file), &said)),
         Err(error) => strike.broken.push(refusal(format!("node {}: {error}", seat.0))),
     }
     match alone {
         // From the backup that the message asks for.
         true => {
-            std::fs::write(&chunk, whole).map_err(NemesisError::system(chunk.display().to_string()))?;
+            std::fs::write(&file, whole).map_err(NemesisError::system(file.display().to_string()))?;
             arena.cluster.restart(seat).await?;
         }
         false => arena.replace(seat).await?,
@@ -77,13 +101,16 @@ async fn damaged(
     Ok(strike.end(arena))
 }
 
-fn names_the_damage(seat: Seat, said: &str) -> Option<Broken> {
+fn names_the_damage((seat, file): (Seat, &Path), said: &str) -> Option<Broken> {
     // The end of a log has an entry, the middle of one an offset; either tells where.
     let located = said.contains("offset") || said.contains("entry");
-    let named = said.contains("log") && located;
-    (!named).then(|| refusal(format!("node {} does not say which log, or where in it: {said}", seat.0)))
+    // A log may be named as a whole: what is missing is in none of its files.
+    let folder = file.parent().filter(|folder| folder.ends_with("log"));
+    let names = |path: &Path| said.contains(&path.display().to_string());
+    let named = located && (names(file) || folder.is_some_and(names));
+    (!named).then(|| refusal(format!("node {} does not say that it is {}, or where: {said}", seat.0, file.display())))
 }
 
 fn refusal(detail: String) -> Broken {
-    Broken { promise: "a damaged log stops the node, which says where the damage is", detail }
+    Broken { promise: "a damaged log or snapshot stops the node, which says where the damage is", detail }
 }

@@ -28,12 +28,7 @@ pub(super) async fn restart_inside(arena: &mut Arena) -> Result<Strike, NemesisE
     let now = arena.history.now();
     arena.recovered(now).await?;
     let after = granted(arena).await?;
-    let lost = before.iter().filter(|lease| !after.contains(lease));
-    let early = |(worker, epoch): &(WorkerId, Epoch)| Broken {
-        promise: "no lease ends early",
-        detail: format!("{worker} was granted its lease at {epoch}, and lost it while routers reached it"),
-    };
-    strike.broken.extend(lost.map(early));
+    strike.broken.extend(lost(&before, &after));
     dead_worker(arena, &mut strike).await?;
     Ok(strike.end(arena))
 }
@@ -73,8 +68,21 @@ async fn dead_worker(arena: &mut Arena, strike: &mut Strike) -> Result<(), Nemes
     Ok(())
 }
 
+/// A lease that is held: whose, and since when.
+pub(super) type Granted = (WorkerId, Epoch);
+
+/// The leases that ended although their workers were reached all the time.
+pub(super) fn lost(before: &[Granted], after: &[Granted]) -> Vec<Broken> {
+    let lost = before.iter().filter(|lease| !after.contains(lease));
+    let early = |(worker, epoch): &Granted| Broken {
+        promise: "no lease ends early",
+        detail: format!("{worker} was granted its lease at {epoch}, and lost it while routers reached it"),
+    };
+    lost.map(early).collect()
+}
+
 /// Leases that are held, by worker and grant, as the leader has them.
-async fn granted(arena: &Arena) -> Result<Vec<(WorkerId, Epoch)>, NemesisError> {
+pub(super) async fn granted(arena: &Arena) -> Result<Vec<Granted>, NemesisError> {
     let leader = arena.leader().await?;
     let seen = arena.cluster.doors().leases(leader).await?;
     Ok(seen.into_iter().filter(|lease| lease.is_live).map(|lease| (lease.worker, lease.granted)).collect())

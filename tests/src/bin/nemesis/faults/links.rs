@@ -26,6 +26,27 @@ pub(super) async fn symmetric(arena: &mut Arena) -> Result<Strike, NemesisError>
     Ok(strike.end(arena))
 }
 
+/// Of five voters the leader and one follower on one side.
+pub(super) async fn minority(arena: &mut Arena) -> Result<Strike, NemesisError> {
+    let (leader, follower) = (arena.leader().await?, arena.follower().await?);
+    let few = [leader, follower];
+    let many: Vec<Seat> = arena.cluster.seats().into_iter().filter(|seat| !few.contains(seat)).collect();
+    let across: Vec<(Seat, Seat)> = few.iter().flat_map(|one| many.iter().map(|other| (*one, *other))).collect();
+    let mut strike = Strike::begin(arena);
+    strike.takes_leader(arena);
+    for (one, other) in &across {
+        arena.ground.sever(*one, *other).await?;
+        arena.ground.sever(*other, *one).await?;
+    }
+    arena.hold(PARTED).await;
+    replaced(arena, &mut strike, leader).await?;
+    for (one, other) in &across {
+        arena.ground.mend(*one, *other).await?;
+        arena.ground.mend(*other, *one).await?;
+    }
+    Ok(strike.end(arena))
+}
+
 /// The leader is not heard, and then another one does not hear.
 pub(super) async fn one_way(arena: &mut Arena) -> Result<Strike, NemesisError> {
     let leader = arena.leader().await?;

@@ -1,7 +1,10 @@
 //! The nemeses. Each strikes, holds, and takes everything back; what recovers by itself is left to recover.
 
+mod backups;
 mod changes;
+mod clocks;
 mod disks;
+mod failing;
 mod leases;
 mod links;
 mod many;
@@ -10,9 +13,12 @@ mod routers;
 mod versions;
 
 use crate::NemesisError;
-use crate::arena::Arena;
+use crate::arena::{Arena, Pace};
 use crate::check::Broken;
 use crate::history::At;
+
+/// Why clocks and fdatasync are as they are.
+const NO_LEVERS: &str = "needs a C compiler (`cc`), to put a library between nodes and their disks and clocks";
 
 /// What a nemesis did.
 #[derive(Clone, Debug)]
@@ -47,6 +53,12 @@ impl Strike {
     fn takes_leader(&mut self, arena: &Arena) {
         self.faults += 1;
         self.leader_lost.push(arena.history.now());
+    }
+
+    /// Does nothing, for this reason.
+    fn not_run(mut self, why: &str) -> Strike {
+        self.note = why.to_owned();
+        self
     }
 
     /// Ends now.
@@ -97,11 +109,29 @@ pub(crate) enum Nemesis {
     RouterKilled,
     /// Slow links, a killed follower and a stopped leader together.
     ThreeAtOnce,
+    /// Of five voters two are cut off, the leader among them.
+    MinorityPartition,
+    /// kill -9 of two of five voters, the leader among them.
+    KillTwo,
+    /// Every fdatasync takes long.
+    SlowDisk,
+    /// Every fdatasync fails.
+    FailingDisk,
+    /// Wall and monotonic clocks jump.
+    ClockJumps,
+    /// Monotonic clocks run a fifth too fast, or too slow.
+    ClockDrift,
+    /// A log whose last bytes are gone.
+    CutTail,
+    /// A snapshot whose last bytes are gone.
+    CutSnapshot,
+    /// Saved under load, and restored as another cluster.
+    Backup,
 }
 
 impl Nemesis {
     /// All, in the order of a run.
-    pub(crate) const ALL: [Nemesis; 19] = [
+    pub(crate) const ALL: [Nemesis; 28] = [
         Nemesis::MixedVersions,
         Nemesis::SymmetricPartition,
         Nemesis::OneWayPartition,
@@ -121,6 +151,15 @@ impl Nemesis {
         Nemesis::MembershipUnderFault,
         Nemesis::RouterKilled,
         Nemesis::ThreeAtOnce,
+        Nemesis::MinorityPartition,
+        Nemesis::KillTwo,
+        Nemesis::SlowDisk,
+        Nemesis::FailingDisk,
+        Nemesis::ClockJumps,
+        Nemesis::ClockDrift,
+        Nemesis::CutTail,
+        Nemesis::CutSnapshot,
+        Nemesis::Backup,
     ];
 
     /// Its name on the command line and in the table.
@@ -145,6 +184,25 @@ impl Nemesis {
             Nemesis::MembershipUnderFault => "membership-under-fault",
             Nemesis::RouterKilled => "router-killed",
             Nemesis::ThreeAtOnce => "three-at-once",
+            Nemesis::MinorityPartition => "minority-partition",
+            Nemesis::KillTwo => "kill-two",
+            Nemesis::SlowDisk => "slow-disk",
+            Nemesis::FailingDisk => "failing-disk",
+            Nemesis::ClockJumps => "clock-jumps",
+            Nemesis::ClockDrift => "clock-drift",
+            Nemesis::CutTail => "cut-log-tail",
+            Nemesis::CutSnapshot => "cut-snapshot",
+            Nemesis::Backup => "backup-restore",
+        }
+    }
+
+    /// Whether a run of this pace and so many voters has it, unless it is asked for by name.
+    pub(crate) fn belongs_to(self, pace: Pace, voters: u8) -> bool {
+        match self {
+            Nemesis::MinorityPartition | Nemesis::KillTwo => voters >= 5,
+            // A torn log is much the same.
+            Nemesis::CutTail => pace == Pace::Long,
+            _ => true,
         }
     }
 
@@ -175,6 +233,15 @@ impl Nemesis {
             Nemesis::MembershipUnderFault => changes::under_fault(arena).await,
             Nemesis::RouterKilled => routers::killed(arena).await,
             Nemesis::ThreeAtOnce => many::three(arena).await,
+            Nemesis::MinorityPartition => links::minority(arena).await,
+            Nemesis::KillTwo => processes::kill_two(arena).await,
+            Nemesis::SlowDisk => failing::slow(arena).await,
+            Nemesis::FailingDisk => failing::failing(arena).await,
+            Nemesis::ClockJumps => clocks::jumps(arena).await,
+            Nemesis::ClockDrift => clocks::drift(arena).await,
+            Nemesis::CutTail => disks::tail(arena).await,
+            Nemesis::CutSnapshot => disks::snapshot(arena).await,
+            Nemesis::Backup => backups::backup(arena).await,
         }
     }
 }

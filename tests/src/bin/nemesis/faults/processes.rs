@@ -26,6 +26,23 @@ pub(super) async fn kill_leader(arena: &mut Arena) -> Result<Strike, NemesisErro
     Ok(strike.end(arena))
 }
 
+/// kill -9 of the leader and a follower of five voters at once.
+pub(super) async fn kill_two(arena: &mut Arena) -> Result<Strike, NemesisError> {
+    let two = [arena.leader().await?, arena.follower().await?];
+    let mut strike = Strike::begin(arena);
+    strike.takes_leader(arena);
+    strike.fault();
+    for seat in two {
+        kill(arena, seat).await?;
+    }
+    arena.leader().await?;
+    arena.hold(DEAD).await;
+    for seat in two {
+        arena.cluster.restart(seat).await?;
+    }
+    Ok(strike.end(arena))
+}
+
 /// kill -9 of a follower.
 pub(super) async fn kill_follower(arena: &mut Arena) -> Result<Strike, NemesisError> {
     let follower = arena.follower().await?;

@@ -27,6 +27,7 @@ pub(super) async fn mixed(arena: &mut Arena) -> Result<Strike, NemesisError> {
     let old = Boot { origin: Origin::Alone, max_level: Some(OLD) };
     let new = Boot::new(Origin::Alone);
     let mut strike = Strike::begin(arena);
+    arena.cluster.wipe(ALONE)?;
     let mut running = arena.cluster.start_apart(ALONE, old).await?;
     let sessions = sessions(arena).await?;
     let mut known = write(arena, &sessions).await?;

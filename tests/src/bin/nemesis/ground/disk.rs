@@ -62,12 +62,19 @@ pub(crate) fn flip_a_byte(chunk: &Path) -> Result<u64, NemesisError> {
     Ok(at)
 }
 
-/// Cuts the log's end off, acknowledged entries included. Returns its new length.
-pub(crate) fn tear_the_end(chunk: &Path) -> Result<u64, NemesisError> {
-    let what = || format!("cut {}", chunk.display());
-    let file = File::options().write(true).open(chunk).map_err(NemesisError::system(what()))?;
+/// Cuts a quarter of a file off: of a log, acknowledged entries included. Returns its new length.
+pub(crate) fn tear_the_end(path: &Path) -> Result<u64, NemesisError> {
+    let what = || format!("cut {}", path.display());
+    let length = path.metadata().map_err(NemesisError::system(what()))?.len();
+    cut(path, length / 4)
+}
+
+/// Cuts so many bytes off. Returns its new length.
+pub(crate) fn cut(path: &Path, bytes: u64) -> Result<u64, NemesisError> {
+    let what = || format!("cut {}", path.display());
+    let file = File::options().write(true).open(path).map_err(NemesisError::system(what()))?;
     let length = file.metadata().map_err(NemesisError::system(what()))?.len();
-    let left = length - length / 4;
+    let left = length.saturating_sub(bytes);
     file.set_len(left).map_err(NemesisError::system(what()))?;
     Ok(left)
 }

@@ -5,6 +5,7 @@
 
 mod callers;
 mod disk;
+mod levers;
 mod relay;
 mod stage;
 mod wires;
@@ -12,7 +13,8 @@ mod wires;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-pub(crate) use disk::{ballast, flip_a_byte, mount_small, newest_chunk, tear_the_end, unballast};
+pub(crate) use disk::{ballast, cut, flip_a_byte, mount_small, newest_chunk, tear_the_end, unballast};
+pub(crate) use levers::{Lever, Levers};
 pub(crate) use relay::Weather;
 pub(crate) use stage::{Stage, enter};
 
@@ -21,7 +23,7 @@ use crate::history::Seat;
 use relay::Relay;
 
 /// Nodes that a run may have at once.
-pub(crate) const SEATS: u8 = 7;
+pub(crate) const SEATS: u8 = 9;
 
 /// The network under the nodes.
 pub(crate) struct Ground {

@@ -1,0 +1,147 @@
+//! Levers on a running node's system calls: its disk becomes slow or fails, its clocks jump or run at another pace.
+//!
+//! They are C (`shim.c`), loaded before libc, because that is where a real node meets its disk and its clocks. Without a
+//! C compiler there are none, and a run says so.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::NemesisError;
+use crate::history::Seat;
+
+const SOURCE: &str = include_str!("shim.c");
+
+/// What is pulled; the number is its place among the shim's levers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lever {
+    /// Milliseconds before every fsync and fdatasync.
+    SyncDelay = 0,
+    /// The error that every fsync and fdatasync returns.
+    SyncError = 1,
+    /// Seconds that wall clocks are ahead.
+    WallOffset = 2,
+    /// How fast monotonic clocks run, in thousandths.
+    Pace = 3,
+    /// Milliseconds that monotonic clocks have jumped ahead, all jumps together.
+    Jump = 4,
+}
+
+/// What came of it, by the node's own calls; without any a lever did nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Felt {
+    /// Calls that were delayed.
+    pub(crate) delayed: i64,
+    /// Calls that failed.
+    pub(crate) failed: i64,
+    /// Wall clocks that were read while they were off.
+    pub(crate) wall_reads: i64,
+    /// Monotonic clocks that were read while they ran at another pace.
+    pub(crate) odd_reads: i64,
+}
+
+const LEVERS: u64 = 5;
+const BYTES: usize = 9 * 8;
+
+/// The levers of all nodes of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Levers {
+    library: PathBuf,
+    folder: PathBuf,
+}
+
+impl Levers {
+    /// Builds the shim in `folder`; fails where there is no C compiler.
+    pub(crate) fn build(folder: &Path) -> Result<Levers, NemesisError> {
+        let (source, library) = (folder.join("shim.c"), folder.join("shim.so"));
+        std::fs::write(&source, SOURCE).map_err(NemesisError::system(source.display().to_string()))?;
+        let mut compile = Command::new("cc");
+        compile.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-ldl");
+        let compiled = compile.stdin(Stdio::null()).output().map_err(NemesisError::system("cc"))?;
+        let got = || String::from_utf8_lossy(&compiled.stderr).trim().to_owned();
+        match compiled.status.success() {
+            true => Ok(Levers { library, folder: folder.to_owned() }),
+            false => Err(NemesisError::Answer { who: "cc".into(), got: got() }),
+        }
+    }
+
+    /// What a node in this seat is started with; all levers are back.
+    pub(crate) fn environment(&self, seat: Seat) -> Result<Vec<(&'static str, String)>, NemesisError> {
+        let path = self.path(seat);
+        std::fs::write(&path, [0; BYTES]).map_err(NemesisError::system(path.display().to_string()))?;
+        Ok(vec![("LD_PRELOAD", self.library.display().to_string()), ("SHIM_LEVERS", path.display().to_string())])
+    }
+
+    /// Pulls one; zero lets it go.
+    pub(crate) fn pull(&self, seat: Seat, lever: Lever, value: i64) -> Result<(), NemesisError> {
+        let path = self.path(seat);
+        let file = File::options().write(true).open(&path);
+        let pulled = file.and_then(|file| file.write_all_at(&value.to_ne_bytes(), lever as u64 * 8));
+        pulled.map_err(NemesisError::system(path.display().to_string()))
+    }
+
+    /// What the node in this seat felt since it was started.
+    pub(crate) fn felt(&self, seat: Seat) -> Result<Felt, NemesisError> {
+        let path = self.path(seat);
+        let mut bytes = [0; BYTES];
+        let read = File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, 0));
+        read.map_err(NemesisError::system(path.display().to_string()))?;
+        let at = |place: u64| {
+            let from = (LEVERS + place) as usize * 8;
+            bytes[from..from + 8].try_into().map_or(0, i64::from_ne_bytes)
+        };
+        Ok(Felt { delayed: at(0), failed: at(1), wall_reads: at(2), odd_reads: at(3) })
+    }
+
+    fn path(&self, seat: Seat) -> PathBuf {
+        self.folder.join(format!("node{}.levers", seat.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A real program under the shim: what `cat` of the time would be, from a shell that has only these.
+    fn seconds_of(levers: &Levers, seat: Seat) -> i64 {
+        let path = levers.path(seat);
+        let mut date = Command::new("date");
+        date.arg("+%s").env("LD_PRELOAD", &levers.library).env("SHIM_LEVERS", path);
+        let output = date.output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+    }
+
+    fn sync_of(levers: &Levers, seat: Seat, file: &Path) -> bool {
+        let mut sync = Command::new("sync");
+        sync.arg("--data").arg(file).env("LD_PRELOAD", &levers.library).env("SHIM_LEVERS", levers.path(seat));
+        sync.stderr(Stdio::null()).status().unwrap().success()
+    }
+
+    #[test]
+    fn a_program_feels_what_is_pulled_and_nothing_once_it_is_let_go() {
+        let folder = std::env::temp_dir().join(format!("levers-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        // Where there is no compiler, a run has no levers either.
+        if let Ok(levers) = Levers::build(&folder) {
+            let (seat, file) = (Seat(1), folder.join("file"));
+            std::fs::write(&file, "written").unwrap();
+            levers.environment(seat).unwrap();
+            let before = seconds_of(&levers, seat);
+            assert_eq!(levers.felt(seat).unwrap(), Felt::default());
+            levers.pull(seat, Lever::WallOffset, 7200).unwrap();
+            assert!(seconds_of(&levers, seat) >= before + 7200);
+            levers.pull(seat, Lever::WallOffset, 0).unwrap();
+            assert!(seconds_of(&levers, seat) < before + 7200);
+            levers.pull(seat, Lever::SyncError, 5).unwrap();
+            assert!(!sync_of(&levers, seat, &file), "it failed");
+            levers.pull(seat, Lever::SyncError, 0).unwrap();
+            levers.pull(seat, Lever::SyncDelay, 1).unwrap();
+            assert!(sync_of(&levers, seat, &file), "late, but it succeeded");
+            let felt = levers.felt(seat).unwrap();
+            assert_eq!((felt.delayed, felt.failed), (1, 1));
+            assert!(felt.wall_reads > 0);
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
