@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use consensus::{Body, StoredMembership};
+use futures::future::BoxFuture;
 use ledger::{Ledger, Restore};
 use openraft::storage::RaftLogStorage;
 use openraft::type_config::alias::LeaderIdOf;
@@ -93,7 +94,11 @@ pub struct SavedSnapshot {
 
 impl Directory {
     /// Writes a snapshot now and opens it, for a backup.
-    pub async fn save_snapshot(&self) -> Result<SavedSnapshot, OwnershipError> {
+    pub fn save_snapshot(&self) -> BoxFuture<'_, Result<SavedSnapshot, OwnershipError>> {
+        Box::pin(self.saved_snapshot())
+    }
+
+    async fn saved_snapshot(&self) -> Result<SavedSnapshot, OwnershipError> {
         self.snapshot().await?;
         let quorum = |error: &dyn fmt::Display| OwnershipError::Quorum(error.to_string());
         let snapshot = self.raft().get_snapshot().await.map_err(|error| quorum(&error))?;
@@ -144,7 +149,11 @@ pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
 /// It gets a new cluster id, so that no node of the old cluster talks to it, and the next generation, so that its grants
 /// outrank all that the old cluster made after the snapshot. The directory must be empty or missing; it is there as a
 /// whole or not at all.
-pub async fn restore(snapshot: &Path, data_dir: &Path) -> Result<Restored, OwnershipError> {
+pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<Restored, OwnershipError>> {
+    Box::pin(restored(snapshot, data_dir))
+}
+
+async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, OwnershipError> {
     let Whole { head, ledger, .. } = read(snapshot)?;
     refuse_used(data_dir)?;
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

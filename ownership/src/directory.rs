@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use consensus::View;
+use futures::future::BoxFuture;
 use ledger::Command;
 use openraft::Raft;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -40,12 +41,17 @@ pub struct Directory {
     _folder: NodeFolder,
 }
 
+// Futures that reach into Raft are boxed: else all of it is compiled once more in each crate and test that awaits one.
 impl Directory {
     /// Opens the data directory, reads snapshot and log, and comes up: alone as a quorum of one, else as the member
     /// that it was, or as a new learner of the cluster that it was told to join.
     ///
     /// Fails closed when anything that was written is not there or not readable.
-    pub async fn open(options: Options) -> Result<Self, OwnershipError> {
+    pub fn open(options: Options) -> BoxFuture<'static, Result<Self, OwnershipError>> {
+        Box::pin(Self::started(options))
+    }
+
+    async fn started(options: Options) -> Result<Self, OwnershipError> {
         let Started { core, folder, mut tasks, queue, address } = starting::start(&options).await?;
         let writer = Writer::new(core.clone(), options.submit_within);
         let writer = tokio::spawn(writer.run(queue));
@@ -65,8 +71,8 @@ impl Directory {
     }
 
     /// The ledger as fresh as asked; waits for the quorum where needed.
-    pub async fn read(&self, consistency: Consistency) -> Result<Arc<View>, ReadError> {
-        read::view(&self.core, consistency).await
+    pub fn read(&self, consistency: Consistency) -> BoxFuture<'_, Result<Arc<View>, ReadError>> {
+        Box::pin(read::view(&self.core, consistency))
     }
 
     /// How old the view may be at most: everything that was acknowledged before is in it. None before the first
@@ -147,8 +153,8 @@ impl Directory {
     }
 
     /// Carries out a change of the membership at the leader, wherever it is.
-    pub async fn change(&self, change: MemberChange) -> Result<(), MemberError> {
-        leading::change(&self.core, change).await
+    pub fn change(&self, change: MemberChange) -> BoxFuture<'_, Result<(), MemberError>> {
+        Box::pin(leading::change(&self.core, change))
     }
 
     /// The other nodes, for what routers tell each other outside Raft.
@@ -178,7 +184,11 @@ impl Directory {
     }
 
     /// Writes a snapshot now and waits for it.
-    pub async fn snapshot(&self) -> Result<(), OwnershipError> {
+    pub fn snapshot(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
+        Box::pin(self.snapshot_written())
+    }
+
+    async fn snapshot_written(&self) -> Result<(), OwnershipError> {
         let quorum = |error: &dyn std::fmt::Display| OwnershipError::Quorum(error.to_string());
         let raft = &self.core.raft;
         let applied = raft.metrics().borrow_watched().last_applied;
@@ -190,7 +200,11 @@ impl Directory {
     }
 
     /// Takes no more commands, lets another voter lead, answers the commands that were taken, and stops.
-    pub async fn close(&self) -> Result<(), OwnershipError> {
+    pub fn close(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
+        Box::pin(self.closed())
+    }
+
+    async fn closed(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
         if let Some(heir) = members::heir(&self.core) {
             let handed_over = leading::change(&self.core, MemberChange::TransferLeader(heir));
@@ -207,7 +221,11 @@ impl Directory {
     }
 
     /// Stops at once: commands under way are left unanswered, and no other leader is looked for.
-    pub async fn halt(&self) -> Result<(), OwnershipError> {
+    pub fn halt(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
+        Box::pin(self.halted())
+    }
+
+    async fn halted(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
         drop(self.writer.lock().unwrap_or_else(PoisonError::into_inner).take().map(Task));
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
