@@ -26,6 +26,16 @@ use crate::node_folder::random;
 /// Commands in one batch.
 const BATCH: usize = 256;
 
+/// Batches on their way at once: one is being made durable, and one is ready to be the next. What is submitted meanwhile
+/// becomes one batch instead of many, and each batch costs every node a flush, messages and a copy of what it changes.
+const IN_FLIGHT: usize = 2;
+
+/// How long they are waited for before one more is sent: without a quorum nobody waits in vain for longer than alone.
+const HURRY: Duration = Duration::from_millis(50);
+
+/// Turns of the other tasks without a new command after which a batch is sent.
+const IDLE_TURNS: u32 = 2;
+
 /// Bytes of one batch, and so of one command. An entry goes to other nodes as one piece, and must never be too large for
 /// it: it would lie in the log and reach nobody.
 const BATCH_BYTES: usize = 4 << 20;
@@ -83,6 +93,27 @@ fn next_batch(waiting: &mut VecDeque<Queued>) -> Vec<Queued> {
     waiting.drain(..count).collect()
 }
 
+/// Whether another batch is due while so many are on their way and the last was sent so long ago.
+fn is_due(in_flight: usize, last_sent: Duration) -> bool {
+    in_flight < IN_FLIGHT || last_sent >= HURRY
+}
+
+/// Takes what else is being submitted right now: an answer wakes many who ask again at once. It ends when the others
+/// had their turn and brought nothing.
+async fn gather(queue: &mut mpsc::Receiver<Queued>, taken: &mut Vec<Queued>) {
+    let mut idle = 0;
+    while idle < IDLE_TURNS && taken.len() < BATCH {
+        tokio::task::yield_now().await;
+        let before = taken.len();
+        while taken.len() < BATCH
+            && let Ok(queued) = queue.try_recv()
+        {
+            taken.push(queued);
+        }
+        idle = if taken.len() > before { 0 } else { idle + 1 };
+    }
+}
+
 /// The outcome of a submitted command, once it is known. Dropping it does not withdraw the command.
 #[derive(Debug)]
 pub struct Ticket(pub(crate) oneshot::Receiver<Result<Outcome, SubmitError>>);
@@ -106,6 +137,7 @@ pub(crate) struct Writer {
     client_is: ClientIs,
     /// First serials of batches that are not answered.
     unanswered: BTreeSet<u64>,
+    last_sent: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,7 +162,8 @@ struct Answered {
 impl Writer {
     pub(crate) fn new(core: Arc<Core>, deadline: Duration) -> Self {
         let client = ClientId(random());
-        Self { core, deadline, client, serial: 0, client_is: ClientIs::New, unanswered: BTreeSet::new() }
+        let (unanswered, last_sent) = (BTreeSet::new(), Instant::now());
+        Self { core, deadline, client, serial: 0, client_is: ClientIs::New, unanswered, last_sent }
     }
 
     /// Runs until the queue is closed and everything in it is answered.
@@ -139,16 +172,19 @@ impl Writer {
         let (mut taken, mut waiting) = (Vec::new(), VecDeque::new());
         let mut is_closed = false;
         loop {
-            while !waiting.is_empty() && self.has_room() {
+            while !waiting.is_empty() && self.has_room() && self.is_due() {
                 in_flight.push(self.send(next_batch(&mut waiting)).await);
             }
-            let takes = !is_closed && waiting.is_empty() && self.has_room();
+            let (has_room, is_due) = (self.has_room() && !(is_closed && waiting.is_empty()), self.is_due());
+            let takes = has_room && is_due && waiting.is_empty();
             tokio::select! {
                 count = queue.recv_many(&mut taken, BATCH), if takes => {
                     is_closed = count == 0;
+                    gather(&mut queue, &mut taken).await;
                     waiting.extend(taken.drain(..));
                 }
                 Some(answered) = in_flight.next() => self.answer(answered),
+                () = tokio::time::sleep_until(self.last_sent + HURRY), if has_room && !is_due => {}
                 else => return,
             }
         }
@@ -159,9 +195,15 @@ impl Writer {
         self.client_is != ClientIs::Opening && self.serial + BATCH as u64 <= oldest + WINDOW - 2
     }
 
+    fn is_due(&self) -> bool {
+        is_due(self.unanswered.len(), self.last_sent.elapsed())
+    }
+
     /// Sends a batch on its way. When this returns, it has its place before every later one.
     async fn send(&mut self, queued: Vec<Queued>) -> impl Future<Output = Answered> + use<> {
-        let mut submissions = Vec::with_capacity(BATCH + 1);
+        // Exactly as many as there are: an entry lives on in the log's cache.
+        let opens = usize::from(self.client_is == ClientIs::New);
+        let mut submissions = Vec::with_capacity(queued.len() + opens);
         let mut opened = 0;
         if self.client_is == ClientIs::New {
             // An earlier client was forgotten, or there was none: begin as a new one.
@@ -171,13 +213,14 @@ impl Writer {
             opened = 1;
         }
         let first = self.serial + 1 - opened as u64;
-        let mut answers = Vec::with_capacity(BATCH);
+        let mut answers = Vec::with_capacity(queued.len());
         for Queued { command, answer, .. } in queued {
             submissions.push(self.submission(command));
             answers.push(answer);
         }
         self.unanswered.insert(first);
-        let delivery = Delivery::new(self.core.clone(), submissions, Instant::now() + self.deadline);
+        self.last_sent = Instant::now();
+        let delivery = Delivery::new(self.core.clone(), submissions, self.last_sent + self.deadline);
         let delivery = delivery.first_attempt().await;
         async move { Answered { first, opened, answers, result: delivery.finish().await } }
     }
@@ -247,5 +290,27 @@ mod tests {
         assert_eq!(queued(BATCH_BYTES).unwrap_err(), SubmitError::TooLarge);
         let command = Command::CloseSession(SessionId(u128::MAX));
         assert_eq!(encoded(&command), rmp_serde::to_vec(&command).unwrap().len());
+    }
+
+    #[tokio::test]
+    async fn what_the_others_submit_in_their_next_turns_goes_with_the_same_batch() {
+        let (submit, mut queue) = mpsc::channel(2 * BATCH);
+        for _ in 0..10 {
+            let submit = submit.clone();
+            tokio::spawn(async move { submit.try_send(queued(1).unwrap()).unwrap() });
+        }
+        let mut taken = vec![queued(1).unwrap()];
+        gather(&mut queue, &mut taken).await;
+        assert_eq!(taken.len(), 11);
+        (0..BATCH).for_each(|_| submit.try_send(queued(1).unwrap()).unwrap());
+        gather(&mut queue, &mut taken).await;
+        assert_eq!(taken.len(), BATCH, "never more than fits");
+    }
+
+    #[test]
+    fn two_batches_are_on_their_way_at_once_and_more_only_when_they_take_long() {
+        assert!(is_due(0, Duration::ZERO) && is_due(1, Duration::ZERO));
+        assert!(!is_due(2, HURRY / 2));
+        assert!(is_due(2, HURRY) && is_due(3, HURRY));
     }
 }
