@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use consensus::{Office, Quorum, View};
 use ledger::{Command, Ledger, Outcome, Refusal};
-use openraft::Raft;
 use openraft::async_runtime::instant::Instant as _;
-use openraft::async_runtime::watch::WatchReceiver;
+use openraft::async_runtime::watch::{RecvError, WatchReceiver};
 use openraft::type_config::alias::CommittedLeaderIdOf;
+use openraft::{Raft, ServerState};
 use tokio::sync::{mpsc, oneshot, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
 
@@ -22,7 +22,7 @@ use crate::log_store::LogStore;
 use crate::members;
 use crate::peers::Registry;
 use crate::proposer::Asked;
-use crate::raft::{Machine, Types};
+use crate::raft::{LogId, Machine, Types};
 use crate::read::Freshness;
 use crate::ticker::Reports;
 use crate::watch::Observer;
@@ -86,6 +86,29 @@ impl Known {
         match self {
             Known::Leader(leader) => Some(leader),
             Known::Nobody | Known::Stopped => None,
+        }
+    }
+}
+
+/// What of Raft's metrics is looked at as soon as it changes. The rest changes with every entry, and is looked at in
+/// its turn, or at once while this node waits for its office or for its quorum.
+#[derive(PartialEq)]
+struct Standing {
+    runs: bool,
+    term: u64,
+    state: ServerState,
+    leader: Option<u64>,
+    members: Option<LogId>,
+}
+
+impl Standing {
+    fn of(metrics: &Metrics) -> Self {
+        Self {
+            runs: metrics.running_state.is_ok(),
+            term: metrics.current_term,
+            state: metrics.state,
+            leader: metrics.current_leader,
+            members: *metrics.membership_config.log_id(),
         }
     }
 }
@@ -223,10 +246,19 @@ impl Core {
         let mut metrics = self.raft.metrics();
         let mut silent = Silent::default();
         loop {
-            metrics.borrow_and_update();
+            let before = Standing::of(&metrics.borrow_and_update());
             let quorum = self.look();
             silent.tell(&self);
-            match tokio::time::timeout(LOOK, metrics.changed()).await {
+            let is_settled = !quorum.stale && self.leads() == (quorum.leader == Some(self.node()));
+            let news = async {
+                loop {
+                    metrics.changed().await?;
+                    if !is_settled || Standing::of(&metrics.borrow_and_update()) != before {
+                        return Ok::<_, RecvError>(());
+                    }
+                }
+            };
+            match tokio::time::timeout(LOOK, news).await {
                 Ok(Ok(())) | Err(_) => {}
                 Ok(Err(_)) => {
                     self.registry.publisher.quorum(Quorum { leader: None, stale: true, ..quorum });
