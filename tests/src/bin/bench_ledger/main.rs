@@ -1,6 +1,7 @@
 //! What a durable write, a lookup and a snapshot cost, beside this disk's own fdatasync and beside etcd in the same run.
 //!
-//!     bench_ledger [--quick] [--json FILE] [--dir FOLDER] [--artifacts N] [--only writes|scale]
+//!     bench_ledger [--quick] [--json FILE] [--dir FOLDER] [--artifacts N] [--only writes|scale] [--rounds N]
+//!                  [--nodes 1,3] [--clients 1,16,64,256] [--systems embedded,ours,etcd]
 //!
 //! Systems are measured in turn and in short runs, so that what else runs here meets them all. Says for every aim whether it is met; falling
 //! short is no failure.
@@ -19,6 +20,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::str::FromStr;
 use std::time::Duration;
 
 use load::Measured;
@@ -80,7 +82,9 @@ impl BenchError {
 struct Options {
     json: Option<PathBuf>,
     folder: PathBuf,
-    clients: &'static [u64],
+    nodes: Vec<usize>,
+    clients: Vec<u64>,
+    systems: Vec<System>,
     rounds: usize,
     window: Duration,
     artifacts: u64,
@@ -92,7 +96,9 @@ impl Options {
         let mut options = Self {
             json: None,
             folder: std::env::temp_dir(),
-            clients: &[1, 16, 64, 256],
+            nodes: vec![1, 3],
+            clients: vec![1, 16, 64, 256],
+            systems: System::ALL.to_vec(),
             rounds: 10,
             window: Duration::from_millis(700),
             artifacts: 10_000_000,
@@ -102,16 +108,17 @@ impl Options {
             let mut value = || arguments.next().ok_or_else(|| BenchError::Usage(format!("{argument} needs a value")));
             match argument.as_str() {
                 "--quick" => {
-                    options.clients = &[1, 64];
+                    options.clients = vec![1, 64];
                     (options.rounds, options.window, options.artifacts) = (4, Duration::from_millis(250), 200_000);
                 }
                 "--json" => options.json = Some(value()?.into()),
                 "--dir" => options.folder = value()?.into(),
                 "--only" => options.only = Some(value()?),
-                "--artifacts" => {
-                    let count = value()?;
-                    options.artifacts = count.parse().map_err(|_| BenchError::Usage(format!("{count} artifacts")))?;
-                }
+                "--artifacts" => options.artifacts = parsed(&value()?)?,
+                "--rounds" => options.rounds = parsed(&value()?)?,
+                "--nodes" => options.nodes = list(&value()?)?,
+                "--clients" => options.clients = list(&value()?)?,
+                "--systems" => options.systems = list(&value()?)?,
                 _ => return Err(BenchError::Usage(format!("unknown option {argument}"))),
             }
         }
@@ -121,6 +128,14 @@ impl Options {
     fn has(&self, part: &str) -> bool {
         self.only.as_deref().is_none_or(|only| only == part)
     }
+}
+
+fn parsed<T: FromStr>(text: &str) -> Result<T, BenchError> {
+    text.parse().map_err(|_| BenchError::Usage(format!("{text} is not understood")))
+}
+
+fn list<T: FromStr>(text: &str) -> Result<Vec<T>, BenchError> {
+    text.split(',').map(parsed).collect()
 }
 
 fn main() -> ExitCode {
@@ -173,7 +188,7 @@ async fn run(options: &Options) -> Result<(), BenchError> {
     let mut results = Results { fdatasync: disk::fdatasync(&scratch.0, options.window)?, ..Results::default() };
     if options.has("writes") {
         let mut probes = vec![results.fdatasync];
-        for nodes in [1, 3] {
+        for nodes in options.nodes.iter().copied() {
             results.writes.extend(writes(&scratch.0, options, nodes, &mut probes).await?);
         }
         results.fdatasync = load::together(&probes);
@@ -197,28 +212,61 @@ async fn writes(
     probes: &mut Vec<Measured>,
 ) -> Result<Vec<Writes>, BenchError> {
     let ours = ours::Ours::start(folder, nodes).await?;
-    let etcd = etcd::Etcd::start(folder, nodes).await?;
+    let etcd = match options.systems.contains(&System::Etcd) {
+        true => Some(etcd::Etcd::start(folder, nodes).await?),
+        false => None,
+    };
     let mut all = Vec::new();
     for clients in options.clients.iter().copied() {
         let mut found: [Vec<Measured>; 3] = Default::default();
         let mut beside = Vec::new();
-        for _ in 0..options.rounds {
+        for round in 1..=options.rounds {
+            scale::progress(&format!("{nodes} node(s), {clients} clients: round {round} of {}", options.rounds));
             beside.push(disk::fdatasync(folder, options.window)?);
-            found[0].push(ours.embedded(clients, options.window).await?);
-            found[1].push(over_rpc(ours.leader, clients, options.window, System::Ours).await?);
-            found[2].push(over_rpc(etcd.leader, clients, options.window, System::Etcd).await?);
+            for system in options.systems.iter().copied() {
+                let measured = match (system, &etcd) {
+                    (System::Embedded, _) => ours.embedded(clients, options.window).await?,
+                    (System::Ours, _) => over_rpc(ours.leader, clients, options.window, system).await?,
+                    (System::Etcd, Some(etcd)) => over_rpc(etcd.leader, clients, options.window, system).await?,
+                    (System::Etcd, None) => continue,
+                };
+                found[system as usize].push(measured);
+            }
         }
         let [embedded, ours, etcd] = found.map(|runs| load::together(&runs));
         all.push(Writes { nodes, clients, fdatasync: load::together(&beside), embedded, ours, etcd });
         probes.extend(beside);
     }
+    scale::progress("");
     Ok(all)
 }
 
-#[derive(Clone, Copy)]
+/// Who is asked to write, and how.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum System {
+    /// Our leader, from inside its process.
+    Embedded,
+    /// Our leader, by gRPC.
     Ours,
+    /// etcd's leader, by gRPC.
     Etcd,
+}
+
+impl System {
+    const ALL: [Self; 3] = [Self::Embedded, Self::Ours, Self::Etcd];
+}
+
+impl FromStr for System {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        match name {
+            "embedded" => Ok(Self::Embedded),
+            "ours" => Ok(Self::Ours),
+            "etcd" => Ok(Self::Etcd),
+            _ => Err(()),
+        }
+    }
 }
 
 async fn over_rpc(address: SocketAddr, clients: u64, window: Duration, system: System) -> Result<Measured, BenchError> {
@@ -230,7 +278,7 @@ async fn over_rpc(address: SocketAddr, clients: u64, window: Duration, system: S
         let connection = connections[client as usize % connections.len()].clone();
         async move {
             match system {
-                System::Ours => ours::write(&connection, client, count).await,
+                System::Embedded | System::Ours => ours::write(&connection, client, count).await,
                 System::Etcd => etcd::put(&connection, client, count).await,
             }
         }

@@ -1,5 +1,8 @@
 //! One node with many artifacts: memory, lookups while it writes and snapshots, and what a snapshot costs.
 
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -29,9 +32,11 @@ pub(crate) struct Scale {
     pub(crate) writes: Measured,
     pub(crate) snapshot_seconds: f64,
     pub(crate) snapshot_bytes: u64,
-    /// Longest lookup during writes and snapshot, in milliseconds.
+    /// Longest lookup during writes and snapshot, in milliseconds, without the time that it waited for a core.
     pub(crate) stall_ms: f64,
-    /// Longest time that a thread which only looks at the clock was kept from running meanwhile.
+    /// Longest one with it.
+    pub(crate) longest_ms: f64,
+    /// Longest wait for a core in one lookup, as the kernel counts it.
     pub(crate) kept_off_ms: f64,
     /// Highest memory during the snapshot over that before.
     pub(crate) peak: f64,
@@ -61,9 +66,9 @@ pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Re
         let (directory, over) = (directory.clone(), over.clone());
         move || read(&directory, artifacts, &over)
     });
-    let clock = std::thread::spawn({
-        let over = over.clone();
-        move || kept_off(&over)
+    let stalls = std::thread::spawn({
+        let (directory, over) = (directory.clone(), over.clone());
+        move || stalls(&directory, artifacts, &over)
     });
     let writing = tokio::spawn(load::run(16, window, {
         let directory = directory.clone();
@@ -84,8 +89,9 @@ pub(crate) async fn run(artifacts: u64, folder: PathBuf, window: Duration) -> Re
     scale.writes = writing.await.map_err(|error| BenchError::Usage(error.to_string()))??;
     over.store(true, Relaxed);
     let gone = |_| BenchError::Usage("a reader panicked".into());
-    (scale.lookups, scale.stall_ms) = reader.join().map_err(gone)?;
-    scale.kept_off_ms = clock.join().map_err(gone)?;
+    scale.lookups = reader.join().map_err(gone)?;
+    let stalls = stalls.join().map_err(gone)??;
+    (scale.stall_ms, scale.longest_ms, scale.kept_off_ms) = (stalls.own, stalls.longest, stalls.kept_off);
     Ok(scale)
 }
 
@@ -115,44 +121,98 @@ async fn fill(directory: &Directory, artifacts: u64) -> Result<(), BenchError> {
         }
     });
     let mut batches = futures::stream::iter(batches).buffer_unordered(8);
+    let mut filled = 0;
     while let Some(done) = batches.next().await {
         done?;
+        filled += BATCH.min(artifacts - filled);
+        if filled % (artifacts / 100).max(BATCH) < BATCH {
+            progress(&format!("filling: {filled} of {artifacts} artifacts"));
+        }
     }
+    progress("");
     Ok(())
 }
 
-/// Looks prefixes up, one after another: the view, the deepest kept prefix, and who has it.
-fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> (Measured, f64) {
-    let step = (artifacts / SAMPLE).max(1);
-    let chains: Vec<Chain> = (0..SAMPLE.min(artifacts)).map(|n| chain(n * step)).collect();
-    let scope: Scope = origin().scope();
-    let (mut latencies, mut longest, started) = (Vec::new(), Duration::ZERO, Instant::now());
-    // An odd stride visits all of them without following their order.
-    let mut place = 0usize;
-    while !over.load(Relaxed) {
-        place = (place + 40_503) % chains.len();
+/// Says on a terminal how far it is.
+pub(crate) fn progress(line: &str) {
+    let mut terminal = std::io::stderr();
+    if terminal.is_terminal() {
+        // Nothing depends on it.
+        let _ = write!(terminal, "\r\x1b[K{line}").and_then(|()| terminal.flush());
+    }
+}
+
+/// Prefixes to look up: the view, the deepest kept prefix, and who has it.
+struct Lookups<'a> {
+    directory: &'a Directory,
+    scope: Scope,
+    chains: Vec<Chain>,
+    place: usize,
+}
+
+impl<'a> Lookups<'a> {
+    fn new(directory: &'a Directory, artifacts: u64) -> Self {
+        let step = (artifacts / SAMPLE).max(1);
+        let chains = (0..SAMPLE.min(artifacts)).map(|n| chain(n * step)).collect();
+        Self { directory, scope: origin().scope(), chains, place: 0 }
+    }
+
+    /// Looks the next one up. An odd stride visits all of them without following their order.
+    fn next(&mut self) -> Duration {
+        self.place = (self.place + 40_503) % self.chains.len();
         let before = Instant::now();
-        let view = directory.view();
-        let found = view.deepest(scope, &chains[place]).map(|(_, artifact)| view.standing(&artifact));
+        let view = self.directory.view();
+        let found = view.deepest(self.scope, &self.chains[self.place]).map(|(_, artifact)| view.standing(&artifact));
         drop(view);
         let took = before.elapsed();
         assert!(found.is_some_and(|standing| standing.owner() == Some(OWNER)), "every one of them is there");
-        longest = longest.max(took);
+        took
+    }
+}
+
+/// Looks prefixes up, one after another.
+fn read(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Measured {
+    let mut lookups = Lookups::new(directory, artifacts);
+    let (mut latencies, started) = (Vec::new(), Instant::now());
+    while !over.load(Relaxed) {
+        let took = lookups.next();
         if latencies.len() < 4 << 20 {
             latencies.push(took);
         }
     }
-    (measured(latencies, started.elapsed()), longest.as_secs_f64() * 1e3)
+    measured(latencies, started.elapsed())
 }
 
-fn kept_off(over: &AtomicBool) -> f64 {
-    let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+/// The longest lookups, in milliseconds.
+#[derive(Default)]
+struct Stalls {
+    own: f64,
+    longest: f64,
+    kept_off: f64,
+}
+
+/// Looks prefixes up and asks the kernel each time how long this thread had to wait for a core meanwhile.
+fn stalls(directory: &Directory, artifacts: u64, over: &AtomicBool) -> Result<Stalls, BenchError> {
+    let (mut lookups, mut found) = (Lookups::new(directory, artifacts), Stalls::default());
+    let waits = File::open("/proc/thread-self/schedstat").map_err(BenchError::system("read a thread's waits"))?;
     while !over.load(Relaxed) {
-        let now = Instant::now();
-        longest = longest.max(now - last);
-        last = now;
+        let before = waited(&waits)?;
+        let took = lookups.next();
+        let kept_off = waited(&waits)?.saturating_sub(before);
+        let longer = |than: f64, one: Duration| than.max(one.as_secs_f64() * 1e3);
+        found.own = longer(found.own, took.saturating_sub(kept_off));
+        found.longest = longer(found.longest, took);
+        found.kept_off = longer(found.kept_off, kept_off.min(took));
     }
-    longest.as_secs_f64() * 1e3
+    Ok(found)
+}
+
+/// How long a thread has waited for a core so far: the second number of its `schedstat`.
+fn waited(schedstat: &File) -> Result<Duration, BenchError> {
+    let mut line = [0; 96];
+    let length = schedstat.read_at(&mut line, 0).map_err(BenchError::system("read a thread's waits"))?;
+    let nanos = std::str::from_utf8(&line[..length]).ok().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+    nanos.map(Duration::from_nanos).ok_or_else(|| BenchError::Usage("schedstat has no second number".into()))
 }
 
 /// A line of this process's memory, in bytes.
