@@ -1,7 +1,9 @@
 """Two routers with one Redis: what one of them learned the other one knows. Redis slow, gone or flushed costs speed only."""
 
 import json
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -14,6 +16,8 @@ from harness.talk import TEXT, post, prose, sealed_session
 
 # As many failures in a row as the breaker takes, and how many clients ask at once.
 FAILURES, CLIENTS = 3, 6
+# Responses that a simulated worker remembers.
+KEPT = 256
 # Generous: the suite shares its machine with others.
 BUDGET = "soft_state.timeout=\"200ms\""
 
@@ -152,8 +156,9 @@ def stream_text(raw: bytes) -> str:
 class Load:
     """Clients who make responses at one router and go on with them at the other, and all answers they get."""
 
-    def __init__(self, routers):
-        self.routers, self.stop = routers, threading.Event()
+    def __init__(self, routers, most: int | None = None):
+        # After `most` responses each they ask for the last one only: engines, simulated ones too, forget the oldest.
+        self.routers, self.most, self.stop = routers, most, threading.Event()
         self.served, self.failed = 0, []
         self.lock = threading.Lock()
         self.threads = [threading.Thread(target=self.run, args=(number,), daemon=True) for number in range(CLIENTS)]
@@ -174,8 +179,12 @@ class Load:
         while not self.stop.is_set():
             turn += 1
             try:
-                first, _ = respond(one, prose(20, 1000 * number + turn))
-                respond(other, "on", first["id"])
+                if self.most is None or 2 * turn <= self.most:
+                    first, _ = respond(one, prose(20, 1000 * number + turn))
+                    respond(other, "on", first["id"])
+                else:
+                    get_json(f"{one.url}/v1/responses/{first['id']}")
+                    get_json(f"{other.url}/v1/responses/{first['id']}")
                 post(other.url, "/v1/chat/completions", {"model": MODEL, "max_tokens": 4, "messages": [
                     {"role": "user", "content": prose(20, number)}]})
                 with self.lock:
@@ -231,7 +240,7 @@ def test_a_flush_costs_no_request_and_what_was_known_is_told_again(redis, router
     one, other = routers
     kept, _ = respond(one, prose(30, 99))
     until("it is shared", lambda: in_redis(redis, kept["id"]))
-    with Load(routers) as load:
+    with Load(routers, most=KEPT // CLIENTS - 2) as load:
         load.more(2 * CLIENTS)
         redis.ask("FLUSHALL")
         for router in routers:
@@ -241,6 +250,25 @@ def test_a_flush_costs_no_request_and_what_was_known_is_told_again(redis, router
     assert load.failed == []
     assert lookups(other, "near", "maker") + lookups(other, "shared", "maker") > 0
     assert get_json(f"{other.url}/v1/responses/{kept['id']}")["id"] == kept["id"]
+
+
+def test_a_flush_is_noticed_also_where_the_answer_that_tells_it_is_lost(redis, routers):
+    kept, _ = respond(routers[0], prose(30, 98))
+    until("it is shared", lambda: in_redis(redis, kept["id"]))
+    with socket.create_connection(("127.0.0.1", redis.port), timeout=5) as connection:
+        connection.sendall(b"PING\r\n")
+        assert connection.recv(16) == b"+PONG\r\n", "it is accepted already"
+        redis.pause()
+        try:
+            connection.sendall(b"FLUSHALL\r\n")
+            # A probe of each router, one a second, stands behind it and is given up.
+            time.sleep(1.3)
+        finally:
+            redis.go_on()
+    for router in routers:
+        until("the flush is noticed", lambda router=router: router.metric("soft_state_flushes_total") == 1)
+    until("it is told again", lambda: in_redis(redis, kept["id"]))
+    assert all(router.metric("soft_state_standing", standing="up") == 1 for router in routers)
 
 
 def test_what_is_torn_foreign_or_huge_in_redis_is_a_miss(redis, routers):

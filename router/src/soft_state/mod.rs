@@ -14,7 +14,7 @@ mod seal;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -58,6 +58,8 @@ struct Shared {
     link: Link,
     namespace: String,
     writes: Writes,
+    /// Whether it may lack what this router remembers.
+    owes: AtomicBool,
 }
 
 /// The address of Redis cannot be used.
@@ -83,7 +85,7 @@ impl SoftState {
                 };
                 let link = Link::new(url, config, metrics.clone()).map_err(refused)?;
                 let namespace = config.namespace.clone().unwrap_or_else(|| cluster.to_owned());
-                Some(Shared { link, namespace, writes })
+                Some(Shared { link, namespace, writes, owes: AtomicBool::new(false) })
             }
         };
         let inner = Arc::new(Inner {

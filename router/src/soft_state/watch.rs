@@ -85,6 +85,9 @@ pub(super) async fn write_all(inner: Arc<Inner>, mut waiting: mpsc::Receiver<Wri
     let mut batch = Vec::with_capacity(BATCH);
     while waiting.recv_many(&mut batch, BATCH).await > 0 {
         let outcome = shared.save(&batch, Over::Anything).await;
+        if outcome != "saved" {
+            shared.owe();
+        }
         for write in batch.drain(..) {
             shared.writes.done(write.bytes());
             inner.metrics.written(write.key.kind, outcome);
@@ -93,7 +96,12 @@ pub(super) async fn write_all(inner: Arc<Inner>, mut waiting: mpsc::Receiver<Wri
 }
 
 impl Shared {
-    /// The word for how it went. What was not saved stays in memory, and is told anew when Redis is back.
+    /// Something may be missing in Redis: the next probe that is answered is followed by all that this router remembers.
+    fn owe(&self) {
+        self.owes.store(true, Ordering::Relaxed);
+    }
+
+    /// The word for how it went. What was not saved stays in memory, and is told anew.
     async fn save(&self, batch: &[Write], over: Over) -> &'static str {
         let mut pipeline = redis::pipe();
         batch.iter().for_each(|write| self.command(write, over, &mut pipeline));
@@ -123,25 +131,35 @@ pub(super) async fn watch(inner: Arc<Inner>) {
     let (mut marked, mut said) = (false, false);
     loop {
         let before = shared.link.standing();
-        let found = shared.link.probe::<(Option<u64>, u32)>(&mark.pipeline).await;
+        let found = shared.link.probe::<(Option<u64>, u32)>(&mark.probe).await;
         let now = shared.link.standing();
         if found.is_err() && !said && now == before {
             shared.link.say(now);
         }
         said = true;
-        let flushed = matches!(found, Ok((None, _))) && marked;
         if let Ok((_, routers)) = found {
             inner.routers_seen.store(routers, Ordering::Relaxed);
             inner.metrics.routers.set(routers.into());
         }
-        if flushed {
-            inner.metrics.flushes.inc();
-            tracing::warn!("Redis has forgotten everything: it is told again what this router remembers");
+        match found {
+            Ok((None, _)) => {
+                if std::mem::take(&mut marked) {
+                    inner.metrics.flushes.inc();
+                    tracing::warn!("Redis has forgotten everything: it is told again what this router remembers");
+                }
+                // The mark first: should Redis forget once more while it is told, the next probe finds that out.
+                marked = shared.link.tell::<()>(&mark.set).await.is_ok();
+                shared.owe();
+            }
+            Ok((Some(_), _)) => marked = true,
+            Err(_) => {}
         }
-        if flushed || (now == Standing::Up && before != Standing::Up) {
+        if now == Standing::Up && before != Standing::Up {
+            shared.owe();
+        }
+        if now == Standing::Up && shared.owes.swap(false, Ordering::Relaxed) {
             tell_anew(&inner, shared).await;
         }
-        marked |= found.is_ok();
         let pause = if now == Standing::Up { CALM } else { WORRIED };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -151,19 +169,24 @@ pub(super) async fn watch(inner: Arc<Inner>) {
 }
 
 /// A key of this router's own. When it is gone, so is everything else.
+///
+/// It is set only when its absence was heard: an answer that is lost must not take the news of a flush with it.
 struct Mark {
-    pipeline: Pipeline,
+    probe: Pipeline,
+    set: Pipeline,
 }
 
 impl Mark {
     fn new(namespace: &str) -> Self {
         let name = new_request_id().to_string();
         let key = format!("{}:mark:{name}", of_namespace(namespace));
-        let mut pipeline = redis::pipe();
-        pipeline.cmd("GET").arg(&key);
-        pipeline.cmd("SET").arg(&key).arg(1).arg("EX").arg(MARK_SECONDS).ignore();
-        count_routers(&mut pipeline, namespace, &name);
-        Self { pipeline }
+        let mut probe = redis::pipe();
+        probe.cmd("GET").arg(&key);
+        probe.cmd("EXPIRE").arg(&key).arg(MARK_SECONDS).ignore();
+        count_routers(&mut probe, namespace, &name);
+        let mut set = redis::pipe();
+        set.cmd("SET").arg(&key).arg(1).arg("EX").arg(MARK_SECONDS).ignore();
+        Self { probe, set }
     }
 }
 
@@ -176,6 +199,7 @@ async fn tell_anew(inner: &Inner, shared: &Shared) {
         let outcome = shared.save(batch, Over::Nothing).await;
         batch.iter().for_each(|write| inner.metrics.written(write.key.kind, outcome));
         if outcome != "saved" {
+            shared.owe();
             return;
         }
     }
