@@ -30,6 +30,9 @@ use crate::writer::{Ticket, Writer};
 /// How long a leader that closes waits for another one to take over.
 const HAND_OVER_WITHIN: Duration = Duration::from_secs(3);
 
+/// How long a node that closes waits for the commands that it took: the other nodes may be ending as well.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
 /// A node of the quorum that runs the ledger. Cheap to share behind an `Arc`; close it before the runtime ends.
 #[derive(Debug)]
 pub struct Directory {
@@ -213,9 +216,12 @@ impl Directory {
             }
         }
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(writer) = writer {
-            // A writer that panicked has dropped its tickets, which says enough.
-            drop(writer.await);
+        if let Some(mut writer) = writer {
+            // A writer that panicked has dropped its tickets, which says enough. Without a quorum there are no answers.
+            if tokio::time::timeout(ANSWER_WITHIN, &mut writer).await.is_err() {
+                writer.abort();
+                tracing::warn!("commands under way were not answered in time; whether they are done is not known");
+            }
         }
         self.halt().await
     }
