@@ -68,7 +68,7 @@ impl Core {
             Method::Enrol => encode(&joining::enrol(self, from, decode(&question)?).await),
             Method::Change => encode(&members::carry_out(self, decode(&question)?).await),
             Method::Members => encode(&members::list(self)),
-            Method::Exchange | Method::Residency => self.ask_service(from, method, question).await,
+            Method::Exchange | Method::Residency | Method::Prompts => self.ask_service(from, method, question).await,
             Method::AppendStream | Method::Snapshot => Err(PeerError::Failed("it needs a conversation".into())),
         }
     }

@@ -15,6 +15,7 @@ use workers_shim::fleet::Fleet;
 use crate::auth::{Keys, KeysError, Secret};
 use crate::catalog::Catalog;
 use crate::config::{Config, WorkerConfig};
+use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::pipeline::plan::Policies;
@@ -87,6 +88,7 @@ impl Gateway {
         };
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics.soft_state)?;
+        prompts::lend(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             rooms,
             salts,

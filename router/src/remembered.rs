@@ -22,7 +22,7 @@ pub struct Remembered {
     /// What tenants may use.
     pub quotas: Quotas,
     /// Prompts by their token ids, for moving them by hand.
-    pub prompts: Prompts,
+    pub prompts: Arc<Prompts>,
 }
 
 impl Remembered {
@@ -32,6 +32,6 @@ impl Remembered {
         let quotas = Quotas::new(&config.tenants, &state, metrics);
         let checkpoints = Checkpoints::new(state.clone(), metrics.clone());
         let responses = Arc::new(Resources::new(state.clone()));
-        Ok(Self { checkpoints, responses, quotas, state, prompts: Prompts::default() })
+        Ok(Self { checkpoints, responses, quotas, state, prompts: Arc::default() })
     }
 }

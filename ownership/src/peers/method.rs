@@ -33,13 +33,15 @@ pub(crate) enum Method {
     Exchange = 32,
     /// `Topic::Residency`.
     Residency = 33,
+    /// `Topic::Prompts`.
+    Prompts = 34,
 }
 
 impl Method {
     pub(crate) fn of(byte: u8) -> Option<Self> {
         use Method::{
-            Admit, Alive, Append, AppendStream, Change, Enrol, Exchange, Members, PreVote, ReadIndex, Residency,
-            Snapshot, Submit, TransferLeader, Vote,
+            Admit, Alive, Append, AppendStream, Change, Enrol, Exchange, Members, PreVote, Prompts, ReadIndex,
+            Residency, Snapshot, Submit, TransferLeader, Vote,
         };
         let all = [
             Append,
@@ -57,6 +59,7 @@ impl Method {
             Members,
             Exchange,
             Residency,
+            Prompts,
         ];
         all.into_iter().find(|method| *method as u8 == byte)
     }
@@ -65,6 +68,7 @@ impl Method {
         match topic {
             Topic::Exchange => Method::Exchange,
             Topic::Residency => Method::Residency,
+            Topic::Prompts => Method::Prompts,
         }
     }
 
@@ -73,6 +77,7 @@ impl Method {
         match self {
             Method::Exchange => Some(Topic::Exchange),
             Method::Residency => Some(Topic::Residency),
+            Method::Prompts => Some(Topic::Prompts),
             _ => None,
         }
     }

@@ -44,6 +44,8 @@ pub enum Topic {
     Exchange,
     /// Which blocks they believe to lie where.
     Residency,
+    /// Prompts by their token ids, without which no engine moves their blocks.
+    Prompts,
 }
 
 /// Answers calls of other nodes on one topic.

@@ -9,6 +9,7 @@ pub mod keeper;
 mod lending;
 mod message;
 mod neighbours;
+pub mod prompts;
 mod tables;
 pub mod trouble;
 pub mod unapplied;
@@ -66,6 +67,8 @@ impl Exchange {
         async move {
             match topic {
                 Topic::Exchange => exchange.hear(from, &question),
+                // Its lender answers for itself.
+                Topic::Prompts => Err(PeerError::NoService(topic)),
                 Topic::Residency => exchange.lending.answer(&exchange.fleet, &exchange.metrics, &question).await,
             }
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use ownership::View;
 use ownership::ledger::{ClaimOwner, Command, Release, Subject};
-use ownership::{Consistency, View};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{ArtifactId, Epoch, Owner, SessionId};
@@ -14,7 +14,7 @@ use super::input::{Named, Told};
 use super::problem::Problem;
 use super::tags::Fence;
 use super::words::{ArtifactWord, SessionWord};
-use super::writes::{Done, FenceAllowed, FenceNeeded, Nothing, Target, epoch_of, write};
+use super::writes::{Done, FenceAllowed, FenceNeeded, Nothing, Target, epoch_of, newest, write};
 use super::{artifacts, sessions};
 use crate::gateway::Gateway;
 
@@ -26,7 +26,7 @@ pub(super) struct Claim {
 }
 
 async fn claimed(gateway: &Gateway, subject: Subject, claim: Claim) -> Result<Fresh<Done>, Problem> {
-    let owner = claim.owner.owner(gateway)?;
+    let owner = claim.owner.owner(&*newest(gateway).await)?;
     let outcome = write(gateway, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
     let epoch = epoch_of(&outcome);
     Ok(Done::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
@@ -66,15 +66,10 @@ fn holder(view: &View, subject: Subject) -> Result<(Option<Owner>, Epoch), Probl
     }
 }
 
-/// What the client saw is released. A node that is behind its client looks again as the leader does: it must not say
-/// that nobody owned what it has not heard of yet.
+/// What the client saw is released. The leader is asked first: a node that is behind must not say that nobody owned what
+/// it has not heard of yet.
 async fn released(gateway: &Gateway, subject: Subject, fence: Fence) -> Result<Fresh<Done>, Problem> {
-    let directory = gateway.directory();
-    let (mut owner, mut current) = holder(&directory.view(), subject)?;
-    if matches!(fence, Fence::Granted(seen) if seen > current) {
-        let view = directory.read(Consistency::Linearizable).await.map_err(|_| Problem::no_quorum())?;
-        (owner, current) = holder(&view, subject)?;
-    }
+    let (owner, current) = holder(&*newest(gateway).await, subject)?;
     let seen = fence.needed(current)?;
     let Some(owner) = owner else { return Ok(Done::plain(gateway, "nobody owned it")) };
     write(gateway, Command::Release(Release { subject, owner, seen })).await?;
@@ -116,7 +111,7 @@ pub(super) async fn close_session(
     Named(id): Named<SessionId>,
     fence: Fence,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(sessions::known(&gateway.directory().view(), id)?.epoch)?;
+    fence.allowed(sessions::known(&*newest(&gateway).await, id)?.epoch)?;
     write(&gateway, Command::CloseSession(id)).await?;
     Ok(Done::plain(&gateway, "the session is closed"))
 }

@@ -11,16 +11,18 @@ use ownership::View;
 use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, ReplicateReadonly};
 use serde::Deserialize;
 use utoipa::ToSchema;
-use vocabulary::{ArtifactId, Bytes, Health, Micros, Owner, SessionId, TenantId, WorkerId, WorkerView};
+use vocabulary::{ArtifactId, Bytes, Health, Micros, ModelId, Owner, SessionId, TenantId, WorkerId, WorkerView};
 
 use super::fresh::Fresh;
 use super::input::{Both, Named, Told};
 use super::problem::{Kind, Problem};
 use super::tags::Fence;
 use super::words::{ArtifactWord, SessionWord, WorkerWord};
-use super::writes::{Done, FenceNeeded, Moved, Target, epoch_of, write};
+use super::writes::{Done, FenceNeeded, Moved, Target, epoch_of, newest, write};
 use super::{artifacts, sessions};
+use crate::exchange::prompts::{Wanted, borrow};
 use crate::gateway::Gateway;
+use crate::pipeline::prompts::Kept;
 use crate::pipeline::receipt::Remark;
 use crate::pipeline::replicate::relocate;
 
@@ -64,8 +66,8 @@ pub(super) async fn replicate(
     if !(1..=LONGEST_TTL).contains(&ttl) {
         return Err(Problem::bad_body(format!("ttl_ms: accepted is 1 to {LONGEST_TTL}")));
     }
-    let holder = body.holder.owner(&gateway)?;
-    let view = gateway.directory().view();
+    let view = newest(&gateway).await;
+    let holder = body.holder.owner(&view)?;
     let artifact = artifacts::known(&view, id)?;
     if view.standing(&artifact).owner() == Some(holder) {
         let why = format!("{} owns it, and an owner needs no copy", holder.worker);
@@ -97,7 +99,7 @@ pub(super) async fn drop_replica(
     State(gateway): State<Arc<Gateway>>,
     Both(id, worker): Both<ArtifactId, WorkerId>,
 ) -> Result<Fresh<Done>, Problem> {
-    let view = gateway.directory().view();
+    let view = newest(&gateway).await;
     let artifact = artifacts::known(&view, id)?;
     let place = Place { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
     let holders = artifact.replicas.iter().map(|copy| copy.holder).filter(|holder| holder.worker == worker);
@@ -132,8 +134,8 @@ pub(super) async fn migrate(
     fence: Fence,
     Told(body): Told<MigrateBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    let to = body.to.owner(&gateway)?;
-    let view = gateway.directory().view();
+    let view = newest(&gateway).await;
+    let to = body.to.owner(&view)?;
     let session = sessions::known(&view, id)?;
     let seen = fence.needed(session.epoch)?;
     // The ledger has the last word; this spares a transfer that is in vain already.
@@ -184,11 +186,11 @@ async fn bring(
         return Ok(None);
     }
     check_way(gateway, source.worker, target.worker)?;
-    let Some(kept) = gateway.remembered.prompts.through(&moving.tenant, moving.point) else {
-        let why = "this router does not know the prompt's token ids, without which no engine moves blocks";
+    let Some(kept) = prompt_of(gateway, &moving).await else {
+        let why = "no router that answers knows the prompt's token ids, without which no engine moves blocks";
         return Err(cannot(
             why,
-            "Ask the router that served its last step, after a step of the session; or send \"blocks\": \"there\" if the target has them.",
+            "Try again after a step of the session, through any router; or send \"blocks\": \"there\" if the target has them.",
         ));
     };
     let since = Instant::now();
@@ -207,6 +209,16 @@ async fn bring(
             Err(Problem::new(Kind::MoveFailed, detail).caused(remark.as_str()))
         }
     }
+}
+
+/// The prompt that goes through what is to be moved, from here or from another router.
+async fn prompt_of(gateway: &Gateway, moving: &Moving) -> Option<Arc<Kept>> {
+    if let Some(kept) = gateway.remembered.prompts.through(&moving.tenant, moving.point) {
+        return Some(kept);
+    }
+    let wanted = Wanted { tenant: moving.tenant.clone(), point: moving.point };
+    let seed_of = |model: &ModelId| gateway.catalog().model(model).identifier.seed();
+    borrow(gateway.directory().peers(), &wanted, seed_of, &gateway.metrics.exchange).await.map(Arc::new)
 }
 
 /// Whether both are here, up, and speak to each other.

@@ -1,9 +1,10 @@
 //! How a write reaches the ledger, and how its refusals are told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use ownership::Consistency;
 use ownership::ledger::{Command, Outcome, Refusal};
+use ownership::{Consistency, View};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{Blocks, Bytes, DpRank, Epoch, Incarnation, Owner, WorkerId};
@@ -116,8 +117,7 @@ pub(super) struct Target {
 
 impl Target {
     /// As the ledger calls it.
-    pub(super) fn owner(self, gateway: &Gateway) -> Result<Owner, Problem> {
-        let view = gateway.directory().view();
+    pub(super) fn owner(self, view: &View) -> Result<Owner, Problem> {
         let record = view.worker(self.worker).ok_or_else(|| refused(&Refusal::UnknownWorker))?;
         let incarnation = self.incarnation.map_or(record.incarnation, Incarnation);
         Ok(Owner { worker: self.worker, incarnation, rank: DpRank(self.rank) })
@@ -143,6 +143,16 @@ pub(super) async fn write(gateway: &Gateway, command: Command) -> Result<Outcome
             Ok(outcome)
         }
     }
+}
+
+/// The view that a write is decided on: whatever was acknowledged before at any router is in it, where there is a quorum.
+pub(super) async fn newest(gateway: &Gateway) -> Arc<View> {
+    let view = gateway.directory().view();
+    // Without a quorum the write is refused in any case.
+    if view.quorum().stale {
+        return view;
+    }
+    gateway.directory().read(Consistency::Linearizable).await.unwrap_or(view)
 }
 
 /// The epoch that a command was granted.

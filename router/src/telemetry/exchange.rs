@@ -13,6 +13,8 @@ pub struct ExchangeMetrics {
     pub table_age: GaugeVec,
     /// Imprints of what engines hold, by what became of them: lent, borrowed, not_known, or why they were of no use.
     pub imprints: IntCounterVec,
+    /// Prompts that blocks were to be moved by, by what became of them: lent, borrowed, not_known, or why not.
+    pub prompts: IntCounterVec,
     /// From the start until every worker was known exactly; 0 until then.
     pub exact_seconds: Gauge,
     /// Sessions whose last step the ledger has not answered for.
@@ -25,7 +27,7 @@ pub struct ExchangeMetrics {
 
 impl ExchangeMetrics {
     pub(super) fn new(f: &Families<'_>) -> Self {
-        Self {
+        let metrics = Self {
             tables: f.counters(
                 "exchange_tables_total",
                 "Tables of requests in flight between routers, by outcome.",
@@ -41,6 +43,11 @@ impl ExchangeMetrics {
                 "Imprints of what engines hold between routers, by outcome.",
                 &["outcome"],
             ),
+            prompts: f.counters(
+                "exchange_prompts_total",
+                "Prompts between routers, for moving a session's blocks by hand, by outcome.",
+                &["outcome"],
+            ),
             exact_seconds: f.fraction(
                 "residency_exact_seconds",
                 "From the start until the blocks of every worker were known exactly; 0 until then.",
@@ -48,6 +55,11 @@ impl ExchangeMetrics {
             unapplied: f.gauge("unapplied_sessions", "Sessions whose last step the ledger has not answered for."),
             dropped: f.counter("unapplied_dropped_total", "Sessions whose last step was never told to the ledger."),
             trouble: f.gauges("ledger_trouble", "1 for what is wrong with this node's ledger.", &["kind"]),
+        };
+        // Seldom asked for: without this there would be nothing to see before.
+        for outcome in ["lent", "borrowed", "not_known"] {
+            metrics.prompts.with_label_values(&[outcome]).inc_by(0);
         }
+        metrics
     }
 }
