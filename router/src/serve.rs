@@ -11,7 +11,7 @@ use crate::exchange::keeper;
 use crate::exchange::trouble::OnFailure;
 use crate::gateway::{Gateway, GatewayError};
 use crate::operator::{Desk, DeskError};
-use crate::server::{Server, ServerLimits};
+use crate::server::{Bound, Server, ServerLimits, Tls, TlsError};
 use crate::{operator, proxy};
 
 /// Why it did not start, or did not go on.
@@ -26,6 +26,9 @@ pub enum StartError {
     /// The operators' tokens or audit log were refused.
     #[error(transparent)]
     Desk(#[from] DeskError),
+    /// The operators' listener has no certificate to show.
+    #[error("operator.tls: {0}")]
+    Tls(#[from] TlsError),
     /// A listener could not be bound.
     #[error("cannot listen on {address} ({setting}): {source}")]
     Listen {
@@ -51,6 +54,15 @@ pub struct Serving {
 impl Serving {
     /// Starts everything and returns once both listeners are bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        // Whatever can be refused is refused before the ledger founds a cluster, or joins one.
+        let (proxy, operator) = (config.proxy.listen, config.operator.listen);
+        let proxy = take(proxy, "proxy.listen")?;
+        let mut operator = take(operator, "operator.listen")?;
+        let tls = config.operator.tls.as_ref().map(Tls::load).transpose()?;
+        if let Some(tls) = &tls {
+            operator = operator.with_tls(tls);
+        }
+        Desk::check(&config.operator)?;
         let gateway = Arc::new(Gateway::open(config).await?);
         let desk = Desk::open(&gateway)?;
         let settings = &gateway.config.proxy;
@@ -61,20 +73,22 @@ impl Serving {
         };
         let open = gateway.metrics.process.connections.clone();
         let routes = proxy::routes(&gateway);
-        let proxy = Server::start(settings.listen, routes, limits, open)
-            .await
-            .map_err(|source| StartError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
+        let proxy = Server::start(proxy, routes, limits, open).map_err(|source| StartError::Listen {
+            address: settings.listen,
+            setting: "proxy.listen",
+            source,
+        })?;
         let small = ServerLimits { connections: 256, drain_timeout: Duration::from_secs(1), ..limits };
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
-        let operator = Server::start(address, operator::routes(&desk), small, uncounted)
-            .await
+        let operator = Server::start(operator, operator::routes(&desk), small, uncounted)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
-        let background = vec![
+        let mut background = vec![
             tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5))),
             tokio::spawn(keeper::keep(gateway.clone())),
             tokio::spawn(desk.follow_tokens()),
         ];
+        background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(Duration::from_secs(5)))));
         let serving = Self { gateway, proxy, operator, background };
         serving.announce(&desk);
         Ok(serving)
@@ -108,6 +122,9 @@ impl Serving {
         let gateway = &self.gateway;
         tracing::info!(address = %self.proxy.address(), "clients connect here");
         tracing::info!(address = %self.operator.address(), "operators connect here, /metrics included");
+        if desk.is_guarded() && !desk.is_private() && !self.operator.address().ip().is_loopback() {
+            tracing::warn!("operators' tokens go over the network as plain text: set operator.tls");
+        }
         if !desk.is_guarded() && !self.operator.address().ip().is_loopback() {
             tracing::warn!(
                 "ANYBODY who reaches the operators' listener can change owners and members: it is not bound to loopback \
@@ -126,6 +143,10 @@ impl Serving {
             tracing::warn!("no workers: give --worker URL, or [[workers]] in the configuration");
         }
     }
+}
+
+fn take(address: SocketAddr, setting: &'static str) -> Result<Bound, StartError> {
+    Bound::take(address).map_err(|source| StartError::Listen { address, setting, source })
 }
 
 /// Serves until SIGTERM or ctrl-c. When the ledger cannot be kept any more it goes on or ends, as configured; either way it

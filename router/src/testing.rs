@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 
 use crate::config::{Config, Overrides};
 use crate::serve::Serving;
-use crate::server::{Server, ServerLimits};
+use crate::server::{Bound, Server, ServerLimits};
 
 /// What a worker received.
 #[derive(Clone, Debug)]
@@ -90,7 +90,8 @@ impl Worker {
         let shared = worker.clone();
         let routes = Router::new().fallback(move |request: Request| answer(shared.clone(), model, request));
         let server =
-            Server::start(address, routes, LIMITS, prometheus::IntGauge::new("w", "w").unwrap()).await.unwrap();
+            Server::start(Bound::take(address).unwrap(), routes, LIMITS, prometheus::IntGauge::new("w", "w").unwrap())
+                .unwrap();
         worker.server.set(server).unwrap();
         worker
     }

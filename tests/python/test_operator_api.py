@@ -1,13 +1,16 @@
 """The operator API of a real serve: reads, writes, tags, pages, roles, problems, the audit log."""
 
 import json
+import socket
+import ssl
+import subprocess
 import urllib.error
 import urllib.request
 
 import pytest
 from harness.cluster import Cluster, Serve, SimWorker
-from harness.operator import Operator
-from harness.processes import until
+from harness.operator import Operator, ctl
+from harness.processes import BINARY, until
 from harness.talk import TEXT, Talk, prose, sealed_session
 from harness.wire import connect, head
 
@@ -252,6 +255,15 @@ def test_every_write_is_in_the_audit_log_and_no_token_anywhere(guarded):
     assert "Bearer" not in logs
 
 
+def test_the_log_of_the_process_does_not_repeat_the_audit_log(guarded):
+    serve, _ = guarded
+    alice = Operator(serve.operator, "works")
+    for n in range(50):
+        alice.write("PUT", "tenants/often/quota", {"artifacts": n}).ok()
+    assert (serve.data / "audit/audit.jsonl").read_text().count("/tenants/often/quota") == 50
+    assert "tenants/often" not in serve.process.log.read_text(errors="replace")
+
+
 def test_the_document_is_served_to_everybody_and_lists_what_there_is(guarded):
     serve, _ = guarded
     with urllib.request.urlopen(f"{serve.operator}/ownerserve/v1/openapi.json", timeout=10) as answer:
@@ -355,3 +367,84 @@ def test_there_are_only_so_many_watchers(fleet, operator):
             return watch.status == 200
 
     until("a place is free again", one_more, 40)
+
+
+def test_a_write_under_a_key_is_done_once_and_another_one_under_it_is_refused(fleet, operator):
+    def quota(n, key, fence=None):
+        return operator.write("PUT", "tenants/keyed/quota", {"artifacts": n}, fence, **{"Idempotency-Key": key})
+
+    first = quota(5, "k-1")
+    assert first.status == 200 and "idempotency-replayed" not in first.headers
+    operator.write("PUT", "tenants/keyed/quota", {"artifacts": 6}).ok()
+    again = quota(5, "k-1")
+    assert (again.status, again.body, again.headers["idempotency-replayed"]) == (200, first.body, "true")
+    assert operator.get("tenants/keyed").json["tenant"]["quota"] == 6, "it was not done again"
+    for other in quota(7, "k-1"), quota(5, "k-1", "*"):
+        assert (other.status, other.json["cause"]) == (422, "idempotency_key_reused")
+    assert operator.get("tenants/keyed").json["tenant"]["quota"] == 6
+    assert quota(5, "x" * 200).status == 400
+    assert quota(8, "k-2").status == 200
+    lines = [json.loads(line) for line in (fleet.serve.data / "audit/audit.jsonl").read_text().splitlines()]
+    outcomes = [line["outcome"] for line in lines if line["key"].endswith("/tenants/keyed/quota")]
+    assert outcomes == ["done", "done", "repeated", "unprocessable", "unprocessable", "invalid_header", "done"]
+
+
+def test_an_artifact_is_as_large_as_its_tokens_are_at_the_workers(fleet, operator):
+    with Cluster("hybrid", settings=('models.tiny.text="builtin"',), sim=("--speed-up", "20")) as builtin:
+        line = talked(builtin, "sized", 91)
+        asked = Operator(builtin.serve.operator)
+        artifact = asked.get(f"artifacts/{line['heads'][-1]['artifact']}").json["artifact"]
+        (worker,) = asked.get("workers").json["workers"]
+        assert artifact["bytes"] == artifact["tokens"] * worker["kv_bytes_per_token"]
+
+
+def certificate(folder, name: str):
+    """A certificate of its own for 127.0.0.1, and its key."""
+    made, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                    "-keyout", str(key), "-out", str(made), "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
+                    "-addext", "basicConstraints=critical,CA:FALSE"],
+                   check=True, capture_output=True, timeout=30)
+    return made, key
+
+
+def test_the_listener_speaks_tls_and_shows_a_new_certificate_without_a_restart(fleet, tmp_path):
+    made, key = certificate(tmp_path, "first")
+    tls = f'operator.tls={{certificate="{made}", key="{key}"}}'
+    serve = Serve([fleet.workers[0].url], settings=(tls,))
+    try:
+        serve.process.wait_for_port(serve.operator_port)
+        url = serve.operator.replace("http:", "https:")
+        trusted = tmp_path / "trusted.pem"
+        trusted.write_text(made.read_text())
+        told = ctl("--endpoint", url, "--cacert", str(trusted), "status")
+        assert told.returncode == 0, told.stderr
+        context = ssl.create_default_context(cafile=str(trusted))
+        with urllib.request.urlopen(f"{url}/livez", context=context, timeout=10) as answer:
+            assert answer.read() == b"ok\n"
+        for refused in ctl("--endpoint", url, "status"), ctl("--endpoint", serve.operator, "status"):
+            assert refused.returncode == 3, refused.stderr
+        new, new_key = certificate(tmp_path, "second")
+        key.write_text(new_key.read_text())
+        made.write_text(new.read_text())
+        until("the new one is shown", lambda: ctl("--endpoint", url, "--cacert", str(new), "status").returncode == 0)
+    finally:
+        serve.stop()
+
+
+@pytest.mark.parametrize("wrong", ["listen", "operator-listen", "tokens", "certificate"])
+def test_a_start_that_is_refused_founds_no_cluster(tmp_path, wrong):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        free = ["--listen", "127.0.0.1:0", "--operator-listen", "127.0.0.1:0"]
+        (tmp_path / "empty").write_text("")
+        given = {
+            "listen": ["--listen", address, "--operator-listen", "127.0.0.1:0"],
+            "operator-listen": ["--listen", "127.0.0.1:0", "--operator-listen", address],
+            "tokens": [*free, "--set", f'operator.tokens_file="{tmp_path}/nothing"'],
+            "certificate": [*free, "--set", f'operator.tls={{certificate="{tmp_path}/empty", key="{tmp_path}/empty"}}'],
+        }[wrong]
+        data = tmp_path / "data"
+        done = subprocess.run([str(BINARY), "serve", "--data-dir", str(data), *given], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and len(done.stderr) > 20, done.stderr
+    assert not data.exists() or not any(data.iterdir()), list(data.iterdir())

@@ -39,7 +39,7 @@ pub(super) struct Line<'a> {
     body: Option<Value>,
     /// What it was based on.
     if_match: Option<&'a str>,
-    /// `done`, or the problem's word.
+    /// `done`, `repeated` when it was done before under its key, or the problem's word.
     outcome: &'static str,
     /// The HTTP status.
     status: u16,
@@ -89,7 +89,8 @@ impl Audit {
         Ok(Self { path, bound: (bound / u64::from(FILES)).max(4 << 10), file })
     }
 
-    /// Writes a line to the disk and to the log of the process. Blocks while the disk does.
+    /// Writes a line to the disk; the log of the process has it with `RUST_LOG=info,ownerserve::audit=debug`. Blocks
+    /// while the disk does.
     pub(super) fn write(&self, asked: &Asked, outcome: &'static str, status: u16) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = Line {
@@ -106,7 +107,7 @@ impl Audit {
             remote: asked.remote,
         };
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
-        tracing::info!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");
+        tracing::debug!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");
         text.push(b'\n');
         if let Err(error) = self.append(&text) {
             tracing::error!(%error, path = %self.path.display(), "the audit log could not be written");

@@ -6,9 +6,11 @@ use std::time::Duration;
 use axum::extract::FromRef;
 use tokio::sync::Semaphore;
 
+use super::OperatorConfig;
 use super::access::{Tokens, TokensError};
 use super::audit::Audit;
 use super::document::Document;
+use super::repeats::Repeats;
 use super::watch::WATCHERS;
 use crate::gateway::Gateway;
 
@@ -36,9 +38,15 @@ pub struct Desk {
     pub(super) audit: Arc<Audit>,
     pub(super) document: Arc<Document>,
     pub(super) watchers: Arc<Semaphore>,
+    pub(super) repeats: Arc<Repeats>,
 }
 
 impl Desk {
+    /// Whether the tokens can be read, before anything is opened.
+    pub fn check(config: &OperatorConfig) -> Result<(), DeskError> {
+        Tokens::open(config.tokens_file.as_deref()).map(drop).map_err(DeskError::from)
+    }
+
     /// Reads the tokens and opens the audit log.
     pub fn open(gateway: &Arc<Gateway>) -> Result<Self, DeskError> {
         let config = &gateway.config;
@@ -51,12 +59,18 @@ impl Desk {
             audit: Arc::new(audit),
             document: Arc::new(Document::default()),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
+            repeats: Arc::default(),
         })
     }
 
     /// Whether a token is needed.
     pub fn is_guarded(&self) -> bool {
         self.tokens.required()
+    }
+
+    /// Whether nobody on the way can read what is said.
+    pub fn is_private(&self) -> bool {
+        self.gateway.config.operator.tls.is_some()
     }
 
     /// Follows the tokens file for ever.

@@ -14,6 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 use super::desk::Desk;
 use super::gate::OPEN;
 use super::problem::{Kind, Problem, ProblemDocument};
+use super::repeats::LONGEST_KEY;
 use super::words;
 
 const ABOUT: &str = "Owners, leases, sessions, artifacts and decisions of OwnerServe.
@@ -172,6 +173,8 @@ fn complete(path: &str, method: &str, operation: &mut Value) {
     }
     if method != "get" {
         kinds.extend(WRITES);
+        kinds.push(Kind::InvalidHeader);
+        add_parameter(operation, repeatable());
     }
     if path.contains('{') {
         kinds.extend([Kind::InvalidId, Kind::NotFound]);
@@ -187,13 +190,25 @@ fn complete(path: &str, method: &str, operation: &mut Value) {
     if tagged && method == "get" {
         let known = json!({"name": "If-None-Match", "in": "header", "required": false,
             "description": "An ETag that the reader has; 304 when it is still the one.", "schema": {"type": "string"}});
-        match operation["parameters"].as_array_mut() {
-            Some(parameters) => parameters.push(known),
-            None => operation["parameters"] = json!([known]),
-        }
+        add_parameter(operation, known);
         operation["responses"]["304"] = json!({"description": "It is as the reader has it."});
     }
     answer_with(&mut operation["responses"], &kinds);
+}
+
+fn add_parameter(operation: &mut Value, parameter: Value) {
+    match operation["parameters"].as_array_mut() {
+        Some(parameters) => parameters.push(parameter),
+        None => operation["parameters"] = json!([parameter]),
+    }
+}
+
+/// The header of a write that may be sent again.
+fn repeatable() -> Value {
+    let description = "Sent again under the same key within an hour, the write is not done again: this router answers \
+                       as it did, with Idempotency-Replayed. Another write under it is refused (422).";
+    json!({"name": "Idempotency-Key", "in": "header", "required": false, "description": description,
+        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"}})
 }
 
 /// Problems by their status, and the headers that every answer carries.

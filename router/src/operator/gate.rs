@@ -19,6 +19,7 @@ use super::desk::Desk;
 use super::fresh::At;
 use super::input::body_of;
 use super::problem::{Kind, Problem};
+use super::repeats::{Keyed, REPLAYED};
 use super::tags;
 use crate::incoming::new_request_id;
 use crate::server::Remote;
@@ -76,15 +77,22 @@ async fn admit(desk: &Desk, request: Request, (next, id): (Next, &str)) -> Respo
     let allowed = allowed.map(|()| Request::from_parts(parts, body));
     let request = match allowed {
         Ok(request) if writes => whole(request, &mut asked).await,
-        other => other,
+        other => other.map(|request| (request, None)),
     };
     if !audited {
         return match request {
             Err(problem) => problem.into_response(),
-            Ok(request) => next.run(request).await,
+            Ok((request, _)) => next.run(request).await,
         };
     }
-    let written_down = write_down(desk.audit.clone(), asked, request.map(|request| next.run(request)));
+    let repeats = desk.repeats.clone();
+    let running = request.map(|(request, keyed)| async move {
+        match keyed {
+            None => next.run(request).await,
+            Some(keyed) => repeats.once(keyed, (request, async |request| next.run(request).await)).await,
+        }
+    });
+    let written_down = write_down(desk.audit.clone(), asked, running);
     // A task of its own, which goes on when the client leaves.
     tokio::spawn(written_down).await.unwrap_or_else(|_| broken())
 }
@@ -99,8 +107,12 @@ async fn write_down(
         Err(problem) => problem.into_response(),
         Ok(running) => tokio::spawn(running).await.unwrap_or_else(|_| broken()),
     };
-    let (word, status) =
-        (answer.extensions().get::<Kind>().map_or("done", |kind| kind.shape().1), answer.status().as_u16());
+    let word = match answer.extensions().get::<Kind>() {
+        _ if answer.headers().contains_key(REPLAYED) => "repeated",
+        Some(kind) => kind.shape().1,
+        None => "done",
+    };
+    let status = answer.status().as_u16();
     let written = tokio::task::spawn_blocking(move || audit.write(&asked, word, status));
     if let Err(error) = written.await {
         tracing::error!(%error, "a line of the audit log is missing");
@@ -133,8 +145,8 @@ fn asked(parts: &Parts, path: &str, id: &str) -> Asked {
     }
 }
 
-/// The write with its whole body.
-async fn whole(request: Request, asked: &mut Asked) -> Result<Request, Problem> {
+/// The write with its whole body, and the key that it may be sent again under.
+async fn whole(request: Request, asked: &mut Asked) -> Result<(Request, Option<Keyed>), Problem> {
     let (parts, body) = request.into_parts();
     // Browsers send other types across sites without asking, and ask before they send DELETE.
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
@@ -144,5 +156,6 @@ async fn whole(request: Request, asked: &mut Asked) -> Result<Request, Problem> 
     }
     let body = body_of(&parts, body).await?;
     asked.body = kept(&body);
-    Ok(Request::from_parts(parts, Body::from(body)))
+    let keyed = Keyed::of(asked.who.as_ref(), &parts, &body)?;
+    Ok((Request::from_parts(parts, Body::from(body)), keyed))
 }

@@ -13,7 +13,7 @@ use super::input::{Named, Told};
 use super::problem::{Kind, Problem};
 use super::tags::Fence;
 use super::words::{ArtifactWord, GroupWord, WorkerWord};
-use super::writes::{Done, FenceAllowed, Nothing, write};
+use super::writes::{Done, FenceAllowed, Nothing, newest, write};
 use super::{artifacts, leases};
 use crate::gateway::Gateway;
 
@@ -35,7 +35,7 @@ pub(super) async fn pin(
     fence: Fence,
     Told(body): Told<PinBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(artifacts::known(&gateway.directory().view(), id)?.epoch)?;
+    fence.allowed(artifacts::known(&*newest(&gateway).await, id)?.epoch)?;
     let (pinned, did) = match body.pinned {
         true => (Pinned::Yes, "the artifact is pinned"),
         false => (Pinned::No, "the artifact is not pinned"),
@@ -64,7 +64,7 @@ pub(super) async fn set_group(
     fence: Fence,
     Told(body): Told<GroupBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(artifacts::known(&gateway.directory().view(), id)?.epoch)?;
+    fence.allowed(artifacts::known(&*newest(&gateway).await, id)?.epoch)?;
     write(&gateway, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
     let did =
         body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
@@ -82,7 +82,7 @@ pub(super) async fn evict(
     Named(id): Named<ArtifactId>,
     fence: Fence,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(artifacts::known(&gateway.directory().view(), id)?.epoch)?;
+    fence.allowed(artifacts::known(&*newest(&gateway).await, id)?.epoch)?;
     write(&gateway, Command::Evict(id)).await?;
     Ok(Done::plain(&gateway, "the artifact is forgotten"))
 }
@@ -99,7 +99,7 @@ pub(super) async fn renew(
     fence: Fence,
     Told(Nothing {}): Told<Nothing>,
 ) -> Result<Fresh<Done>, Problem> {
-    let view = gateway.directory().view();
+    let view = newest(&gateway).await;
     let worker = leases::known(&view, id)?;
     fence.allowed(worker.epoch)?;
     let ttl = Micros::of(gateway.directory().lease());
@@ -135,7 +135,7 @@ pub(super) async fn drain(
     fence: Fence,
     Told(body): Told<DrainBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(leases::known(&gateway.directory().view(), id)?.epoch)?;
+    fence.allowed(leases::known(&*newest(&gateway).await, id)?.epoch)?;
     let (draining, did) = match body.draining {
         true => (Draining::Yes, "the worker drains: it takes no new sessions"),
         false => (Draining::No, "the worker takes sessions"),
@@ -144,4 +144,26 @@ pub(super) async fn drain(
     // Other routers hear of it with their next probe of the worker.
     gateway.fleet().set_draining(id, if body.draining { Health::Draining } else { Health::Ready });
     Ok(Done::plain(&gateway, did))
+}
+
+/// Ends a worker's part in the ledger: what it owns is nobody's, or its copies', at once, and not when its lease is over.
+///
+/// For one that is gone for good. A router that reaches it would register it again, so it is refused while one does here.
+#[utoipa::path(delete, path = "/ownerserve/v1/workers/{id}", tag = "workers",
+    params(("id" = WorkerWord, Path), FenceAllowed),
+    responses((status = 200, body = Fresh<Done>)))]
+pub(super) async fn retire(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<WorkerId>,
+    fence: Fence,
+) -> Result<Fresh<Done>, Problem> {
+    fence.allowed(leases::known(&*newest(&gateway).await, id)?.epoch)?;
+    let fleet = gateway.fleet().snapshot();
+    if fleet.iter().any(|worker| worker.id == id && worker.health != Health::Unreachable) {
+        let detail = "Nothing was changed: the worker answers, and would be registered again. Stop it first, or take it \
+                      out of the configuration; PUT /ownerserve/v1/workers/ID/draining empties it before.";
+        return Err(Problem::new(Kind::Conflict, detail).caused("worker_answers"));
+    }
+    write(&gateway, Command::RetireWorker(id)).await?;
+    Ok(Done::plain(&gateway, "the worker is retired: it owns nothing any more"))
 }

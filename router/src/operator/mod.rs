@@ -23,6 +23,7 @@ mod owners;
 mod paging;
 mod problem;
 mod process;
+mod repeats;
 mod sessions;
 mod steering;
 mod tags;
@@ -42,6 +43,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::config::units::Size;
+use crate::server::TlsConfig;
 pub use access::TokensError;
 pub use desk::{Desk, DeskError};
 pub use problem::{Kind, Problem};
@@ -60,13 +62,20 @@ pub struct OperatorConfig {
     /// "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" = { role = "operator", name = "alice" }
     /// ```
     pub tokens_file: Option<PathBuf>,
+    /// The certificate that is shown; without one the listener speaks plain HTTP.
+    pub tls: Option<TlsConfig>,
     /// Most bytes of the audit log, older files included.
     pub audit_size: Size,
 }
 
 impl Default for OperatorConfig {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)), tokens_file: None, audit_size: Size::mebibytes(64) }
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 9464)),
+            tokens_file: None,
+            tls: None,
+            audit_size: Size::mebibytes(64),
+        }
     }
 }
 
@@ -95,7 +104,7 @@ fn other_routes() -> OpenApiRouter<Desk> {
 fn ledger_routes() -> OpenApiRouter<Desk> {
     OpenApiRouter::new()
         .routes(routes!(workers::workers))
-        .routes(routes!(workers::worker))
+        .routes(routes!(workers::worker, keeping::retire))
         .routes(routes!(leases::leases))
         .routes(routes!(leases::lease))
         .routes(routes!(leases::intents))

@@ -9,8 +9,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tower::Service as _;
 
@@ -19,11 +18,10 @@ use crate::error::headers_timeout_answer;
 
 /// Serves `stream` until it ends, `stopping` says true (the running request still ends) or its sender is gone (now).
 pub(super) async fn drive(
-    stream: TcpStream,
+    (stream, remote): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, Option<Remote>),
     (protocol, routes): (http1::Builder, Router),
     mut stopping: watch::Receiver<bool>,
 ) {
-    let remote = stream.peer_addr().ok().map(Remote);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let mut routes = routes.clone();
         remote.map(|remote| request.extensions_mut().insert(remote));

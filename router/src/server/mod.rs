@@ -5,6 +5,7 @@
 
 mod body;
 mod connection;
+pub(crate) mod tls;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,12 +17,18 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 use prometheus::IntGauge;
 use serde::Deserialize;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 use crate::config::units::{Size, Span};
 pub(crate) use body::{BodyLimits, read_body, refuse};
+pub use tls::{Tls, TlsConfig, TlsError};
+
+/// Connections that the kernel holds until they are accepted.
+const WAITING: u32 = 1024;
 
 /// Section `[proxy]`: the listener for clients.
 #[derive(Clone, Debug, Deserialize)]
@@ -69,6 +76,29 @@ pub struct ServerLimits {
     pub drain_timeout: Duration,
 }
 
+/// An address that is taken and not listened on yet: whoever connects is refused.
+#[derive(Debug)]
+pub struct Bound {
+    socket: TcpSocket,
+    tls: Option<Arc<rustls::ServerConfig>>,
+}
+
+impl Bound {
+    /// Takes `address` (port 0: any free one). Fails where somebody listens already.
+    pub fn take(address: SocketAddr) -> std::io::Result<Self> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // As every listener of this process: connections of an earlier one that are closing keep no address.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(Self { socket, tls: None })
+    }
+
+    /// Speaks only TLS there.
+    pub fn with_tls(self, tls: &Tls) -> Self {
+        Self { tls: Some(tls.server()), ..self }
+    }
+}
+
 /// A listener at work. [`Server::stop`] ends it gently; dropping it cuts every connection.
 #[derive(Debug)]
 pub struct Server {
@@ -80,19 +110,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds `address` (port 0: any free one) and serves `routes` there; `open` shows the connections.
-    pub async fn start(
-        address: SocketAddr,
-        routes: Router,
-        limits: ServerLimits,
-        open: IntGauge,
-    ) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+    /// Serves `routes` at an address that was taken; `open` shows the connections.
+    pub fn start(bound: Bound, routes: Router, limits: ServerLimits, open: IntGauge) -> std::io::Result<Self> {
+        let listener = bound.socket.listen(WAITING)?;
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
         let places = Arc::new(Semaphore::new(limits.connections));
         let accepting =
-            tokio::spawn(accept(listener, routes, Accepting { places: places.clone(), stopping, limits, open }));
+            Accepting { places: places.clone(), stopping, limits, open, tls: bound.tls.map(TlsAcceptor::from) };
+        let accepting = tokio::spawn(accept(listener, routes, accepting));
         Ok(Self { address, stop, accepting, places, limits })
     }
 
@@ -122,6 +148,7 @@ struct Accepting {
     stopping: watch::Receiver<bool>,
     limits: ServerLimits,
     open: IntGauge,
+    tls: Option<TlsAcceptor>,
 }
 
 async fn accept(listener: TcpListener, routes: Router, mut accepting: Accepting) {
@@ -137,11 +164,20 @@ async fn accept(listener: TcpListener, routes: Router, mut accepting: Accepting)
             stream = next_stream(&listener) => stream,
             _ = accepting.stopping.wait_for(|stop| *stop) => return,
         };
-        let connection = connection::drive(stream, (protocol.clone(), routes.clone()), accepting.stopping.clone());
+        let remote = stream.peer_addr().ok().map(Remote);
+        let (serving, stopping) = ((protocol.clone(), routes.clone()), accepting.stopping.clone());
+        let (tls, patience) = (accepting.tls.clone(), accepting.limits.header_timeout);
         let open = accepting.open.clone();
         open.inc();
         tokio::spawn(async move {
-            connection.await;
+            match tls {
+                None => connection::drive((stream, remote), serving, stopping).await,
+                Some(tls) => match timeout(patience, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => connection::drive((stream, remote), serving, stopping).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "a client did not speak TLS"),
+                    Err(_) => tracing::debug!("a client's TLS took too long"),
+                },
+            }
             open.dec();
             drop(place);
         });

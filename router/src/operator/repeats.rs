@@ -1,0 +1,254 @@
+//! `Idempotency-Key`: a write that is sent again under its key is answered as it was the first time, and not done again.
+//!
+//! Remembered by this router, in memory, within bounds of number, size and age. What ended in an error of ours, or with an
+//! unknown outcome, is not remembered: sent again, it is done again, which every write allows.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::Request;
+use axum::response::{IntoResponse as _, Response};
+use http::header::IF_MATCH;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use parking_lot::Mutex;
+use ring::digest::{Context, SHA256};
+
+use super::access::Who;
+use super::problem::{Kind, Problem};
+
+/// The header.
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// On an answer that was given before.
+pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// Longest key.
+pub(super) const LONGEST_KEY: usize = 128;
+/// Most writes that are remembered, how long, and the largest answer of one.
+const MOST: usize = 4096;
+const KEPT: Duration = Duration::from_secs(3600);
+const LARGEST: usize = 16 << 10;
+
+type Digest = [u8; 32];
+
+/// A write that carries a key: whose key it is, and what is asked under it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Keyed {
+    name: Digest,
+    asked: Digest,
+}
+
+impl Keyed {
+    /// Of a whole write; none where it carries no key.
+    pub(super) fn of(who: Option<&Who>, parts: &Parts, body: &[u8]) -> Result<Option<Self>, Problem> {
+        let mut keys = parts.headers.get_all(KEY).iter();
+        let Some(key) = keys.next() else { return Ok(None) };
+        let is_plain = (1..=LONGEST_KEY).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
+        if !is_plain || keys.next().is_some() {
+            let accepted = format!("Idempotency-Key: accepted is one, of 1 to {LONGEST_KEY} visible ASCII characters.");
+            return Err(Problem::new(Kind::InvalidHeader, accepted));
+        }
+        let who = who.map_or(&b""[..], |who| who.name.as_bytes());
+        let path = parts.uri.path_and_query().map_or("", |whole| whole.as_str());
+        let fence = parts.headers.get(IF_MATCH).map_or(&b""[..], HeaderValue::as_bytes);
+        let asked = digest(&[parts.method.as_str().as_bytes(), path.as_bytes(), fence, body]);
+        Ok(Some(Self { name: digest(&[who, key.as_bytes()]), asked }))
+    }
+}
+
+/// Of parts that cannot run into each other.
+fn digest(parts: &[&[u8]]) -> Digest {
+    let mut context = Context::new(&SHA256);
+    for part in parts {
+        context.update(&(part.len() as u64).to_le_bytes());
+        context.update(part);
+    }
+    context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// An answer that may be given again.
+#[derive(Clone, Debug)]
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+    kind: Option<Kind>,
+}
+
+impl Answer {
+    fn response(self, replayed: Option<HeaderValue>) -> Response {
+        let mut response = Response::new(Body::from(self.body));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response.headers_mut().extend(replayed.map(|value| (REPLAYED, value)));
+        self.kind.map(|kind| response.extensions_mut().insert(kind));
+        response
+    }
+}
+
+/// What became of a write.
+#[derive(Clone, Debug)]
+enum State {
+    Running,
+    Answered(Answer),
+}
+
+/// The writes that carried a key.
+#[derive(Debug, Default)]
+pub(super) struct Repeats(Mutex<Shelf>);
+
+#[derive(Debug, Default)]
+struct Shelf {
+    by_name: HashMap<Digest, (Digest, State)>,
+    by_age: VecDeque<(Instant, Digest)>,
+}
+
+impl Shelf {
+    /// Begins a write; none where it is new, else how the one before it stands.
+    fn begin(&mut self, keyed: Keyed, now: Instant) -> Option<(Digest, State)> {
+        while let Some((since, oldest)) = self.by_age.front().copied()
+            && (self.by_age.len() >= MOST || now.saturating_duration_since(since) >= KEPT)
+        {
+            self.by_name.remove(&oldest);
+            self.by_age.pop_front();
+        }
+        if let Some(found) = self.by_name.get(&keyed.name) {
+            return Some(found.clone());
+        }
+        self.by_name.insert(keyed.name, (keyed.asked, State::Running));
+        self.by_age.push_back((now, keyed.name));
+        None
+    }
+
+    fn forget(&mut self, name: Digest) {
+        self.by_name.remove(&name);
+        self.by_age.retain(|(_, other)| *other != name);
+    }
+}
+
+/// Forgets a write that did not come to an answer worth keeping.
+struct Begun {
+    repeats: Arc<Repeats>,
+    name: Digest,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let mut shelf = self.repeats.0.lock();
+        if matches!(shelf.by_name.get(&self.name), Some((_, State::Running))) {
+            shelf.forget(self.name);
+        }
+    }
+}
+
+impl Repeats {
+    /// Does the write, unless it was done under this key.
+    pub(super) async fn once(
+        self: Arc<Self>,
+        keyed: Keyed,
+        (request, run): (Request, impl AsyncFnOnce(Request) -> Response),
+    ) -> Response {
+        let found = self.0.lock().begin(keyed, Instant::now());
+        let problem = match found {
+            None => {
+                let begun = Begun { repeats: self, name: keyed.name };
+                return begun.remember(run(request).await).await;
+            }
+            Some((asked, _)) if asked != keyed.asked => {
+                let detail =
+                    "Nothing was changed: another write was sent under this Idempotency-Key. Choose a new one.";
+                Problem::new(Kind::Unprocessable, detail).caused("idempotency_key_reused")
+            }
+            Some((_, State::Answered(answer))) => return answer.response(Some(HeaderValue::from_static("true"))),
+            Some((_, State::Running)) => {
+                let detail = "The write under this Idempotency-Key is still under way. Send it again shortly.";
+                Problem::new(Kind::Conflict, detail).caused("under_way")
+            }
+        };
+        problem.into_response()
+    }
+}
+
+impl Begun {
+    async fn remember(self, response: Response) -> Response {
+        if response.status().is_server_error() {
+            return response;
+        }
+        let (parts, body) = response.into_parts();
+        let Ok(body) = to_bytes(body, LARGEST).await else {
+            return Problem::new(Kind::Internal, "The answer is larger than what is kept; the write was done.")
+                .into_response();
+        };
+        let kind = parts.extensions.get::<Kind>().copied();
+        let answer = Answer { status: parts.status, headers: parts.headers, body, kind };
+        if let Some((_, state)) = self.repeats.0.lock().by_name.get_mut(&self.name) {
+            *state = State::Answered(answer.clone());
+        }
+        answer.response(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keyed(key: &'static str, body: &str) -> Keyed {
+        let (parts, ()) = http::Request::post("/x").header(KEY, key).body(()).unwrap().into_parts();
+        Keyed::of(None, &parts, body.as_bytes()).unwrap().unwrap()
+    }
+
+    async fn send(repeats: &Arc<Repeats>, keyed: Keyed, answer: (StatusCode, &'static str)) -> (u16, String, bool) {
+        let request = Request::new(Body::empty());
+        let response = repeats.clone().once(keyed, (request, async |_| answer.into_response())).await;
+        let (status, replayed) = (response.status().as_u16(), response.headers().contains_key(REPLAYED));
+        let body = to_bytes(response.into_body(), LARGEST).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap(), replayed)
+    }
+
+    #[tokio::test]
+    async fn the_same_write_under_its_key_is_answered_again_and_another_one_is_refused() {
+        let repeats = Arc::<Repeats>::default();
+        let first = send(&repeats, keyed("k", "1"), (StatusCode::OK, "first")).await;
+        assert_eq!(first, (200, "first".into(), false));
+        let again = send(&repeats, keyed("k", "1"), (StatusCode::OK, "second")).await;
+        assert_eq!(again, (200, "first".into(), true));
+        let (status, problem, _) = send(&repeats, keyed("k", "2"), (StatusCode::OK, "third")).await;
+        assert!(status == 422 && problem.contains("idempotency_key_reused"), "{status} {problem}");
+        assert_eq!(send(&repeats, keyed("l", "2"), (StatusCode::OK, "other")).await, (200, "other".into(), false));
+    }
+
+    #[tokio::test]
+    async fn what_failed_is_done_again_and_what_runs_is_waited_for() {
+        let repeats = Arc::<Repeats>::default();
+        send(&repeats, keyed("k", "1"), (StatusCode::GATEWAY_TIMEOUT, "unknown")).await;
+        assert_eq!(send(&repeats, keyed("k", "1"), (StatusCode::OK, "done")).await, (200, "done".into(), false));
+        assert!(repeats.0.lock().begin(keyed("runs", "1"), Instant::now()).is_none());
+        let (status, problem, _) = send(&repeats, keyed("runs", "1"), (StatusCode::OK, "twice")).await;
+        assert!(status == 409 && problem.contains("under_way"), "{status} {problem}");
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_by_age_and_by_number() {
+        let (mut shelf, now) = (Shelf::default(), Instant::now());
+        let named = |n: usize| Keyed { name: digest(&[&n.to_le_bytes()]), asked: [0; 32] };
+        for n in 0..=MOST {
+            assert!(shelf.begin(named(n), now).is_none());
+        }
+        assert_eq!((shelf.by_name.len(), shelf.by_age.len()), (MOST, MOST));
+        assert!(shelf.begin(named(MOST), now).is_some() && shelf.begin(named(0), now).is_none());
+        assert!(shelf.begin(named(MOST), now + KEPT).is_none(), "an hour later it is new");
+    }
+
+    #[test]
+    fn keys_belong_to_who_sends_them_and_are_plain() {
+        let of = |key: &str| {
+            let (parts, ()) = http::Request::post("/x").header(KEY, key).body(()).unwrap().into_parts();
+            Keyed::of(None, &parts, b"")
+        };
+        assert!(of("a b").is_err() && of("").is_err() && of(&"x".repeat(LONGEST_KEY + 1)).is_err());
+        let alice = Who { name: "alice".into(), role: super::super::access::Role::Operator };
+        let (parts, ()) = http::Request::post("/x").header(KEY, "k").body(()).unwrap().into_parts();
+        assert_ne!(Keyed::of(Some(&alice), &parts, b"").unwrap(), Keyed::of(None, &parts, b"").unwrap());
+    }
+}

@@ -1,0 +1,108 @@
+//! TLS of a listener: a certificate and its key, read anew when the files change.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use serde::Deserialize;
+
+use crate::auth::{Stamp, stamp};
+
+/// Section `[operator.tls]`: PEM files.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The certificate, then what leads to its authority. It names the host or IP that clients dial.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// A certificate that cannot be shown.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {why}; PEM files are needed, a certificate and the private key that belongs to it", path.display())]
+pub struct TlsError {
+    path: PathBuf,
+    why: String,
+}
+
+/// What a listener shows its clients.
+#[derive(Debug)]
+pub struct Tls {
+    config: TlsConfig,
+    stamps: [Option<Stamp>; 2],
+    shown: Arc<Shown>,
+}
+
+#[derive(Debug)]
+struct Shown(ArcSwap<CertifiedKey>);
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.load_full())
+    }
+}
+
+impl Tls {
+    /// Reads and checks the files.
+    pub fn load(config: &TlsConfig) -> Result<Self, TlsError> {
+        let stamps = stamps(config);
+        let shown = Arc::new(Shown(ArcSwap::from_pointee(read(config)?)));
+        Ok(Self { config: config.clone(), stamps, shown })
+    }
+
+    pub(super) fn server(&self) -> Arc<rustls::ServerConfig> {
+        let config = rustls::ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("ring supports the default TLS versions")
+            .with_no_client_auth()
+            .with_cert_resolver(self.shown.clone());
+        Arc::new(config)
+    }
+
+    /// Looks at the files for ever. What cannot be used is said, and the last certificate stays.
+    pub async fn follow_files(self, every: Duration) {
+        let Self { config, mut stamps, shown } = self;
+        loop {
+            tokio::time::sleep(every).await;
+            let now = self::stamps(&config);
+            if now == stamps {
+                continue;
+            }
+            stamps = now;
+            match read(&config) {
+                Ok(key) => {
+                    shown.0.store(Arc::new(key));
+                    tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
+                }
+                Err(error) => tracing::error!(%error, "the new certificate is not used; the last one still is"),
+            }
+        }
+    }
+}
+
+fn stamps(config: &TlsConfig) -> [Option<Stamp>; 2] {
+    [stamp(&config.certificate), stamp(&config.key)]
+}
+
+fn read(config: &TlsConfig) -> Result<CertifiedKey, TlsError> {
+    let refused = |path: &Path, why: &dyn std::fmt::Display| TlsError { path: path.to_owned(), why: why.to_string() };
+    let chain = certificates(&config.certificate)?;
+    let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| refused(&config.key, &error))?;
+    let key = CertifiedKey::from_der(chain, key, &ring::default_provider());
+    key.map_err(|error| refused(&config.certificate, &error))
+}
+
+/// The certificates of a PEM file; at least one.
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let refused = |why: &dyn std::fmt::Display| TlsError { path: path.to_owned(), why: why.to_string() };
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| refused(&error))?;
+    let all: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| refused(&error))?;
+    if all.is_empty() { Err(refused(&"there is no certificate in it")) } else { Ok(all) }
+}
