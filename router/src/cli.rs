@@ -22,7 +22,7 @@ enum Command {
     Serve(ServeArgs),
     SimWorker(sim_command::SimArgs),
     Demo(demo::Options),
-    Ctl(ctl::CtlArgs),
+    Ctl(Box<ctl::CtlArgs>),
 }
 
 /// What `serve` takes.

@@ -16,6 +16,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 use tokio::time::{Instant, Sleep};
 
@@ -112,13 +113,24 @@ impl std::fmt::Debug for Upstream {
 impl Upstream {
     /// A client with its own pool; connects to nobody yet.
     pub fn new(config: UpstreamConfig) -> Self {
+        Self::speaking(config, tls())
+    }
+
+    /// One that trusts these authorities in place of the operating system's.
+    pub fn trusting(config: UpstreamConfig, authorities: Vec<CertificateDer<'static>>) -> Result<Self, rustls::Error> {
+        let mut roots = rustls::RootCertStore::empty();
+        authorities.into_iter().try_for_each(|authority| roots.add(authority))?;
+        Ok(Self::speaking(config, tls_builder().with_root_certificates(roots).with_no_client_auth()))
+    }
+
+    fn speaking(config: UpstreamConfig, tls: rustls::ClientConfig) -> Self {
         let mut http = HttpConnector::new();
         http.set_nodelay(true);
         http.enforce_http(false);
         http.set_keepalive(Some(Duration::from_secs(30)));
         http.set_connect_timeout(Some(config.connect_timeout.0));
         let connector =
-            HttpsConnectorBuilder::new().with_tls_config(tls()).https_or_http().enable_http1().wrap_connector(http);
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -152,15 +164,19 @@ impl Upstream {
 /// TLS as the operating system trusts it, for workers behind `https`.
 fn tls() -> rustls::ClientConfig {
     use rustls_platform_verifier::BuilderVerifierExt as _;
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("ring supports the default TLS versions");
+    let builder = tls_builder();
     match builder.clone().with_platform_verifier() {
         Ok(builder) => builder.with_no_client_auth(),
         // No trust store at all: https workers fail their handshakes, http ones do not care.
         Err(_) => builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth(),
     }
+}
+
+fn tls_builder() -> rustls::ConfigBuilder<rustls::ClientConfig, rustls::WantsVerifier> {
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring supports the default TLS versions")
 }
 
 /// An error and what caused it, in one line.

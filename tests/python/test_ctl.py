@@ -1,12 +1,18 @@
 """`ownerserve ctl` against real processes: tables for people, JSON for programs, exit codes, and bad input."""
 
 import json
+import socket
 import subprocess
 
 import pytest
-from harness.cluster import Cluster
+from harness.cluster import Cluster, Serve, SimWorker
 from harness.operator import Operator, ctl
+from harness.processes import until
 from harness.talk import TEXT, Talk, prose, sealed_session
+
+
+# Whole ids of things that are not there.
+SESSION, ARTIFACT, WORKER = f"s-{1:032x}", f"a-{1:032x}", f"w-{1:016x}"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def session_of(fleet) -> dict:
 @pytest.mark.parametrize(("words", "heading"), [
     (("owners",), "PREFIX"), (("leases",), "WORKER"), (("sessions",), "SESSION"), (("artifacts",), "ARTIFACT"),
     (("replicas",), "ARTIFACT"), (("intents",), "SESSION"), (("groups",), "GROUP"), (("tenants",), "TENANT"),
-    (("workers",), "WORKER"), (("status",), "ENDPOINT"), (("hashkv",), "ENDPOINT"), (("member", "list"), "NODE"),
+    (("workers",), "WORKER"), (("decisions",), "REQUEST"), (("mode",), "ENDPOINT"), (("status",), "ENDPOINT"), (("hashkv",), "ENDPOINT"), (("member", "list"), "NODE"),
 ])
 def test_every_list_is_a_table_for_people_and_json_for_programs(run, words, heading):
     table = run(*words)
@@ -63,10 +69,12 @@ def test_a_session_is_moved_by_url_of_its_worker_and_an_old_epoch_is_refused(fle
 def test_a_worker_is_drained_and_shows_as_an_alarm_until_it_is_taken_back(fleet, run):
     url = fleet.workers[0].url
     assert run("workers", "drain", url).returncode == 0
-    alarms = json.loads(run("alarm", "-o", "json").stdout)
-    assert [(alarm["of"], alarm["alarm"]) for alarm in alarms] == [(url, "worker_draining")]
+    told = run("alarm", "-o", "json")
+    assert told.returncode == 5 and "there are alarms" in told.stderr, "a script need not read the list"
+    assert [(alarm["of"], alarm["alarm"]) for alarm in json.loads(told.stdout)] == [(url, "worker_draining")]
     assert run("workers", "undrain", url).returncode == 0
-    assert json.loads(run("alarm", "-o", "json").stdout) == []
+    calm = run("alarm", "-o", "json")
+    assert (calm.returncode, json.loads(calm.stdout)) == (0, [])
 
 
 def test_pages_are_followed_and_a_cut_list_says_so(fleet, run):
@@ -97,10 +105,13 @@ def test_a_snapshot_is_saved_verified_and_restored(run, tmp_path):
 
 
 @pytest.mark.parametrize("words", [
-    ("sessions", "nonsense"), ("sessions", "--limit", "0"), ("sessions", "--limit", "1001"), ("claim", "x-1", "--to", "w-1"),
-    ("claim", "s-1"), ("migrate", "s-1", "--to", "nowhere"), ("release", "s-1", "--epoch", "7"), ("quota", "a", "-1"),
+    ("sessions", "nonsense"), ("sessions", "--limit", "0"), ("sessions", "--limit", "1001"), ("claim", "x-1", "--to", WORKER),
+    ("claim", SESSION), ("migrate", SESSION, "--to", "nowhere"), ("release", SESSION, "--epoch", "7"), ("quota", "a", "-1"),
     ("workers", "drain"), ("member", "promote"), ("member", "promote", "x"), ("move-leader", "x"), ("colour",),
-    ("completion", "cobol"), ("sessions", "--worker", "w-"), ("replicate", "a-1", "--to", "w-1", "--ttl", "0"),
+    ("completion", "cobol"), ("sessions", "--worker", "w-"), ("replicate", ARTIFACT, "--to", WORKER, "--ttl", "0"),
+    ("sessions", "s-1"), ("pin", "a-1"), ("workers", "drain", "w-1"), ("sessions", "--worker", "w-1"), ("owners", "p-1"),
+    ("sessions", "--consistency", "bounded"), ("sessions", "--max-staleness", "1s"), ("sessions", "--timeout", "soon"),
+    ("mode", "automatic"), ("mode", "--rollout", "101"), ("decisions", "--limit", "0"), ("--cacert", "/nonexistent.pem", "status"),
     ("--endpoint", "nowhere", "status"),
 ])
 def test_what_cannot_be_understood_is_said_and_nothing_is_sent(fleet, run, words):
@@ -112,10 +123,11 @@ def test_what_cannot_be_understood_is_said_and_nothing_is_sent(fleet, run, words
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (("sessions", "s-1"), "No session"), (("close", "s-1"), "No session"), (("pin", "a-1"), "No artifact"),
-    (("claim", "s-1", "--to", "w-1"), "not registered"), (("raise-level", "99"), "level"),
+    (("sessions", SESSION), "No session"), (("close", SESSION), "No session"), (("pin", ARTIFACT), "No artifact"),
+    (("claim", SESSION, "--to", WORKER), "not registered"), (("workers", "retire", WORKER), "No worker"),
+    (("decisions", f"req-{1:032x}"), "No decision"), (("raise-level", "99"), "level"),
     (("member", "remove", "99"), "not a member"), (("member", "promote", "1"), "voter"), (("move-leader", "99"), "not a member"),
-    (("member", "add"), "listen"), (("tenants", "--cursor", "zzz"), "cursor"), (("renew", "w-1"), "No worker"),
+    (("member", "add"), "listen"), (("tenants", "--cursor", "zzz"), "cursor"), (("renew", WORKER), "No worker"),
 ])
 def test_what_is_refused_says_why_and_what_to_do_with_exit_code_1(run, words, told):
     done = run(*words)
@@ -152,3 +164,68 @@ def test_a_watch_prints_what_changes(fleet, run):
     assert json.loads(told.stdout)["changes"] == [{"op": "put", "kind": "quota", "key": "watched"}]
     wrong = run("watch", "--kind", "colour")
     assert wrong.returncode == 1 and "accepted are" in wrong.stderr
+
+
+def test_a_read_is_as_fresh_as_asked_and_waits_as_long_as_asked(fleet, run):
+    line = session_of(fleet)
+    for fresh in ("--consistency", "bounded", "--max-staleness", "5s"), ("--consistency", "linearizable"), ("--timeout", "5s"):
+        assert line["id"] in run("sessions", *fresh).stdout
+        assert run("sessions", line["id"], *fresh).returncode == 0
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        read = ctl("--endpoint", url, "sessions", "--timeout", "300ms")
+        assert read.returncode == 3 and "only a read" in read.stderr and "write may" not in read.stderr
+        assert line["id"] in ctl("--endpoint", url, "--endpoint", fleet.serve.operator, "sessions", "--timeout", "300ms").stdout
+        write = ctl("--endpoint", url, "quota", "a", "5", "--timeout", "300ms")
+        assert write.returncode == 4 and "may or may not have been done" in write.stderr
+
+
+def test_decisions_are_listed_and_shown_whole(fleet, run):
+    line = session_of(fleet)
+    shown = json.loads(run("decisions", "--session", line["id"], "-o", "json").stdout)["decisions"]
+    request = shown[-1]["request"]
+    listed = run("decisions", "--session", line["id"])
+    assert request in listed.stdout and line["id"] in listed.stdout
+    one = run("decisions", request)
+    assert one.returncode == 0 and "decision.candidates.0" in one.stdout
+    assert json.loads(run("decisions", request, "-o", "json").stdout)["request"] == request
+
+
+def test_the_mode_is_shown_and_turned_at_every_endpoint(fleet, run):
+    try:
+        turned = run("mode", "shadow", "--rollout", "40")
+        assert turned.returncode == 0 and turned.stdout.splitlines()[1].split()[1:] == ["shadow", "40"], turned
+        assert run("mode").stdout == turned.stdout
+    finally:
+        assert json.loads(run("mode", "own", "--rollout", "100", "-o", "json").stdout)[0]["answer"]["mode"] == "own"
+
+
+def test_a_wrong_token_is_a_refusal_and_not_silence(fleet, tmp_path):
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[tokens]\n"right" = "operator"\n')
+    serve = Serve([fleet.workers[0].url], settings=(f'operator.tokens_file="{tokens}"',))
+    try:
+        serve.process.wait_for_port(serve.operator_port)
+        for words in ("status",), ("hashkv",), ("sessions",), ("mode",):
+            wrong = ctl("--endpoint", serve.operator, "--token", "wrong", *words)
+            assert wrong.returncode == 1 and "OWNERSERVE_TOKEN" in wrong.stderr, (words, wrong.stderr)
+        assert ctl("--endpoint", serve.operator, "--token", "right", "status").returncode == 0
+    finally:
+        serve.stop()
+
+
+def test_a_worker_that_is_gone_is_retired_and_one_that_answers_is_not(fleet):
+    worker = SimWorker("hybrid", "--speed-up", "20").wait()
+    serve = Serve([worker.url]).wait()
+    try:
+        run = lambda *words: ctl("--endpoint", serve.operator, *words)  # noqa: E731
+        refused = run("workers", "retire", worker.url)
+        assert refused.returncode == 1 and "would be registered again" in refused.stderr
+        worker.process.kill()
+        until("it is missed", lambda: serve.workers_up() == 0)
+        assert run("workers", "retire", worker.url).returncode == 0
+        lease = json.loads(run("leases", worker.url, "-o", "json").stdout)["lease"]
+        assert lease["state"] == "retired"
+    finally:
+        serve.stop()
+        worker.process.stop()

@@ -88,6 +88,21 @@ impl Visitor<'_> for Scaled {
     }
 }
 
+/// A text that is no span of time.
+#[derive(Debug, thiserror::Error)]
+#[error("accepted is a span of time like 250ms, 30s or 5m, or a number of seconds")]
+pub struct NotASpan;
+
+impl std::str::FromStr for Span {
+    type Err = NotASpan;
+
+    fn from_str(text: &str) -> Result<Self, NotASpan> {
+        let seconds = || text.trim().parse::<u64>().ok()?.checked_mul(1_000_000);
+        let micros = scaled(text, SPANS).or_else(seconds).ok_or(NotASpan)?;
+        Ok(Self(Duration::from_micros(micros)))
+    }
+}
+
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a span of time like \"250ms\", \"30s\", \"5m\" or a number of seconds";

@@ -5,21 +5,63 @@ use std::str::FromStr;
 
 use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 
+/// An id, with all its digits: a part of one would be another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Id<T>(pub(crate) T);
+
+/// A text that is no id.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotAnId {
+    /// Not at all.
+    #[error(transparent)]
+    Parse(#[from] ParseIdError),
+    /// Digits are missing.
+    #[error(
+        "it has {given} hexadecimal digits and an id of its kind {wanted}: give it whole, as lists and -o json show it"
+    )]
+    Short {
+        /// How many there are.
+        given: usize,
+        /// How many there should be.
+        wanted: usize,
+    },
+}
+
+impl<T: FromStr<Err = ParseIdError> + fmt::Display> FromStr for Id<T> {
+    type Err = NotAnId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnId> {
+        let id: T = text.parse()?;
+        let digits = |text: &str| text.split_once('-').map_or(0, |(_, digits)| digits.len());
+        let (given, wanted) = (digits(text), digits(&id.to_string()));
+        if given == wanted { Ok(Self(id)) } else { Err(NotAnId::Short { given, wanted }) }
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for Id<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// A worker, by its id or its URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WorkerArg(pub(crate) WorkerId);
 
 /// A text that names no worker.
 #[derive(Debug, thiserror::Error)]
-#[error("accepted is its URL, or w- and hexadecimal digits, as `ctl workers` shows both")]
-pub(crate) struct NotAWorker;
+#[error("{0}; accepted is its URL, or w- and 16 hexadecimal digits, as `ctl workers` shows both")]
+pub(crate) struct NotAWorker(NotAnId);
 
 impl FromStr for WorkerArg {
     type Err = NotAWorker;
 
     fn from_str(text: &str) -> Result<Self, NotAWorker> {
         let is_url = text.starts_with("http://") || text.starts_with("https://");
-        if is_url { Ok(Self(WorkerId::of_endpoint(text))) } else { text.parse().map(Self).map_err(|_| NotAWorker) }
+        if is_url {
+            return Ok(Self(WorkerId::of_endpoint(text)));
+        }
+        text.parse().map(|Id(worker)| Self(worker)).map_err(NotAWorker)
     }
 }
 
@@ -37,13 +79,13 @@ pub(crate) enum SubjectArg {
 }
 
 impl FromStr for SubjectArg {
-    type Err = ParseIdError;
+    type Err = NotAnId;
 
-    fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        match text.parse() {
-            Ok(session) => Ok(Self::Session(session)),
-            Err(error) if !text.starts_with("a-") => Err(error),
-            Err(_) => text.parse().map(Self::Artifact),
+    fn from_str(text: &str) -> Result<Self, NotAnId> {
+        if text.starts_with("a-") {
+            text.parse().map(|Id(artifact)| Self::Artifact(artifact))
+        } else {
+            text.parse().map(|Id(session)| Self::Session(session))
         }
     }
 }
@@ -89,9 +131,10 @@ mod tests {
     #[test]
     fn things_are_named_as_lists_show_them() {
         assert_eq!("http://a:1/".parse::<WorkerArg>().unwrap().0, WorkerId::of_endpoint("http://a:1"));
-        assert_eq!("w-2a".parse::<WorkerArg>().unwrap().0, WorkerId(42));
-        assert_eq!("s-1".parse::<SubjectArg>().unwrap(), SubjectArg::Session(SessionId(1)));
-        assert_eq!("a-1".parse::<SubjectArg>().unwrap().to_string(), format!("artifacts/{}", ArtifactId(1)));
+        assert_eq!("w-000000000000002a".parse::<WorkerArg>().unwrap().0, WorkerId(42));
+        let (session, artifact) = (SessionId(1), ArtifactId(1));
+        assert_eq!(session.to_string().parse::<SubjectArg>().unwrap(), SubjectArg::Session(session));
+        assert_eq!(artifact.to_string().parse::<SubjectArg>().unwrap().to_string(), format!("artifacts/{artifact}"));
         assert_eq!("1.2.3".parse::<EpochArg>().unwrap().0, Epoch { generation: 1, index: 2, position: 3 });
         for bad in ["", "w-", "a:1", "s-1"] {
             assert!(bad.parse::<WorkerArg>().is_err(), "{bad}");
@@ -100,5 +143,14 @@ mod tests {
             assert!(bad.parse::<EpochArg>().is_err(), "{bad}");
         }
         assert!("x-1".parse::<SubjectArg>().is_err() && "a-".parse::<SubjectArg>().is_err());
+    }
+
+    #[test]
+    fn a_part_of_an_id_is_not_taken_for_another_one() {
+        let short = "s-95b041be".parse::<Id<SessionId>>().unwrap_err().to_string();
+        assert!(short.contains("8 hexadecimal digits") && short.contains("32"), "{short}");
+        assert!("w-2a".parse::<WorkerArg>().unwrap_err().to_string().contains("its URL"));
+        assert!("s-1".parse::<SubjectArg>().is_err() && "a-1".parse::<SubjectArg>().is_err());
+        assert_eq!(SessionId(7).to_string().parse::<Id<SessionId>>().unwrap(), Id(SessionId(7)));
     }
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::auth::Secret;
 use crate::config::units::Span;
 use crate::gateway::bearer;
+use crate::server::tls::certificates;
 use crate::upstream::{Outgoing, Upstream, UpstreamConfig, UpstreamError, WorkerBody};
 
 /// Largest answer that is read as a whole.
@@ -27,17 +28,33 @@ pub(crate) enum CtlError {
         /// Why.
         detail: String,
     },
+    /// Of several that were asked, one said no.
+    #[error("{0}")]
+    Refused(String),
     /// Of several that were asked, not all answered.
     #[error("not every endpoint answered: {0}")]
     Silent(String),
-    /// The connection broke after the request was sent.
-    #[error("{endpoint} did not answer: {detail}; a write may or may not have been done: read, then repeat it")]
+    /// A write was sent, and no answer came.
+    #[error("{endpoint} did not answer: {detail}; the write may or may not have been done: read, then repeat it")]
     NoAnswer {
         /// Who.
         endpoint: String,
         /// How it ended.
         detail: String,
     },
+    /// A read was sent, and no answer came.
+    #[error(
+        "{endpoint} did not answer: {detail}; it was only a read: try again, longer (--timeout) or at another --endpoint"
+    )]
+    Unanswered {
+        /// Who.
+        endpoint: String,
+        /// How it ended.
+        detail: String,
+    },
+    /// What was asked for was answered, and it is not well.
+    #[error("there are alarms: {0}")]
+    Alarms(usize),
     /// A token is missing, or wrong.
     #[error(
         "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
@@ -91,16 +108,29 @@ pub(crate) enum CtlError {
 }
 
 impl CtlError {
-    /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known.
+    /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
+    /// are alarms.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Unreachable { .. } | Self::Silent(_) => 3,
+            Self::Unreachable { .. } | Self::Unanswered { .. } | Self::Silent(_) => 3,
+            Self::Alarms(_) => 5,
             Self::NoAnswer { .. } => 4,
             Self::Problem { word, .. } if word == "unknown_outcome" => 4,
             _ => 1,
         }
     }
+}
+
+/// Whom to ask, and how.
+#[derive(Debug)]
+pub(crate) struct ClientOptions {
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) token: Option<Secret>,
+    /// Longest time until an answer begins.
+    pub(crate) timeout: Span,
+    /// The authorities whose certificates are trusted, in place of the operating system's.
+    pub(crate) cacert: Option<PathBuf>,
 }
 
 /// An answer.
@@ -119,7 +149,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(endpoints: Vec<String>, token: Option<Secret>) -> Result<Self, CtlError> {
+    pub(crate) fn new(options: ClientOptions) -> Result<Self, CtlError> {
+        let ClientOptions { endpoints, token, timeout, cacert } = options;
         let scheme = |endpoint: &&String| !endpoint.starts_with("http://") && !endpoint.starts_with("https://");
         if let Some(bad) = endpoints.iter().find(scheme) {
             return Err(CtlError::Usage(format!(
@@ -130,12 +161,20 @@ impl Client {
             return Err(CtlError::Usage("--token: it cannot stand in a header".into()));
         }
         let config = UpstreamConfig {
-            connect_timeout: Span::seconds(3),
-            // A migration may take as long as its two legs.
-            answer_timeout: Span::seconds(300),
+            connect_timeout: timeout.min(Span::seconds(3)),
+            answer_timeout: timeout,
             ..UpstreamConfig::default()
         };
-        Ok(Self { upstream: Upstream::new(config), endpoints, token })
+        let upstream = match cacert {
+            None => Upstream::new(config),
+            Some(path) => {
+                let refused = |error: &dyn std::fmt::Display| CtlError::Usage(format!("--cacert {error}"));
+                let authority = certificates(&path).map_err(|error| refused(&error))?;
+                Upstream::trusting(config, authority)
+                    .map_err(|error| refused(&format!("{}: {error}", path.display())))?
+            }
+        };
+        Ok(Self { upstream, endpoints, token })
     }
 
     /// Only this endpoint.
@@ -164,11 +203,11 @@ impl Client {
         path: &str,
         (body, tag): (Option<&Value>, Option<&str>),
     ) -> Result<Got, CtlError> {
+        let asked = method.clone();
         let (endpoint, answer) = self.open(method, path, (body, tag)).await?;
         let tag = answer.headers().get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         let whole = Limited::new(answer.into_body(), LARGEST).collect().await;
-        let whole =
-            whole.map_err(|error| CtlError::NoAnswer { endpoint: endpoint.clone(), detail: error.to_string() })?;
+        let whole = whole.map_err(|error| no_answer(&asked, endpoint.clone(), error.to_string()))?;
         let json = serde_json::from_slice(&whole.to_bytes());
         let json = json.map_err(|error| CtlError::NotOurs { endpoint, detail: error.to_string() })?;
         Ok(Got { json, tag })
@@ -195,7 +234,9 @@ impl Client {
                 Ok(answer) => return Err(problem(endpoint, answer).await),
                 Err(UpstreamError::Connect(detail)) => last = CtlError::Unreachable { endpoint, detail },
                 Err(UpstreamError::Unsendable(detail)) => return Err(CtlError::Usage(detail)),
-                Err(error) => return Err(CtlError::NoAnswer { endpoint, detail: error.to_string() }),
+                // A read may be asked of the next one; a write may have been done.
+                Err(error) if method == Method::GET => last = no_answer(&method, endpoint, error.to_string()),
+                Err(error) => return Err(no_answer(&method, endpoint, error.to_string())),
             }
         }
         Err(last)
@@ -214,6 +255,13 @@ impl Client {
             headers.insert(IF_MATCH, value);
         }
         Ok(headers)
+    }
+}
+
+fn no_answer(method: &Method, endpoint: String, detail: String) -> CtlError {
+    match *method {
+        Method::GET => CtlError::Unanswered { endpoint, detail },
+        _ => CtlError::NoAnswer { endpoint, detail },
     }
 }
 

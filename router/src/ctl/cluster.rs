@@ -6,7 +6,7 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::client::{Client, CtlError};
+use super::client::{Client, CtlError, Got};
 use super::lists::pretty;
 use super::table::{Column, table, word};
 use super::writes::{FenceFrom, Request};
@@ -116,30 +116,39 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     Ok(())
 }
 
-/// What one endpoint says, or why it says nothing.
+/// What one endpoint says, or why it says nothing, with the exit code that stands for it.
 async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
     let ask = |endpoint: &String| {
-        let (client, endpoint) = (client.at(endpoint), endpoint.clone());
-        async move {
-            match client.get(path).await {
-                Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
-                Err(error) => json!({"endpoint": endpoint, "error": error.to_string()}),
-            }
-        }
+        let client = client.at(endpoint);
+        async move { said(&client.endpoints[0], client.get(path).await) }
     };
     futures::future::join_all(client.endpoints.iter().map(ask)).await
 }
 
+/// An endpoint's answer, as a line.
+pub(crate) fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
+    match got {
+        Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
+        Err(error) => json!({"endpoint": endpoint, "error": error.to_string(), "code": error.code()}),
+    }
+}
+
 /// Prints what was answered; fails when an endpoint did not.
-fn tell(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
+pub(crate) fn tell(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
     match output {
         Output::Json => say(&format!("{}\n", pretty(&json!(answers)))),
         Output::Table => say(&table(columns, answers)),
     }
-    let silent = answers.iter().find(|answer| answer["error"].is_string());
-    match silent {
-        None => Ok(()),
-        Some(silent) => Err(CtlError::Silent(silent["error"].as_str().unwrap_or_default().to_owned())),
+    // One that says no has answered: that is a refusal, whoever else is silent.
+    let failed = |code: Option<u64>| {
+        let mut failed = answers.iter().filter(|answer| answer["error"].is_string());
+        let found = failed.find(|answer| code.is_none_or(|code| answer["code"].as_u64() == Some(code)))?;
+        found["error"].as_str().map(str::to_owned)
+    };
+    match (failed(Some(1)), failed(None)) {
+        (Some(error), _) => Err(CtlError::Refused(error)),
+        (None, Some(error)) => Err(CtlError::Silent(error)),
+        (None, None) => Ok(()),
     }
 }
 
@@ -218,7 +227,7 @@ pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlErr
         Output::Table if found.is_empty() => say("nothing\n"),
         Output::Table => say(&table(&[("OF", "/of"), ("ALARM", "/alarm"), ("WHAT", "/what")], &found)),
     }
-    Ok(())
+    if found.is_empty() { Ok(()) } else { Err(CtlError::Alarms(found.len())) }
 }
 
 /// Members that the leader does not hear; only it knows, so it is looked for among the endpoints.

@@ -4,10 +4,11 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vocabulary::{ArtifactId, GroupId, SessionId};
 
-use super::args::WorkerArg;
+use super::args::{Id, WorkerArg};
 use super::client::{Client, CtlError};
 use super::table::{Column, aligned, table, word};
 use super::{Output, note, say};
+use crate::config::units::Span;
 
 /// Which part of a list.
 #[derive(Clone, Debug, Args)]
@@ -21,9 +22,32 @@ pub(crate) struct PageArgs {
     /// Everything, page after page.
     #[arg(long, conflicts_with = "cursor")]
     all: bool,
+    #[command(flatten)]
+    fresh: FreshArgs,
+}
+
+/// How fresh a read must be.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct FreshArgs {
     /// How fresh it must be.
     #[arg(long, value_enum, default_value_t)]
     consistency: ConsistencyArg,
+    /// With bounded: how old it may be, as 500ms or 2s.
+    #[arg(long, value_name = "SPAN", required_if_eq("consistency", "bounded"))]
+    max_staleness: Option<Span>,
+}
+
+impl FreshArgs {
+    fn pairs(&self) -> Result<Vec<(&'static str, String)>, CtlError> {
+        let word = match (self.consistency, self.max_staleness) {
+            (ConsistencyArg::Local, None) => return Ok(Vec::new()),
+            (ConsistencyArg::Linearizable, None) => "linearizable",
+            (ConsistencyArg::Bounded, _) => "bounded",
+            (_, Some(_)) => return Err(CtlError::Usage("--max-staleness: only with --consistency bounded".into())),
+        };
+        let millis = self.max_staleness.map(|most| ("max_staleness", most.0.as_millis().to_string()));
+        Ok([("consistency", word.to_owned())].into_iter().chain(millis).collect())
+    }
 }
 
 /// How fresh a read must be.
@@ -32,6 +56,8 @@ pub(crate) enum ConsistencyArg {
     /// What the node last applied.
     #[default]
     Local,
+    /// No older than --max-staleness.
+    Bounded,
     /// Everything that was acknowledged before.
     Linearizable,
 }
@@ -50,13 +76,13 @@ pub(crate) struct FilterArgs {
     worker: Option<WorkerArg>,
     /// In this group.
     #[arg(long)]
-    group: Option<GroupId>,
+    group: Option<Id<GroupId>>,
     /// Of this session.
     #[arg(long)]
-    session: Option<SessionId>,
+    session: Option<Id<SessionId>>,
     /// Of this artifact.
     #[arg(long)]
-    artifact: Option<ArtifactId>,
+    artifact: Option<Id<ArtifactId>>,
     /// In this state: a standing of artifacts, a lease's state, a worker's health.
     #[arg(long)]
     state: Option<String>,
@@ -215,9 +241,7 @@ impl List {
     ) -> Result<(), CtlError> {
         let mut query = filter.pairs(self.state);
         query.push(("limit", page.limit.to_string()));
-        if page.consistency == ConsistencyArg::Linearizable {
-            query.push(("consistency", "linearizable".into()));
-        }
+        query.extend(page.fresh.pairs()?);
         let (mut lines, mut cursor, mut answer): (Vec<Value>, _, Value);
         (lines, cursor) = (Vec::new(), page.cursor.clone());
         loop {
@@ -247,8 +271,12 @@ impl List {
 }
 
 /// One thing, by its path: as JSON, or its fields under each other.
-pub(crate) async fn show_one(client: &Client, path: &str, (name, output): (&str, Output)) -> Result<(), CtlError> {
-    let got = client.get(path).await?;
+pub(crate) async fn show_one(
+    client: &Client,
+    (path, page): (&str, &PageArgs),
+    (name, output): (&str, Output),
+) -> Result<(), CtlError> {
+    let got = client.get(&with_query(path, &page.fresh.pairs()?)).await?;
     match output {
         Output::Json => say(&format!("{}\n", pretty(&got.json))),
         Output::Table => {

@@ -1,13 +1,14 @@
 //! `ownerserve ctl`: what an operator asks of a cluster, or of its files while it is down.
 //!
 //! Everything but files goes over the operator API. Exit codes: 0 done, 1 refused, 2 not understood, 3 not all answered
-//! and nothing was changed, 4 the outcome is not known.
+//! and nothing was changed, 4 the outcome is not known, 5 there are alarms.
 
 mod args;
 mod client;
 mod cluster;
 mod lists;
 mod snapshot;
+mod steering;
 mod table;
 mod watch;
 mod writes;
@@ -21,10 +22,11 @@ use serde::Serialize;
 use serde_json::json;
 use vocabulary::{ArtifactId, PrefixId, SessionId};
 
-use self::args::WorkerArg;
-use self::client::{Client, CtlError};
+use self::args::{Id, WorkerArg};
+use self::client::{Client, ClientOptions, CtlError};
 use self::lists::{FilterArgs, List, PageArgs, show_one, show_tree};
 use crate::auth::Secret;
+use crate::config::units::Span;
 
 /// Looks into a cluster and changes it, over the operator API, and into its files.
 #[derive(Clone, Debug, Args)]
@@ -50,6 +52,12 @@ pub(crate) struct CtlArgs {
     /// A file with nothing but the token.
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
+    /// A PEM file with the authorities to trust behind https, in place of the operating system's.
+    #[arg(long, global = true, env = "OWNERSERVE_CACERT", value_name = "FILE")]
+    cacert: Option<PathBuf>,
+    /// Longest wait for an answer to begin, as 500ms, 5s or 2m. A migration takes as long as its blocks need.
+    #[arg(long, global = true, value_name = "SPAN", default_value = "5m")]
+    timeout: Span,
 }
 
 /// A list or, with an id, one of it.
@@ -66,7 +74,7 @@ struct ListArgs<T: Clone + Send + Sync + std::str::FromStr<Err: std::error::Erro
 #[derive(Clone, Debug, Args)]
 struct SessionArgs {
     #[command(flatten)]
-    list: ListArgs<SessionId>,
+    list: ListArgs<Id<SessionId>>,
     /// The fork tree of the session.
     #[arg(long, requires = "id")]
     tree: bool,
@@ -101,18 +109,36 @@ enum WorkersCommand {
         /// The worker, by id or URL.
         worker: WorkerArg,
     },
+    /// Ends the ownership of a worker that is gone for good, before its lease does.
+    Retire {
+        /// The worker, by id or URL.
+        worker: WorkerArg,
+    },
+}
+
+impl WorkersCommand {
+    fn request(&self) -> writes::Request {
+        let draining = |worker: &WorkerArg, draining: bool| {
+            cluster::free(Method::PUT, format!("workers/{worker}/draining"), json!({"draining": draining}))
+        };
+        match self {
+            Self::Drain { worker } => draining(worker, true),
+            Self::Undrain { worker } => draining(worker, false),
+            Self::Retire { worker } => cluster::free(Method::DELETE, format!("workers/{worker}"), json!({})),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum CtlCommand {
     /// Who has sealed prefixes.
-    Owners(ListArgs<PrefixId>),
+    Owners(ListArgs<Id<PrefixId>>),
     /// The lives of workers as the ledger holds them.
     Leases(ListArgs<WorkerArg>),
     /// Conversations.
     Sessions(SessionArgs),
     /// Sealed ranges of blocks.
-    Artifacts(ListArgs<ArtifactId>),
+    Artifacts(ListArgs<Id<ArtifactId>>),
     /// Read-only copies.
     Replicas(PlainArgs),
     /// Steps on their way.
@@ -125,6 +151,10 @@ enum CtlCommand {
     Workers(WorkersArgs),
     #[command(flatten)]
     Write(writes::WriteCommand),
+    /// Why the newest steps were served as they were, at the first endpoint; with a request's id one of them.
+    Decisions(steering::DecisionArgs),
+    /// Who decides where steps go, at every endpoint; with a mode or a share it is set there until its next start.
+    Mode(steering::ModeArgs),
     /// The nodes of the cluster.
     #[command(subcommand)]
     Member(cluster::MemberCommand),
@@ -213,7 +243,12 @@ fn client(args: &CtlArgs) -> Result<Client, CtlError> {
             Some(std::fs::read_to_string(path).map_err(file)?.trim().to_owned())
         }
     };
-    Client::new(args.endpoints.clone(), token.as_deref().map(Secret::from))
+    Client::new(ClientOptions {
+        endpoints: args.endpoints.clone(),
+        token: token.as_deref().map(Secret::from),
+        timeout: args.timeout,
+        cacert: args.cacert.clone(),
+    })
 }
 
 async fn command(args: &CtlArgs) -> Result<(), CtlError> {
@@ -222,7 +257,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Owners(list) => list_or_one(&client, (&lists::OWNERS, "owners"), (list, output)).await,
         CtlCommand::Leases(list) => list_or_one(&client, (&lists::LEASES, "lease"), (list, output)).await,
         CtlCommand::Sessions(SessionArgs { list: ListArgs { id: Some(id), .. }, tree: true }) => {
-            show_tree(&client, *id, output).await
+            show_tree(&client, id.0, output).await
         }
         CtlCommand::Sessions(args) => list_or_one(&client, (&lists::SESSIONS, "session"), (&args.list, output)).await,
         CtlCommand::Artifacts(list) => list_or_one(&client, (&lists::ARTIFACTS, "artifact"), (list, output)).await,
@@ -231,15 +266,12 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Groups(page) => lists::GROUPS.show(&client, (&FilterArgs::default(), page), output).await,
         CtlCommand::Tenants(page) => lists::TENANTS.show(&client, (&FilterArgs::default(), page), output).await,
         CtlCommand::Workers(WorkersArgs { command: Some(command), .. }) => {
-            let (worker, draining) = match command {
-                WorkersCommand::Drain { worker } => (worker, true),
-                WorkersCommand::Undrain { worker } => (worker, false),
-            };
-            let path = format!("workers/{worker}/draining");
-            writes::run(&client, cluster::free(Method::PUT, path, json!({"draining": draining})), output).await
+            writes::run(&client, command.request(), output).await
         }
         CtlCommand::Workers(args) => list_or_one(&client, (&lists::WORKERS, "worker"), (&args.list, output)).await,
         CtlCommand::Write(command) => writes::run(&client, command.request(), output).await,
+        CtlCommand::Decisions(args) => steering::decisions(&client, args, output).await,
+        CtlCommand::Mode(args) => steering::mode(&client, args, output).await,
         CtlCommand::Member(command) => cluster::member(&client, command, output).await,
         CtlCommand::MoveLeader { node } => {
             writes::run(&client, cluster::free(Method::POST, "cluster/leader", json!({"node": node})), output).await
@@ -268,7 +300,7 @@ where
     T: Clone + Send + Sync + std::fmt::Display + std::str::FromStr<Err: std::error::Error + Send + Sync>,
 {
     match &args.id {
-        Some(id) => show_one(client, &format!("{}/{id}", list.name), (one, output)).await,
+        Some(id) => show_one(client, (&format!("{}/{id}", list.name), &args.page), (one, output)).await,
         None => list.show(client, (&args.filter, &args.page), output).await,
     }
 }

@@ -1,0 +1,104 @@
+//! Why steps were served as they were, and who decides: both belong to one router, not to the cluster.
+
+use clap::{Args, ValueEnum};
+use http::Method;
+use serde_json::{Map, Value, json};
+use vocabulary::{RequestId, SessionId};
+
+use super::args::Id;
+use super::client::{Client, CtlError};
+use super::cluster::{said, tell};
+use super::lists::{fields, pretty, with_query};
+use super::table::{Column, aligned, table};
+use super::{Output, say};
+
+/// Which decisions are shown.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DecisionArgs {
+    /// Only this one, by the id that its client saw in x-request-id.
+    request: Option<RequestId>,
+    /// Of this session.
+    #[arg(long)]
+    session: Option<Id<SessionId>>,
+    /// Most lines.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+}
+
+const DECISIONS: [Column; 10] = [
+    ("REQUEST", "/request"),
+    ("SESSION", "/known/session"),
+    ("STEP", "/decision/step"),
+    ("MODE", "/mode"),
+    ("ACTION", "/last/action"),
+    ("WORKER", "/last/decode"),
+    ("PROMPT", "/known/prompt"),
+    ("CACHED", "/seen/cached"),
+    ("PREDICTED US", "/seen/predicted"),
+    ("FIRST TOKEN US", "/seen/first_token"),
+];
+
+/// Prints the newest decisions, or one of them whole.
+pub(crate) async fn decisions(client: &Client, args: &DecisionArgs, output: Output) -> Result<(), CtlError> {
+    if let Some(request) = &args.request {
+        let got = client.get(&format!("decisions/{request}")).await?;
+        let mut rows = Vec::new();
+        fields("", &got.json, &mut rows);
+        say(&if output == Output::Json { format!("{}\n", pretty(&got.json)) } else { aligned(&rows) });
+        return Ok(());
+    }
+    let mut query = vec![("limit", args.limit.to_string())];
+    query.extend(args.session.map(|session| ("session", session.to_string())));
+    let mut got = client.get(&with_query("decisions", &query)).await?;
+    if output == Output::Json {
+        say(&format!("{}\n", pretty(&got.json)));
+        return Ok(());
+    }
+    let mut lines = got.json["decisions"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    for line in &mut lines {
+        line["last"] = line["attempts"].as_array().and_then(|tries| tries.last()).cloned().unwrap_or_default();
+    }
+    say(&table(&DECISIONS, &lines));
+    Ok(())
+}
+
+/// Who decides.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeArg {
+    /// The planner.
+    Own,
+    /// The bypass; plans are made and recorded.
+    Shadow,
+    /// The bypass; nothing is planned.
+    Sticky,
+}
+
+/// What the dial is set to.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ModeArgs {
+    /// Who decides from now on; unchanged when left out.
+    mode: Option<ModeArg>,
+    /// In mode own, the percentage of sessions that the planner routes.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    rollout: Option<u8>,
+}
+
+const MODES: [Column; 3] =
+    [("ENDPOINT", "/endpoint"), ("MODE", "/answer/mode"), ("ROLLOUT PERCENT", "/answer/rollout_percent")];
+
+/// Shows every endpoint's dial, or turns it.
+pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Result<(), CtlError> {
+    let mode = args.mode.and_then(|mode| mode.to_possible_value()).map(|mode| json!(mode.get_name()));
+    let wanted = [("mode", mode), ("rollout_percent", args.rollout.map(Value::from))];
+    let wanted: Map<_, _> = wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+    let mut answers = Vec::new();
+    for endpoint in &client.endpoints {
+        let one = client.at(endpoint);
+        let got = match wanted.is_empty() {
+            true => one.get("mode").await,
+            false => one.write((Method::PUT, "mode"), &Value::Object(wanted.clone()), None).await,
+        };
+        answers.push(said(endpoint, got));
+    }
+    tell(&answers, &MODES, output)
+}
