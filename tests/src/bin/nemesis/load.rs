@@ -25,7 +25,7 @@ const WANDER: u64 = 5;
 /// Subjects that all clients share.
 pub(crate) const SHARED: usize = 24;
 /// Subjects of each client alone.
-pub(crate) const OWN: usize = 4;
+pub(crate) const OWN: usize = 2;
 
 /// How much load there is.
 #[derive(Clone, Copy, Debug)]

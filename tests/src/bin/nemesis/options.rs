@@ -46,7 +46,8 @@ impl Options {
             json: None,
             binary: own.with_file_name("ownerserve"),
             folder: target.join("nemesis"),
-            amount: Amount { clients: 48, rate: 1600.0 },
+            // So many that they keep their pace when an answer takes a while: what is written at once shares a flush.
+            amount: Amount { clients: 128, rate: 1600.0 },
             lease: Duration::from_secs(15),
             voters: 5,
         };

@@ -11,14 +11,15 @@ use tokio::task::JoinHandle;
 
 use crate::check::{Broken, StreamEnd, Streamed};
 use crate::door::Doors;
+use crate::faults::LONGEST_PAUSE;
 use crate::history::{History, Seat};
 use crate::http::Line;
 
 const CLIENTS: usize = 2;
 const PAUSE: Duration = Duration::from_millis(300);
 const BEGINS_WITHIN: Duration = Duration::from_secs(20);
-/// Longest time between two pieces of an answer.
-const SILENCE: Duration = Duration::from_secs(20);
+/// Longest time between two pieces of an answer: a router may be stopped twice in a row, each time for long.
+const SILENCE: Duration = Duration::from_secs(2 * LONGEST_PAUSE.as_secs() + 10);
 /// Text enough for several blocks, so that sessions are sealed.
 const OPENING: &str = "flight reservation passenger window luggage refund airport morning confirm change upgrade payment card \
                        number please policy insurance cancel itinerary return economy business arrival departure ";

@@ -12,6 +12,8 @@ mod processes;
 mod routers;
 mod versions;
 
+pub(crate) use processes::LONGEST_PAUSE;
+
 use crate::NemesisError;
 use crate::arena::{Arena, Pace};
 use crate::check::Broken;

@@ -10,7 +10,8 @@ use crate::history::Seat;
 const DEAD: Duration = Duration::from_secs(2);
 /// From shorter than a heartbeat to longer than an election.
 const PAUSES: [Duration; 3] = [Duration::from_millis(150), Duration::from_millis(1200), Duration::from_millis(4500)];
-const LONGEST_PAUSE: Duration = Duration::from_secs(20);
+/// Longer than every time-out between nodes.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
 /// kill -9 of the leader; it comes back once another leads.
 pub(super) async fn kill_leader(arena: &mut Arena) -> Result<Strike, NemesisError> {
