@@ -28,6 +28,14 @@ pub(crate) struct Broken {
     pub(crate) detail: String,
 }
 
+impl Broken {
+    /// A fault that no node felt was none, and shows nothing.
+    pub(crate) fn unless_felt(fault: &str, times: i64) -> Option<Broken> {
+        let detail = format!("no node called into {fault}");
+        (times == 0).then_some(Broken { promise: "a fault is felt", detail })
+    }
+}
+
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.promise, self.detail)

@@ -42,6 +42,7 @@ pub(super) async fn jumps(arena: &mut Arena) -> Result<Strike, NemesisError> {
     }
     strike.broken.extend(lost(&before, &granted(arena).await?));
     let reads = levers.felt(leader)?.wall_reads + levers.felt(follower)?.wall_reads;
+    strike.broken.extend(Broken::unless_felt("a wall clock that is off", reads));
     for seat in [leader, follower] {
         strike.fault();
         levers.pull(seat, Lever::Jump, JUMP_MS)?;
@@ -77,9 +78,7 @@ pub(super) async fn drift(arena: &mut Arena) -> Result<Strike, NemesisError> {
         let kept = arena.leader().await? == leader;
         notes.push(format!("at {own}/1000 {}", judged(arena.lease, &mut strike, (own, ended, kept))));
         let reads = levers.felt(leader)?.odd_reads.min(levers.felt(follower)?.odd_reads);
-        if reads == 0 {
-            strike.broken.push(Broken { promise: "a clock that drifts is read", detail: format!("{leader:?}") });
-        }
+        strike.broken.extend(Broken::unless_felt("a clock that drifts", reads));
         levers.pull(leader, Lever::Pace, 0)?;
         levers.pull(follower, Lever::Pace, 0)?;
     }

@@ -38,6 +38,7 @@ pub(super) async fn slow(arena: &mut Arena) -> Result<Strike, NemesisError> {
         levers.pull(seat, Lever::SyncDelay, 0)?;
         went_on(arena, &mut strike, (from, SLOWED));
     }
+    strike.broken.extend(Broken::unless_felt("a slow disk", syncs));
     strike.note = format!("{syncs} syncs were late");
     Ok(strike.end(arena))
 }
