@@ -29,6 +29,30 @@ pub(crate) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args:
     }
 }
 
+/// The text of a list or map as Python prints it: what the engine left as it is, but `str.isprintable` denies, is escaped.
+/// Outside of quotes such text is plain ASCII, so that only what stands in quotes can change.
+pub(crate) fn escape_unprintable(text: String) -> String {
+    if text.is_ascii() {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match u32::from(c) {
+            _ if is_printable(c) => out.push(c),
+            code @ 0..=0xff => out.push_str(&format!("\\x{code:02x}")),
+            code @ 0x100..=0xffff => out.push_str(&format!("\\u{code:04x}")),
+            code => out.push_str(&format!("\\U{code:08x}")),
+        }
+    }
+    out
+}
+
+/// `str.isprintable`: neither a separator other than the space nor one of the categories "other". Rust keeps the same
+/// table for what it prints of strings, where a mark that follows a letter counts as printed.
+fn is_printable(c: char) -> bool {
+    c.is_ascii() || format!("a{c}").escape_debug().nth(1) == Some(c)
+}
+
 /// `repr(float)`: the shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
 pub(crate) fn float(value: f64) -> String {
     if value.is_nan() {
@@ -100,6 +124,15 @@ mod tests {
         for (value, expected) in cases {
             assert_eq!(float(value), expected);
         }
+    }
+
+    #[test]
+    fn what_python_does_not_print_is_escaped_in_lists_and_maps() {
+        let plain = "['é', '日本', 'e\u{301}', '👍🏽', '\u{2764}\u{fe0f}']";
+        assert_eq!(escape_unprintable(plain.into()), plain);
+        let text = "['\u{a0}', '\u{ad}', '\u{200d}', '\u{2028}', '\u{feff}', '\u{e000}', '\u{ffff}', '\u{e0001}']";
+        let expected = r"['\xa0', '\xad', '\u200d', '\u2028', '\ufeff', '\ue000', '\uffff', '\U000e0001']";
+        assert_eq!(escape_unprintable(text.into()), expected);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja::value::ValueKind;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
 use crate::content_format::ContentFormat;
 use crate::{Limits, PrefixError, WallTime, python, to_json};
@@ -82,12 +83,28 @@ fn environment(limits: &Limits) -> Environment<'static> {
     environment.set_recursion_limit(MAX_RECURSION);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_debug(false);
+    environment.set_formatter(print);
+    environment.add_filter("string", |value: &Value| printed(value).unwrap_or_else(|| value.to_string()));
     environment.set_fuel(Some(limits.template_steps));
     environment.set_unknown_method_callback(python::method);
     environment.add_filter("tojson", to_json::filter);
     environment.add_filter("trim", trim);
     environment.add_function("raise_exception", raise_exception);
     environment
+}
+
+/// Prints what `{{ }}` holds.
+fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    match printed(value) {
+        Some(text) => Ok(out.write_str(&text)?),
+        None => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+/// A list's or map's text; the engine's own is Python's but for characters that Python does not print.
+fn printed(value: &Value) -> Option<String> {
+    let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
+    is_container.then(|| python::escape_unprintable(value.to_string()))
 }
 
 /// Like Jinja's, of anything that prints; nothing is the empty text.

@@ -1,31 +1,37 @@
 #!/usr/bin/env python3
-"""Make goldens.json: what Hugging Face transformers renders and tokenizes for every model here and conversation.
+"""Make the goldens: what Hugging Face transformers renders and tokenizes for every model here and conversation.
 
     python3 -m venv /tmp/goldens && /tmp/goldens/bin/pip install transformers==5.23.0 tokenizers==0.23.3 jinja2==3.1.6
-    /tmp/goldens/bin/python router/prefix/testdata/make_goldens.py [--train]
+    /tmp/goldens/bin/python router/prefix/testdata/make_goldens.py [--traces DIR --out FOLDER [--share N]]
 
-Requests are shaped as vLLM shapes them before it renders (content format, tool call arguments, tools as its model of
-them dumps), then given to `apply_chat_template`. With --train the small tokenizers are trained anew as well.
+Requests are shaped as vLLM shapes them before it renders (vllm_shape.py), then given to `apply_chat_template`. Ids are
+kept as their number and an FNV-1a digest. Without arguments goldens.json (conversations.json) and tau_bench.json (some
+dialogues of configs/traces) are made. With --traces every text trace under DIR is written to FOLDER, as sessions and
+goldens, for `cargo run --release -p prefix --example check_traces -- FOLDER`; of long sessions every N-th model's.
 """
-import copy
+import argparse
 import datetime
+import gzip
 import json
 import os
-import sys
 
 import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
+
+import recorded
+from train_tokenizers import write
+from vllm_shape import loops_over_content, shape_message, shape_tool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 NOW = 1_763_697_600  # 2025-11-21 04:00 UTC
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
-QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+FAMILIES = ["tiny", "qwen_like", "llama_like", "mistral_like", "chatml", "mistral_v7", "deepseek_r1", "deepseek_v31",
+            "gemma3", "harmony", "glm45", "kimi_k2", "phi4_mini"]
+COMMITTED = 8  # dialogues of tau_bench.json
+LONG = [("a word of it ", 20_000), ("0123456789", 3_000), ("x" * 60_000 + " ", 2), ("日本語", 8_000), ("👩‍👩‍👧‍👦", 2_000),
+        ("<|im_end|>", 2_000), ("\r\n", 15_000), ("    ", 12_000), ("e\u0301", 8_000), ("=-", 20_000)]
+REFUSALS = (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
 class FixedDatetime(datetime.datetime):
@@ -41,180 +47,125 @@ def folder(model):
     return os.path.join(ROOT, "configs/models/tiny") if model == "tiny" else os.path.join(HERE, "models", model)
 
 
-def train_byte_level(pattern, specials, bos):
-    tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tok.decoder = decoders.ByteLevel()
-    if "Qwen" in specials:
-        tok.normalizer = normalizers.NFC()
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(
-        vocab_size=760, special_tokens=[s for s in specials if s != "Qwen"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    if bos:
-        tok.post_processor = processors.Sequence([
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A {bos} $B",
-                                          special_tokens=[(bos, tok.token_to_id(bos))])])
-    return tok
+class Model:
+    def __init__(self, name):
+        source = folder("tiny" if name == "quirks" else name)
+        config = json.load(open(os.path.join(source, "tokenizer_config.json")))
+        self.name = name
+        self.tok = PreTrainedTokenizerFast(
+            tokenizer_file=os.path.join(source, "tokenizer.json"),
+            **{key: value for key, value in config.items() if key.endswith("_token")})
+        self.tok.chat_template = open(os.path.join(folder(name), "chat_template.jinja")).read()
+        self.parts = loops_over_content(self.tok.chat_template)
+
+    def render(self, body):
+        tools = body.get("tools")
+        kwargs = dict(body.get("chat_template_kwargs") or {})
+        if body.get("reasoning_effort") is not None:
+            kwargs["reasoning_effort"] = body["reasoning_effort"]
+        return self.tok.apply_chat_template(
+            [shape_message(m, self.parts) for m in body["messages"]],
+            tools=None if tools is None else [shape_tool(t) for t in tools], documents=body.get("documents"),
+            add_generation_prompt=body.get("add_generation_prompt", True),
+            continue_final_message=body.get("continue_final_message", False), tokenize=False, **kwargs)
+
+    def ids(self, text, special=False):
+        return self.tok(text, add_special_tokens=special)["input_ids"]
 
 
-def train_sentencepiece_like():
-    tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tok.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    specials = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]",
-                "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"] + [f"<0x{b:02X}>" for b in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=800, special_tokens=specials, show_progress=False)
-    words = ("▁" + line.replace(" ", "▁") for line in corpus())
-    plain = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    plain.pre_tokenizer = pre_tokenizers.Split("▁", behavior="merged_with_next")
-    plain.train_from_iterator(words, trainer)
-    state = json.loads(tok.to_str())
-    trained = json.loads(plain.to_str())
-    state["model"] = trained["model"]
-    state["added_tokens"] = [t for t in trained["added_tokens"] if not t["content"].startswith("<0x")]
-    tok = Tokenizer.from_str(json.dumps(state))
-    tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                     decoders.Strip(" ", 1, 0)])
-    tok.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tok.token_to_id("<s>"))])
-    return tok
+def digest(ids):
+    """The number of ids, and FNV-1a of them as little-endian 32-bit numbers."""
+    value = 0xcbf29ce484222325
+    for byte in b"".join(id.to_bytes(4, "little") for id in ids):
+        value = (value ^ byte) * 0x100000001b3 & 0xffffffffffffffff
+    return [len(ids), f"{value:016x}"]
 
 
-def corpus():
-    yield from open(os.path.join(HERE, "make_goldens.py"))
-    yield from json.dumps(json.load(open(os.path.join(HERE, "conversations.json"))), ensure_ascii=False).split(". ")
+def chat_goldens(model, chats):
+    for chat in chats:
+        case = {"model": model.name, "chat": chat["name"]}
+        try:
+            case["text"] = model.render(chat["body"])
+            if model.name != "quirks":
+                case["ids"] = digest(model.ids(case["text"]))
+        except REFUSALS as error:
+            case["error"] = f"{type(error).__name__}: {error}"[:120]
+        yield case
 
 
-def train():
-    chatml = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
-    llama = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    made = {
-        "qwen_like": (train_byte_level(QWEN, chatml + ["Qwen"], None), {"eos_token": "<|im_end|>"}),
-        "llama_like": (train_byte_level(LLAMA3, llama, "<|begin_of_text|>"),
-                       {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}),
-        "mistral_like": (train_sentencepiece_like(), {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
-    }
-    for model, (tok, config) in made.items():
-        write(os.path.join(folder(model), "tokenizer.json"), json.loads(tok.to_str()))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "clean_up_tokenization_spaces": False}
-        write(os.path.join(folder(model), "tokenizer_config.json"), config)
+def text_goldens(model, texts):
+    for text in texts:
+        ids = model.ids(text)
+        decoded = model.tok.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        case = {"model": model.name, "text": text, "ids": ids, "with_special": digest(model.ids(text, special=True))}
+        yield case if decoded == text else {**case, "decoded": decoded}
 
 
-def write(path, value):
-    with open(path, "w", encoding="utf-8") as out:
-        json.dump(value, out, ensure_ascii=False, indent=None, separators=(",", ":"))
-        out.write("\n")
+def long_goldens(model):
+    for unit, times in LONG:
+        body = {"messages": [{"role": "user", "content": unit * times}]}
+        yield {"model": model.name, "unit": unit, "times": times, "ids": digest(model.ids(model.render(body)))}
 
 
-def loops_over_content(template):
-    """vLLM's rule for the content format, on the template's syntax tree."""
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
-    tree = env.parse(template.replace("{% generation %}", "").replace("{% endgeneration %}", ""))
-
-    def about(node, name, key=None):
-        if isinstance(node, (nodes.Filter, nodes.Test)):
-            return node.node is not None and about(node.node, name, key)
-        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
-            return about(node.node, name, key)
-        if key is None:
-            return isinstance(node, nodes.Name) and node.name == name
-        if isinstance(node, nodes.Getitem):
-            return about(node.node, name) and isinstance(node.arg, nodes.Const) and node.arg.value == key
-        return isinstance(node, nodes.Getattr) and about(node.node, name) and node.attr == key
-
-    lists, queue = {"messages"}, ["messages"]
-    while queue:
-        known = queue.pop()
-        for assign in tree.find_all(nodes.Assign):
-            if isinstance(assign.target, nodes.Name) and about(assign.node, known) and assign.target.name not in lists:
-                lists.add(assign.target.name)
-                queue.append(assign.target.name)
-    fors = list(tree.find_all(nodes.For))
-    items = [f.target.name for f in fors if isinstance(f.target, nodes.Name) and any(about(f.iter, n) for n in lists)]
-    return any(about(f.iter, item, "content") for f in fors for item in items)
+def step_goldens(model, session, tools):
+    """[step, number of ids, digest]; null for a step that the template refuses."""
+    for at, messages in enumerate(recorded.steps(session)):
+        try:
+            yield digest(model.ids(model.render({"messages": messages, "tools": tools})))
+        except REFUSALS:
+            yield None
 
 
-def shape_message(message, parts_wanted):
-    content = message.get("content")
-    parts = [] if content is None else [{"type": "text", "text": content}] if isinstance(content, str) else content
-    out = []
-    for part in parts:
-        if isinstance(part, str):
-            out.append(part)
-            continue
-        text = part.get({"refusal": "refusal", "thinking": "thinking"}.get(part["type"], "text"))
-        if text is not None:
-            out.append({"type": "text", "text": text} if parts_wanted else text)
-    out = [part for part in out if part]
-    shaped = {"role": message["role"], "content": out if parts_wanted else "\n".join(out)}
-    if message["role"] == "assistant":
-        if message.get("tool_calls"):
-            shaped["tool_calls"] = copy.deepcopy(message["tool_calls"])
-            for call in shaped["tool_calls"]:
-                arguments = call["function"].get("arguments")
-                if isinstance(arguments, str) and arguments:
-                    arguments = json.loads(arguments)
-                call["function"]["arguments"] = arguments or {}
-        reasoning = message.get("reasoning", message.get("reasoning_content"))
-        if reasoning is not None:
-            shaped["reasoning"] = shaped["reasoning_content"] = reasoning
-    if message["role"] == "tool" and "tool_call_id" in message:
-        shaped["tool_call_id"] = message["tool_call_id"]
-    if isinstance(message.get("name"), str):
-        shaped["name"] = message["name"]
-    return shaped
+def trace_goldens(models, sessions, tools, share=1, only=None):
+    chosen = range(len(sessions)) if only is None else only
+    made = {model.name: {} for model in models}
+    for at in chosen:
+        for place, model in enumerate(models):
+            if (at + place) % share == 0:
+                made[model.name][str(at)] = list(step_goldens(model, sessions[at], tools))
+    return {"now": NOW, "tools": tools, "models": made}
 
 
-def shape_tool(tool):
-    function = tool["function"]
-    declared = {key: function.get(key) for key in ("name", "description", "parameters")}
-    return {"type": tool.get("type", "function"), "function": {**declared, **function}, **
-            {key: value for key, value in tool.items() if key not in ("type", "function")}}
+def committed():
+    conversations = json.load(open(os.path.join(HERE, "conversations.json")))
+    goldens = {"now": NOW, "chats": [], "texts": [], "long": []}
+    for name in [*FAMILIES, "quirks"]:
+        model = Model(name)
+        goldens["chats"] += chat_goldens(model, conversations["chats"])
+        if name != "quirks":
+            goldens["texts"] += text_goldens(model, conversations["texts"])
+            goldens["long"] += long_goldens(model)
+    write(os.path.join(HERE, "goldens.json"), goldens)
+    path = os.path.join(ROOT, "configs/traces/tau_bench/airline.json.gz")
+    sessions = json.load(gzip.open(path))
+    made = trace_goldens([Model(name) for name in FAMILIES], sessions, recorded.AIRLINE_TOOLS, only=range(COMMITTED))
+    write(os.path.join(HERE, "tau_bench.json"), made)
 
 
-def golden(tok, body):
-    shaped = [shape_message(m, loops_over_content(tok.chat_template)) for m in body["messages"]]
-    tools = body.get("tools")
-    kwargs = dict(body.get("chat_template_kwargs") or {})
-    if body.get("reasoning_effort") is not None:
-        kwargs["reasoning_effort"] = body["reasoning_effort"]
-    text = tok.apply_chat_template(
-        shaped, tools=None if tools is None else [shape_tool(t) for t in tools], documents=body.get("documents"),
-        add_generation_prompt=body.get("add_generation_prompt", True),
-        continue_final_message=body.get("continue_final_message", False), tokenize=False, **kwargs)
-    return text, tok(text, add_special_tokens=False)["input_ids"]
+def all_traces(source, out, share):
+    os.makedirs(out, exist_ok=True)
+    models = [Model(name) for name in FAMILIES]
+    for name, sessions, long in recorded.text_traces(source):
+        with gzip.open(os.path.join(out, f"{name}.sessions.json.gz"), "wt", compresslevel=1) as file:
+            json.dump(sessions, file, ensure_ascii=False)
+        tools = recorded.AIRLINE_TOOLS if name == "tau_bench" else None
+        made = trace_goldens(models, sessions, tools, share=share if long else 1)
+        write(os.path.join(out, f"{name}.goldens.json"), made)
+        steps = [step for of_model in made["models"].values() for steps in of_model.values() for step in steps]
+        print(f"{name}: {len(sessions)} sessions, {len(steps)} steps of models, "
+              f"{sum(step[0] for step in steps if step)} tokens", flush=True)
 
 
 def main():
-    if "--train" in sys.argv:
-        train()
-    conversations = json.load(open(os.path.join(HERE, "conversations.json")))
-    goldens = {"now": NOW, "chats": [], "texts": []}
-    for model in ("tiny", "qwen_like", "llama_like", "mistral_like", "quirks"):
-        source = "tiny" if model == "quirks" else model
-        config = json.load(open(os.path.join(folder(source), "tokenizer_config.json")))
-        tok = PreTrainedTokenizerFast(
-            tokenizer_file=os.path.join(folder(source), "tokenizer.json"),
-            **{key: value for key, value in config.items() if key.endswith("_token")})
-        tok.chat_template = open(os.path.join(folder(model), "chat_template.jinja")).read()
-        for chat in conversations["chats"]:
-            case = {"model": model, "chat": chat["name"]}
-            try:
-                case["text"], ids = golden(tok, chat["body"])
-                if model != "quirks":
-                    case["ids"] = ids
-            except (jinja2.exceptions.TemplateError, TypeError, ValueError) as error:
-                case["error"] = str(error)[:120]
-            goldens["chats"].append(case)
-        for text in conversations["texts"] if model != "quirks" else []:
-            goldens["texts"].append({
-                "model": model, "text": text, "ids": tok(text, add_special_tokens=False)["input_ids"],
-                "with_special": tok(text, add_special_tokens=True)["input_ids"],
-                "decoded": tok.decode(tok(text, add_special_tokens=False)["input_ids"], skip_special_tokens=False,
-                                      clean_up_tokenization_spaces=False)})
-    write(os.path.join(HERE, "goldens.json"), goldens)
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--traces", help="folder of recorded traces")
+    arguments.add_argument("--out", help="where their sessions and goldens go")
+    arguments.add_argument("--share", type=int, default=1, help="of long sessions, one in so many models")
+    given = arguments.parse_args()
+    if given.traces:
+        all_traces(given.traces, given.out or arguments.error("--traces needs --out"), given.share)
+    else:
+        committed()
 
 
 main()

@@ -1,10 +1,14 @@
 //! Rendered text and token ids equal those of Hugging Face `transformers`, for every model and conversation in
 //! `testdata/` (see `make_goldens.py` there).
 
+mod recorded;
+mod traces;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use prefix::{ChatBody, ModelFiles, ModelText, ModelTextSource, SpecialTokens, TextDecoder, WallTime};
+use prefix::{ChatBody, FallbackReason, ModelFiles, ModelText, ModelTextSource, SpecialTokens, TextDecoder, WallTime};
+use recorded::{IdsDigest, folder};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -13,6 +17,7 @@ struct Goldens {
     now: i64,
     chats: Vec<ChatGolden>,
     texts: Vec<TextGolden>,
+    long: Vec<LongGolden>,
 }
 
 #[derive(Deserialize)]
@@ -20,7 +25,7 @@ struct ChatGolden {
     model: String,
     chat: String,
     text: Option<String>,
-    ids: Option<Vec<u32>>,
+    ids: Option<IdsDigest>,
     error: Option<String>,
 }
 
@@ -29,8 +34,18 @@ struct TextGolden {
     model: String,
     text: String,
     ids: Vec<u32>,
-    with_special: Vec<u32>,
-    decoded: String,
+    with_special: IdsDigest,
+    /// Where it is not the text itself.
+    decoded: Option<String>,
+}
+
+/// A user's one message: `unit` so many times.
+#[derive(Deserialize)]
+struct LongGolden {
+    model: String,
+    unit: String,
+    times: usize,
+    ids: IdsDigest,
 }
 
 #[derive(Deserialize)]
@@ -46,13 +61,6 @@ struct Conversation {
 
 fn testdata() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata")
-}
-
-fn folder(model: &str) -> PathBuf {
-    match model {
-        "tiny" => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny"),
-        _ => testdata().join("models").join(model),
-    }
 }
 
 fn load(model: &str) -> ModelText {
@@ -89,11 +97,17 @@ fn chats_render_and_encode_as_transformers_does() {
             }
         }
         if let Some(expected) = &golden.ids {
-            assert_eq!(model.encode_chat(&body, now).unwrap(), *expected, "{} / {}", golden.model, golden.chat);
+            assert_eq!(
+                IdsDigest::of(&model.encode_chat(&body, now).unwrap()),
+                *expected,
+                "{} / {}",
+                golden.model,
+                golden.chat
+            );
         }
     }
     assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n\n"));
-    assert_eq!(goldens.chats.len(), 5 * bodies.len());
+    assert_eq!(goldens.chats.len(), 14 * bodies.len());
 }
 
 #[test]
@@ -103,8 +117,12 @@ fn texts_encode_and_decode_as_transformers_does() {
     for TextGolden { model, text, ids, with_special, decoded } in &goldens.texts {
         let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
         assert_eq!(loaded.encode(text, SpecialTokens::Without).unwrap(), *ids, "{model} {text:?}");
-        assert_eq!(loaded.encode(text, SpecialTokens::With).unwrap(), *with_special, "{model} {text:?}");
-        assert_eq!(loaded.decode(ids, SpecialTokens::With).unwrap(), *decoded, "{model} {text:?}");
+        assert_eq!(
+            IdsDigest::of(&loaded.encode(text, SpecialTokens::With).unwrap()),
+            *with_special,
+            "{model} {text:?}"
+        );
+        assert_eq!(loaded.decode(ids, SpecialTokens::With).unwrap(), *decoded.as_ref().unwrap_or(text), "{model}");
     }
     assert!(goldens.texts.len() > 40);
 }
@@ -113,11 +131,32 @@ fn texts_encode_and_decode_as_transformers_does() {
 fn text_decoded_id_by_id_is_the_text_decoded_at_once() {
     let goldens: Goldens = read("goldens.json");
     let mut models = HashMap::new();
-    for TextGolden { model, ids, decoded, .. } in &goldens.texts {
+    for TextGolden { model, text: encoded, ids, decoded, .. } in &goldens.texts {
         let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
         let mut decoder = TextDecoder::new(SpecialTokens::With);
         let mut text: String = ids.iter().map(|id| decoder.push(loaded, &[*id]).unwrap()).collect();
         text.push_str(&decoder.finish(loaded).unwrap());
-        assert_eq!(text, *decoded, "{model}");
+        assert_eq!(text, *decoded.as_ref().unwrap_or(encoded), "{model}");
     }
+}
+
+#[test]
+fn very_long_lines_encode_as_transformers_does_or_are_refused_for_their_size() {
+    let goldens: Goldens = read("goldens.json");
+    let mut models = HashMap::new();
+    let mut refused = 0;
+    for LongGolden { model, unit, times, ids } in &goldens.long {
+        let loaded = models.entry(model.as_str()).or_insert_with_key(|model| load(model));
+        let content = serde_json::to_string(&unit.repeat(*times)).unwrap();
+        let body = format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#);
+        let body = ChatBody::parse(body.as_bytes()).unwrap();
+        match loaded.encode_chat(&body, WallTime { unix_seconds: goldens.now }) {
+            Ok(ours) => assert_eq!(IdsDigest::of(&ours), *ids, "{model}: {times} times {:.20}", unit),
+            Err(error) => {
+                assert_eq!(error.reason(), FallbackReason::TooLarge, "{model}: {times} times {:.20}: {error}", unit);
+                refused += 1;
+            }
+        }
+    }
+    assert!(goldens.long.len() > 100 && refused * 2 < goldens.long.len(), "{refused} of {}", goldens.long.len());
 }
