@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ledger::{Outcome, Submission};
+use ledger::{Outcome, Refusal, Submission};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -101,7 +101,7 @@ impl Delivery {
                     let before = self.fate;
                     self.fate = Fate::Unknown;
                     match self.answer(attempt).await {
-                        Ok(outcomes) => return Ok(outcomes),
+                        Ok(outcomes) => return settled(outcomes, before),
                         Err(Fate::NotTaken) => self.fate = before,
                         Err(Fate::Unknown) => {}
                     }
@@ -184,6 +184,17 @@ impl Delivery {
     }
 }
 
+/// What a batch's outcomes mean to whoever sent it, given what is known of earlier attempts.
+///
+/// A client that was forgotten meanwhile is told that it is not known, also of what an earlier attempt executed.
+fn settled(outcomes: Vec<Outcome>, earlier: Fate) -> Result<Vec<Outcome>, SubmitError> {
+    let is_forgotten = outcomes.first() == Some(&Outcome::Refused(Refusal::UnknownClient));
+    match earlier {
+        Fate::Unknown if is_forgotten => Err(SubmitError::UnknownOutcome),
+        Fate::Unknown | Fate::NotTaken => Ok(outcomes),
+    }
+}
+
 fn understood(answered: Result<Bytes, PeerError>) -> Result<Vec<Outcome>, Fate> {
     use PeerError::{Busy, Refused, Unknown, Unreachable};
     match answered {
@@ -194,5 +205,20 @@ fn understood(answered: Result<Bytes, PeerError>) -> Result<Vec<Outcome>, Fate> 
         },
         Err(Busy | Refused { .. } | Unknown(_) | Unreachable { .. }) => Err(Fate::NotTaken),
         Err(_) => Err(Fate::Unknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retry_of_a_forgotten_client_has_an_unknown_outcome_and_a_first_attempt_was_refused() {
+        let forgotten = || vec![Outcome::Refused(Refusal::UnknownClient); 2];
+        assert_eq!(settled(forgotten(), Fate::Unknown), Err(SubmitError::UnknownOutcome));
+        assert_eq!(settled(forgotten(), Fate::NotTaken), Ok(forgotten()));
+        for earlier in [Fate::Unknown, Fate::NotTaken] {
+            assert_eq!(settled(vec![Outcome::Done], earlier), Ok(vec![Outcome::Done]));
+        }
     }
 }
