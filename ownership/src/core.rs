@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use consensus::{Office, Quorum, View};
-use ledger::{Command, Ledger, Outcome, Refusal};
+use consensus::{Office, Quorum, View, check_gate};
+use ledger::{Command, Ledger, Outcome};
 use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::{RecvError, WatchReceiver};
 use openraft::type_config::alias::CommittedLeaderIdOf;
@@ -186,10 +186,8 @@ impl Core {
 
     pub(crate) fn submit(&self, command: Command) -> Result<Ticket, SubmitError> {
         let (answer, ticket) = oneshot::channel();
-        let (needed, current) = (command.level(), self.view().level());
-        if needed > current {
-            // The ledger would refuse it too, but only once it lies in the log, which an older node could not read.
-            drop(answer.send(Ok(Outcome::Refused(Refusal::Level { needed, current }))));
+        if let Err(refusal) = check_gate(&self.view(), &command) {
+            drop(answer.send(Ok(Outcome::Refused(refusal))));
             return Ok(Ticket(ticket));
         }
         let queued = Queued::new(command, answer).inspect_err(|error| self.counters().failed(*error))?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt, stream};
+use openraft::EntryPayload;
 use openraft::raft::AppendEntriesRequest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,7 +38,13 @@ impl Answerer for Core {
             };
             match (method, more) {
                 (Method::AppendStream, Some(more)) => append_stream(self, from, (first, more), replies).await,
-                (Method::Snapshot, Some(more)) => replies.finish(self.snapshot(first, more).await).await,
+                (Method::Snapshot, Some(more)) => {
+                    let installed = self.snapshot(first, more).await;
+                    if let Err(error) = &installed {
+                        tracing::warn!(%from, %error, "a snapshot of another node was not taken; it is sent again");
+                    }
+                    replies.finish(installed).await;
+                }
                 (method, _) => replies.finish(self.answer_one(from, method, first).await).await,
             }
         })
@@ -48,7 +55,7 @@ impl Core {
     async fn answer_one(&self, from: NodeId, method: Method, question: Bytes) -> Answer {
         match method {
             Method::Append => {
-                let request: AppendEntriesRequest<Types> = decode(&question)?;
+                let request = self.readable(&question)?;
                 self.hear_of(from);
                 encode(&self.raft.append_entries(request).await.map_err(failed)?)
             }
@@ -71,6 +78,17 @@ impl Core {
             Method::Exchange | Method::Residency | Method::Prompts => self.ask_service(from, method, question).await,
             Method::AppendStream | Method::Snapshot => Err(PeerError::Failed("it needs a conversation".into())),
         }
+    }
+
+    /// Entries, all of which this node's release can read: what it cannot is never skipped.
+    fn readable(&self, request: &[u8]) -> Result<AppendEntriesRequest<Types>, PeerError> {
+        let request: AppendEntriesRequest<Types> = decode(request)?;
+        let levels = self.registry.own.levels;
+        for entry in &request.entries {
+            let EntryPayload::Normal(proposal) = &entry.payload else { continue };
+            levels.check(&proposal.0).map_err(failed)?;
+        }
+        Ok(request)
     }
 
     /// A word of the leader is a sign that it is there.
@@ -101,6 +119,9 @@ impl Core {
     /// Receives a snapshot and installs it.
     async fn snapshot(&self, head: Bytes, chunks: mpsc::Receiver<Bytes>) -> Answer {
         let SnapshotHead { vote, meta, bytes } = decode(&head)?;
+        let _place = self.registry.incoming.try_acquire().map_err(|_| {
+            PeerError::Failed("as many snapshots as may be are on their way to this node already; send it later".into())
+        })?;
         let is_sound = meta.last_log_id.is_none_or(|last| last.committed_leader_id() <= &vote.leader_id);
         if !is_sound {
             return Err(PeerError::Garbled("the snapshot is newer than the leader that sends it".into()));
@@ -147,7 +168,8 @@ impl Reading {
             None => self.more.recv().await?,
         };
         self.core.hear_of(self.from);
-        decode(&piece).inspect_err(|error| tracing::error!(from = %self.from, %error, "entries are unreadable")).ok()
+        let request = self.core.readable(&piece);
+        request.inspect_err(|error| tracing::error!(from = %self.from, %error, "entries are unreadable")).ok()
     }
 }
 

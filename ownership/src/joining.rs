@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use consensus::Levels;
 use ledger::{AdmitNode, Command, Outcome, Refusal as LedgerRefusal};
 use openraft::async_runtime::watch::WatchReceiver;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ use vocabulary::NodeId;
 use crate::core::Core;
 use crate::error::OwnershipError;
 use crate::leading;
-use crate::members::{self, Levels, MemberError};
+use crate::members::{self, MemberError};
 use crate::node_folder::{ClusterId, Identity, random, write_durably};
 use crate::peers::handshake::{Hello, PROTOCOL};
 use crate::peers::socket::{Dialer, Directions, Greeted};

@@ -179,8 +179,14 @@ impl RaftNetworkV2<Types> for Way {
         let sending = self.send_snapshot(vote, snapshot);
         tokio::select! {
             sent = sending => sent.map_err(|error| match error {
-                SendError::Disk(error) => StreamingError::Network(NetworkError::new(&error)),
-                SendError::Peer(error) => self.failed(error, RPCTypes::InstallSnapshot).into(),
+                SendError::Disk(error) => {
+                    tracing::warn!(node = %self.target, %error, "this node's snapshot cannot be read; it is tried again");
+                    StreamingError::Network(NetworkError::new(&error))
+                }
+                SendError::Peer(error) => {
+                    tracing::warn!(node = %self.target, %error, "a node did not take a snapshot; it is sent again");
+                    self.failed(error, RPCTypes::InstallSnapshot).into()
+                }
             }),
             closed = cancel => Err(StreamingError::Closed(closed)),
         }

@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use consensus::Room;
-use consensus::raft_config;
+use consensus::{Levels, Room, raft_config};
 use openraft::Config;
 
 use crate::error::OwnershipError;
-use crate::members::Levels;
 use crate::node_folder::ClusterId;
 use crate::peers::TlsFiles;
 
@@ -35,7 +33,8 @@ pub struct Options {
     pub snapshot_entries: u64,
     /// A snapshot is written after so many bytes of log.
     pub snapshot_bytes: u64,
-    /// Works as a binary that knows feature levels up to this one only. For tests of mixed releases.
+    /// Works as a release that knows feature levels up to this one, `ledger::NEXT_LEVEL` at most. For tests of mixed
+    /// releases.
     pub max_level: Option<u32>,
 }
 
@@ -58,7 +57,7 @@ impl Options {
     }
 
     pub(crate) fn levels(&self) -> Levels {
-        let highest = self.max_level.unwrap_or(ledger::LEVEL).min(ledger::LEVEL);
+        let highest = self.max_level.unwrap_or(ledger::LEVEL).min(ledger::NEXT_LEVEL);
         Levels { lowest: 1, highest }
     }
 }

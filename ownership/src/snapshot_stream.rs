@@ -24,9 +24,28 @@ pub(crate) struct SnapshotHead {
     pub(crate) bytes: u64,
 }
 
+/// Whether a snapshot of so many bytes fits where `free` are left: once as it arrives, and once as it is kept, while the
+/// old one is still there.
+fn check_fits(bytes: u64, free: u64) -> Result<(), PeerError> {
+    let needed = bytes.saturating_mul(2);
+    let what = || {
+        format!(
+            "a snapshot of {bytes} bytes needs {needed} on the disk of the node that is to take it, and {free} are \
+             free there: free space in its data directory"
+        )
+    };
+    if needed <= free { Ok(()) } else { Err(PeerError::Failed(what())) }
+}
+
+fn free(folder: &Path) -> io::Result<u64> {
+    let disk = rustix::fs::statvfs(folder)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
 /// Writes what arrives into a file in `folder`; nothing is left of it when it is closed or the process dies.
 pub(crate) async fn receive(folder: &Path, bytes: u64, mut chunks: mpsc::Receiver<Bytes>) -> Result<File, PeerError> {
     let disk = |error: io::Error| PeerError::Failed(format!("the snapshot could not be written: {error}"));
+    check_fits(bytes, free(folder).map_err(disk)?)?;
     let mut file = tokio::fs::File::from_std(nameless(folder).map_err(disk)?);
     let mut received = 0u64;
     while let Some(chunk) = chunks.recv().await {
@@ -102,6 +121,13 @@ mod tests {
         let short = check(9, &[b"snap"]).await.unwrap_err();
         assert!(short.to_string().contains("broke off after 4 of 9"), "{short}");
         assert!(check(3, &[b"snap"]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn one_that_does_not_fit_on_the_disk_is_refused_before_a_byte_of_it_is_written() {
+        let error = check(u64::MAX / 4, &[b"snap"]).await.unwrap_err().to_string();
+        assert!(error.contains("free space in its data directory"), "{error}");
+        assert!(check_fits(50, 100).is_ok() && check_fits(51, 100).is_err());
     }
 
     #[tokio::test]

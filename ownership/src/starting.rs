@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use consensus::Publisher;
+use consensus::{Publisher, Unfinished};
 use ledger::{Command, Outcome};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Raft};
@@ -84,7 +84,8 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
         tasks.push(Task(tokio::spawn(listener.run(registry, core.clone()))));
     }
     let snapshot_bytes = core.log.bytes();
-    let ticker = Ticker { core: core.clone(), options: options.clone(), snapshot_at, snapshot_bytes };
+    let unfinished = Unfinished::default();
+    let ticker = Ticker { core: core.clone(), options: options.clone(), snapshot_at, snapshot_bytes, unfinished };
     tasks.push(Task(tokio::spawn(ticker.run())));
     let found = found_or_wait(&core, address.as_deref().unwrap_or_default()).await;
     found.map_err(|error| cause(&core, error))?;

@@ -4,8 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use consensus::{Signs, expiries, renewal, widening};
+use consensus::{Signs, Unfinished, expiries, renewal, widening};
 use ledger::{Command, Expire, Ledger, Outcome};
+use openraft::ChangeMembers;
+use openraft::async_runtime::watch::WatchReceiver;
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
 use crate::core::Core;
@@ -38,6 +40,12 @@ impl Reports {
         self.signs().take()
     }
 
+    /// Tells what was noted; what could not be told is told next time.
+    fn tell<E>(&self, tell: impl FnOnce(Vec<(WorkerId, Incarnation)>) -> Result<(), E>) -> Result<(), E> {
+        let alive = self.take();
+        tell(alive.clone()).inspect_err(|_| self.put_back(alive))
+    }
+
     /// The ends that are left when those go of workers that were noted less than a lease ago.
     fn spare(&self, ends: Vec<Expire>, ledger: &Ledger, lease: Duration) -> Vec<Expire> {
         self.signs().spare(ends, ledger, (lease, Instant::now()))
@@ -50,6 +58,7 @@ pub(crate) struct Ticker {
     pub(crate) options: Options,
     pub(crate) snapshot_at: u64,
     pub(crate) snapshot_bytes: u64,
+    pub(crate) unfinished: Unfinished,
 }
 
 impl Ticker {
@@ -65,8 +74,12 @@ impl Ticker {
                     self.renew();
                     self.expire(in_office);
                     self.widen();
+                    self.finish_change();
                 }
-                None => self.tell_leader(),
+                None => {
+                    self.unfinished = Unfinished::default();
+                    self.tell_leader();
+                }
             }
             self.sync_mark().await;
             self.snapshot().await;
@@ -76,9 +89,12 @@ impl Ticker {
     fn renew(&self) {
         let view = self.core.view();
         let lease = Micros::of(self.options.lease);
-        let Some(renewal) = renewal(&view, self.core.reports.take(), lease) else { return };
-        if let Err(error) = self.core.submit(renewal) {
-            tracing::warn!(%error, "leases could not be renewed this tick");
+        let renew = |alive| match renewal(&view, alive, lease) {
+            Some(renewal) => self.core.submit(renewal).map(drop),
+            None => Ok(()),
+        };
+        if let Err(error) = self.core.reports.tell(renew) {
+            tracing::warn!(%error, "leases could not be renewed this tick; the next one renews them");
         }
     }
 
@@ -104,6 +120,21 @@ impl Ticker {
         if let Err(error) = self.core.submit(command) {
             tracing::warn!(%error, "the ledger's bounds could not be widened this tick");
         }
+    }
+
+    /// Finishes a change of the voters that a lost leader, or one that gave up, left half done.
+    fn finish_change(&mut self) {
+        let metrics = self.core.raft.metrics().borrow_watched().clone();
+        let joint = self.unfinished.voters(&metrics.membership_config, &metrics.committed_membership_config);
+        let Some(voters) = joint else { return };
+        let core = self.core.clone();
+        tokio::spawn(async move {
+            tracing::info!(?voters, "a change of the voters was left half done; this leader finishes it");
+            let finished = core.raft.change_membership(ChangeMembers::ReplaceAllVoters(voters), true).await;
+            if let Err(error) = finished {
+                tracing::warn!(%error, "the change could not be finished; the next tick tries again");
+            }
+        });
     }
 
     /// Tells the leader which workers this node's router reached; the leader makes one renewal of what all tell.
@@ -150,5 +181,28 @@ async fn tell(core: Arc<Core>, leader: NodeId, alive: Vec<(WorkerId, Incarnation
     if let Err(error) = told {
         tracing::debug!(%leader, %error, "the leader was not told which workers were reached; next tick again");
         core.reports.put_back(alive);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_told_is_told_next_time_unless_a_newer_life_was_noted() {
+        let reports = Reports::default();
+        let (first, second) = ((WorkerId(1), Incarnation(1)), (WorkerId(2), Incarnation(1)));
+        assert!(reports.note(first.0, first.1) && reports.note(second.0, second.1));
+        let refused = reports.tell(|alive| {
+            assert_eq!(alive, [first, second]);
+            assert!(reports.note(second.0, Incarnation(2)));
+            Err("the queue is full")
+        });
+        assert_eq!(refused, Err("the queue is full"));
+        assert_eq!(
+            reports.tell(|alive| if alive == [first, (WorkerId(2), Incarnation(2))] { Ok(()) } else { Err(alive) }),
+            Ok(())
+        );
+        assert_eq!(reports.take(), []);
     }
 }

@@ -6,18 +6,22 @@
 
 mod clock;
 mod config;
+mod levels;
 mod machine;
 mod office;
 mod signs;
 mod snapshot;
 mod types;
+mod unfinished;
 mod view;
 
 pub use clock::LeaderClock;
 pub use config::raft_config;
+pub use levels::{Levels, NotRaised, Release, Unreadable, check_gate, check_raise};
 pub use machine::{Applied, Builder, Machine, Witness};
 pub use office::{Office, Room, expiries, renewal, widening};
 pub use signs::Signs;
 pub use snapshot::{Body, SnapshotStore};
 pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};
+pub use unfinished::Unfinished;
 pub use view::{Outdated, Publisher, Quorum, View};

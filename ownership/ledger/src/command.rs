@@ -103,6 +103,8 @@ pub enum Command {
     DrainWorker(DrainWorker),
     /// A tenant's entries are bounded, or no longer.
     SetQuota(SetQuota),
+    /// Nothing changes. Whoever is answered knows that a quorum writes, and everything before is applied.
+    Barrier,
 }
 
 impl Command {
@@ -135,6 +137,7 @@ impl Command {
             Command::Evict(_) => "evict",
             Command::DrainWorker(_) => "drain_worker",
             Command::SetQuota(_) => "set_quota",
+            Command::Barrier => "barrier",
         }
     }
 
@@ -149,6 +152,7 @@ impl Command {
             | Command::Evict(_)
             | Command::DrainWorker(_)
             | Command::SetQuota(_) => 2,
+            Command::Barrier => 3,
             Command::Batch(commands) => commands.iter().map(Command::level).max().unwrap_or(1),
             _ => 1,
         }

@@ -1,14 +1,19 @@
-//! Commands of operators and of the cluster about itself. All but `RaiseLevel` belong to feature level 2.
+//! Commands of operators and of the cluster about itself. All but `RaiseLevel` belong to feature level 2 or
+//! above.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{ArtifactId, TenantId, WorkerId};
 
-/// The highest feature level that this code knows.
+/// The highest feature level that this release works at.
 ///
 /// A ledger at level 1 reads, writes and decides to the byte as the release before levels did.
 pub const LEVEL: u32 = 2;
+
+/// The level that is being made. Its commands are known here and behind the gate, but a node offers it only where it is
+/// told to, so that no cluster comes to it by itself, and a level can still change until it is `LEVEL`.
+pub const NEXT_LEVEL: u32 = 3;
 
 /// Gives a new node its id. The same nonce is given the same id, and its newest address counts.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
+use consensus::{NotRaised, Release, check_raise};
 use ledger::{Command, Outcome};
 use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -98,15 +99,14 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
         }
         MemberChange::TransferLeader(node) => transfer(core, node).await,
         MemberChange::RaiseLevel(level) => {
-            for member in members {
-                match member.level {
-                    None => return Err(MemberError::Silent(member.node)),
-                    Some(levels) if !levels.contains(level) => {
-                        return Err(MemberError::Level { node: member.node, level, levels });
-                    }
-                    Some(_) => {}
-                }
-            }
+            let release = |member: Member| match member.level.filter(|_| member.answers == Some(true)) {
+                Some(levels) => (member.node, Release::Reads(levels)),
+                None => (member.node, Release::Silent),
+            };
+            check_raise(level, members.into_iter().map(release)).map_err(|error| match error {
+                NotRaised::Silent(node) => MemberError::Silent(node),
+                NotRaised::CannotRead(node, levels) => MemberError::Level { node, level, levels },
+            })?;
             submit(core, Command::RaiseLevel(level)).await
         }
     }

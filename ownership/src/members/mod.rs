@@ -4,8 +4,8 @@ mod change;
 mod voters;
 
 use std::collections::BTreeSet;
-use std::fmt;
 
+use consensus::Levels;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
@@ -19,28 +19,6 @@ pub enum Standing {
     Voter,
     /// It only follows; every router that is no voter is one.
     Learner,
-}
-
-/// The feature levels that a binary can work at.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct Levels {
-    /// The oldest.
-    pub lowest: u32,
-    /// The newest.
-    pub highest: u32,
-}
-
-impl Levels {
-    /// Whether it can work at `level`.
-    pub fn contains(self, level: u32) -> bool {
-        (self.lowest..=self.highest).contains(&level)
-    }
-}
-
-impl fmt::Display for Levels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} to {}", self.lowest, self.highest)
-    }
 }
 
 /// A node of the cluster, as the asked node knows it.
@@ -123,7 +101,9 @@ pub enum MemberError {
         behind: u64,
     },
     /// The node does not answer.
-    #[error("node {0} does not answer the leader now; nothing was changed, see that it runs and can be reached")]
+    #[error(
+        "node {0} does not answer the leader now; nothing was changed, see that it runs and can be reached, or remove it"
+    )]
     Silent(NodeId),
     /// A member's binary is too old.
     #[error("node {node} can work at level {levels}, not at {level}; upgrade every member first")]

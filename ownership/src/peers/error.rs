@@ -1,9 +1,9 @@
 //! Why a call to another node failed, and what to do about it.
 
+use consensus::Levels;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
-use crate::members::Levels;
 use crate::node_folder::ClusterId;
 use crate::peers::Topic;
 

@@ -5,12 +5,12 @@
 
 use std::io;
 
+use consensus::Levels;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use vocabulary::NodeId;
 
-use crate::members::Levels;
 use crate::node_folder::ClusterId;
 use crate::peers::error::Refusal;
 

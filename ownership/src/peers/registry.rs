@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
-use consensus::Publisher;
+use consensus::{Levels, Publisher};
+use tokio::sync::Semaphore;
 use vocabulary::NodeId;
 
 use crate::core::is_retired;
-use crate::members::Levels;
 use crate::node_folder::Identity;
 use crate::peers::error::Refusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
@@ -16,6 +16,9 @@ use crate::peers::link::Link;
 use crate::peers::socket::{Dialer, Directions, Greeted, Whom};
 use crate::peers::tls::Tls;
 use crate::peers::{PeerService, Topic};
+
+/// Snapshots that may come from other nodes at once: one, and what a leader that was lost meanwhile left behind.
+const INCOMING: usize = 2;
 
 /// What this node knows of the others. Shared by everything that calls or is called.
 pub(crate) struct Registry {
@@ -26,6 +29,9 @@ pub(crate) struct Registry {
     links: Mutex<BTreeMap<(NodeId, Lane), Link>>,
     services: Mutex<BTreeMap<Topic, Arc<dyn PeerService>>>,
     retired: OnceLock<()>,
+    too_old: OnceLock<()>,
+    /// Places for snapshots on their way here.
+    pub(crate) incoming: Semaphore,
     tls: Option<Tls>,
 }
 
@@ -44,6 +50,8 @@ impl Registry {
             links: Mutex::default(),
             services: Mutex::default(),
             retired: OnceLock::new(),
+            too_old: OnceLock::new(),
+            incoming: Semaphore::new(INCOMING),
             tls,
         })
     }
@@ -146,12 +154,25 @@ impl Directions for Registry {
         self.tls.as_ref()
     }
 
+    fn objection(&self, welcome: &Welcome) -> Option<String> {
+        let (Welcome { node, levels, .. }, level) = (welcome, self.publisher.view().level());
+        let what = || {
+            format!(
+                "node {node} works at feature levels {levels}, and the cluster at {level}; install the newer release there"
+            )
+        };
+        (!levels.contains(level)).then(what)
+    }
+
     fn met(&self, greeted: &Greeted) {
         match greeted {
             Ok(Welcome { node, levels, .. }) => {
                 self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(*node, *levels);
             }
             Err(Refusal::Retired { node }) if *node == self.own.node => self.retire(),
+            Err(refusal @ Refusal::Level { .. }) if self.too_old.set(()).is_ok() => {
+                tracing::error!(%refusal, "this node can no longer take part in the cluster; it only serves its last view");
+            }
             Err(_) => {}
         }
     }

@@ -39,6 +39,11 @@ pub(crate) trait Directions: Send + Sync {
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello;
     /// How connections are protected; none where they are not.
     fn tls(&self) -> Option<&Tls>;
+    /// Why a node that welcomes this one is not to be talked with.
+    fn objection(&self, welcome: &Welcome) -> Option<String> {
+        let _ = welcome;
+        None
+    }
     /// What a node said of itself, or why it refused.
     fn met(&self, greeted: &Greeted);
 }
@@ -86,7 +91,10 @@ impl Dialer {
         };
         self.directions.met(&greeted);
         match greeted {
-            Ok(_) => Ok(Duplex { stream, address }),
+            Ok(welcome) => match self.directions.objection(&welcome) {
+                None => Ok(Duplex { stream, address }),
+                Some(why) => Err(unreachable(why)),
+            },
             Err(refusal) => Err(PeerError::Refused { address, refusal }),
         }
     }

@@ -2,6 +2,7 @@
 
 mod leases;
 mod membership;
+mod mixed;
 mod nodes;
 mod strangers;
 mod watching;

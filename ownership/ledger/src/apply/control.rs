@@ -6,7 +6,7 @@ use vocabulary::{ArtifactId, NodeId, TenantId};
 
 use super::Answer;
 use crate::artifact::Artifact;
-use crate::control::{AdmitNode, DrainWorker, LEVEL, Pin, SetQuota};
+use crate::control::{AdmitNode, DrainWorker, NEXT_LEVEL, Pin, SetQuota};
 use crate::ledger::Ledger;
 use crate::limits::Limits;
 use crate::node::{Cluster, FOUNDER, Membership, Node};
@@ -61,7 +61,7 @@ impl Ledger {
     /// Only upwards, and only to what this code knows: whoever applies an entry has checked that it does.
     pub(super) fn raise_level(&mut self, level: u32) -> Answer {
         let current = self.level();
-        if level > LEVEL {
+        if level > NEXT_LEVEL {
             return Err(Refusal::Level { needed: level, current });
         }
         let now = self.now();

@@ -109,7 +109,7 @@ impl Ledger {
             Command::SetGroup(set) => self.set_group(*set),
             Command::Intent(intent) => self.set_intent(*intent),
             Command::Expire(expire) => self.expire(*expire),
-            Command::OpenClient(_) => Ok(Outcome::Done),
+            Command::OpenClient(_) | Command::Barrier => Ok(Outcome::Done),
             Command::Batch(_) => Err(Refusal::BadBatch),
             Command::AdmitNode(admit) => self.admit_node(admit),
             Command::RetireNode(node) => self.retire_node(*node),

@@ -186,7 +186,7 @@ fn control(ledger: &Ledger, session: SessionId, n: u64, kind: u8) -> Command {
     match kind {
         0 => Command::AdmitNode(AdmitNode { nonce: 1 + u128::from(n % 3), address: format!("node-{n}:1").into() }),
         1 => Command::RetireNode(NodeId(n % 5)),
-        2 => Command::RaiseLevel(1 + (n % 2) as u32 * LEVEL),
+        2 => Command::RaiseLevel(1 + (n % 2) as u32 * NEXT_LEVEL),
         3 => Command::SetLimits(Box::new(Limits { workers: 3 + n as u32 % 2, ..*ledger.limits() })),
         4 => Command::Pin(Pin { artifact, pinned }),
         5 => Command::Evict(idle.filter(|_| !n.is_multiple_of(3)).map_or(artifact, |idle| idle.id)),

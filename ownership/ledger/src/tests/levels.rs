@@ -59,8 +59,21 @@ fn the_level_never_falls_and_never_passes_what_this_code_knows() {
     let mut bench = Bench::new();
     assert_eq!(bench.run(Command::RaiseLevel(1)), Outcome::Done);
     assert_eq!(bench.ledger.level(), LEVEL);
-    let refused = Refusal::Level { needed: LEVEL + 1, current: LEVEL };
-    assert_eq!(bench.run(Command::RaiseLevel(LEVEL + 1)), Outcome::Refused(refused));
+    let refused = Refusal::Level { needed: NEXT_LEVEL + 1, current: LEVEL };
+    assert_eq!(bench.run(Command::RaiseLevel(NEXT_LEVEL + 1)), Outcome::Refused(refused));
+}
+
+#[test]
+fn the_next_level_changes_nothing_but_that_its_own_command_is_taken() {
+    let mut bench = Bench::new();
+    let refused = Outcome::Refused(Refusal::Level { needed: NEXT_LEVEL, current: LEVEL });
+    assert_eq!(bench.run(Command::Barrier), refused);
+    assert_eq!(bench.run(Command::Batch(vec![Command::Barrier])), Outcome::Batch(vec![refused]));
+    assert_eq!((Command::Barrier.level(), Command::Barrier.known_from()), (NEXT_LEVEL, NEXT_LEVEL));
+    assert_eq!(bench.run(Command::RaiseLevel(NEXT_LEVEL)), Outcome::Done);
+    let before = bench.ledger.clone();
+    assert_eq!(bench.run(Command::Barrier), Outcome::Done);
+    assert!(before.nodes().eq(bench.ledger.nodes()) && bench.ledger.level() == NEXT_LEVEL);
 }
 
 #[test]

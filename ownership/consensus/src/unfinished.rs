@@ -1,0 +1,64 @@
+//! A change of the voters that stopped between its two steps, for the leader to finish.
+//!
+//! Voters change by way of a joint configuration, in which both the old and the new ones decide. Whoever leads takes both
+//! steps; when it is lost in between, or gives up, the joint one would stay and every write need two majorities.
+
+use std::collections::BTreeSet;
+
+use crate::types::{LogId, StoredMembership};
+
+/// What a leader saw of the membership one tick ago.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unfinished(Option<LogId>);
+
+impl Unfinished {
+    /// The voters to go on to, asked once a tick in office: those of a joint configuration that is committed and was
+    /// there a tick ago already. Whoever began the change is given that long to finish it.
+    pub fn voters(&mut self, effective: &StoredMembership, committed: &StoredMembership) -> Option<BTreeSet<u64>> {
+        let configs = effective.membership().get_joint_config();
+        let is_committed = effective.log_id() == committed.log_id();
+        let joint = effective.log_id().filter(|_| configs.len() > 1 && is_committed);
+        let before = std::mem::replace(&mut self.0, joint);
+        joint.filter(|joint| before == Some(*joint))?;
+        configs.last().cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::impls::leader_id_adv::LeaderId;
+    use openraft::vote::RaftLeaderIdExt;
+    use openraft::{BasicNode, Membership};
+
+    use super::*;
+
+    fn stored(index: u64, configs: &[&[u64]]) -> StoredMembership {
+        let configs = configs.iter().map(|voters| voters.iter().copied().collect()).collect();
+        let nodes = (1..=5).map(|id| (id, BasicNode::default())).collect::<std::collections::BTreeMap<u64, _>>();
+        let log_id = LogId::new(<LeaderId<u64, u64> as RaftLeaderIdExt>::new_committed(1, 1), index);
+        StoredMembership::new(Some(log_id), Membership::new(configs, nodes).unwrap())
+    }
+
+    #[test]
+    fn a_joint_configuration_is_left_for_its_second_half_after_a_tick() {
+        let (joint, uniform) = (stored(7, &[&[1, 2, 3], &[1, 4, 5]]), stored(8, &[&[1, 4, 5]]));
+        let mut unfinished = Unfinished::default();
+        assert_eq!(unfinished.voters(&joint, &joint), None, "whoever began it may be about to finish it");
+        assert_eq!(unfinished.voters(&joint, &joint), Some(BTreeSet::from([1, 4, 5])));
+        assert_eq!(unfinished.voters(&uniform, &uniform), None);
+        assert_eq!(unfinished.voters(&uniform, &uniform), None);
+    }
+
+    #[test]
+    fn one_that_is_not_committed_or_not_the_same_is_waited_for() {
+        let (before, joint) = (stored(3, &[&[1, 2, 3]]), stored(7, &[&[1, 2, 3], &[1, 4, 5]]));
+        let other = stored(9, &[&[1, 4, 5], &[1, 2, 3]]);
+        let mut unfinished = Unfinished::default();
+        for _ in 0..3 {
+            assert_eq!(unfinished.voters(&joint, &before), None);
+        }
+        assert_eq!(unfinished.voters(&joint, &joint), None);
+        assert_eq!(unfinished.voters(&other, &other), None);
+        assert_eq!(unfinished.voters(&other, &other), Some(BTreeSet::from([1, 2, 3])));
+    }
+}
