@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use consensus::{Applied, Witness};
+use consensus::{Applied, Levels, Witness};
 use ledger::{Command, Ledger, Outcome};
 use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
 use crate::checks::agreement::Agreement;
+use crate::checks::ids::Ids;
 use crate::checks::leases::Leases;
+use crate::checks::levels;
 use crate::checks::order::{Leaders, Leadership};
 use crate::checks::serials::Serials;
 use crate::checks::tokens::Tokens;
@@ -53,6 +55,7 @@ struct Pages {
     tokens: Tokens,
     leases: Leases,
     leaders: Leaders,
+    ids: Ids,
     /// The highest index that anybody was told is applied.
     acknowledged: u64,
 }
@@ -173,7 +176,11 @@ impl Pages {
             }
             for (command, outcome) in flat(&submission.command, outcome) {
                 self.tokens.granted(command, outcome)?;
+                self.ids.applied(command, outcome)?;
                 self.leases.applied(command, outcome)?;
+                if matches!((command, outcome), (Command::RaiseLevel(_), Outcome::Done)) {
+                    *self.tally.entry("levels raised").or_default() += 1;
+                }
                 if matches!((command, outcome), (Command::Expire(_), Outcome::Done)) {
                     *self.tally.entry("leases ended").or_default() += 1;
                 }
@@ -196,6 +203,8 @@ fn flat<'a>(command: &'a Command, outcome: &'a Outcome) -> Vec<(&'a Command, &'a
 pub struct Probe {
     /// Which node.
     pub node: u64,
+    /// What the node's release can read.
+    pub levels: Levels,
     /// Which book.
     pub book: Book,
 }
@@ -206,12 +215,15 @@ impl Witness for Probe {
             Some(entry) => format!("node {} applies {} {entry:?} -> {:?}", self.node, applied.id, applied.outcomes),
             None => format!("node {} applies {}", self.node, applied.id),
         });
+        let readable = applied.entry.map_or(Ok(()), |entry| levels::check_entry(self.node, self.levels, entry));
+        self.book.note(readable);
         let checked = self.book.lock().applied(self.node, applied);
         self.book.note(checked);
     }
 
     fn installed(&self, ledger: &Ledger) {
         self.book.tell(|| format!("node {} installs a snapshot at {}", self.node, ledger.applied()));
+        self.book.note(levels::check_state(self.node, self.levels, ledger));
         let checked = self.book.lock().agreement.installed(self.node, ledger);
         self.book.note(checked);
         self.book.count("snapshots installed");

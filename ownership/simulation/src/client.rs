@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use consensus::View;
-use ledger::{Command, Outcome, Submission};
+use ledger::{Command, Outcome, Refusal, Submission};
 use openraft::AsyncRuntime;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
@@ -53,7 +53,10 @@ impl Client {
         let submission = Submission { client: self.id, serial: ClientSerial(self.serial), command };
         self.serial += 1;
         let said = self.insist(&submission).await?;
-        self.last = Some((submission, said.outcome.clone()));
+        // What the gate refused never had its serial executed.
+        if !matches!(said.outcome, Outcome::Refused(Refusal::Level { .. })) {
+            self.last = Some((submission, said.outcome.clone()));
+        }
         Some(said)
     }
 

@@ -16,6 +16,7 @@ pub mod operator;
 pub mod people;
 pub mod plan;
 pub mod process;
+pub mod releases;
 pub mod report;
 pub mod rng;
 pub mod run;

@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use consensus::{Machine, Office, Proposal, Publisher, Signs, Types, View, expiries, raft_config, renewal};
+use consensus::{
+    Levels, Machine, Office, Proposal, Publisher, Signs, Types, Unfinished, View, check_gate, expiries, raft_config,
+    renewal,
+};
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
 use ledger::{Command, Entry, Outcome, Submission};
@@ -12,10 +15,10 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::type_config::alias::CommittedLeaderIdOf;
-use openraft::{AsyncRuntime, Config, Raft, ReadPolicy};
+use openraft::{AsyncRuntime, ChangeMembers, Config, Raft, ReadPolicy};
 use vocabulary::{ClientId, ClientSerial, Incarnation, LedgerTime, Micros, NodeId, WorkerId};
 
-use crate::book::{Book, Probe};
+use crate::book::Probe;
 use crate::checks::order;
 use crate::disk::Disk;
 use crate::log_store::LogStore;
@@ -39,7 +42,7 @@ const BATCH: usize = 8;
 /// How long the first of them waits for more.
 const LINGER: Duration = Duration::from_millis(3);
 /// How long one node waits for another.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a node answers.
 #[derive(Clone, PartialEq, Debug)]
@@ -76,14 +79,14 @@ pub struct Node {
     pub raft: Raft<SimTypes, SimMachine>,
     /// What it reads.
     pub publisher: Arc<Publisher>,
+    /// What its release can read.
+    pub levels: Levels,
     world: Arc<World>,
-    book: Book,
     disk: Disk,
     office: Mutex<Office<Moment>>,
     signs: Mutex<Signs<Moment>>,
     queue: mpsc::UnboundedSender<Queued>,
     own: Mutex<(ClientId, u64)>,
-    snapshot_every: u64,
 }
 
 /// What a node is made of.
@@ -96,6 +99,8 @@ pub struct Parts {
     pub boot: u64,
     /// Its disk.
     pub disk: Disk,
+    /// What its release can read.
+    pub levels: Levels,
 }
 
 fn config(plan: &Plan) -> Arc<Config> {
@@ -107,15 +112,14 @@ fn config(plan: &Plan) -> Arc<Config> {
 impl Node {
     /// Starts a life, in its own process. Fails as a process would that cannot read or write its disk.
     pub async fn start(world: &Arc<World>, parts: Parts) -> Option<Arc<Node>> {
-        let Parts { id, pid, boot, disk } = parts;
+        let Parts { id, pid, boot, disk, levels } = parts;
         let publisher = Arc::<Publisher>::default();
-        let book = world.book.clone();
-        let probe = Arc::new(Probe { node: id, book: book.clone() });
+        let probe = Arc::new(Probe { node: id, levels, book: world.book.clone() });
         let machine = Machine::new(Snapshots::on(disk.clone()), publisher.clone(), probe);
         let links = Links { world: world.clone(), from: id };
         let committed = disk.read(|log| log.committed.map_or(0, |id| id.index));
         let raft = Raft::new(id, config(&world.plan), links, LogStore::on(disk.clone()), machine).await.ok()?;
-        book.note(order::check_recovered(id, publisher.view().applied(), committed));
+        world.book.note(order::check_recovered(id, publisher.view().applied(), committed));
         let (queue, queued) = mpsc::unbounded();
         let own = Mutex::new((ClientId(u128::from(id) << 64 | u128::from(boot)), 0));
         let node = Arc::new(Node {
@@ -123,14 +127,13 @@ impl Node {
             pid,
             raft,
             publisher,
+            levels,
             world: world.clone(),
-            book,
             disk,
             office: Mutex::default(),
             signs: Mutex::default(),
             queue,
             own,
-            snapshot_every: world.plan.compaction.0,
         });
         drop(Sim::spawn(node.clone().write(queued)));
         drop(Sim::spawn(node.clone().tick()));
@@ -170,6 +173,10 @@ impl Node {
         if self.leadership().is_none() {
             return Reply::Elsewhere(self.leader().filter(|leader| *leader != self.id));
         }
+        let view = self.view();
+        if let Err(refusal) = check_gate(&view, &submission.command) {
+            return Reply::Said(Acknowledged { index: view.applied(), outcome: Outcome::Refused(refusal) });
+        }
         let (answer, answered) = oneshot::channel();
         if self.queue.unbounded_send(Queued { submission, answer }).is_err() {
             return Reply::Elsewhere(None);
@@ -184,7 +191,7 @@ impl Node {
             Some(leader) => {
                 let mut signs = self.signs.lock().unwrap_or_else(PoisonError::into_inner);
                 if signs.note((worker, incarnation), Moment::now()) {
-                    self.book.reported((worker, incarnation), (leader.term, self.id));
+                    self.world.book.reported((worker, incarnation), (leader.term, self.id));
                 }
                 Reply::Said(())
             }
@@ -238,7 +245,7 @@ impl Node {
         let Some((time, leader)) = self.time() else {
             return answers.into_iter().for_each(|answer| drop(answer.send(Reply::Elsewhere(None))));
         };
-        self.book.proposed(time, (leader.term, leader.node_id));
+        self.world.book.proposed(time, (leader.term, leader.node_id));
         let proposal = Proposal(Arc::new(Entry { time, submissions }));
         let (responder, done) = ProgressResponder::complete_only();
         let sent = self.raft.write(proposal).with_leader(leader).responder(responder).await;
@@ -268,7 +275,7 @@ impl Node {
         let leader = self.leadership();
         let mut office = self.office.lock().unwrap_or_else(PoisonError::into_inner);
         let term = leader.map(|leader| leader.term);
-        term.into_iter().for_each(|term| self.book.leads((term, self.id), self.pid));
+        term.into_iter().for_each(|term| self.world.book.leads((term, self.id), self.pid));
         let (ledger, now) = (self.view().now(), Moment::now());
         office.follow(term, ledger, now);
         Some((office.time(ledger, now)?, leader?))
@@ -276,6 +283,7 @@ impl Node {
 
     async fn tick(self: Arc<Self>) {
         let mut snapshot_at = self.view().applied();
+        let mut unfinished = Unfinished::default();
         loop {
             Sim::sleep(TICK).await;
             self.disk.sync_mark();
@@ -287,19 +295,34 @@ impl Node {
                 let renewal = renewal(&view, signs.take(), lease);
                 let expiries = signs.spare(expiries(&view, held, lease), &view, (LEASE, Moment::now()));
                 drop(signs);
-                expiries.iter().for_each(|expire| self.book.ending(expire.worker));
+                expiries.iter().for_each(|expire| self.world.book.ending(expire.worker));
                 let expiries = expiries.into_iter().map(Command::Expire);
                 renewal.into_iter().chain(expiries).for_each(|command| self.submit_own(command));
+                self.finish_change(&mut unfinished);
             }
-            if view.applied() >= snapshot_at + self.snapshot_every && self.raft.trigger().snapshot().await.is_ok() {
+            if view.applied() >= snapshot_at + self.world.plan.compaction.0
+                && self.raft.trigger().snapshot().await.is_ok()
+            {
                 snapshot_at = view.applied();
-                self.book.count("snapshots asked for");
+                self.world.book.count("snapshots asked for");
             }
         }
     }
 
+    /// Finishes a change of the voters that another leader left half done.
+    fn finish_change(&self, unfinished: &mut Unfinished) {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let joint = unfinished.voters(&metrics.membership_config, &metrics.committed_membership_config);
+        let Some(voters) = joint else { return };
+        self.world.book.count("changes finished by another leader");
+        let raft = self.raft.clone();
+        drop(Sim::spawn(
+            async move { raft.change_membership(ChangeMembers::ReplaceAllVoters(voters), true).await.is_ok() },
+        ));
+    }
+
     /// Sends a command of this node's own. Nobody waits for its outcome.
-    fn submit_own(&self, command: Command) {
+    pub fn submit_own(&self, command: Command) {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         // Opening again what is open does nothing, and an opening that was lost would cost every renewal.
         for command in [Command::OpenClient(NodeId(self.id)), command] {

@@ -20,7 +20,7 @@ const MOST: usize = 9;
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Runs a change in the leader's own process, so that it dies with it.
-async fn at_leader<F, A>(world: &Arc<World>, act: F) -> bool
+pub async fn at_leader<F, A>(world: &Arc<World>, act: F) -> bool
 where
     F: FnOnce(Arc<Node>) -> A,
     A: Future<Output = bool> + Send + 'static,
@@ -43,7 +43,16 @@ async fn join(world: &Arc<World>, id: u64) -> bool {
     .await
 }
 
-async fn set_voters(world: &Arc<World>, voters: BTreeSet<u64>) -> bool {
+/// Changes the voters; now and then the leader is lost in the middle of it.
+async fn set_voters(world: &Arc<World>, rng: &mut Rng, voters: BTreeSet<u64>) -> bool {
+    if let Some(leader) = world.leader().filter(|_| rng.chance(400)) {
+        let (lost, after) = (world.clone(), rng.micros(500, 40_000));
+        drop(Sim::spawn(async move {
+            Sim::sleep(after).await;
+            lost.book.count("leaders lost in a change");
+            lost.end(leader.id, Ending::Killed);
+        }));
+    }
     at_leader(world, move |leader| async move { leader.raft.change_membership(voters, true).await.is_ok() }).await
 }
 
@@ -120,7 +129,7 @@ async fn swap(world: &Arc<World>, rng: &mut Rng, (voters, learners): (BTreeSet<u
             wanted.insert(new);
         }
     }
-    set_voters(world, wanted).await && count(world, "voters changed")
+    set_voters(world, rng, wanted).await && count(world, "voters changed")
 }
 
 fn count(world: &World, what: &'static str) -> bool {

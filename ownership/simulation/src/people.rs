@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ledger::{ClaimOwner, Command, Outcome, Refusal, Release, Subject};
+use ledger::{ClaimOwner, Command, LEVEL, Outcome, Refusal, Release, Subject};
 use openraft::AsyncRuntime;
 use vocabulary::{Epoch, Incarnation, Micros, Owner, SessionId, WorkerId};
 
@@ -81,6 +81,10 @@ impl People {
 pub async fn prepare(world: &Arc<World>) {
     let mut client = Client::new(world, 0);
     client.open().await;
+    if !world.plan.changes.releases {
+        // A new cluster works at its founder's level.
+        while client.perform(Command::RaiseLevel(LEVEL)).await.is_none() {}
+    }
     let hours = Micros(36_000_000_000);
     let holders = (0..LOCKS).map(|n| script::register(FIRST_HOLDER + n, 1, hours));
     let things = (0..LOCKS).map(|n| script::open(u128::from(FIRST_LOCK + n)));

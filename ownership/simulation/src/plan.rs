@@ -30,8 +30,17 @@ pub struct Plan {
     pub timers: (Duration, (Duration, Duration)),
     /// How long until the next fault, in milliseconds.
     pub calm: (u64, u64),
-    /// Whether an operator changes the membership meanwhile.
-    pub members_change: bool,
+    /// What is changed on purpose meanwhile.
+    pub changes: Changes,
+}
+
+/// What operators change while faults go on.
+#[derive(Clone, Copy, Debug)]
+pub struct Changes {
+    /// Who belongs to the quorum.
+    pub members: bool,
+    /// The nodes' release, from an older one on.
+    pub releases: bool,
 }
 
 impl Plan {
@@ -56,7 +65,7 @@ impl Plan {
             drift: *rng.pick(&[0, 500, 20_000]).unwrap_or(&0),
             compaction: *rng.pick(&[(20, 0), (40, 10), (90, 30)]).unwrap_or(&(40, 10)),
             calm: *rng.pick(&[(1_000, 6_000), (3_000, 12_000), (6_000, 30_000)]).unwrap_or(&(3_000, 12_000)),
-            members_change: rng.chance(600),
+            changes: Changes { members: rng.chance(600), releases: rng.chance(500) },
         }
     }
 }

@@ -53,8 +53,17 @@ impl fmt::Display for Totals {
         };
         let faults: Vec<&'static str> = Fault::names().collect();
         writeln!(f, "faults injected: {} ({})", self.faults(), of(&faults))?;
-        let change = ["learners joined", "voters changed", "nodes removed", "leader transfers asked for"];
+        let change = [
+            "learners joined",
+            "voters changed",
+            "leaders lost in a change",
+            "changes finished by another leader",
+            "nodes removed",
+            "leader transfers asked for",
+        ];
         writeln!(f, "membership: {}", of(&change))?;
+        let levels = ["releases swapped", "levels raised", "raises refused"];
+        writeln!(f, "releases: {}", of(&levels))?;
         let raft = ["elections", "snapshots asked for", "snapshots installed", "starts", "messages", "messages lost"];
         writeln!(f, "raft: {}", of(&raft))?;
         let checked = ["entries", "operations", "operations in histories", "linearizable reads", "replayed serials"];

@@ -15,6 +15,7 @@ use crate::operator;
 use crate::people::{self, GONE_WITHIN, People};
 use crate::plan::Plan;
 use crate::process;
+use crate::releases;
 use crate::runtime::{Sim, true_time};
 use crate::world::World;
 
@@ -115,8 +116,11 @@ async fn play(world: Arc<World>) {
     let troubles = process::begin(0);
     process::within(troubles, || {
         drop(Sim::spawn(faults::trouble(world.clone())));
-        if world.plan.members_change {
+        if world.plan.changes.members {
             drop(Sim::spawn(operator::operate(world.clone())));
+        }
+        if world.plan.changes.releases {
+            drop(Sim::spawn(releases::change(world.clone())));
         }
         drop(Sim::spawn(supervise(world.clone())));
     });

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use ledger::{
-    ClaimOwner, Command, Custody, DropReplica, Expire, Fork, KvFormat, KvKinds, KvShape, Lease, Migrate, OpenSession,
-    Place, Point, Query, RegisterWorker, Release, ReplicateReadonly, Scope, SetIntent, StepCommit, Subject, WorkerKind,
-    WorkerSpec,
+    AdmitNode, ClaimOwner, Command, Custody, DrainWorker, Draining, DropReplica, Expire, Fork, KvFormat, KvKinds,
+    KvShape, Lease, Migrate, OpenSession, Pin, Pinned, Place, Point, Query, RegisterWorker, Release, ReplicateReadonly,
+    Scope, SetIntent, SetQuota, StepCommit, Subject, WorkerKind, WorkerSpec,
 };
 use vocabulary::{
-    Blocks, Bytes, Chain, DpRank, Epoch, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed, SessionId,
-    TenantId, Tokens, WorkerId,
+    ArtifactId, Blocks, Bytes, Chain, DpRank, Epoch, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed,
+    SessionId, TenantId, Tokens, WorkerId,
 };
 
 use crate::rng::Rng;
@@ -54,7 +54,8 @@ fn conversation(session: u64, blocks: u64) -> Vec<(u64, u64)> {
 
 /// The next command of a client that sees `view`, for workers numbered up to `workers`.
 pub fn next(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
-    match rng.below(20) {
+    match rng.below(22) {
+        20 | 21 => control(rng, view, workers),
         0..=9 => step(rng, view, workers),
         10 => lifecycle(rng),
         11 => intent(rng, workers),
@@ -183,6 +184,28 @@ fn migrate(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     let head = known.and_then(|session| session.head()).map(|head| head.point.id).filter(|_| rng.chance(500));
     let seen = known.map_or(Epoch::default(), |session| session.epoch);
     Command::Migrate(Migrate { session, to: anyone(rng, Some(view), workers), head, seen })
+}
+
+/// What operators and the cluster itself ask for, whatever the level.
+fn control(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
+    let known = view.session(SessionId(u128::from(session(rng))));
+    let head = known.as_ref().and_then(|session| session.head()).map(|head| head.artifact);
+    let artifact = head.unwrap_or(ArtifactId(u128::from(rng.below(9))));
+    let (pinned, draining) = if rng.chance(300) { (Pinned::Yes, Draining::Yes) } else { (Pinned::No, Draining::No) };
+    match rng.below(8) {
+        0..=2 => {
+            let (nonce, address) = (u128::from(rng.within(1, 9)), format!("node-{}:1", rng.below(3)).into());
+            Command::AdmitNode(AdmitNode { nonce, address })
+        }
+        3 => Command::RetireNode(NodeId(rng.within(2, 9))),
+        4 => Command::Pin(Pin { artifact, pinned }),
+        5 => Command::Evict(artifact),
+        6 => Command::DrainWorker(DrainWorker { worker: WorkerId(rng.within(1, workers)), draining }),
+        _ => {
+            let artifacts = rng.chance(500).then(|| rng.within(5, 60));
+            Command::SetQuota(SetQuota { tenant: TenantId::default(), artifacts })
+        }
+    }
 }
 
 /// Workers beside those with a life of their own: registered twice, over each other, and taken out.

@@ -1,20 +1,24 @@
 //! The simulated world: nodes with their disks, the network between them, and the book of what happened.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use consensus::Levels;
+use ledger::LEVEL;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::watch::WatchReceiver;
 
 use crate::book::Book;
 use crate::checks::durability::{self, Keepers};
+use crate::checks::joints::{Joints, Leads};
 use crate::checks::order::{self, Marks, Views};
 use crate::disk::{Disk, Ending};
 use crate::fabric::{Fabric, Fate, Peer};
 use crate::node::{Node, Parts};
 use crate::plan::Plan;
 use crate::process::{self, Pid};
+use crate::releases::OLD;
 use crate::rng::Rng;
 use crate::runtime::Sim;
 
@@ -24,6 +28,8 @@ struct Slot {
     disk: Disk,
     pid: Option<Pid>,
     boots: u64,
+    /// The highest feature level that its release knows.
+    release: u32,
 }
 
 /// The world.
@@ -36,6 +42,9 @@ pub struct World {
     slots: Mutex<BTreeMap<u64, Slot>>,
     lives: Mutex<BTreeMap<u64, Arc<Node>>>,
     views: Mutex<Views>,
+    joints: Mutex<Joints>,
+    /// Whether the level was to be raised: no release is taken back any more.
+    raised: AtomicBool,
     trace: AtomicU64,
 }
 
@@ -46,6 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl World {
     /// A world without nodes.
     pub fn new(plan: Plan, book: Book) -> Arc<Self> {
+        let mixes = plan.changes.releases;
         let fabric = Mutex::new(Fabric::new(Rng::stream(plan.seed, "network")));
         Arc::new(Self {
             plan,
@@ -54,6 +64,8 @@ impl World {
             slots: Mutex::default(),
             lives: Mutex::default(),
             views: Mutex::default(),
+            joints: Mutex::default(),
+            raised: AtomicBool::new(!mixes),
             trace: AtomicU64::new(0),
         })
     }
@@ -90,7 +102,8 @@ impl World {
     /// Puts up a node with an empty disk.
     pub fn add(&self, id: u64) {
         let disk = Disk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
-        lock(&self.slots).insert(id, Slot { disk, pid: None, boots: 0 });
+        let release = if self.is_raised() { LEVEL } else { OLD };
+        lock(&self.slots).insert(id, Slot { disk, pid: None, boots: 0, release });
     }
 
     /// All nodes that were ever put up.
@@ -101,6 +114,28 @@ impl World {
     /// A node's disk.
     pub fn disk(&self, id: u64) -> Option<Disk> {
         lock(&self.slots).get(&id).map(|slot| slot.disk.clone())
+    }
+
+    /// Whether the level was to be raised.
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Relaxed)
+    }
+
+    /// The level is to be raised from now on.
+    pub fn raise(&self) {
+        self.raised.store(true, Relaxed);
+    }
+
+    /// The highest feature level that a node's release knows.
+    pub fn release(&self, id: u64) -> u32 {
+        lock(&self.slots).get(&id).map_or(LEVEL, |slot| slot.release)
+    }
+
+    /// Installs another release; the next life of the node runs it.
+    pub fn set_release(&self, id: u64, level: u32) {
+        if let Some(slot) = lock(&self.slots).get_mut(&id) {
+            slot.release = level;
+        }
     }
 
     /// A node's process, if one was started and not killed.
@@ -123,14 +158,14 @@ impl World {
         if self.pid(id).is_some() {
             return;
         }
-        let (disk, boot, pid) = {
+        let (disk, boot, pid, highest) = {
             let mut slots = lock(&self.slots);
             let Some(slot) = slots.get_mut(&id) else { return };
             slot.boots += 1;
             let drift = Rng::stream(self.plan.seed ^ id << 32 ^ slot.boots, "drift").within(0, 2 * self.plan.drift);
             let pid = process::begin(drift as i64 - self.plan.drift as i64);
             slot.pid = Some(pid);
-            (slot.disk.clone(), slot.boots, pid)
+            (slot.disk.clone(), slot.boots, pid, slot.release)
         };
         self.book.note(order::check_restart(id, marks_of(&disk)));
         self.book.count("starts");
@@ -139,7 +174,7 @@ impl World {
         let world = self.clone();
         process::within(pid, || {
             drop(Sim::spawn(async move {
-                let parts = Parts { id, pid, boot, disk };
+                let parts = Parts { id, pid, boot, disk, levels: Levels { lowest: 1, highest } };
                 match Node::start(&world, parts).await {
                     Some(node) => drop(lock(&world.lives).insert(id, node)),
                     // It could not read or write its disk: the process ends.
@@ -189,6 +224,7 @@ impl World {
             self.book.note(order::check(node.id, marks));
             let boots = lock(&self.slots).get(&node.id).map_or(0, |slot| slot.boots);
             self.book.note(lock(&self.views).check((node.id, boots), node.view().applied()));
+            self.book.note(lock(&self.joints).check(node.id, leads(&node)));
         }
     }
 
@@ -206,6 +242,17 @@ impl World {
         self.book.note(checked.or_else(|_| durability::check(index, &committed, &keepers)));
         self.book.acknowledged(index);
     }
+}
+
+/// What a node says of its leadership, if it has one.
+fn leads(node: &Node) -> Option<Leads> {
+    let leadership = node.leadership().map(|leader| (leader.term, leader.node_id))?;
+    let metrics = node.raft.metrics();
+    let now = metrics.borrow_watched();
+    let stored = &now.membership_config;
+    let is_joint = stored.membership().get_joint_config().len() > 1;
+    let joint = stored.log_id().filter(|_| is_joint).map(|id| id.index);
+    Some(Leads { leadership, joint, committed: now.local_committed.map_or(0, |id| id.index) })
 }
 
 /// Whether an entry is surely on a disk.

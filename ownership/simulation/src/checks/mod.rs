@@ -2,7 +2,10 @@
 
 pub mod agreement;
 pub mod durability;
+pub mod ids;
+pub mod joints;
 pub mod leases;
+pub mod levels;
 pub mod lock;
 pub mod order;
 pub mod serials;

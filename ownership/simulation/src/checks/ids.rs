@@ -1,0 +1,49 @@
+//! A node's id is given once: to one folder, and never again.
+
+use std::collections::BTreeMap;
+
+use ledger::{AdmitNode, Command, Outcome};
+use vocabulary::NodeId;
+
+use crate::book::Checked;
+use crate::ensure;
+
+const ONCE: &str = "a node's id is given once";
+
+/// Which folder was given which id.
+#[derive(Debug, Default)]
+pub struct Ids {
+    given: BTreeMap<u128, NodeId>,
+    last: NodeId,
+}
+
+impl Ids {
+    /// A command had an outcome.
+    pub fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
+        let (Command::AdmitNode(AdmitNode { nonce, .. }), Outcome::Admitted { node }) = (command, outcome) else {
+            return Ok(());
+        };
+        if let Some(first) = self.given.get(nonce) {
+            return ensure!(first == node, ONCE, "folder {nonce} was given {first}, then {node}");
+        }
+        let last = std::mem::replace(&mut self.last, *node);
+        self.given.insert(*nonce, *node);
+        ensure!(last < *node, ONCE, "folder {nonce} was given {node} after {last} had been given")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_keeps_its_id_and_no_other_folder_gets_it() {
+        let mut ids = Ids::default();
+        let mut admit = |nonce, node| {
+            let command = Command::AdmitNode(AdmitNode { nonce, address: "a:1".into() });
+            ids.applied(&command, &Outcome::Admitted { node: NodeId(node) })
+        };
+        assert_eq!([admit(7, 2), admit(8, 3), admit(7, 2), admit(9, 4)], [Ok(()), Ok(()), Ok(()), Ok(())]);
+        assert!(admit(8, 5).is_err() && admit(10, 4).is_err() && admit(11, 3).is_err());
+    }
+}

@@ -1,0 +1,53 @@
+//! No node is given what its release cannot read: neither in an entry nor in a snapshot.
+
+use consensus::Levels;
+use ledger::{Entry, Ledger};
+
+use crate::book::Checked;
+use crate::ensure;
+
+const READABLE: &str = "no node is given what its release cannot read";
+
+/// Checks an entry that a node applies.
+pub fn check_entry(node: u64, levels: Levels, entry: &Entry) -> Checked {
+    let read = levels.check(entry);
+    ensure!(read.is_ok(), READABLE, "node {node}: {read:?}")
+}
+
+/// Checks a state that a node takes over.
+pub fn check_state(node: u64, levels: Levels, ledger: &Ledger) -> Checked {
+    ensure!(
+        levels.contains(ledger.level()),
+        READABLE,
+        "node {node} of {levels}: a snapshot of level {}",
+        ledger.level()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use ledger::{Command, Submission};
+    use vocabulary::{ClientId, ClientSerial, LedgerTime};
+
+    use super::*;
+
+    #[test]
+    fn an_entry_and_a_snapshot_of_a_newer_release_are_found() {
+        let (old, new) = (Levels { lowest: 1, highest: 1 }, Levels { lowest: 1, highest: 2 });
+        let command = Command::RaiseLevel(2);
+        let submissions = vec![Submission { client: ClientId(1), serial: ClientSerial(1), command }];
+        let entry = Entry { time: LedgerTime(0), submissions };
+        assert_eq!(check_entry(1, new, &entry), Ok(()));
+        assert!(check_entry(1, old, &entry).is_err());
+        let mut ledger = Ledger::default();
+        assert_eq!(check_state(1, old, &ledger), Ok(()));
+        let open = Submission {
+            client: ClientId(1),
+            serial: ClientSerial(0),
+            command: Command::OpenClient(vocabulary::NodeId(1)),
+        };
+        let submissions = [vec![open], entry.submissions].concat();
+        ledger.apply(1, &Entry { time: LedgerTime(0), submissions });
+        assert!(check_state(1, old, &ledger).is_err() && check_state(1, new, &ledger).is_ok());
+    }
+}
