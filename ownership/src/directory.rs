@@ -233,8 +233,11 @@ impl Directory {
 
     async fn halted(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
-        drop(self.writer.lock().unwrap_or_else(PoisonError::into_inner).take().map(Task));
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take().map(Task);
+        let beside = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        for task in writer.into_iter().chain(beside) {
+            task.end().await;
+        }
         self.core.registry.hang_up();
         self.core.raft.shutdown().await.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
         let mark = self.core.log.mark()?;

@@ -1,8 +1,9 @@
 //! How a node comes up: it founds a cluster, joins one, or goes on where it was.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use consensus::{Publisher, Unfinished};
 use ledger::{Command, Outcome};
@@ -29,6 +30,9 @@ use crate::writer::Queued;
 
 /// How long the quorum may take to come up.
 pub(crate) const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long a node that has ended may take to let go of its log.
+const LET_GO_WITHIN: Duration = Duration::from_secs(2);
 
 /// Submissions of all nodes that wait for the leader's desk.
 const DESK: usize = 256;
@@ -57,7 +61,7 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let claimed = Claimed::new(&options.data_dir)?;
     let folder = identify(claimed, options, reachable.as_ref()).await?;
     let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
-    let log = LogStore::open(&folder)?;
+    let log = open_log(&folder).await?;
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
     let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
@@ -90,6 +94,21 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let found = found_or_wait(&core, address.as_deref().unwrap_or_default()).await;
     found.map_err(|error| cause(&core, error))?;
     Ok(Started { core, folder, tasks, queue: queued, address })
+}
+
+/// The folder is this node's alone by now, but the last task of a life that just ended may still hold its log.
+async fn open_log(folder: &NodeFolder) -> Result<LogStore, OwnershipError> {
+    let deadline = Instant::now() + LET_GO_WITHIN;
+    loop {
+        match LogStore::open(folder) {
+            Err(OwnershipError::Io { source, .. })
+                if source.kind() == ErrorKind::WouldBlock && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(LET_GO_WITHIN / 100).await;
+            }
+            opened => return opened,
+        }
+    }
 }
 
 fn quorum(error: impl std::fmt::Display) -> OwnershipError {

@@ -379,6 +379,15 @@ async fn listen<R: AsyncRead + Unpin>(from: R, calls: Calls, heard: Arc<Heard>) 
 #[derive(Debug)]
 pub(crate) struct Task(pub(crate) JoinHandle<()>);
 
+impl Task {
+    /// Ends it, and waits until it has let go of all that it held.
+    pub(crate) async fn end(mut self) {
+        self.0.abort();
+        // It was aborted, or panicked and said so.
+        drop((&mut self.0).await);
+    }
+}
+
 impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();
