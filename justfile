@@ -68,6 +68,10 @@ bench *options: build
 bench-ledger *options: build
     target/release/bench_ledger {{options}}
 
+# Real vLLM with a small cache against the residency index, so many random requests of them.
+residency requests="10000":
+    RESIDENCY_REQUESTS={{requests}} tests/engines/run -s -k residency
+
 # Partitions, kills, full disks and damaged logs under load, in network namespaces; `--quick` does each once.
 nemesis *options: build
     target/release/nemesis {{options}}

@@ -17,7 +17,7 @@ READY_WITHIN = 400.0
 class Engine:
     """Serves the tiny model as a hybrid: it computes for others and pulls from others."""
 
-    def __init__(self, name: str, ports: list[int]):
+    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20):
         self.name = name
         self.port, events, replay, side_channel = ports
         self.url = f"http://127.0.0.1:{self.port}"
@@ -32,8 +32,8 @@ class Engine:
         argv = [
             str(HOME / "venv/bin/python"), "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(MODEL), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port),
-            "--dtype", "float32", "--enforce-eager", "--max-model-len", "8192", "--block-size", str(BLOCK),
-            "--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "16", "--distributed-executor-backend", "uni",
+            "--dtype", "float32", "--enforce-eager", "--max-model-len", str(context), "--block-size", str(BLOCK),
+            "--kv-cache-memory-bytes", str(cache_bytes), "--max-num-seqs", "16", "--distributed-executor-backend", "uni",
             "--enable-prefix-caching", "--enable-prompt-tokens-details",
             "--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher),
         ]
