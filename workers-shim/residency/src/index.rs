@@ -8,7 +8,7 @@
 use vocabulary::{BlockHash, Blocks, Chain, DpRank, Knowledge, Overlap, Tier, WorkerId};
 
 use crate::closure::Shape;
-use crate::holders::{Holders, Word, plane, tier};
+use crate::holders::{Holders, MOST_SLOTS, Word, plane, tier};
 use crate::mix::MixMap;
 
 /// What became of one chain block at one source.
@@ -52,7 +52,7 @@ pub struct Index {
 
 impl Index {
     /// Places for sources, retired ones that are not yet swept included.
-    pub const MOST_SOURCES: usize = 8192;
+    pub const MOST_SOURCES: usize = MOST_SLOTS;
 
     /// An index that knows nobody.
     pub fn new() -> Self {
@@ -178,45 +178,38 @@ impl Index {
         if length == 0 {
             return found;
         }
-        self.bisect((0, length), &chain, self.whole.clone(), &mut found);
+        if let Some(first) = self.blocks.get(&chain(0)) {
+            // Word by word, as most fleets have one, and most words nobody who holds even the first block.
+            for (word, whole) in self.whole.iter().enumerate() {
+                self.bisect((1, length), &chain, (word, whole & first.reach(word)[0]), &mut found);
+            }
+        }
         let holed = self.live.iter().zip(&self.whole).map(|(live, whole)| live & !whole).collect();
         self.walk((0..length).map(&chain), holed, &mut found);
         self.tidy(found)
     }
 
-    /// Finds the depths of `sources`, all of them whole, which lie from `low` to `high`.
+    /// Finds the depths of the sources in one word of bits, all of them whole, which lie from `low` to `high`.
     fn bisect(
         &self,
-        (low, high): (usize, usize),
+        (mut low, mut high): (usize, usize),
         chain: &impl Fn(usize) -> BlockHash,
-        mut sources: Vec<u64>,
+        (word, mut sources): (usize, u64),
         found: &mut Vec<Overlap>,
     ) {
-        if sources.iter().all(|bits| *bits == 0) {
-            return;
-        }
-        if low == high {
-            for (word, bits) in sources.iter().enumerate() {
-                self.note(*bits, (word, 0, low as u64), found);
+        while sources != 0 && low < high {
+            let middle = low + (high - low).div_ceil(2);
+            let holders = self.blocks.get(&chain(middle - 1));
+            let deeper = holders.map_or(0, |holders| sources & holders.reach(word)[0]);
+            if deeper == sources {
+                low = middle;
+            } else {
+                self.bisect((middle, high), chain, (word, deeper), found);
+                sources &= !deeper;
+                high = middle - 1;
             }
-            return;
         }
-        // The first block decides for most sources.
-        let middle = if low == 0 { 1 } else { low + (high - low).div_ceil(2) };
-        let Some(holders) = self.blocks.get(&chain(middle - 1)) else {
-            return self.bisect((low, middle - 1), chain, sources, found);
-        };
-        let deeper = sources
-            .iter_mut()
-            .enumerate()
-            .map(|(word, bits)| {
-                let deeper = *bits & holders.reach(word)[0];
-                *bits &= !deeper;
-                deeper
-            })
-            .collect();
-        self.bisect((middle, high), chain, deeper, found);
-        self.bisect((low, middle - 1), chain, sources, found);
+        self.note(sources, (word, 0, low as u64), found);
     }
 
     /// Finds the depths of `sources`, whatever their shape.
