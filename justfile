@@ -68,6 +68,10 @@ bench *options: build
 bench-ledger *options: build
     target/release/bench_ledger {{options}}
 
+# What a lookup costs among 2 M blocks at 32 workers, what events and blocks do, and lookups while 1 M events come in.
+bench-residency:
+    cargo run --release --locked -p workers-shim --example residency_speed
+
 # Real vLLM with a small cache against the residency index, so many random requests of them.
 residency requests="10000":
     RESIDENCY_REQUESTS={{requests}} tests/engines/run -s -k residency

@@ -57,7 +57,7 @@ impl SharedIndex {
     }
 
     /// Applies all that a feed has worked out, in portions between which readers get their turn.
-    pub(crate) fn settle(&self, feed: &mut Feed) -> Result<(), TooManySources> {
+    pub fn settle(&self, feed: &mut Feed) -> Result<(), TooManySources> {
         while feed.settle(&mut self.index.write(), PORTION)? == Settled::More {}
         Ok(())
     }
