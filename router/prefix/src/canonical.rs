@@ -8,7 +8,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// The fields of a chat or completion request, unread.
+/// The fields that decide the prompt of a request of any endpoint, unread.
 #[derive(Deserialize)]
 struct RawBody<'a> {
     #[serde(borrow, default)]
@@ -19,6 +19,12 @@ struct RawBody<'a> {
     chat_template: Option<&'a RawValue>,
     #[serde(borrow, default)]
     chat_template_kwargs: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    system: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    instructions: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    input: Option<&'a RawValue>,
     #[serde(borrow, default)]
     messages: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -45,13 +51,15 @@ impl RawBody<'_> {
             ("documents", self.documents),
             ("chat_template", self.chat_template),
             ("chat_template_kwargs", self.chat_template_kwargs),
+            ("system", self.system),
+            ("instructions", self.instructions),
         ];
         for (name, value) in head {
             if let Some(value) = value {
                 line(name, value.get(), out);
             }
         }
-        let list = self.messages.map(|raw| (raw, serde_json::from_str::<Vec<&RawValue>>(raw.get())));
+        let list = self.messages.or(self.input).map(|raw| (raw, serde_json::from_str::<Vec<&RawValue>>(raw.get())));
         match list {
             Some((_, Ok(messages))) => {
                 for message in messages {
@@ -131,6 +139,15 @@ mod tests {
     fn strings_with_quotes_and_backslashes_keep_their_spaces() {
         assert_eq!(bytes(r#"{"prompt":"a \" b \\"}"#), r#"prompt:"a \" b \\"#);
         assert_eq!(bytes(r#"{"messages":[{"a \\":" \\\" "} ,1]}"#), ":{\"a \\\\\":\" \\\\\\\" \"}\n:1\n");
+    }
+
+    #[test]
+    fn what_other_endpoints_call_system_and_messages_counts_as_well() {
+        let messages = bytes(r#"{"messages":[{"role":"user","content":"a"}],"system":"s"}"#);
+        assert_eq!(messages, "system:\"s\"\n:{\"role\":\"user\",\"content\":\"a\"}\n");
+        let responses = bytes(r#"{"input":[{"role":"user"}],"instructions":"s"}"#);
+        assert_eq!(responses, "instructions:\"s\"\n:{\"role\":\"user\"}\n");
+        assert_eq!(bytes(r#"{"input":"once"}"#), "messages:\"once\"\n");
     }
 
     #[test]

@@ -30,7 +30,22 @@ pub struct ChatBody {
     chat_template: Option<IgnoredAny>,
     #[serde(default)]
     truncate_prompt_tokens: Option<IgnoredAny>,
+    #[serde(skip)]
+    call_order: CallOrder,
 }
+
+/// The order in which a template sees the fields of a call's function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CallOrder {
+    /// That of the declaration by which chat requests are checked: arguments before the name.
+    #[default]
+    Declared,
+    /// That of calls which the engine itself puts together.
+    NameFirst,
+}
+
+/// Lines of system texts that begin so name the client and change with every request; vLLM drops them.
+pub(crate) const BILLING: &str = "x-anthropic-billing-header";
 
 /// One message; fields that no engine hands to its template are skipped.
 #[derive(Debug, Deserialize)]
@@ -59,6 +74,11 @@ impl ChatBody {
     /// Reads a request body. Unknown fields are skipped, a field given twice is refused.
     pub fn parse(body: &[u8]) -> Result<Self, PrefixError> {
         Ok(serde_json::from_slice(body)?)
+    }
+
+    /// The same request, made of one to which no chat request's checks apply.
+    pub(crate) fn with_call_order(self, call_order: CallOrder) -> Self {
+        Self { call_order, ..self }
     }
 
     /// Whether special tokens are added after rendering; templates write their own.
@@ -94,6 +114,10 @@ impl ChatBody {
             }
         }
         if let Some(effort) = &self.reasoning_effort {
+            // vLLM lets an effort decide whether to think where the request does not.
+            if !variables.iter().any(|(name, _)| name.as_str() == Some("enable_thinking")) {
+                variables.push(("enable_thinking".into(), (effort.0.as_str() != Some("none")).into()));
+            }
             variables.push(("reasoning_effort".into(), effort.0.clone()));
         }
         let documents = self.documents.as_ref().map(|list| list.iter().map(|item| item.0.clone()).collect::<Value>());
@@ -113,7 +137,7 @@ impl ChatBody {
     pub(crate) fn messages(&self, format: ContentFormat) -> Result<Vec<Variables>, PrefixError> {
         match self.messages.is_empty() {
             true => Err(malformed("no messages")),
-            false => self.messages.iter().map(|message| message.shaped(format)).collect(),
+            false => self.messages.iter().map(|message| message.shaped(format, self.call_order)).collect(),
         }
     }
 }
@@ -128,7 +152,7 @@ fn malformed(detail: &'static str) -> PrefixError {
 }
 
 impl Message {
-    fn shaped(&self, format: ContentFormat) -> Result<Variables, PrefixError> {
+    fn shaped(&self, format: ContentFormat, order: CallOrder) -> Result<Variables, PrefixError> {
         let mut fields: Variables = Vec::with_capacity(6);
         let reasoning = self.reasoning.as_ref().or(self.reasoning_content.as_ref());
         let reasoning = reasoning.filter(|_| self.role == "assistant").map(|value| value.0.clone());
@@ -137,15 +161,19 @@ impl Message {
             fields.push(("thinking".into(), reasoning.clone()));
         }
         fields.push(("role".into(), Value::from(self.role.as_str())));
-        fields.push(("content".into(), content(self.content.as_ref().map(|value| &value.0), format)?));
+        fields.push(("content".into(), content(&self.role, self.content.as_ref().map(|value| &value.0), format)?));
         match self.role.as_str() {
             "assistant" => {
-                if let Some(calls) = self.tool_calls.as_ref().map(|calls| tool_calls(&calls.0)).transpose()?.flatten() {
+                if let Some(calls) =
+                    self.tool_calls.as_ref().map(|calls| tool_calls(&calls.0, order)).transpose()?.flatten()
+                {
                     fields.push(("tool_calls".into(), calls));
                 }
             }
             "tool" => fields.extend(self.tool_call_id.iter().map(|id| ("tool_call_id".into(), id.0.clone()))),
-            "developer" => fields.extend(self.tools.iter().map(|tools| ("tools".into(), tools.0.clone()))),
+            "developer" => {
+                fields.push(("tools".into(), self.tools.as_ref().map_or_else(none, |tools| tools.0.clone())));
+            }
             _ => {}
         }
         if let Some(reasoning) = reasoning {
@@ -164,51 +192,50 @@ fn text_part(text: Value) -> Value {
 }
 
 /// Content as the template wants it: nothing, a string or parts in; a string or parts out.
-fn content(given: Option<&Value>, format: ContentFormat) -> Result<Value, PrefixError> {
-    let Some(given) = given else {
-        return Ok(if format == ContentFormat::Text { Value::from("") } else { Value::from(Vec::<Value>::new()) });
-    };
+fn content(role: &str, given: Option<&Value>, format: ContentFormat) -> Result<Value, PrefixError> {
+    let mut texts = texts(given)?;
+    if role == "system" {
+        texts = texts.into_iter().filter_map(without_billing).collect();
+    }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(match format {
+        ContentFormat::Text if texts.len() == 1 => texts.remove(0),
+        ContentFormat::Text => {
+            let texts: Vec<String> = texts.iter().map(text).filter(|text| !text.is_empty()).collect();
+            Value::from(texts.join("\n"))
+        }
+        // Templates take the results of tools as strings.
+        ContentFormat::Parts if role == "tool" => Value::from(texts.iter().map(text).collect::<Vec<_>>().join("\n")),
+        ContentFormat::Parts => texts.into_iter().map(text_part).collect(),
+    })
+}
+
+/// The texts of a message's content.
+fn texts(given: Option<&Value>) -> Result<Vec<Value>, PrefixError> {
+    let Some(given) = given else { return Ok(Vec::new()) };
     if given.as_str().is_some() {
-        return Ok(match format {
-            ContentFormat::Text => given.clone(),
-            ContentFormat::Parts => Value::from(vec![text_part(given.clone())]),
-        });
+        return Ok(vec![given.clone()]);
     }
     let not_content = || malformed("a message's content is neither text nor a list of parts");
     if given.kind() != minijinja::value::ValueKind::Seq {
         return Err(not_content());
     }
-    let parts = given.try_iter().map_err(|_| not_content())?.map(|part| part_text(&part));
-    let parts: Vec<PartText> = parts.filter_map(Result::transpose).collect::<Result<_, _>>()?;
-    Ok(match format {
-        ContentFormat::Text => {
-            let texts: Vec<&str> = parts.iter().filter_map(|p| p.text.as_str()).filter(|t| !t.is_empty()).collect();
-            Value::from(texts.join("\n"))
-        }
-        ContentFormat::Parts => parts.into_iter().filter_map(PartText::wrapped).collect(),
-    })
+    let parts = given.try_iter().map_err(|_| not_content())?;
+    parts.filter_map(|part| part_text(&part).transpose()).collect()
 }
 
-/// The text of one part, and whether the client had wrapped it in an object.
-struct PartText {
-    text: Value,
-    bare: bool,
-}
-
-impl PartText {
-    fn wrapped(self) -> Option<Value> {
-        match self.bare {
-            true if self.text.as_str() == Some("") => None,
-            true => Some(self.text),
-            false => Some(text_part(self.text)),
-        }
+/// A system text without the line that names the client and changes with every request.
+fn without_billing(text: Value) -> Option<Value> {
+    match text.as_str().filter(|text| text.starts_with(BILLING)) {
+        None => Some(text),
+        Some(billed) => billed.split_once('\n').map(|(_, rest)| rest).filter(|rest| !rest.is_empty()).map(Value::from),
     }
 }
 
 /// A part's text; `None` for one without text, which engines skip.
-fn part_text(part: &Value) -> Result<Option<PartText>, PrefixError> {
+fn part_text(part: &Value) -> Result<Option<Value>, PrefixError> {
     if part.as_str().is_some() {
-        return Ok(Some(PartText { text: part.clone(), bare: true }));
+        return Ok(Some(part.clone()));
     }
     let field = |name: &str| part.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none());
     let kind = field("type");
@@ -221,14 +248,14 @@ fn part_text(part: &Value) -> Result<Option<PartText>, PrefixError> {
         None => return Err(malformed("a part without a type")),
     };
     match field(name) {
-        Some(text) if text.as_str().is_some() => Ok(Some(PartText { text, bare: false })),
+        Some(text) if text.as_str().is_some() => Ok(Some(text)),
         None if may_be_missing => Ok(None),
         _ => Err(malformed("a text part without text")),
     }
 }
 
 /// Tool calls with their arguments read from JSON text into objects; `None` when there are none.
-fn tool_calls(calls: &Value) -> Result<Option<Value>, PrefixError> {
+fn tool_calls(calls: &Value, order: CallOrder) -> Result<Option<Value>, PrefixError> {
     let not_calls = || malformed("tool_calls is not a list of calls");
     let calls: Vec<Value> = calls.try_iter().map_err(|_| not_calls())?.collect();
     if calls.is_empty() {
@@ -239,50 +266,64 @@ fn tool_calls(calls: &Value) -> Result<Option<Value>, PrefixError> {
         if entries(&function).next().is_none() {
             return Err(not_calls());
         }
-        replaced(call, "function", call_function(&function)?)
+        let given = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
+        let name = given(&function, "name").map(|name| ("name".into(), name));
+        let mut of_function: Variables = name.into_iter().collect();
+        let place = if order == CallOrder::Declared { 0 } else { of_function.len() };
+        of_function.insert(place, ("arguments".into(), call_arguments(&function)?));
+        let id = given(call, "id").map(|id| ("id".into(), id));
+        let mut shaped: Variables = id.into_iter().collect();
+        shaped.push(("function".into(), Value::from_pairs(of_function)));
+        shaped.extend(given(call, "type").map(|kind| ("type".into(), kind)));
+        Ok(Value::from_pairs(shaped))
     });
     shaped.collect::<Result<Vec<_>, _>>().map(|calls| Some(Value::from(calls)))
 }
 
-fn call_function(function: &Value) -> Result<Value, PrefixError> {
+/// What is no object counts as an empty one.
+fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
     let arguments = function.get_attr("arguments").unwrap_or_default();
-    let arguments = match arguments.as_str() {
-        Some("") => Value::from_pairs(std::iter::empty::<(Value, Value)>()),
-        Some(text) => serde_json::from_str::<JsonValue>(text)?.0,
-        None if arguments.is_true() => arguments,
-        None => Value::from_pairs(std::iter::empty::<(Value, Value)>()),
+    let read = match arguments.as_str() {
+        None => arguments,
+        Some(text) => match serde_json::from_str::<JsonValue>(text) {
+            Ok(value) => value.0,
+            Err(error) if python_may_read(text, &error) => return Err(error.into()),
+            Err(_) => Value::UNDEFINED,
+        },
     };
-    replaced(function, "arguments", arguments)
-}
-
-/// The object with one entry replaced in its place, or added at the end.
-fn replaced(object: &Value, name: &str, value: Value) -> Result<Value, PrefixError> {
-    let mut pairs: Variables = entries(object).collect();
-    match pairs.iter_mut().find(|(key, _)| key.as_str() == Some(name)) {
-        Some((_, old)) => *old = value,
-        None => pairs.push((name.into(), value)),
+    match read.kind() {
+        minijinja::value::ValueKind::Map => Ok(read),
+        _ => Ok(Value::from_pairs(std::iter::empty::<(Value, Value)>())),
     }
-    Ok(Value::from_pairs(pairs))
 }
 
+/// Whether Python's reader may take what ours refused: numbers of any size, constants, halves of surrogate pairs, depth.
+fn python_may_read(text: &str, error: &serde_json::Error) -> bool {
+    let error = error.to_string();
+    [crate::json_value::UNSUPPORTED_NUMBER, "out of range", "recursion limit"].iter().any(|ours| error.contains(ours))
+        || ["NaN", "Infinity", "\\ud", "\\uD"].iter().any(|pythons| text.contains(pythons))
+}
+
+/// What vLLM declares of a tool and of its function; of these, what may be left out where it is null.
 fn shaped_tool(tool: &Value) -> Result<Value, PrefixError> {
     let function = tool.get_attr("function").unwrap_or_default();
     if function.get_attr("name").ok().and_then(|name| name.as_str().map(drop)).is_none() {
         return Err(malformed("a tool that is not a function with a name"));
     }
-    let kind = tool.get_attr("type").ok().filter(|kind| !kind.is_undefined());
-    let function = declared_first(&function, &["name", "description", "parameters"]);
-    let mut pairs: Variables =
-        vec![("type".into(), kind.unwrap_or_else(|| Value::from("function"))), ("function".into(), function)];
-    pairs.extend(entries(tool).filter(|(key, _)| !matches!(key.as_str(), Some("type" | "function"))));
-    Ok(Value::from_pairs(pairs))
-}
-
-fn declared_first(object: &Value, declared: &[&str]) -> Value {
-    let given = |name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
-    let mut pairs: Variables = declared.iter().map(|name| ((*name).into(), given(name).unwrap_or(none()))).collect();
-    pairs.extend(entries(object).filter(|(key, _)| !declared.iter().any(|name| key.as_str() == Some(name))));
-    Value::from_pairs(pairs)
+    let given = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
+    let set = |object: &Value, name: &str| given(object, name).filter(|value| !value.is_none());
+    let mut pairs: Variables = Vec::with_capacity(5);
+    for name in ["name", "description", "parameters"] {
+        pairs.push((name.into(), given(&function, name).unwrap_or_else(none)));
+    }
+    let deferred = set(tool, "defer_loading");
+    pairs.extend(set(&function, "strict").map(|value| ("strict".into(), value)));
+    let of_function = set(&function, "defer_loading").or_else(|| deferred.clone());
+    pairs.extend(of_function.map(|value| ("defer_loading".into(), value)));
+    let kind = given(tool, "type").unwrap_or_else(|| Value::from("function"));
+    let mut tool: Variables = vec![("type".into(), kind), ("function".into(), Value::from_pairs(pairs))];
+    tool.extend(deferred.map(|value| ("defer_loading".into(), value)));
+    Ok(Value::from_pairs(tool))
 }
 
 #[cfg(test)]

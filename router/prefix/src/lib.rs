@@ -9,6 +9,7 @@ mod chat;
 mod checkpoint;
 mod completion;
 mod content_format;
+mod converted;
 mod decoder;
 mod error;
 mod folder;

@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::Variables;
 use crate::checkpoint::tokenize;
+use crate::converted::{MessagesHabits, SystemPlace};
 use crate::folder::ModelFiles;
 use crate::python;
 use crate::template::{ChatTemplate, Size, TemplateText};
@@ -27,6 +28,7 @@ pub struct ModelText {
     tokenizer: TextTokenizer,
     template: Option<ChatTemplate>,
     kind: TemplateKind,
+    messages_habits: MessagesHabits,
     /// `bos_token` and its like, as template variables.
     special: Variables,
     eos: Vec<u32>,
@@ -55,12 +57,15 @@ impl ModelText {
             special: special_tokens(&config),
             eos: end_ids(&tokenizer, &config, &[&generation, &model]),
             kind: TemplateKind::Unsafe,
+            messages_habits: MessagesHabits::default(),
             tokenizer,
             template,
             digest,
             limits,
         };
         loaded.kind = TemplateKind::probe(&loaded);
+        let system = loaded.template.as_ref().map_or(SystemPlace::Head, ChatTemplate::system_place);
+        loaded.messages_habits = MessagesHabits::probe(&loaded, system);
         Ok(loaded)
     }
 
@@ -72,6 +77,10 @@ impl ModelText {
     /// How the template treats earlier turns.
     pub fn template_kind(&self) -> TemplateKind {
         self.kind
+    }
+
+    pub(crate) fn messages_habits(&self) -> MessagesHabits {
+        self.messages_habits
     }
 
     /// The rendered prompt of a chat request.

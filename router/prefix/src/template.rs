@@ -4,9 +4,10 @@ use std::io;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value, context};
 
 use crate::content_format::ContentFormat;
+use crate::converted::SystemPlace;
 use crate::{Limits, PrefixError, WallTime, python, to_json};
 
 const DEFAULT: &str = "chat_template";
@@ -20,6 +21,7 @@ pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
     has_tool_template: bool,
+    has_generation_tags: bool,
     format: ContentFormat,
 }
 
@@ -35,12 +37,14 @@ impl ChatTemplate {
     pub(crate) fn compile(text: TemplateText, limits: &Limits) -> Result<Self, PrefixError> {
         let mut environment = environment(limits);
         let format = ContentFormat::of(&text.plain);
-        environment.add_template_owned(DEFAULT, without_generation_tags(&text.plain))?;
+        let plain = without_generation_tags(&text.plain);
+        let has_generation_tags = plain != text.plain;
+        environment.add_template_owned(DEFAULT, plain)?;
         let has_tool_template = text.with_tools.is_some();
         if let Some(with_tools) = text.with_tools {
             environment.add_template_owned(WITH_TOOLS, without_generation_tags(&with_tools))?;
         }
-        Ok(Self { environment, source: text.plain, has_tool_template, format })
+        Ok(Self { environment, source: text.plain, has_tool_template, has_generation_tags, format })
     }
 
     /// The shape in which messages' content must be given.
@@ -51,6 +55,24 @@ impl ChatTemplate {
     /// Whether the text of the template names a field at all.
     pub(crate) fn mentions(&self, field: &str) -> bool {
         self.source.contains(field)
+    }
+
+    /// Where system turns may stand. vLLM tries it with a bare engine, which knows no generation tags and no functions.
+    pub(crate) fn system_place(&self) -> SystemPlace {
+        let turns = ["system", "user", "system", "user"].map(|role| context! { role, content => "t" });
+        let names = [Some(DEFAULT), self.has_tool_template.then_some(WITH_TOOLS)];
+        let refuses = |name| {
+            let tried = self.environment.get_template(name);
+            tried
+                .and_then(|template| {
+                    template.render(context! { messages => turns.to_vec(), add_generation_prompt => false })
+                })
+                .is_err()
+        };
+        match self.has_generation_tags || names.into_iter().flatten().any(refuses) {
+            true => SystemPlace::Head,
+            false => SystemPlace::Anywhere,
+        }
     }
 
     /// Renders with these variables. `hint` is the expected size, `limit` the most bytes that may come out.

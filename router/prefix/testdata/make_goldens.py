@@ -63,6 +63,7 @@ class Model:
         kwargs = dict(body.get("chat_template_kwargs") or {})
         if body.get("reasoning_effort") is not None:
             kwargs["reasoning_effort"] = body["reasoning_effort"]
+            kwargs.setdefault("enable_thinking", body["reasoning_effort"] != "none")
         return self.tok.apply_chat_template(
             [shape_message(m, self.parts) for m in body["messages"]],
             tools=None if tools is None else [shape_tool(t) for t in tools], documents=body.get("documents"),

@@ -1,5 +1,4 @@
 """What vLLM makes of a chat request before it renders the template: content format, tool call arguments, tools."""
-import copy
 import json
 import re
 
@@ -37,39 +36,56 @@ def loops_over_content(template):
     return any(about(f.iter, item, "content") for f in fors for item in items)
 
 
-def shape_message(message, parts_wanted):
-    content = message.get("content")
-    parts = [] if content is None else [{"type": "text", "text": content}] if isinstance(content, str) else content
+def texts(content, system):
     out = []
-    for part in parts:
-        if isinstance(part, str):
-            out.append(part)
-            continue
-        text = part.get({"refusal": "refusal", "thinking": "thinking"}.get(part["type"], "text"))
+    for part in [] if content is None else [content] if isinstance(content, str) else content:
+        text = part if isinstance(part, str) else part.get(
+            {"refusal": "refusal", "thinking": "thinking"}.get(part["type"], "text"))
+        if system and text is not None and text.startswith("x-anthropic-billing-header"):
+            text = text.partition("\n")[2] or None
         if text is not None:
-            out.append({"type": "text", "text": text} if parts_wanted else text)
-    out = [part for part in out if part]
-    shaped = {"role": message["role"], "content": out if parts_wanted else "\n".join(out)}
-    if message["role"] == "assistant":
+            out.append(text)
+    return out
+
+
+def arguments_of(function):
+    arguments = function.get("arguments")
+    try:
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except json.JSONDecodeError:
+        read = None
+    return read if isinstance(read, dict) else {}
+
+
+def shape_message(message, parts_wanted):
+    role, said = message["role"], texts(message.get("content"), message["role"] == "system")
+    if parts_wanted and role != "tool":
+        content = [{"type": "text", "text": text} for text in said]
+    else:
+        content = "\n".join(text for text in said if text or parts_wanted)
+    shaped = {"role": role, "content": content}
+    if role == "assistant":
         if message.get("tool_calls"):
-            shaped["tool_calls"] = copy.deepcopy(message["tool_calls"])
-            for call in shaped["tool_calls"]:
-                arguments = call["function"].get("arguments")
-                if isinstance(arguments, str) and arguments:
-                    arguments = json.loads(arguments)
-                call["function"]["arguments"] = arguments or {}
+            shaped["tool_calls"] = [
+                {"id": call["id"], "function": {"arguments": arguments_of(call["function"]),
+                                                "name": call["function"]["name"]}, "type": call["type"]}
+                for call in message["tool_calls"]]
         reasoning = message.get("reasoning", message.get("reasoning_content"))
         if reasoning is not None:
             shaped["reasoning"] = shaped["reasoning_content"] = reasoning
-    if message["role"] == "tool" and "tool_call_id" in message:
+    if role == "tool" and "tool_call_id" in message:
         shaped["tool_call_id"] = message["tool_call_id"]
+    if role == "developer":
+        shaped["tools"] = message.get("tools")
     if isinstance(message.get("name"), str):
         shaped["name"] = message["name"]
     return shaped
 
 
 def shape_tool(tool):
-    function = tool["function"]
-    declared = {key: function.get(key) for key in ("name", "description", "parameters")}
-    return {"type": tool.get("type", "function"), "function": {**declared, **function}, **
-            {key: value for key, value in tool.items() if key not in ("type", "function")}}
+    function, deferred = tool["function"], tool.get("defer_loading")
+    shaped = {key: function.get(key) for key in ("name", "description", "parameters")}
+    optional = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading", deferred)}
+    shaped.update({key: value for key, value in optional.items() if value is not None})
+    return {"type": tool.get("type", "function"), "function": shaped,
+            **({} if deferred is None else {"defer_loading": deferred})}

@@ -24,7 +24,7 @@ fn content_takes_the_shape_that_the_template_wants() {
     check(
         parts,
         ContentFormat::Parts,
-        r#"{"role":"user","content":[{"type":"text","text":"a"},"b",{"type":"text","text":"c"},{"type":"text","text":"d"},{"type":"text","text":""}]}"#,
+        r#"{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"},{"type":"text","text":""},{"type":"text","text":"c"},{"type":"text","text":"d"},{"type":"text","text":""}]}"#,
     );
 }
 
@@ -45,19 +45,22 @@ fn tool_call_arguments_are_read_from_their_text() {
     };
     let expect = |arguments: &str| {
         format!(
-            r#"{{"role":"assistant","content":"","tool_calls":[{{"id":"x","function":{{"name":"f","arguments":{arguments}}},"type":"function"}}]}}"#
+            r#"{{"role":"assistant","content":"","tool_calls":[{{"id":"x","function":{{"arguments":{arguments},"name":"f"}},"type":"function"}}]}}"#
         )
     };
     check(&calls(r#","arguments":"{\"z\":1,\"a\":[null]}""#), ContentFormat::Text, &expect(r#"{"z":1,"a":[null]}"#));
-    check(&calls(r#","arguments":"[1]""#), ContentFormat::Text, &expect("[1]"));
-    for empty in ["", r#","arguments":"""#, r#","arguments":null"#, r#","arguments":{}"#] {
+    let empty = ["", r#","arguments":"""#, r#","arguments":null"#, r#","arguments":{}"#];
+    // What is no object, or no JSON, is not refused: the conversation has to go on.
+    let no_objects = [r#","arguments":"[1]""#, r#","arguments":"3""#, r#","arguments":"{""#, r#","arguments":"oops""#];
+    for empty in empty.into_iter().chain(no_objects) {
         check(&calls(empty), ContentFormat::Text, &expect("{}"));
     }
     check(&calls(r#","arguments":{"k":"v"}"#), ContentFormat::Text, &expect(r#"{"k":"v"}"#));
-    assert_eq!(
-        shaped(&calls(r#","arguments":"{""#), ContentFormat::Text).unwrap_err().reason(),
-        FallbackReason::Malformed
-    );
+    // What Python reads and we do not.
+    for unread in [r#"{\"a\":NaN}"#, r#"{\"a\":1e999}"#, r#"{\"a\":18446744073709551616}"#, r#"{\"a\":\"\\ud800\"}"#] {
+        let error = shaped(&calls(&format!(r#","arguments":"{unread}""#)), ContentFormat::Text).unwrap_err();
+        assert_eq!(error.reason(), FallbackReason::Malformed, "{unread}");
+    }
 }
 
 #[test]
@@ -138,9 +141,9 @@ fn variable(body: &str, name: &str) -> Option<Value> {
 }
 
 #[test]
-fn tools_print_declared_fields_first_and_missing_ones_as_null() {
-    let tools = r#","tools":[{"x":1,"function":{"strict":true,"parameters":{"b":1,"a":2},"name":"f"},"type":"function"},{"function":{"name":"g","description":"d"}}]"#;
-    let expected = r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"b":1,"a":2},"strict":true},"x":1},{"type":"function","function":{"name":"g","description":"d","parameters":null}}]"#;
+fn tools_print_declared_fields_only_and_some_missing_ones_as_null() {
+    let tools = r#","tools":[{"x":1,"function":{"strict":true,"parameters":{"b":1,"a":2},"name":"f","y":2},"type":"function"},{"function":{"name":"g","description":"d","strict":null},"defer_loading":true}]"#;
+    let expected = r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"b":1,"a":2},"strict":true}},{"type":"function","function":{"name":"g","description":"d","parameters":null,"defer_loading":true},"defer_loading":true}]"#;
     assert_eq!(variable(tools, "tools").unwrap().to_string(), json(expected).to_string());
     assert!(variable("", "tools").unwrap().is_none());
     assert_eq!(variable(r#","tools":[]"#, "tools").unwrap().len(), Some(0));
@@ -155,4 +158,53 @@ fn template_arguments_reach_the_template_but_cannot_replace_the_request() {
     assert_eq!(variable(body, "reasoning_effort"), Some(Value::from("low")));
     assert_eq!(variable(body, "documents").unwrap().to_string(), "[{'title': 't'}]");
     assert_eq!(variable("", "reasoning_effort"), None);
+}
+
+#[test]
+fn an_effort_decides_whether_to_think_unless_the_request_does() {
+    let thinks = |body: &str| variable(body, "enable_thinking");
+    assert_eq!(thinks(r#","reasoning_effort":"low""#), Some(Value::from(true)));
+    assert_eq!(thinks(r#","reasoning_effort":"none""#), Some(Value::from(false)));
+    assert_eq!(
+        thinks(r#","reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":true}"#),
+        Some(Value::from(true))
+    );
+    assert_eq!(thinks(r#","reasoning_effort":null"#), None);
+}
+
+#[test]
+fn results_of_tools_are_text_in_either_shape() {
+    let message = r#"{"role":"tool","tool_call_id":"x","content":[{"type":"text","text":"a"},"b"]}"#;
+    for format in [ContentFormat::Text, ContentFormat::Parts] {
+        check(message, format, r#"{"role":"tool","content":"a\nb","tool_call_id":"x"}"#);
+    }
+}
+
+#[test]
+fn a_line_that_names_the_client_is_dropped_from_system_texts() {
+    let billed = |role: &str| format!(r#"{{"role":"{role}","content":"x-anthropic-billing-header: 1\nBe."}}"#);
+    check(&billed("system"), ContentFormat::Text, r#"{"role":"system","content":"Be."}"#);
+    check(&billed("user"), ContentFormat::Text, &billed("user"));
+    let alone = r#"{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header"},{"type":"text","text":"Be."}]}"#;
+    check(alone, ContentFormat::Parts, r#"{"role":"system","content":[{"type":"text","text":"Be."}]}"#);
+}
+
+#[test]
+fn calls_that_the_engine_puts_together_have_their_names_first() {
+    let body = r#"{"messages":[{"role":"assistant","tool_calls":[{"id":"x","function":{"arguments":"{}","name":"f"},"type":"function"}]}]}"#;
+    let calls = |order| {
+        let body = ChatBody::parse(body.as_bytes()).unwrap().with_call_order(order);
+        Value::from_pairs(body.messages(ContentFormat::Text).unwrap().remove(0))
+            .get_attr("tool_calls")
+            .unwrap()
+            .to_string()
+    };
+    assert_eq!(
+        calls(CallOrder::Declared),
+        "[{'id': 'x', 'function': {'arguments': {}, 'name': 'f'}, 'type': 'function'}]"
+    );
+    assert_eq!(
+        calls(CallOrder::NameFirst),
+        "[{'id': 'x', 'function': {'name': 'f', 'arguments': {}}, 'type': 'function'}]"
+    );
 }

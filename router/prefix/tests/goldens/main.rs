@@ -2,6 +2,7 @@
 //! `testdata/` (see `make_goldens.py` there).
 
 mod recorded;
+mod shapes;
 mod traces;
 
 use std::collections::HashMap;

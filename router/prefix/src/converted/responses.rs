@@ -1,0 +1,251 @@
+//! `/v1/responses`: OpenAI's newer bodies, converted as vLLM 0.32 does. One message may come of several items.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+use super::{Call, CallFunction, Chat, Content, Message, Tool, ToolFunction, malformed, raw, text, unsupported};
+use crate::PrefixError;
+
+/// What a freeform tool is shown to the model as.
+const FREEFORM: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
+
+#[derive(Deserialize)]
+struct Body<'a> {
+    #[serde(borrow)]
+    input: &'a RawValue,
+    #[serde(borrow, default)]
+    instructions: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    tools: Option<Vec<Declared<'a>>>,
+    #[serde(borrow, default)]
+    reasoning: Option<Reasoning<'a>>,
+    #[serde(borrow, default)]
+    chat_template_kwargs: Option<&'a RawValue>,
+    #[serde(default)]
+    previous_response_id: Option<IgnoredAny>,
+    #[serde(default)]
+    previous_input_messages: Option<IgnoredAny>,
+    #[serde(default)]
+    prompt: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Reasoning<'a> {
+    #[serde(borrow, default)]
+    effort: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+struct Declared<'a> {
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
+    #[serde(borrow, default)]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    description: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    parameters: Option<&'a RawValue>,
+    #[serde(default)]
+    strict: Option<bool>,
+    #[serde(default)]
+    defer_loading: Option<bool>,
+    /// Of a namespace.
+    #[serde(borrow, default)]
+    tools: Option<Vec<Declared<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct Item<'a> {
+    #[serde(borrow, default)]
+    r#type: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    role: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    status: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    name: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    namespace: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    input: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    call_id: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    output: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    summary: Option<Vec<Said<'a>>>,
+    #[serde(borrow, default)]
+    encrypted_content: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+struct Said<'a> {
+    #[serde(borrow, default)]
+    text: Option<Cow<'a, str>>,
+}
+
+/// The chat request that a body means.
+pub(super) fn chat(body: &[u8]) -> Result<Vec<u8>, PrefixError> {
+    let body: Body<'_> = serde_json::from_slice(body)?;
+    if body.previous_response_id.is_some() || body.previous_input_messages.is_some() || body.prompt.is_some() {
+        return Err(unsupported("a conversation or prompt that the engine keeps"));
+    }
+    let instructions = body.instructions.filter(|text| !text.is_empty());
+    let mut messages: Vec<Message<'_>> =
+        instructions.map(|text| Message::of("system", Some(Content::Text(text)))).into_iter().collect();
+    let mut continues = false;
+    if body.input.get().starts_with('"') {
+        messages.push(Message::of("user", Some(Content::Sent(body.input))));
+    } else {
+        let items: Vec<Item<'_>> = serde_json::from_str(body.input.get())?;
+        continues = items.last().is_some_and(Item::is_unfinished);
+        let before = messages.len();
+        for item in items {
+            item.push(&mut messages, before)?;
+        }
+    }
+    let tools = body.tools.filter(|tools| !tools.is_empty()).map(all_tools).transpose()?;
+    Chat {
+        tools,
+        chat_template_kwargs: body.chat_template_kwargs,
+        reasoning_effort: body.reasoning.and_then(|reasoning| reasoning.effort),
+        add_generation_prompt: continues.then_some(false),
+        continue_final_message: continues.then_some(true),
+        messages,
+    }
+    .written()
+}
+
+impl<'a> Item<'a> {
+    fn kind(&self) -> &str {
+        self.r#type.as_deref().unwrap_or("message")
+    }
+
+    /// Whether the answer goes on with this item, if it is the last one.
+    fn is_unfinished(&self) -> bool {
+        matches!(self.kind(), "message" | "reasoning")
+            && matches!(self.status.as_deref(), Some("in_progress" | "incomplete"))
+    }
+
+    /// Adds the item to the assistant's message before it, where there is one with room, or as a message of its own.
+    fn push(self, messages: &mut Vec<Message<'a>>, before: usize) -> Result<(), PrefixError> {
+        let mut last = messages[before..].last_mut().filter(|last| last.role == "assistant");
+        match self.kind() {
+            "function_call" | "custom_tool_call" => {
+                let call = self.call()?;
+                match last {
+                    Some(last) => last.tool_calls.push(call),
+                    None => messages.push(Message { tool_calls: vec![call], ..Message::of("assistant", None) }),
+                }
+            }
+            "reasoning" => {
+                let thought = Some(self.thought()?);
+                match last.as_mut().filter(|last| last.reasoning.is_none()) {
+                    Some(last) => last.reasoning = thought,
+                    None => messages.push(Message { reasoning: thought, ..Message::of("assistant", None) }),
+                }
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                let id = self.call_id.ok_or_else(|| malformed("a tool's output without a call_id"))?;
+                let message = Message::of("tool", self.output.map(Content::Sent));
+                messages.push(Message { tool_call_id: Some(id), ..message });
+            }
+            "message" if self.role.as_deref() == Some("assistant") && self.content.is_some() => {
+                let said = Some(Content::Text(self.said()?));
+                match last.as_mut().filter(|last| last.content.is_none()) {
+                    Some(last) => last.content = said,
+                    None => messages.push(Message::of("assistant", said)),
+                }
+            }
+            "message" => {
+                let role = self.role.ok_or_else(|| malformed("an item without type and role"))?;
+                messages.push(Message { name: self.name, ..Message::of(role, self.content.map(Content::Sent)) });
+            }
+            _ => return Err(unsupported("an item of a type that is not turned into a message")),
+        }
+        Ok(())
+    }
+
+    fn call(self) -> Result<Call<'a>, PrefixError> {
+        let incomplete = || malformed("a call without name, call_id or arguments");
+        let name = text(self.name.ok_or_else(incomplete)?)?;
+        let id = self.call_id.ok_or_else(incomplete)?;
+        let (name, arguments) = match &*self.r#type.unwrap_or_default() {
+            "custom_tool_call" => {
+                let input = self.input.ok_or_else(incomplete)?;
+                (name, raw(&format!(r#"{{"input":{}}}"#, input.get()))?)
+            }
+            _ => {
+                let arguments = Cow::Borrowed(self.arguments.ok_or_else(incomplete)?);
+                let space = self.namespace.filter(|space| !space.is_empty());
+                (space.map_or(name.clone(), |space| format!("{space}__{name}").into()), arguments)
+            }
+        };
+        Ok(Call { id, r#type: "function", function: CallFunction { name, arguments } })
+    }
+
+    fn thought(self) -> Result<Cow<'a, str>, PrefixError> {
+        if self.encrypted_content.is_some_and(|text| !text.is_empty()) {
+            return Err(malformed("encrypted reasoning"));
+        }
+        let content: Vec<Said<'a>> = match self.content {
+            Some(content) => serde_json::from_str(content.get())?,
+            None => Vec::new(),
+        };
+        let said = content.into_iter().next().or_else(|| self.summary.unwrap_or_default().into_iter().next());
+        Ok(said.and_then(|said| said.text).unwrap_or_default())
+    }
+
+    /// What an assistant said: the text, or that of the first part.
+    fn said(&self) -> Result<Cow<'a, str>, PrefixError> {
+        let content = self.content.ok_or_else(|| malformed("an answer without content"))?;
+        if content.get().starts_with('"') {
+            return Ok(text(content)?);
+        }
+        let parts: Vec<Said<'a>> = serde_json::from_str(content.get())?;
+        let first = parts.into_iter().next().and_then(|part| part.text);
+        first.ok_or_else(|| malformed("an answer that does not begin with text"))
+    }
+}
+
+/// The tools that the model is shown; those that the service runs itself are not.
+fn all_tools(declared: Vec<Declared<'_>>) -> Result<Vec<Tool<'_>>, PrefixError> {
+    let mut tools = Vec::with_capacity(declared.len());
+    for tool in declared {
+        match &*tool.r#type {
+            "function" => tools.push(tool.function("")?),
+            "custom" => {
+                let parameters = Some(raw(FREEFORM)?);
+                let mut shown = tool.function("")?;
+                shown.function = ToolFunction { parameters, strict: None, ..shown.function };
+                tools.push(shown);
+            }
+            "namespace" => {
+                let space = format!("{}__", tool.name.as_deref().unwrap_or_default());
+                let functions = tool.tools.unwrap_or_default().into_iter().filter(|tool| tool.r#type == "function");
+                for function in functions {
+                    tools.push(function.function(&space)?);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(tools)
+}
+
+impl<'a> Declared<'a> {
+    fn function(self, space: &str) -> Result<Tool<'a>, PrefixError> {
+        let name = self.name.ok_or_else(|| malformed("a tool without a name"))?;
+        let name = if space.is_empty() { name } else { format!("{space}{name}").into() };
+        let Self { description, parameters, strict, defer_loading, .. } = self;
+        let parameters = parameters.map(Cow::Borrowed);
+        Ok(Tool { r#type: "function", function: ToolFunction { name, description, parameters, strict, defer_loading } })
+    }
+}

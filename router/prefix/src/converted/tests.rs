@@ -1,0 +1,172 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use vocabulary::{Namespace, Seed, Tokens};
+
+use super::*;
+use crate::{IdentifierOptions, Identity, Limits, ModelFiles, ModelText, ModelTextSource};
+
+const CANDID: MessagesHabits = MessagesHabits { system: SystemPlace::Anywhere, disabled: "none" };
+
+fn of_messages(body: &str) -> Result<String, PrefixError> {
+    messages::chat(body.as_bytes(), CANDID).map(|chat| String::from_utf8(chat).unwrap())
+}
+
+fn of_responses(body: &str) -> Result<String, PrefixError> {
+    responses::chat(body.as_bytes()).map(|chat| String::from_utf8(chat).unwrap())
+}
+
+fn identifier(template: Option<&str>) -> Identifier {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
+    let files = ModelFiles::read(&folder).unwrap();
+    let chat_template = template.map_or(files.chat_template.clone(), |text| Some(text.as_bytes().to_vec().into()));
+    let text = Some(Arc::new(ModelText::load(ModelTextSource::Files(ModelFiles { chat_template, ..files })).unwrap()));
+    let namespace = Namespace { model: "tiny".into(), revision: "".into(), tokenizer: "".into() };
+    Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(4), text, limits: Limits::default() })
+}
+
+fn habits(template: &str) -> MessagesHabits {
+    identifier(Some(template)).text().unwrap().messages_habits()
+}
+
+#[test]
+fn a_prompt_is_the_same_by_whichever_endpoint_it_comes() {
+    let identifier = identifier(None);
+    let asked = Asked::default();
+    let chat = br#"{"messages":[{"role":"system","content":"Be."},{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes?"},{"role":"user","content":"More."}]}"#;
+    let messages = br#"{"system":"Be.","max_tokens":1,"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":[{"type":"text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
+    let responses = br#"{"instructions":"Be.","input":[{"role":"user","content":"Hi"},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"Yes?"}]},{"role":"user","content":"More."}]}"#;
+    let expected = identifier.chat(chat, asked);
+    assert_eq!(expected.identity, Identity::Exact);
+    assert_eq!(identifier.messages(messages, asked), expected);
+    assert_eq!(identifier.responses(responses, asked), expected);
+}
+
+#[test]
+fn what_is_not_converted_is_known_by_its_own_bytes() {
+    let identifier = identifier(None);
+    let reason = |prompt: Prompt| match prompt.identity {
+        Identity::Fallback(reason) => reason,
+        Identity::Exact => panic!("exact"),
+    };
+    let asked = Asked::default();
+    let stored = identifier.responses(br#"{"input":"a","previous_response_id":"resp_1"}"#, asked);
+    assert_eq!(reason(stored), FallbackReason::UnsupportedOption);
+    let surrogate = identifier.messages(br#"{"messages":[{"role":"user","content":"\ud800"}]}"#, asked);
+    assert_eq!(reason(surrogate), FallbackReason::LoneSurrogate);
+    let image = br#"{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}"#;
+    assert_eq!(reason(identifier.messages(image, asked)), FallbackReason::Multimodal);
+    let image = br#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]}"#;
+    assert_eq!(reason(identifier.responses(image, asked)), FallbackReason::Multimodal);
+    assert_eq!(reason(identifier.responses(b"[]", asked)), FallbackReason::Malformed);
+}
+
+#[test]
+fn what_only_the_engine_knows_is_not_guessed() {
+    let unsupported = |body: &str| of_messages(body).unwrap_err().reason() == FallbackReason::UnsupportedOption;
+    assert!(unsupported(r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"f"}]}]}"#));
+    assert!(unsupported(
+        r#"{"messages":[{"role":"system","content":[{"type":"tool_removal","tool":{"type":"tool_reference","name":"f"}}]}]}"#
+    ));
+    assert!(unsupported(
+        r#"{"messages":[{"role":"assistant","content":[{"type":"tool_result","content":[{"type":"text","text":"a"}]}]}]}"#
+    ));
+    assert!(of_responses(r#"{"input":[{"type":"item_reference","id":"x"}]}"#).is_err());
+}
+
+#[test]
+fn results_of_tools_come_before_what_the_user_says() {
+    let body = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"b"},{"type":"tool_result","tool_use_id":"t","content":"a"}]}]}"#;
+    let expected = r#"{"messages":[{"role":"tool","content":"a","tool_call_id":"t"},{"role":"user","content":"b"}]}"#;
+    assert_eq!(of_messages(body).unwrap(), expected);
+}
+
+#[test]
+fn several_items_become_one_message() {
+    let body = r#"{"input":[{"type":"reasoning","summary":[{"text":"why"}]},{"role":"assistant","content":"so"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}]}"#;
+    let expected = r#"{"messages":[{"role":"assistant","content":"so","reasoning":"why","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]}]}"#;
+    assert_eq!(of_responses(body).unwrap(), expected);
+}
+
+#[test]
+fn an_unfinished_answer_is_continued() {
+    let body = r#"{"input":[{"role":"user","content":"a"},{"type":"message","role":"assistant","status":"incomplete","content":[{"type":"output_text","text":"On"}]}]}"#;
+    assert!(
+        of_responses(body).unwrap().starts_with(r#"{"add_generation_prompt":false,"continue_final_message":true,"#)
+    );
+}
+
+#[test]
+fn system_turns_move_to_the_head_only_where_the_template_takes_them_nowhere_else() {
+    let plain = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}";
+    let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}{{ m.content }}{% endfor %}";
+    let dated = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let tagged = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
+    let merges = [plain, strict, dated, tagged].map(|template| habits(template).system);
+    assert_eq!(merges, [SystemPlace::Anywhere, SystemPlace::Head, SystemPlace::Head, SystemPlace::Head]);
+    let body = br#"{"system":"a","messages":[{"role":"user","content":"b"},{"role":"system","content":"c"}]}"#;
+    let merged = messages::chat(body, MessagesHabits { system: SystemPlace::Head, ..CANDID }).unwrap();
+    let expected = r#"{"messages":[{"role":"system","content":"ac"},{"role":"user","content":"b"}]}"#;
+    assert_eq!(String::from_utf8(merged).unwrap(), expected);
+}
+
+#[test]
+fn thinking_is_disabled_by_the_effort_that_the_template_tells_apart() {
+    let of = |template: &str| habits(template).disabled;
+    assert_eq!(of("{{ messages[0].content }}{{ reasoning_effort }}"), "none");
+    assert_eq!(of("{{ messages[0].content }}{% if enable_thinking is false %}quick{% endif %}"), "none");
+    assert_eq!(of("{{ messages[0].content }}"), "low");
+    assert_eq!(of("{{ raise_exception('no') }}"), "low");
+    assert_eq!(
+        of("{% if reasoning_effort == 'none' %}{{ raise_exception('no') }}{% endif %}{{ reasoning_effort }}"),
+        "low"
+    );
+}
+
+#[test]
+fn schemas_say_object_where_they_say_nothing() {
+    let tool = |schema: &str| {
+        of_messages(&format!(r#"{{"messages":[],"tools":[{{"name":"f","input_schema":{schema}}}]}}"#)).unwrap()
+    };
+    assert!(tool("{}").contains(r#""parameters":{"type":"object"}"#));
+    assert!(tool(r#"{"b":1,"a":{"type":"x"}}"#).contains(r#""parameters":{"b":1,"a":{"type":"x"},"type":"object"}"#));
+    assert!(tool(r#"{"type":"x"}"#).contains(r#""parameters":{"type":"x"}"#));
+    assert!(tool(r#"{ "type" : null }"#).contains(r#""parameters":{ "type" : null }"#));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Every text arrives as it was, and what comes out is always a chat request.
+    #[test]
+    fn texts_survive_every_conversion(system in ".{0,20}", said in prop::collection::vec(".{1,20}", 1..5)) {
+        let quoted = |text: &String| serde_json::to_string(text).unwrap();
+        let blocks: Vec<String> = said.iter().map(|text| format!(r#"{{"type":"text","text":{}}}"#, quoted(text))).collect();
+        let body = format!(r#"{{"system":{},"messages":[{{"role":"user","content":[{}]}}]}}"#, quoted(&system), blocks.join(","));
+        let items: Vec<String> = said.iter().map(|text| format!(r#"{{"role":"user","content":{}}}"#, quoted(text))).collect();
+        let input = format!(r#"{{"instructions":{},"input":[{}]}}"#, quoted(&system), items.join(","));
+        for chat in [of_messages(&body).unwrap(), of_responses(&input).unwrap()] {
+            let chat: serde_json::Value = serde_json::from_str(&chat).unwrap();
+            let messages = chat["messages"].as_array().unwrap();
+            let contents = messages.iter().flat_map(|message| match &message["content"] {
+                serde_json::Value::Array(parts) => parts.iter().map(|part| part["text"].clone()).collect(),
+                text => vec![text.clone()],
+            });
+            let texts: Vec<String> = contents.map(|text| text.as_str().unwrap().to_owned()).collect();
+            let system = (!system.is_empty()).then(|| system.clone());
+            let expected: Vec<String> = system.into_iter().chain(said.iter().cloned()).collect();
+            prop_assert_eq!(texts, expected);
+        }
+    }
+
+    /// Whatever arrives is either converted to a chat request or refused.
+    #[test]
+    fn nothing_that_arrives_is_a_panic(body in prop::collection::vec(any::<u8>(), 0..64), cut in 0..200_usize) {
+        let whole = br#"{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text"}]}]}],"tools":[]}"#;
+        for body in [&body[..], &whole[..cut.min(whole.len())]] {
+            let _ = messages::chat(body, MessagesHabits::default()).map(|chat| crate::ChatBody::parse(&chat).unwrap());
+            let _ = responses::chat(body).map(|chat| crate::ChatBody::parse(&chat).unwrap());
+        }
+    }
+}

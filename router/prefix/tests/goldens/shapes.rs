@@ -1,0 +1,63 @@
+//! What a template is given of a chat, messages or responses request is what vLLM's own code gives it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use prefix::{
+    ChatBody, FallbackReason, Identifier, IdentifierOptions, Limits, ModelFiles, ModelText, ModelTextSource,
+    PrefixError, WallTime,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use vocabulary::{Namespace, Seed, Tokens};
+
+use crate::recorded::folder;
+
+#[derive(Deserialize)]
+struct Shape {
+    template: String,
+    endpoint: String,
+    body: Box<RawValue>,
+    text: Option<String>,
+    error: Option<String>,
+}
+
+fn echo(template: &str) -> Identifier {
+    let mut files = ModelFiles::read(&folder("tiny")).unwrap();
+    files.chat_template = Some(std::fs::read(folder(template).join("chat_template.jinja")).unwrap().into());
+    let text = Some(Arc::new(ModelText::load(ModelTextSource::Files(files)).unwrap()));
+    let namespace = Namespace { model: "echo".into(), revision: "".into(), tokenizer: "".into() };
+    Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(16), text, limits: Limits::default() })
+}
+
+fn shown(identifier: &Identifier, shape: &Shape) -> Result<String, PrefixError> {
+    let body = shape.body.get().as_bytes();
+    let chat = match shape.endpoint.as_str() {
+        "messages" => identifier.chat_of_messages(body)?,
+        "responses" => identifier.chat_of_responses(body)?,
+        _ => ChatBody::parse(body)?,
+    };
+    identifier.text().unwrap().render(&chat, WallTime::default())
+}
+
+#[test]
+fn requests_of_all_endpoints_are_shaped_as_vllm_shapes_them() {
+    let json = std::fs::read(folder("").join("../shapes.json")).unwrap();
+    let shapes: Vec<Shape> = serde_json::from_slice(&json).unwrap();
+    let mut echoes = HashMap::new();
+    let (mut wrong, mut refused) = (Vec::new(), 0);
+    for shape in &shapes {
+        let identifier = echoes.entry(shape.template.as_str()).or_insert_with_key(|template| echo(template));
+        match (shown(identifier, shape), &shape.text) {
+            (Ok(text), Some(expected)) if text == *expected => {}
+            // A body that the engine refuses has no prompt; one that cannot be foreseen is a fallback.
+            (_, None) => assert!(shape.error.is_some()),
+            (Err(error), Some(_)) if error.reason() == FallbackReason::UnsupportedOption => refused += 1,
+            (other, expected) => {
+                wrong.push(format!("{} {} {}:\n{other:?}\n{expected:?}", shape.template, shape.endpoint, shape.body));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} differ\n{}", wrong.len(), shapes.len(), wrong.join("\n\n"));
+    assert!(shapes.len() > 150 && refused < 10, "{refused} of {} could not be foreseen", shapes.len());
+}
