@@ -65,7 +65,8 @@ pub(crate) async fn admit(core: &Core, application: Application) -> Result<Admis
             tracing::info!(%node, address, "a node was given its id");
             Ok(Admission { cluster: core.registry.own.cluster, node })
         }
-        Outcome::Refused(LedgerRefusal::Level { needed, current }) => Err(NotAdmitted::Never(format!(
+        // A cluster that is just being founded is raised in a moment.
+        Outcome::Refused(LedgerRefusal::Level { needed, current }) => Err(NotAdmitted::NotNow(format!(
             "the cluster works at feature level {current} and nodes can join from level {needed} on; upgrade every \
              node, then raise the level"
         ))),
