@@ -14,6 +14,7 @@ use vocabulary::{Incarnation, NodeId, WorkerId};
 
 use crate::core::Core;
 use crate::delivery::Submitted;
+use crate::network::CHUNK_WITHIN;
 use crate::peers::handshake::Hello;
 use crate::peers::{Answerer, Exchange, MAX_CALL, Method, PeerError, Replies};
 use crate::proposer::Asked;
@@ -127,7 +128,7 @@ impl Core {
             return Err(PeerError::Garbled("the snapshot is newer than the leader that sends it".into()));
         }
         tracing::info!(bytes, upto = meta.last_log_id.map_or(0, |id| id.index), "a snapshot is on its way here");
-        let snapshot = snapshot_stream::receive(&self.folder, bytes, chunks).await?;
+        let snapshot = snapshot_stream::receive(&self.folder, bytes, (chunks, CHUNK_WITHIN)).await?;
         let snapshot = snapshot_stream::checked(snapshot, &meta).await?;
         let snapshot = consensus::Snapshot { meta, snapshot };
         encode(&self.raft.install_full_snapshot(vote, snapshot).await.map_err(failed)?)

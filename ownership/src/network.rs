@@ -36,7 +36,7 @@ const PIECE: usize = 8 << 20;
 const APPEND_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long a piece of a snapshot may take.
-const CHUNK_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const CHUNK_WITHIN: Duration = Duration::from_secs(30);
 
 /// How long a snapshot may take to be installed once it is there.
 const INSTALL_WITHIN: Duration = Duration::from_secs(600);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -42,13 +43,20 @@ fn free(folder: &Path) -> io::Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Writes what arrives into a file in `folder`; nothing is left of it when it is closed or the process dies.
-pub(crate) async fn receive(folder: &Path, bytes: u64, mut chunks: mpsc::Receiver<Bytes>) -> Result<File, PeerError> {
+/// Writes what arrives into a file in `folder`; nothing is left of it when it is closed or the process dies. Each chunk
+/// must come within a bound.
+pub(crate) async fn receive(
+    folder: &Path,
+    bytes: u64,
+    (mut chunks, within): (mpsc::Receiver<Bytes>, Duration),
+) -> Result<File, PeerError> {
     let disk = |error: io::Error| PeerError::Failed(format!("the snapshot could not be written: {error}"));
     check_fits(bytes, free(folder).map_err(disk)?)?;
     let mut file = tokio::fs::File::from_std(nameless(folder).map_err(disk)?);
     let mut received = 0u64;
-    while let Some(chunk) = chunks.recv().await {
+    // A sender that gave up may say no word more.
+    let late = |_| PeerError::TimedOut { millis: within.as_millis() as u64 };
+    while let Some(chunk) = tokio::time::timeout(within, chunks.recv()).await.map_err(late)? {
         received += chunk.len() as u64;
         if received > bytes || chunk.len() > CHUNK {
             return Err(PeerError::Garbled(format!("{received} bytes of a snapshot of {bytes}")));
@@ -103,7 +111,7 @@ mod tests {
             sender.send(Bytes::from_static(chunk)).await.unwrap();
         }
         drop(sender);
-        let mut file = receive(folder.path(), bytes, receiver).await?;
+        let mut file = receive(folder.path(), bytes, (receiver, Duration::from_secs(60))).await?;
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
         let mut whole = Vec::new();
         file.read_to_end(&mut whole).unwrap();
@@ -121,6 +129,16 @@ mod tests {
         let short = check(9, &[b"snap"]).await.unwrap_err();
         assert!(short.to_string().contains("broke off after 4 of 9"), "{short}");
         assert!(check(3, &[b"snap"]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn one_whose_sender_falls_silent_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let (sender, receiver) = mpsc::channel(8);
+        sender.send(Bytes::from_static(b"snap")).await.unwrap();
+        let given_up = receive(folder.path(), 9, (receiver, Duration::from_millis(20))).await.unwrap_err();
+        assert!(matches!(given_up, PeerError::TimedOut { millis: 20 }), "{given_up}");
+        assert!(sender.is_closed());
     }
 
     #[tokio::test]
