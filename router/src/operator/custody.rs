@@ -26,7 +26,7 @@ pub(super) struct Claim {
 }
 
 async fn claimed(gateway: &Gateway, subject: Subject, claim: Claim) -> Result<Fresh<Done>, Problem> {
-    let owner = claim.owner.owner(&*newest(gateway).await)?;
+    let owner = claim.owner.owner(&*newest(gateway).await?)?;
     let outcome = write(gateway, Command::ClaimOwner(ClaimOwner { subject, owner })).await?;
     let epoch = epoch_of(&outcome);
     Ok(Done::granted(gateway, format!("{} owns it since {epoch}", owner.worker), epoch))
@@ -69,7 +69,7 @@ fn holder(view: &View, subject: Subject) -> Result<(Option<Owner>, Epoch), Probl
 /// What the client saw is released. The leader is asked first: a node that is behind must not say that nobody owned what
 /// it has not heard of yet.
 async fn released(gateway: &Gateway, subject: Subject, fence: Fence) -> Result<Fresh<Done>, Problem> {
-    let (owner, current) = holder(&*newest(gateway).await, subject)?;
+    let (owner, current) = holder(&*newest(gateway).await?, subject)?;
     let seen = fence.needed(current)?;
     let Some(owner) = owner else { return Ok(Done::plain(gateway, "nobody owned it")) };
     write(gateway, Command::Release(Release { subject, owner, seen })).await?;
@@ -111,7 +111,7 @@ pub(super) async fn close_session(
     Named(id): Named<SessionId>,
     fence: Fence,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(sessions::known(&*newest(&gateway).await, id)?.epoch)?;
+    fence.allowed(sessions::known(&*newest(&gateway).await?, id)?.epoch)?;
     write(&gateway, Command::CloseSession(id)).await?;
     Ok(Done::plain(&gateway, "the session is closed"))
 }

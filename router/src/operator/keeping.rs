@@ -35,7 +35,7 @@ pub(super) async fn pin(
     fence: Fence,
     Told(body): Told<PinBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(artifacts::known(&*newest(&gateway).await, id)?.epoch)?;
+    fence.allowed(artifacts::known(&*newest(&gateway).await?, id)?.epoch)?;
     let (pinned, did) = match body.pinned {
         true => (Pinned::Yes, "the artifact is pinned"),
         false => (Pinned::No, "the artifact is not pinned"),
@@ -64,7 +64,7 @@ pub(super) async fn set_group(
     fence: Fence,
     Told(body): Told<GroupBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(artifacts::known(&*newest(&gateway).await, id)?.epoch)?;
+    fence.allowed(artifacts::known(&*newest(&gateway).await?, id)?.epoch)?;
     write(&gateway, Command::SetGroup(SetGroup { artifact: id, group: body.group })).await?;
     let did =
         body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
@@ -82,7 +82,7 @@ pub(super) async fn evict(
     Named(id): Named<ArtifactId>,
     fence: Fence,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(artifacts::known(&*newest(&gateway).await, id)?.epoch)?;
+    fence.allowed(artifacts::known(&*newest(&gateway).await?, id)?.epoch)?;
     write(&gateway, Command::Evict(id)).await?;
     Ok(Done::plain(&gateway, "the artifact is forgotten"))
 }
@@ -99,7 +99,7 @@ pub(super) async fn renew(
     fence: Fence,
     Told(Nothing {}): Told<Nothing>,
 ) -> Result<Fresh<Done>, Problem> {
-    let view = newest(&gateway).await;
+    let view = newest(&gateway).await?;
     let worker = leases::known(&view, id)?;
     fence.allowed(worker.epoch)?;
     let ttl = Micros::of(gateway.directory().lease());
@@ -135,7 +135,7 @@ pub(super) async fn drain(
     fence: Fence,
     Told(body): Told<DrainBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(leases::known(&*newest(&gateway).await, id)?.epoch)?;
+    fence.allowed(leases::known(&*newest(&gateway).await?, id)?.epoch)?;
     let (draining, did) = match body.draining {
         true => (Draining::Yes, "the worker drains: it takes no new sessions"),
         false => (Draining::No, "the worker takes sessions"),
@@ -157,7 +157,7 @@ pub(super) async fn retire(
     Named(id): Named<WorkerId>,
     fence: Fence,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(leases::known(&*newest(&gateway).await, id)?.epoch)?;
+    fence.allowed(leases::known(&*newest(&gateway).await?, id)?.epoch)?;
     let fleet = gateway.fleet().snapshot();
     if fleet.iter().any(|worker| worker.id == id && worker.health != Health::Unreachable) {
         let detail = "Nothing was changed: the worker answers, and would be registered again. Stop it first, or take it \

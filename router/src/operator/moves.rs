@@ -66,7 +66,7 @@ pub(super) async fn replicate(
     if !(1..=LONGEST_TTL).contains(&ttl) {
         return Err(Problem::bad_body(format!("ttl_ms: accepted is 1 to {LONGEST_TTL}")));
     }
-    let view = newest(&gateway).await;
+    let view = newest(&gateway).await?;
     let holder = body.holder.owner(&view)?;
     let artifact = artifacts::known(&view, id)?;
     if view.standing(&artifact).owner() == Some(holder) {
@@ -99,7 +99,7 @@ pub(super) async fn drop_replica(
     State(gateway): State<Arc<Gateway>>,
     Both(id, worker): Both<ArtifactId, WorkerId>,
 ) -> Result<Fresh<Done>, Problem> {
-    let view = newest(&gateway).await;
+    let view = newest(&gateway).await?;
     let artifact = artifacts::known(&view, id)?;
     let place = Place { scope: artifact.origin.scope(), point: artifact.end(), extent: Some(id) };
     let holders = artifact.replicas.iter().map(|copy| copy.holder).filter(|holder| holder.worker == worker);
@@ -134,7 +134,7 @@ pub(super) async fn migrate(
     fence: Fence,
     Told(body): Told<MigrateBody>,
 ) -> Result<Fresh<Done>, Problem> {
-    let view = newest(&gateway).await;
+    let view = newest(&gateway).await?;
     let to = body.to.owner(&view)?;
     let session = sessions::known(&view, id)?;
     let seen = fence.needed(session.epoch)?;

@@ -145,14 +145,13 @@ pub(super) async fn write(gateway: &Gateway, command: Command) -> Result<Outcome
     }
 }
 
-/// The view that a write is decided on: whatever was acknowledged before at any router is in it, where there is a quorum.
-pub(super) async fn newest(gateway: &Gateway) -> Arc<View> {
-    let view = gateway.directory().view();
-    // Without a quorum the write is refused in any case.
-    if view.quorum().stale {
-        return view;
+/// The view that a write is decided on: whatever was acknowledged before at any router is in it. None is decided without
+/// a quorum, not even one that would change nothing.
+pub(super) async fn newest(gateway: &Gateway) -> Result<Arc<View>, Problem> {
+    if gateway.directory().view().quorum().stale {
+        return Err(Problem::no_quorum());
     }
-    gateway.directory().read(Consistency::Linearizable).await.unwrap_or(view)
+    gateway.directory().read(Consistency::Linearizable).await.map_err(|_| Problem::no_quorum())
 }
 
 /// The epoch that a command was granted.
