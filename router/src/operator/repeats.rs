@@ -1,7 +1,7 @@
 //! `Idempotency-Key`: a write that is sent again under its key is answered as it was the first time, and not done again.
 //!
-//! Remembered by this router, in memory, within bounds of number, size and age. What ended in an error of ours, or with an
-//! unknown outcome, is not remembered: sent again, it is done again, which every write allows.
+//! Remembered by this router, in memory, within bounds of number, size and age. What was refused, failed or ended with an
+//! unknown outcome is not remembered: sent again, it is tried again, which every write allows.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Repeats {
 
 impl Begun {
     async fn remember(self, response: Response) -> Response {
-        if response.status().is_server_error() {
+        if !response.status().is_success() {
             return response;
         }
         let (parts, body) = response.into_parts();
@@ -222,6 +222,8 @@ mod tests {
     async fn what_failed_is_done_again_and_what_runs_is_waited_for() {
         let repeats = Arc::<Repeats>::default();
         send(&repeats, keyed("k", "1"), (StatusCode::GATEWAY_TIMEOUT, "unknown")).await;
+        let refused = send(&repeats, keyed("k", "1"), (StatusCode::CONFLICT, "not yet")).await;
+        assert_eq!(refused, (409, "not yet".into(), false));
         assert_eq!(send(&repeats, keyed("k", "1"), (StatusCode::OK, "done")).await, (200, "done".into(), false));
         assert!(repeats.0.lock().begin(keyed("runs", "1"), Instant::now()).is_none());
         let (status, problem, _) = send(&repeats, keyed("runs", "1"), (StatusCode::OK, "twice")).await;
