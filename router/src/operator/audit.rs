@@ -110,7 +110,8 @@ impl Audit {
         tracing::debug!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");
         text.push(b'\n');
         if let Err(error) = self.append(&text) {
-            tracing::error!(%error, path = %self.path.display(), "the audit log could not be written");
+            let line = String::from_utf8_lossy(&text);
+            tracing::error!(%error, path = %self.path.display(), %line, "the audit log could not be written");
         }
     }
 

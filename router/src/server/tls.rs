@@ -69,19 +69,24 @@ impl Tls {
     /// Looks at the files for ever. What cannot be used is said, and the last certificate stays.
     pub async fn follow_files(self, every: Duration) {
         let Self { config, mut stamps, shown } = self;
+        let mut refused = None;
         loop {
             tokio::time::sleep(every).await;
             let now = self::stamps(&config);
             if now == stamps {
                 continue;
             }
-            stamps = now;
+            // Tried again each time, and said once: the files may become readable without another change.
             match read(&config) {
                 Ok(key) => {
+                    (stamps, refused) = (now, None);
                     shown.0.store(Arc::new(key));
                     tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
                 }
-                Err(error) => tracing::error!(%error, "the new certificate is not used; the last one still is"),
+                Err(error) if refused.replace(now) != Some(now) => {
+                    tracing::error!(%error, "the new certificate is not used; the last one still is");
+                }
+                Err(_) => {}
             }
         }
     }
