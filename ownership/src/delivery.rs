@@ -1,17 +1,19 @@
-//! One batch on its way to the leader: tried until it is answered or its time is over.
+//! One batch on its way to the leader: tried until it is answered or its time is over. The opening of a client is tried
+//! only once with the same id.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ledger::{Outcome, Refusal, Submission};
+use ledger::{Command, Outcome, Refusal, Submission};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use vocabulary::NodeId;
+use vocabulary::{ClientId, ClientSerial, NodeId};
 
 use crate::core::{Core, Known};
 use crate::error::SubmitError;
+use crate::node_folder::random;
 use crate::peers::{Lane, Method, PeerError, Pending};
 use crate::proposer::{Asked, Fate, Proposed, Returned};
 
@@ -53,6 +55,15 @@ enum Attempt {
     There(NodeId, Pending),
 }
 
+/// How often a batch may reach a leader.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attempts {
+    /// As often as needed: its serials say whether it was executed.
+    Any,
+    /// Once.
+    One,
+}
+
 /// One batch until it is answered.
 pub(crate) struct Delivery {
     core: Arc<Core>,
@@ -62,11 +73,39 @@ pub(crate) struct Delivery {
     /// What is known should nobody answer any more.
     fate: Fate,
     attempt: Option<Attempt>,
+    attempts: Attempts,
+}
+
+/// Opens a client, each attempt with an id of its own: an id that was sent twice could be opened again after the ledger
+/// forgot the client and with it what the client had executed.
+pub(crate) async fn open_client(
+    core: &Arc<Core>,
+    serial: ClientSerial,
+    deadline: Instant,
+) -> Result<ClientId, SubmitError> {
+    loop {
+        let client = ClientId(random());
+        let opening = Submission { client, serial, command: Command::OpenClient(core.node()) };
+        let delivery = Delivery { attempts: Attempts::One, ..Delivery::new(core.clone(), vec![opening], deadline) };
+        match delivery.first_attempt().await.finish().await {
+            Ok(_) => return Ok(client),
+            Err(_) if Instant::now() < deadline && *core.leader.borrow() != Known::Stopped => {}
+            // Whatever became of it, no command was sent.
+            Err(_) => return Err(SubmitError::Unavailable),
+        }
+    }
 }
 
 impl Delivery {
     pub(crate) fn new(core: Arc<Core>, submissions: Vec<Submission>, deadline: Instant) -> Self {
-        Self { core, batch: Batch::Plain(submissions), deadline, fate: Fate::NotTaken, attempt: None }
+        Self {
+            core,
+            batch: Batch::Plain(submissions),
+            deadline,
+            fate: Fate::NotTaken,
+            attempt: None,
+            attempts: Attempts::Any,
+        }
     }
 
     /// Sends it, if there is a leader; later batches come after it then.
@@ -105,7 +144,7 @@ impl Delivery {
                         Err(Fate::NotTaken) => self.fate = before,
                         Err(Fate::Unknown) => {}
                     }
-                    self.next_leader().await
+                    self.next_leader().await.filter(|_| self.attempts == Attempts::Any)
                 }
                 None => self.next_leader().await,
             };

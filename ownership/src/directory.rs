@@ -110,6 +110,11 @@ impl Directory {
         &self.core.raft
     }
 
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
     /// The cluster that this node belongs to.
     pub fn cluster(&self) -> ClusterId {
         self.core.registry.own.cluster

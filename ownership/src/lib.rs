@@ -52,4 +52,6 @@ pub use writer::Ticket;
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
+mod retry_tests;
+#[cfg(test)]
 mod unfinished_tests;

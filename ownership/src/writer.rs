@@ -1,7 +1,8 @@
 //! The queue in front of the log: many commands become few entries, and nobody who submits ever waits.
 //!
 //! Batches go to the leader, wherever it is. A batch whose answer was lost is sent again with the same serials, so
-//! that it is executed once.
+//! that it is executed once. It never carries the opening of its client: sent again after the ledger forgot the client,
+//! it would open it anew, and be executed twice.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 use vocabulary::{ClientId, ClientSerial};
 
 use crate::core::Core;
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, open_client};
 use crate::error::SubmitError;
 use crate::node_folder::random;
 
@@ -142,9 +143,9 @@ pub(crate) struct Writer {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ClientIs {
-    /// Nothing; the next batch opens it.
+    /// Nothing; it is opened before the next batch.
     New,
-    /// A batch that opens it is on its way; nothing else is sent meanwhile.
+    /// It is being opened, and the batch that waits for it comes next; nothing else is sent meanwhile.
     Opening,
     /// Known.
     Open,
@@ -153,10 +154,19 @@ enum ClientIs {
 /// A batch that was answered.
 struct Answered {
     first: u64,
-    /// How many of its submissions only open the client.
-    opened: usize,
     answers: Vec<Answer>,
     result: Result<Vec<Outcome>, SubmitError>,
+    client: Opened,
+}
+
+/// What became of the client of a batch before it was sent.
+enum Opened {
+    /// It was open.
+    Before,
+    /// It was opened for it.
+    As(ClientId),
+    /// It could not be.
+    Not,
 }
 
 impl Writer {
@@ -201,42 +211,38 @@ impl Writer {
 
     /// Sends a batch on its way. When this returns, it has its place before every later one.
     async fn send(&mut self, queued: Vec<Queued>) -> impl Future<Output = Answered> + use<> {
-        // Exactly as many as there are: an entry lives on in the log's cache.
-        let opens = usize::from(self.client_is == ClientIs::New);
-        let mut submissions = Vec::with_capacity(queued.len() + opens);
-        let mut opened = 0;
-        if self.client_is == ClientIs::New {
-            // An earlier client was forgotten, or there was none: begin as a new one.
-            self.client = ClientId(random());
-            submissions.push(self.submission(Command::OpenClient(self.core.node())));
-            self.client_is = ClientIs::Opening;
-            opened = 1;
-        }
-        let first = self.serial + 1 - opened as u64;
-        let mut answers = Vec::with_capacity(queued.len());
-        for Queued { command, answer, .. } in queued {
-            submissions.push(self.submission(command));
-            answers.push(answer);
-        }
+        let first = self.serial + 1;
+        self.serial += queued.len() as u64;
         self.unanswered.insert(first);
         self.last_sent = Instant::now();
-        let delivery = Delivery::new(self.core.clone(), submissions, self.last_sent + self.deadline);
-        let delivery = delivery.first_attempt().await;
-        async move { Answered { first, opened, answers, result: delivery.finish().await } }
+        let (core, deadline) = (self.core.clone(), self.last_sent + self.deadline);
+        let (commands, answers) = queued.into_iter().map(|queued| (queued.command, queued.answer)).unzip();
+        // An earlier client was forgotten, or there was none: begin as a new one. What is sent there has its place only
+        // then, and nothing else is sent until it is answered.
+        let sent = match std::mem::replace(&mut self.client_is, ClientIs::Opening) {
+            ClientIs::New => Sent::Unopened(commands),
+            known @ (ClientIs::Opening | ClientIs::Open) => {
+                self.client_is = known;
+                let delivery = Delivery::new(core.clone(), submissions(commands, first, self.client), deadline);
+                Sent::First(delivery.first_attempt().await)
+            }
+        };
+        async move {
+            let (client, result) = sent.answered(core, first, deadline).await;
+            Answered { first, answers, result, client }
+        }
     }
 
-    fn submission(&mut self, command: Command) -> Submission {
-        self.serial += 1;
-        Submission { client: self.client, serial: ClientSerial(self.serial), command }
-    }
-
-    fn answer(&mut self, Answered { first, opened, answers, result }: Answered) {
+    fn answer(&mut self, Answered { first, answers, result, client }: Answered) {
         self.unanswered.remove(&first);
+        match client {
+            Opened::Before => {}
+            // A client whose first batch was not answered may be forgotten already.
+            Opened::As(client) if result.is_ok() => (self.client, self.client_is) = (client, ClientIs::Open),
+            Opened::As(_) | Opened::Not => self.client_is = ClientIs::New,
+        }
         match result {
             Err(error) => {
-                if opened > 0 {
-                    self.client_is = ClientIs::New;
-                }
                 for answer in answers {
                     self.core.counters().failed(error);
                     // Whoever asked may have gone.
@@ -244,11 +250,9 @@ impl Writer {
                 }
             }
             Ok(outcomes) => {
-                if opened > 0 {
-                    self.client_is = ClientIs::Open;
-                }
-                for (answer, outcome) in answers.into_iter().zip(outcomes.into_iter().skip(opened)) {
-                    if outcome == Outcome::Refused(Refusal::UnknownClient) {
+                for (answer, outcome) in answers.into_iter().zip(outcomes) {
+                    // While the next client is being opened, this is told of the one before.
+                    if outcome == Outcome::Refused(Refusal::UnknownClient) && self.client_is == ClientIs::Open {
                         self.client_is = ClientIs::New;
                     }
                     drop(answer.send(Ok(outcome)));
@@ -256,6 +260,42 @@ impl Writer {
             }
         }
     }
+}
+
+/// A batch whose place is taken.
+enum Sent {
+    /// Its client is opened first.
+    Unopened(Vec<Command>),
+    /// Its first attempt is on its way.
+    First(Delivery),
+}
+
+impl Sent {
+    /// The client that was opened for it, and what became of it.
+    async fn answered(
+        self,
+        core: Arc<Core>,
+        first: u64,
+        deadline: Instant,
+    ) -> (Opened, Result<Vec<Outcome>, SubmitError>) {
+        let commands = match self {
+            Self::First(delivery) => return (Opened::Before, delivery.finish().await),
+            Self::Unopened(commands) => commands,
+        };
+        match open_client(&core, ClientSerial(first - 1), deadline).await {
+            Err(error) => (Opened::Not, Err(error)),
+            Ok(client) => {
+                let delivery = Delivery::new(core, submissions(commands, first, client), deadline);
+                (Opened::As(client), delivery.first_attempt().await.finish().await)
+            }
+        }
+    }
+}
+
+/// Exactly as many as there are: an entry lives on in the log's cache.
+fn submissions(commands: Vec<Command>, first: u64, client: ClientId) -> Vec<Submission> {
+    let number = |(n, command)| Submission { client, serial: ClientSerial(first + n as u64), command };
+    commands.into_iter().enumerate().map(number).collect()
 }
 
 #[cfg(test)]
