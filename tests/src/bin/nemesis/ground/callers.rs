@@ -5,6 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::history::Seat;
 
+/// How often the kernel's table is read for one socket.
+const READS: usize = 4;
+
 /// Processes by seat.
 #[derive(Default)]
 pub(super) struct Callers {
@@ -18,7 +21,9 @@ impl Callers {
 
     /// The seat of the process that connected from `address`.
     pub(super) fn owner_of(&self, address: SocketAddr) -> Option<Seat> {
-        let inode = inode_of(&std::fs::read_to_string("/proc/net/tcp").ok()?, address)?;
+        // The table is read in pieces: while others come and go, a line may be missing from it.
+        let read = || std::fs::read_to_string("/proc/net/tcp").ok();
+        let inode = (0..READS).find_map(|_| inode_of(&read()?, address))?;
         let link = format!("socket:[{inode}]");
         let holds = |pid: &u32| {
             let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok();
@@ -29,7 +34,7 @@ impl Callers {
     }
 }
 
-/// The socket whose local end is `address`, in the text of `/proc/net/tcp`.
+/// The socket whose local end is `address`, in the text of `/proc/net/tcp`. Closed ones that linger there have number 0.
 fn inode_of(table: &str, address: SocketAddr) -> Option<u64> {
     let SocketAddr::V4(address) = address else { return None };
     let Ipv4Addr { .. } = address.ip();
@@ -37,7 +42,8 @@ fn inode_of(table: &str, address: SocketAddr) -> Option<u64> {
     let local = format!("{:08X}:{:04X}", u32::from_ne_bytes(address.ip().octets()), address.port());
     table.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        (fields.get(1) == Some(&local.as_str())).then(|| fields.get(9)?.parse().ok())?
+        let inode = (fields.get(1) == Some(&local.as_str())).then(|| fields.get(9)?.parse().ok())?;
+        inode.filter(|inode| *inode != 0)
     })
 }
 
@@ -53,5 +59,16 @@ mod tests {
         callers.settle(Seat(3), std::process::id());
         assert_eq!(callers.owner_of(caller.local_addr().unwrap()), Some(Seat(3)));
         assert_eq!(callers.owner_of("127.0.0.1:1".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn a_closed_socket_that_lingers_at_the_address_is_not_taken_for_the_open_one() {
+        let line = |inode: &str| format!("0: 0100007F:1F90 0200007F:0050 06 0:0 00:0 0 0 0 {inode} 3\n");
+        let table = format!("head\n{}{}", line("0"), line("4711"));
+        let address = "127.0.0.1:8080".parse().unwrap();
+        if cfg!(target_endian = "little") {
+            assert_eq!(inode_of(&table, address), Some(4711));
+        }
+        assert_eq!(inode_of("head\n", address), None);
     }
 }
