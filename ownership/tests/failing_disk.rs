@@ -175,7 +175,7 @@ fn a_full_disk_stops_the_node_and_freed_space_brings_it_back() {
          export {DATA_DIR}={mount}/data
          head -c 1000000 /dev/zero > {mount}/ballast
          {own} --nocapture || exit 1
-         echo again; {own} --nocapture; echo status $?
+         echo again; {own} --nocapture 2>&1; echo status $?
          rm {mount}/ballast
          echo freed; {own} --nocapture || exit 1"
     );
@@ -194,7 +194,7 @@ fn a_full_disk_stops_the_node_and_freed_space_brings_it_back() {
     let failed = first.lines().find(|line| line.contains("failed ")).unwrap_or_else(|| panic!("{text}"));
     assert!(failed.contains("No space left") && failed.contains("Free space"), "{failed}");
     let acknowledged = last_acknowledged(&lines(first)).unwrap();
-    // Without room it may say so at once, or run until the next write; it never loses or hangs.
+    // Without room it says so when it is opened, or at the next write; it never loses or hangs.
     assert!(still_full.contains("No space left"), "{still_full}\n{errors}");
     let acknowledged = last_acknowledged(&lines(still_full)).unwrap_or(acknowledged).max(acknowledged);
     let found = freed.lines().find_map(|line| line.split_once("found ")?.1.trim().parse::<u64>().ok()).unwrap();
