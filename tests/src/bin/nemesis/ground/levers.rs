@@ -47,21 +47,21 @@ const BYTES: usize = 9 * 8;
 /// The levers of all nodes of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Levers {
-    library: PathBuf,
+    shared_object: PathBuf,
     folder: PathBuf,
 }
 
 impl Levers {
     /// Builds the shim in `folder`; fails where there is no C compiler.
     pub(crate) fn build(folder: &Path) -> Result<Levers, NemesisError> {
-        let (source, library) = (folder.join("shim.c"), folder.join("shim.so"));
+        let (source, shared_object) = (folder.join("shim.c"), folder.join("shim.so"));
         std::fs::write(&source, SOURCE).map_err(NemesisError::system(source.display().to_string()))?;
         let mut compile = Command::new("cc");
-        compile.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-ldl");
+        compile.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&shared_object).arg(&source).arg("-ldl");
         let compiled = compile.stdin(Stdio::null()).output().map_err(NemesisError::system("cc"))?;
         let got = || String::from_utf8_lossy(&compiled.stderr).trim().to_owned();
         match compiled.status.success() {
-            true => Ok(Levers { library, folder: folder.to_owned() }),
+            true => Ok(Levers { shared_object, folder: folder.to_owned() }),
             false => Err(NemesisError::Answer { who: "cc".into(), got: got() }),
         }
     }
@@ -70,7 +70,7 @@ impl Levers {
     pub(crate) fn environment(&self, seat: Seat) -> Result<Vec<(&'static str, String)>, NemesisError> {
         let path = self.path(seat);
         std::fs::write(&path, [0; BYTES]).map_err(NemesisError::system(path.display().to_string()))?;
-        Ok(vec![("LD_PRELOAD", self.library.display().to_string()), ("SHIM_LEVERS", path.display().to_string())])
+        Ok(vec![("LD_PRELOAD", self.shared_object.display().to_string()), ("FAULT_LEVERS", path.display().to_string())])
     }
 
     /// Pulls one; zero lets it go.
@@ -107,14 +107,14 @@ mod tests {
     fn seconds_of(levers: &Levers, seat: Seat) -> i64 {
         let path = levers.path(seat);
         let mut date = Command::new("date");
-        date.arg("+%s").env("LD_PRELOAD", &levers.library).env("SHIM_LEVERS", path);
+        date.arg("+%s").env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", path);
         let output = date.output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
     fn sync_of(levers: &Levers, seat: Seat, file: &Path) -> bool {
         let mut sync = Command::new("sync");
-        sync.arg("--data").arg(file).env("LD_PRELOAD", &levers.library).env("SHIM_LEVERS", levers.path(seat));
+        sync.arg("--data").arg(file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(seat));
         sync.stderr(Stdio::null()).status().unwrap().success()
     }
 

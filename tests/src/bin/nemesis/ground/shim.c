@@ -1,6 +1,6 @@
 /* Loaded before libc into one process: its disk becomes slow or fails, its clocks jump or run at another pace.
  *
- * The file that SHIM_LEVERS names is mapped and shared with whoever pulls the levers. All are 64-bit numbers in the
+ * The file that FAULT_LEVERS names is mapped and shared with whoever pulls the levers. All are 64-bit numbers in the
  * machine's order; zeros change nothing. Monotonic time never runs backwards here either, whatever is pulled. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,7 +39,7 @@ __attribute__((constructor)) static void begin(void) {
     real_fdatasync = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
     real_fsync = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     real_epoll_wait = (int (*)(int, struct epoll_event *, int, int))dlsym(RTLD_NEXT, "epoll_wait");
-    const char *path = getenv("SHIM_LEVERS");
+    const char *path = getenv("FAULT_LEVERS");
     int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file < 0) return;
     void *mapped = mmap(NULL, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
