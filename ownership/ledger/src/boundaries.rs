@@ -6,7 +6,7 @@ use vocabulary::{ArtifactId, PrefixId};
 
 use crate::artifact::Scope;
 use crate::radix::Radix;
-use crate::stored::{Artifacts, Stored};
+use crate::stored::{Artifacts, Kept};
 
 /// The index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -25,13 +25,8 @@ impl Boundaries {
         self.0.remove(&entry(prefix, scope, id));
     }
 
-    /// The extent that keeps a prefix in a scope, still packed.
-    pub(crate) fn keeper<'a>(
-        &self,
-        prefix: PrefixId,
-        scope: Scope,
-        artifacts: &'a Artifacts,
-    ) -> Option<(ArtifactId, &'a Stored)> {
+    /// What keeps a prefix in a scope.
+    pub(crate) fn keeper<'a>(&self, prefix: PrefixId, scope: Scope, artifacts: &'a Artifacts) -> Option<Kept<'a>> {
         let mut from = key(prefix, scope);
         loop {
             let (found, ()) = self.0.at_or_after(&from).filter(|(found, ())| *found >> 64 == from >> 64)?;
@@ -44,12 +39,12 @@ impl Boundaries {
 }
 
 /// The extent that an entry means, if it keeps the prefix indeed. Others may share the half of its id.
-fn holder(entry: u128, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<(ArtifactId, &Stored)> {
+fn holder(entry: u128, prefix: PrefixId, scope: Scope, artifacts: &Artifacts) -> Option<Kept<'_>> {
     let mut from = u128::from(entry as u64) << 64;
     loop {
         let (id, stored) = artifacts.at_or_after(ArtifactId(from)).filter(|(id, _)| id.0 >> 64 == from >> 64)?;
-        if stored.origin().scope() == scope && stored.keeps(prefix) {
-            return Some((id, stored));
+        if let Some(kept) = stored.kept(id, prefix).filter(|_| stored.origin().scope() == scope) {
+            return Some(kept);
         }
         from = id.0.checked_add(1)?;
     }

@@ -23,7 +23,7 @@ use crate::node::{Cluster, Node};
 use crate::radix::Radix;
 use crate::record::{Intent, Lease, Session, Worker};
 use crate::sessions::Sessions;
-use crate::stored::{Artifacts, Stored};
+use crate::stored::{Artifacts, Kept};
 
 /// What a tenant has in the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -286,16 +286,16 @@ impl Ledger {
 
     /// The extent that keeps a prefix.
     pub fn keeper(&self, prefix: PrefixId, scope: Scope) -> Option<Artifact> {
-        self.packed_keeper(prefix, scope).map(|(id, stored)| stored.unpack(id))
+        self.kept(prefix, scope).map(|kept| kept.artifact())
     }
 
     /// Whether some extent keeps a prefix.
     pub(crate) fn keeps(&self, prefix: PrefixId, scope: Scope) -> bool {
-        self.packed_keeper(prefix, scope).is_some()
+        self.kept(prefix, scope).is_some()
     }
 
-    /// The extent that keeps a prefix, still packed.
-    pub(crate) fn packed_keeper(&self, prefix: PrefixId, scope: Scope) -> Option<(ArtifactId, &Stored)> {
+    /// The point that ends a prefix, and what keeps it.
+    pub(crate) fn kept(&self, prefix: PrefixId, scope: Scope) -> Option<Kept<'_>> {
         self.index.boundaries.keeper(prefix, scope, &self.records.artifacts)
     }
 

@@ -45,6 +45,7 @@ pub use point::{MAX_POINTS, Point, Run, WAYPOINT};
 pub use record::{Head, Intent, Lease, Session, Worker, WorkerKind, WorkerSpec};
 pub use refs::{Member, Refs};
 pub use step::{Custody, StepCommit, StepOutcome};
+pub use stored::Kept;
 
 #[cfg(test)]
 mod tests;

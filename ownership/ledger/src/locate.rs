@@ -7,6 +7,7 @@ use crate::artifact::{Artifact, Scope};
 use crate::ledger::Ledger;
 use crate::point::WAYPOINT;
 use crate::record::{Head, Session, WorkerKind};
+use crate::stored::Kept;
 
 /// A prompt to be located.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +129,7 @@ impl Ledger {
     pub fn locate(&self, query: Query<'_>) -> Located {
         let session = query.session.and_then(|id| self.session(id));
         let deepest = session.as_ref().and_then(|session| self.deepest_of(session, query));
-        let deepest = deepest.or_else(|| self.deepest(query.scope, query.chain));
+        let deepest = deepest.or_else(|| self.deepest(query.scope, query.chain).map(|kept| (kept.at, kept.artifact())));
         let lineage = match (query.session, &deepest) {
             (Some(_), _) => session.as_ref().and_then(|session| self.lineage_in(session, query)),
             (None, Some((at, artifact))) => self.lineage_by_chain(query, *at, artifact),
@@ -145,25 +146,18 @@ impl Ledger {
     ///
     /// Looks for the last kept waypoint, which is found by halving because they are kept without a gap, from the end
     /// on, because most of a prompt is known. What is deeper lies before the next one, in the same extent or below it.
-    pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<(Point, Artifact)> {
-        let keeper = |blocks: u64| {
-            let point = Point::on(chain, Blocks(blocks))?;
-            Some((point, self.packed_keeper(point.id, scope)?))
-        };
+    pub fn deepest(&self, scope: Scope, chain: &Chain) -> Option<Kept<'_>> {
+        let kept = |blocks: u64| self.kept(chain.prefix(Blocks(blocks))?, scope);
         let blocks = chain.blocks().0;
-        let passed = last_kept(blocks / WAYPOINT, |waypoint| keeper(waypoint * WAYPOINT));
-        let mut deepest = passed.map(|(_, (id, stored))| stored.unpack(id)).map(|artifact| {
-            let on_chain = artifact.boundaries.partition_point(|b| b.point.is_on(chain));
-            (artifact.boundaries[on_chain.saturating_sub(1)].point, artifact)
-        });
-        let low = passed.map_or(0, |(point, _)| point.blocks.0);
-        let known = deepest.as_ref().map_or(0, |(point, _)| point.blocks.0);
-        if deepest.as_ref().is_none_or(|(_, artifact)| !artifact.children.is_empty()) {
-            let last = blocks.min(low + WAYPOINT - 1);
-            let below = (known + 1..=last).rev().find_map(keeper);
-            deepest = below.map(|(point, (id, stored))| (point, stored.unpack(id))).or(deepest);
+        let passed = last_kept(blocks / WAYPOINT, |waypoint| kept(waypoint * WAYPOINT));
+        let deepest = passed.map(|kept| kept.last_on(chain));
+        if deepest.is_some_and(|kept| !kept.has_children()) {
+            return deepest;
         }
-        deepest
+        let waypoint = passed.map_or(0, |kept| kept.at.blocks.0);
+        let known = deepest.map_or(0, |kept| kept.at.blocks.0);
+        let last = blocks.min(waypoint + WAYPOINT - 1);
+        (known + 1..=last).rev().find_map(kept).or(deepest)
     }
 
     /// The same, of a session whose prompt goes on from the end of what anybody sealed there: whatever is deeper on this
@@ -179,13 +173,15 @@ impl Ledger {
 
     /// Who has a kept prefix, and since when.
     pub fn owner_of(&self, prefix: PrefixId, scope: Scope) -> Option<(Standing, Epoch)> {
-        let (id, stored) = self.packed_keeper(prefix, scope)?;
-        let (owner, epoch) = stored.grant();
-        let standing = match owner.filter(|owner| self.is_live(*owner)) {
+        self.kept(prefix, scope).map(|kept| (self.standing_of(&kept), kept.epoch))
+    }
+
+    /// Who has the extent that keeps a point.
+    pub fn standing_of(&self, kept: &Kept<'_>) -> Standing {
+        match kept.owner.filter(|owner| self.is_live(*owner)) {
             Some(owner) => Standing::Owned(owner),
-            None => self.standing(&stored.unpack(id)),
-        };
-        Some((standing, epoch))
+            None => self.standing(&kept.artifact()),
+        }
     }
 
     /// Who has an extent: its owner, else a live copy at an engine, else one in a store, else nobody.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocabulary::{ArtifactId, Blocks, Epoch, GroupId, LedgerTime, Owner, PrefixId, SessionId};
+use vocabulary::{ArtifactId, Blocks, Chain, Epoch, GroupId, LedgerTime, Owner, PrefixId, SessionId};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Point;
@@ -87,27 +87,61 @@ impl Stored {
         &self.origin
     }
 
-    /// Who has it by decision, and since when, without unpacking the rest.
-    pub(crate) fn grant(&self) -> (Option<Owner>, Epoch) {
+    /// What is kept at a point with this id, if one is.
+    pub(crate) fn kept(&self, id: ArtifactId, prefix: PrefixId) -> Option<Kept<'_>> {
         let mut from = Reader(&self.bytes);
         from.skip_references();
-        let head = from.head();
-        (head.owner, head.epoch)
+        let Head { owner, epoch, parent, .. } = from.head();
+        let mut points = from.points(parent);
+        let at = points.find(|point| point.id == prefix)?;
+        Some(Kept { id, at, owner, epoch, stored: self })
     }
 
-    /// Whether a point with this id is kept; cheaper than unpacking.
-    pub(crate) fn keeps(&self, prefix: PrefixId) -> bool {
+    /// The deepest kept point on the chain, of an extent of which everything up to `known` is.
+    fn last_on(&self, chain: &Chain, known: Point) -> Point {
         let mut from = Reader(&self.bytes);
         from.skip_references();
-        from.head();
-        (0..from.number()).any(|_| {
-            let step = from.number();
-            let found = from.id() == prefix.0;
-            if step & 1 == 1 {
-                from.epoch();
-            }
-            found
-        })
+        let parent = from.head().parent;
+        let deeper = from.points(parent).skip_while(|point| point.blocks <= known.blocks);
+        deeper.take_while(|point| point.is_on(chain)).last().unwrap_or(known)
+    }
+
+    fn has_children(&self) -> bool {
+        let mut from = Reader(&self.bytes);
+        let sessions = from.number() as usize;
+        from.skip(16 * sessions);
+        from.number() > 0 || self.many.as_ref().is_some_and(|many| !many.1.is_empty())
+    }
+}
+
+/// A kept point, and the extent that keeps it: what most lookups are about, read without unpacking the rest.
+#[derive(Clone, Copy)]
+pub struct Kept<'a> {
+    /// The extent.
+    pub id: ArtifactId,
+    /// The point.
+    pub at: Point,
+    /// Who has the extent by decision; none when the owner gave it back.
+    pub owner: Option<Owner>,
+    /// When that owner was granted.
+    pub epoch: Epoch,
+    stored: &'a Stored,
+}
+
+impl Kept<'_> {
+    /// The whole extent.
+    pub fn artifact(&self) -> Artifact {
+        self.stored.unpack(self.id)
+    }
+
+    /// Whether extents hang on this one.
+    pub(crate) fn has_children(&self) -> bool {
+        self.stored.has_children()
+    }
+
+    /// The deepest kept point of the extent that is on the chain; this one is.
+    pub(crate) fn last_on(self, chain: &Chain) -> Self {
+        Self { at: self.stored.last_on(chain, self.at), ..self }
     }
 }
 
@@ -182,6 +216,20 @@ impl Reader<'_> {
             group: has(GROUP).then(|| GroupId(self.id())),
             pinned: if has(PINNED) { Pinned::Yes } else { Pinned::No },
         }
+    }
+
+    /// The kept points of an extent that hangs there, without their epochs. Reads only what is asked for.
+    fn points(mut self, parent: Option<Attached>) -> impl Iterator<Item = Point> {
+        let mut blocks = parent.map_or(0, |parent| parent.at.blocks.0);
+        (0..self.number()).map(move |_| {
+            let step = self.number();
+            blocks = blocks.wrapping_add(step >> 1);
+            let id = PrefixId(self.id());
+            if step & 1 == 1 {
+                self.epoch();
+            }
+            Point { blocks: Blocks(blocks), id }
+        })
     }
 
     fn body(&mut self, mut artifact: Artifact) -> Artifact {

@@ -113,7 +113,7 @@ pub fn tell(gateway: &Arc<Gateway>, step: Arc<Finished>) {
 /// Hands the step in, on top of what the view shows of its chain.
 fn handed_in(gateway: &Arc<Gateway>, step: &Arc<Finished>) -> BoxFuture<'static, Told> {
     let view = gateway.directory().view();
-    let known = view.deepest(step.scope(), &step.chain).map_or(Blocks::ZERO, |(point, _)| point.blocks);
+    let known = view.deepest(step.scope(), &step.chain).map_or(Blocks::ZERO, |kept| kept.at.blocks);
     let command = |base| step.command(base, gateway.node());
     let Some(command_now) = command(known) else { return ready(Told::Answered).boxed() };
     let sent = gateway.commit(command_now);

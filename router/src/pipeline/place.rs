@@ -74,7 +74,7 @@ pub(crate) fn shows(view: &Ledger, step: &Finished) -> bool {
     let Some(head) = step.head() else { return true };
     let is_head = |session: ownership::ledger::Session| session.heads.iter().any(|known| known.point == head);
     view.session(step.session).is_some_and(is_head)
-        || view.deepest(step.scope(), &step.chain).is_some_and(|(point, _)| point.blocks >= head.blocks)
+        || view.deepest(step.scope(), &step.chain).is_some_and(|kept| kept.at.blocks >= head.blocks)
 }
 
 #[cfg(test)]

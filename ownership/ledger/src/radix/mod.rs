@@ -38,23 +38,26 @@ pub(crate) struct Radix<K, V, const MAX: usize> {
     len: usize,
 }
 
+/// What a slot of a branch leads to.
 #[derive(Clone)]
 enum Slot<K, V> {
-    /// The leaf of a slot further left covers this one too.
-    Left,
-    Leaf(Arc<Leaf<K, V>>),
+    Leaf(Leaf<K, V>),
     Branch(Arc<Branch<K, V>>),
 }
 
-#[derive(Clone)]
-struct Leaf<K, V>(Vec<(K, V)>);
+/// Neighbours in order, in one allocation with their count.
+type Leaf<K, V> = Arc<[(K, V)]>;
 
 #[derive(Clone)]
-struct Branch<K, V>([Slot<K, V>; SLOTS]);
+struct Branch<K, V> {
+    /// The slots in which a subtree starts, a bit each. It covers the slots from there to the next one; those are empty.
+    starts: u16,
+    slots: [Slot<K, V>; SLOTS],
+}
 
 impl<K: Digits, V: Clone, const MAX: usize> Default for Radix<K, V, MAX> {
     fn default() -> Self {
-        Self { root: Slot::Leaf(Arc::new(Leaf(Vec::new()))), len: 0 }
+        Self { root: Slot::Leaf(Arc::default()), len: 0 }
     }
 }
 
@@ -64,8 +67,8 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
     }
 
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
-        let (leaf, place) = self.lower_bound(key)?;
-        leaf.0.get(place).filter(|(found, _)| found == key).map(|(_, value)| value)
+        let (leaf, place) = self.lower_bound(key);
+        leaf.get(place).filter(|(found, _)| found == key).map(|(_, value)| value)
     }
 
     pub(crate) fn contains(&self, key: &K) -> bool {
@@ -76,21 +79,20 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
     ///
     /// Keys are spread evenly as a rule, so the digits below the branch tell about where in the leaf a key is: the
     /// search starts there and looks at one or two cache lines, where halving would look at four.
-    fn lower_bound(&self, key: &K) -> Option<(&Leaf<K, V>, usize)> {
+    fn lower_bound(&self, key: &K) -> (&[(K, V)], usize) {
         let (mut slot, mut depth, mut part) = (&self.root, 0, 0.5);
         loop {
             match slot {
-                Slot::Leaf(leaf) => return Some((leaf, leaf.lower_bound(key, part))),
+                Slot::Leaf(leaf) => return (leaf, lower_bound(leaf, key, part)),
                 Slot::Branch(branch) => {
                     let digit = key.digit(depth);
                     let place = branch.place(digit);
-                    slot = &branch.0[place];
+                    slot = &branch.slots[place];
                     if matches!(slot, Slot::Leaf(_)) {
                         let below = key.digit(depth + 1) << 4 | key.digit(depth + 2);
                         part = (((digit - place) << 8 | below) as f32) / (branch.width(place) << 8) as f32;
                     }
                 }
-                Slot::Left => return None,
             }
             depth += 1;
         }
@@ -127,18 +129,18 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
         while let Slot::Branch(branch) = slot {
             let place = branch.place(key.digit(depth));
             iter.branches.push((branch, place + 1));
-            (slot, depth) = (&branch.0[place], depth + 1);
+            (slot, depth) = (&branch.slots[place], depth + 1);
         }
         if let Slot::Leaf(leaf) = slot {
-            iter.leaf = Some((leaf, leaf.lower_bound(key, 0.5)));
+            iter.leaf = Some((leaf, lower_bound(leaf, key, 0.5)));
         }
         iter
     }
 
     /// The first entry at or after a key.
     pub(crate) fn at_or_after(&self, key: &K) -> Option<(&K, &V)> {
-        let (leaf, place) = self.lower_bound(key)?;
-        match leaf.0.get(place) {
+        let (leaf, place) = self.lower_bound(key);
+        match leaf.get(place) {
             Some((found, value)) => Some((found, value)),
             None => self.iter_from(key).next(),
         }
@@ -151,95 +153,89 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
 }
 
 impl<K: Digits, V: Clone> Slot<K, V> {
+    fn empty() -> Self {
+        Slot::Leaf(Arc::default())
+    }
+
     fn insert<const MAX: usize>(&mut self, depth: u32, key: K, value: V) -> Option<V> {
         match self {
-            Slot::Left => None,
             Slot::Leaf(leaf) => {
-                let leaf = Arc::make_mut(leaf);
-                let old = leaf.insert(key, value);
-                if leaf.0.len() > MAX {
-                    *self = Branch::over::<MAX>(leaf.take(), depth);
+                let old = insert(leaf, key, value);
+                if leaf.len() > MAX {
+                    let full = std::mem::take(leaf);
+                    *self = Branch::over::<MAX>(full, depth);
                 }
                 old
             }
             Slot::Branch(branch) => {
                 let branch = Arc::make_mut(branch);
                 let place = branch.place(key.digit(depth));
-                if let Slot::Leaf(leaf) = &mut branch.0[place] {
-                    let leaf = Arc::make_mut(leaf);
-                    let old = leaf.insert(key, value);
-                    if leaf.0.len() > MAX {
-                        let full = leaf.take();
+                if let Slot::Leaf(leaf) = &mut branch.slots[place] {
+                    let old = insert(leaf, key, value);
+                    if leaf.len() > MAX {
+                        let full = std::mem::take(leaf);
                         branch.split::<MAX>(place, depth, full);
                     }
                     return old;
                 }
-                branch.0[place].insert::<MAX>(depth + 1, key, value)
+                branch.slots[place].insert::<MAX>(depth + 1, key, value)
             }
         }
     }
 
     fn remove<const MAX: usize>(&mut self, depth: u32, key: &K) -> Option<V> {
         match self {
-            Slot::Left => None,
-            Slot::Leaf(leaf) => Arc::make_mut(leaf).remove(key),
+            Slot::Leaf(leaf) => remove(leaf, key),
             Slot::Branch(branch) => {
                 let inner = Arc::make_mut(branch);
                 let place = inner.place(key.digit(depth));
-                let old = inner.0[place].remove::<MAX>(depth + 1, key);
+                let old = inner.slots[place].remove::<MAX>(depth + 1, key);
                 inner.join::<MAX>(place);
-                if let (Slot::Leaf(leaf), SLOTS) = (&inner.0[0], inner.width(0)) {
+                if let (Slot::Leaf(leaf), SLOTS) = (&inner.slots[0], inner.width(0)) {
                     *self = Slot::Leaf(leaf.clone());
                 }
                 old
             }
         }
     }
-
-    fn leaf_of(leaf: Leaf<K, V>) -> Self {
-        Slot::Leaf(Arc::new(leaf))
-    }
 }
 
 impl<K: Digits, V: Clone> Branch<K, V> {
     /// The slot whose subtree covers a digit.
     fn place(&self, digit: usize) -> usize {
-        let mut place = digit;
-        while place > 0 && matches!(self.0[place], Slot::Left) {
-            place &= place - 1;
-        }
-        place
+        let upto = self.starts & u16::MAX >> (SLOTS - 1 - digit);
+        SLOTS - 1 - upto.leading_zeros() as usize
     }
 
     /// How many slots the subtree at `place` covers.
     fn width(&self, place: usize) -> usize {
-        1 + self.0[place + 1..].iter().take_while(|slot| matches!(slot, Slot::Left)).count()
+        let after = u32::from(self.starts) >> (place + 1);
+        (after.trailing_zeros() as usize + 1).min(SLOTS - place)
     }
 
     /// A branch in the place of a full leaf.
     fn over<const MAX: usize>(full: Leaf<K, V>, depth: u32) -> Slot<K, V> {
-        let mut branch = Branch(std::array::from_fn(|_| Slot::Left));
+        let mut branch = Branch { starts: 1, slots: std::array::from_fn(|_| Slot::empty()) };
         branch.split::<MAX>(0, depth, full);
         Slot::Branch(Arc::new(branch))
     }
 
     /// Puts the halves of a full leaf where it was, or a branch where one slot is too narrow for it.
-    fn split<const MAX: usize>(&mut self, place: usize, depth: u32, mut full: Leaf<K, V>) {
-        if full.0.len() <= MAX {
-            self.0[place] = Slot::leaf_of(full);
+    fn split<const MAX: usize>(&mut self, place: usize, depth: u32, full: Leaf<K, V>) {
+        if full.len() <= MAX {
+            self.slots[place] = Slot::Leaf(full);
             return;
         }
         let width = self.width(place);
         if width == 1 {
-            self.0[place] = Branch::over::<MAX>(full, depth + 1);
+            self.slots[place] = Branch::over::<MAX>(full, depth + 1);
             return;
         }
         let half = place + width / 2;
-        let right = full.split_off(full.0.partition_point(|(key, _)| key.digit(depth) < half));
-        // The right half is an owner first, so that each half knows its width.
-        self.0[half] = Slot::leaf_of(Leaf(Vec::new()));
-        self.split::<MAX>(place, depth, full);
-        self.split::<MAX>(half, depth, right);
+        let (left, right) = full.split_at(full.partition_point(|(key, _)| key.digit(depth) < half));
+        self.starts |= 1 << half;
+        self.split::<MAX>(place, depth, left.into());
+        self.split::<MAX>(half, depth, right.into());
     }
 
     /// Joins a small leaf with its neighbours.
@@ -251,83 +247,69 @@ impl<K: Digits, V: Clone> Branch<K, V> {
                 return;
             }
             let (left, right) = (place.min(other), place.max(other));
-            let (Slot::Leaf(low), Slot::Leaf(high)) = (&self.0[left], &self.0[right]) else { return };
-            if low.0.len() + high.0.len() > MAX / 2 {
+            let (Slot::Leaf(low), Slot::Leaf(high)) = (&self.slots[left], &self.slots[right]) else { return };
+            if low.len() + high.len() > MAX / 2 {
                 return;
             }
-            self.0[left] = Slot::leaf_of(low.joined(high));
-            self.0[right] = Slot::Left;
+            self.slots[left] = Slot::Leaf(low.iter().chain(high.iter()).cloned().collect());
+            self.slots[right] = Slot::empty();
+            self.starts &= !(1 << right);
             place = left;
         }
     }
 }
 
-impl<K: Digits, V: Clone> Leaf<K, V> {
-    /// The place of the first entry that is not before `key`: looks where it should be, then in widening steps.
-    fn lower_bound(&self, key: &K, part: f32) -> usize {
-        let is_before = |place: usize| self.0[place].0 < *key;
-        let (mut low, mut high, mut step) = (0, self.0.len(), 1);
-        let guess = ((part * high as f32) as usize).min(high.saturating_sub(1));
-        if low < high && is_before(guess) {
-            low = guess + 1;
-            while low + step < high && is_before(low + step) {
-                (low, step) = (low + step + 1, step * 2);
-            }
-            high = high.min(low + step + 1);
-        } else if low < high {
-            high = guess;
-            while high > step && !is_before(high - step - 1) {
-                (high, step) = (high - step - 1, step * 2);
-            }
-            low = high.saturating_sub(step + 1);
+/// The place of the first entry that is not before `key`: looks where it should be, then in widening steps.
+fn lower_bound<K: Digits, V>(leaf: &[(K, V)], key: &K, part: f32) -> usize {
+    let is_before = |place: usize| leaf[place].0 < *key;
+    let (mut low, mut high, mut step) = (0, leaf.len(), 1);
+    let guess = ((part * high as f32) as usize).min(high.saturating_sub(1));
+    if low < high && is_before(guess) {
+        low = guess + 1;
+        while low + step < high && is_before(low + step) {
+            (low, step) = (low + step + 1, step * 2);
         }
-        low + self.0[low..high].partition_point(|(known, _)| known < key)
+        high = high.min(low + step + 1);
+    } else if low < high {
+        high = guess;
+        while high > step && !is_before(high - step - 1) {
+            (high, step) = (high - step - 1, step * 2);
+        }
+        low = high.saturating_sub(step + 1);
     }
+    low + leaf[low..high].partition_point(|(known, _)| known < key)
+}
 
-    fn insert(&mut self, key: K, value: V) -> Option<V> {
-        match self.0.binary_search_by_key(&key, |(key, _)| *key) {
-            Ok(place) => Some(std::mem::replace(&mut self.0[place].1, value)),
-            Err(place) => {
-                self.0.reserve_exact(1);
-                self.0.insert(place, (key, value));
-                None
-            }
+fn insert<K: Digits, V: Clone>(leaf: &mut Leaf<K, V>, key: K, value: V) -> Option<V> {
+    match leaf.binary_search_by_key(&key, |(key, _)| *key) {
+        Ok(place) => Some(std::mem::replace(&mut Arc::make_mut(leaf)[place].1, value)),
+        Err(place) => {
+            let (before, after) = leaf.split_at(place);
+            let new = std::iter::once((key, value));
+            *leaf = before.iter().cloned().chain(new).chain(after.iter().cloned()).collect();
+            None
         }
     }
+}
 
-    fn remove(&mut self, key: &K) -> Option<V> {
-        let place = self.0.binary_search_by_key(key, |(key, _)| *key).ok()?;
-        let (_, old) = self.0.remove(place);
-        self.0.shrink_to_fit();
-        Some(old)
-    }
-
-    fn take(&mut self) -> Self {
-        Self(std::mem::take(&mut self.0))
-    }
-
-    fn split_off(&mut self, at: usize) -> Self {
-        let right = Self(self.0.split_off(at));
-        self.0.shrink_to_fit();
-        right
-    }
-
-    fn joined(&self, right: &Self) -> Self {
-        Self([self.0.as_slice(), right.0.as_slice()].concat())
-    }
+fn remove<K: Digits, V: Clone>(leaf: &mut Leaf<K, V>, key: &K) -> Option<V> {
+    let place = leaf.binary_search_by_key(key, |(key, _)| *key).ok()?;
+    let old = leaf[place].1.clone();
+    *leaf = leaf[..place].iter().chain(&leaf[place + 1..]).cloned().collect();
+    Some(old)
 }
 
 /// Entries in order.
 pub(crate) struct Iter<'a, K, V> {
     branches: Vec<(&'a Branch<K, V>, usize)>,
-    leaf: Option<(&'a Leaf<K, V>, usize)>,
+    leaf: Option<(&'a [(K, V)], usize)>,
 }
 
 impl<'a, K, V> Iter<'a, K, V> {
     fn enter(&mut self, mut slot: &'a Slot<K, V>) {
         while let Slot::Branch(branch) = slot {
             self.branches.push((branch, 1));
-            slot = &branch.0[0];
+            slot = &branch.slots[0];
         }
         if let Slot::Leaf(leaf) = slot {
             self.leaf = Some((leaf, 0));
@@ -341,17 +323,17 @@ impl<'a, K, V> Iterator for Iter<'a, K, V> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some((leaf, place)) = &mut self.leaf
-                && let Some((key, value)) = leaf.0.get(*place)
+                && let Some((key, value)) = leaf.get(*place)
             {
                 *place += 1;
                 return Some((key, value));
             }
             let (branch, next) = self.branches.last_mut()?;
-            match branch.0.get(*next) {
+            let branch: &'a Branch<K, V> = branch;
+            match branch.slots.get(*next) {
                 None => drop(self.branches.pop()),
                 Some(slot) => {
                     *next += 1;
-                    let slot: &'a Slot<K, V> = slot;
                     self.leaf = None;
                     self.enter(slot);
                 }

@@ -131,7 +131,7 @@ fn command(ledger: &Ledger, wish: &Wish) -> Command {
         Wish::Copy { session: id, at, holder, ttl, drop } => {
             let text = chain(&conversation(*id, 200));
             let extent = ledger.session(session(*id)).and_then(|session| session.head()).map(|head| head.artifact);
-            let kept = ledger.deepest(scope(), &text).map_or(1, |(point, _)| point.blocks.0);
+            let kept = ledger.deepest(scope(), &text).map_or(1, |kept| kept.at.blocks.0);
             let place = Place { extent, ..place(&text, if at % 2 == 0 { kept } else { *at }) };
             match drop {
                 true => Command::DropReplica(DropReplica { place, holder: *holder }),

@@ -112,11 +112,16 @@ proptest! {
     fn a_packed_extent_unpacks_to_itself(artifact in artifacts(), other in any::<u128>()) {
         let stored = Stored::pack(&artifact);
         prop_assert_eq!(&stored.unpack(artifact.id), &artifact);
-        for boundary in &artifact.boundaries {
-            prop_assert!(stored.keeps(boundary.point.id));
+        for prefix in artifact.boundaries.iter().map(|boundary| boundary.point.id).chain([PrefixId(other)]) {
+            let point = artifact.boundaries.iter().map(|boundary| boundary.point).find(|point| point.id == prefix);
+            let kept = stored.kept(artifact.id, prefix);
+            prop_assert_eq!(kept.map(|kept| kept.at), point);
+            if let Some(kept) = kept {
+                prop_assert_eq!((kept.id, kept.owner, kept.epoch), (artifact.id, artifact.owner, artifact.epoch));
+                prop_assert_eq!(kept.has_children(), !artifact.children.is_empty());
+                prop_assert_eq!(kept.artifact(), artifact.clone());
+            }
         }
-        let is_there = artifact.boundaries.iter().any(|boundary| boundary.point.id.0 == other);
-        prop_assert_eq!(stored.keeps(PrefixId(other)), is_there);
     }
 
     #[test]
@@ -177,7 +182,7 @@ fn a_boundary_is_found_by_its_whole_name_even_where_half_of_it_is_shared() {
     }
     for artifact in &twins {
         assert_eq!(
-            index.keeper(artifact.boundaries[0].point.id, scope(), &table).map(|found| found.0),
+            index.keeper(artifact.boundaries[0].point.id, scope(), &table).map(|found| found.id),
             Some(artifact.id)
         );
     }

@@ -162,7 +162,7 @@ impl<'a> Lookups<'a> {
         self.place = (self.place + 40_503) % self.chains.len();
         let before = Instant::now();
         let view = self.directory.view();
-        let found = view.deepest(self.scope, &self.chains[self.place]).map(|(_, artifact)| view.standing(&artifact));
+        let found = view.deepest(self.scope, &self.chains[self.place]).map(|kept| view.standing_of(&kept));
         drop(view);
         let took = before.elapsed();
         assert!(found.is_some_and(|standing| standing.owner() == Some(OWNER)), "every one of them is there");
