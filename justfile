@@ -76,6 +76,14 @@ bench-residency:
 residency requests="10000":
     RESIDENCY_REQUESTS={{requests}} tests/engines/run -s -k residency
 
+# Prompts of random conversations in all committed families, put together and whole, so many conversations.
+incremental cases="20000":
+    PROPTEST_CASES={{cases}} cargo test --release --locked -p prefix --lib incremental_prompts_equal_whole_ones
+
+# What it costs to know a step's prompt and who holds it, as its context grows.
+bench-prefix *options: build
+    target/release/bench_prefix {{options}}
+
 # Partitions, kills, full disks and damaged logs under load, in network namespaces; `--quick` does each once.
 nemesis *options: build
     target/release/nemesis {{options}}

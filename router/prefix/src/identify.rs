@@ -158,7 +158,7 @@ impl Identifier {
         }
     }
 
-    fn model_text(&self) -> Result<&ModelText, PrefixError> {
+    pub(crate) fn model_text(&self) -> Result<&ModelText, PrefixError> {
         self.text.as_deref().ok_or(PrefixError::Unforeseeable {
             reason: FallbackReason::NoTokenizer,
             detail: "no tokenizer is configured for this model",

@@ -14,6 +14,7 @@ use crate::folder::ModelFiles;
 use crate::python;
 use crate::template::{ChatTemplate, Size, TemplateText};
 use crate::tokenizer::TextTokenizer;
+use crate::window::Windowing;
 use crate::{
     ChatBody, Checkpoint, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateKind, Tokenized,
     WallTime,
@@ -29,6 +30,7 @@ pub struct ModelText {
     template: Option<ChatTemplate>,
     kind: TemplateKind,
     messages_habits: MessagesHabits,
+    windowing: Option<Windowing>,
     /// `bos_token` and its like, as template variables.
     special: Variables,
     eos: Vec<u32>,
@@ -58,6 +60,7 @@ impl ModelText {
             eos: end_ids(&tokenizer, &config, &[&generation, &model]),
             kind: TemplateKind::Unsafe,
             messages_habits: MessagesHabits::default(),
+            windowing: None,
             tokenizer,
             template,
             digest,
@@ -66,6 +69,7 @@ impl ModelText {
         loaded.kind = TemplateKind::probe(&loaded);
         let system = loaded.template.as_ref().map_or(SystemPlace::Head, ChatTemplate::system_place);
         loaded.messages_habits = MessagesHabits::probe(&loaded, system);
+        loaded.windowing = Windowing::probe(&loaded);
         Ok(loaded)
     }
 
@@ -83,8 +87,46 @@ impl ModelText {
         self.messages_habits
     }
 
+    /// How prompts can be put together from what is known and what is new; none where they cannot.
+    pub(crate) fn windowing(&self) -> Option<&Windowing> {
+        self.windowing.as_ref()
+    }
+
+    /// Whether prompts of grown conversations can be identified at the cost of what is new.
+    pub fn is_incremental(&self) -> bool {
+        self.windowing.is_some()
+    }
+
+    /// The words that the template looks for in what is said.
+    pub(crate) fn heeds(&self) -> &[Box<str>] {
+        self.template.as_ref().map_or(&[], ChatTemplate::heeds)
+    }
+
+    pub(crate) fn template_mentions(&self, word: &str) -> bool {
+        self.template.as_ref().is_some_and(|template| template.mentions(word))
+    }
+
+    /// Most bytes of a rendered prompt.
+    pub(crate) fn longest(&self) -> usize {
+        usize::try_from(self.limits.rendered.0).unwrap_or(usize::MAX)
+    }
+
     /// The rendered prompt of a chat request.
     pub fn render(&self, chat: &ChatBody, now: WallTime) -> Result<String, PrefixError> {
+        self.rendered(chat, None, now)
+    }
+
+    /// The rendered prompt with these variables instead of the request's own.
+    pub(crate) fn render_with(
+        &self,
+        chat: &ChatBody,
+        variables: Variables,
+        now: WallTime,
+    ) -> Result<String, PrefixError> {
+        self.rendered(chat, Some(variables), now)
+    }
+
+    fn rendered(&self, chat: &ChatBody, given: Option<Variables>, now: WallTime) -> Result<String, PrefixError> {
         let template = self.template.as_ref().ok_or(PrefixError::Unforeseeable {
             reason: FallbackReason::UnsupportedTemplate,
             detail: "the model's folder has no chat template that can be rendered here",
@@ -95,9 +137,9 @@ impl ModelText {
             false => None,
         };
         let mut variables = self.special.clone();
-        variables.extend(chat.variables()?);
+        variables.extend(given.map_or_else(|| chat.variables(), Ok)?);
         variables.push(("messages".into(), messages.into_iter().map(Value::from_pairs).collect()));
-        let size = Size { hint: 4096, limit: usize::try_from(self.limits.rendered.0).unwrap_or(usize::MAX) };
+        let size = Size { hint: 4096, limit: self.longest() };
         let rendered = template.render(variables, now, size)?;
         match continued {
             Some(text) => cut_at_mark(rendered, &text),
@@ -118,14 +160,23 @@ impl ModelText {
         now: WallTime,
         known: Option<&Checkpoint>,
     ) -> Result<Tokenized, PrefixError> {
-        let rendered = self.render(chat, now)?;
+        self.encode_rendered(&self.render(chat, now)?, chat, known)
+    }
+
+    /// The token ids of a chat request's rendered prompt.
+    pub(crate) fn encode_rendered(
+        &self,
+        rendered: &str,
+        chat: &ChatBody,
+        known: Option<&Checkpoint>,
+    ) -> Result<Tokenized, PrefixError> {
         match chat.adds_special_tokens() {
             // What is added may depend on the whole text.
             true => {
-                let ids = self.encode(&rendered, SpecialTokens::With)?;
+                let ids = self.encode(rendered, SpecialTokens::With)?;
                 Ok(Tokenized { ids, known: Tokens::ZERO, next: None })
             }
-            false => tokenize(&rendered, known, (&self.tokenizer, &self.digest)),
+            false => tokenize(rendered, known, (&self.tokenizer, &self.digest)),
         }
     }
 

@@ -20,6 +20,8 @@ pub struct Prompt {
 pub enum Content {
     /// The token ids the engine will see.
     Tokens(Vec<u32>),
+    /// Those of them that follow the last whole block. The others are known by the chain only.
+    Tail(Vec<u32>),
     /// Canonical bytes of the request; see the crate's documentation of `canonical`.
     Bytes(Vec<u8>),
 }
@@ -97,26 +99,31 @@ impl std::fmt::Display for FallbackReason {
 }
 
 impl Prompt {
-    /// The token ids, when they are known.
+    /// All token ids, when they are known.
     pub fn tokens(&self) -> Option<&[u32]> {
         match &self.content {
             Content::Tokens(ids) => Some(ids),
+            Content::Tail(ids) if self.chain.ids.is_empty() => Some(ids),
+            Content::Tail(_) | Content::Bytes(_) => None,
+        }
+    }
+
+    /// The token ids after the last whole block.
+    pub(crate) fn tail(&self) -> Option<&[u32]> {
+        match &self.content {
+            Content::Tokens(ids) => ids.get(self.chain.ids.len() * self.chain.block.0 as usize..),
+            Content::Tail(ids) => Some(ids),
             Content::Bytes(_) => None,
         }
     }
 
     /// The chain of this prompt followed by the `answer`'s ids. `None` for a prompt known by its bytes only.
     pub fn chain_with(&self, seed: Seed, answer: &[u32]) -> Option<Chain> {
-        let prompt = self.tokens()?;
-        let block = self.chain.block.0 as usize;
-        let sealed = self.chain.ids.len() * block;
-        let mut rest = Vec::with_capacity(prompt.len() - sealed + answer.len());
-        rest.extend_from_slice(&prompt[sealed..]);
-        rest.extend_from_slice(answer);
+        let rest = [self.tail()?, answer].concat();
         let more = Chain::over_tokens(self.chain.head(), seed, self.chain.block, &rest);
         let mut chain = self.chain.clone();
         chain.ids.extend(more.ids);
-        chain.tokens = Tokens((prompt.len() + answer.len()) as u64);
+        chain.tokens = Tokens(self.chain.tokens.0 + answer.len() as u64);
         Some(chain)
     }
 }

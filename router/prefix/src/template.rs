@@ -8,6 +8,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value,
 
 use crate::content_format::ContentFormat;
 use crate::converted::SystemPlace;
+use crate::heeded::heeded;
 use crate::{Limits, PrefixError, WallTime, python, to_json};
 
 const DEFAULT: &str = "chat_template";
@@ -22,6 +23,7 @@ pub(crate) struct ChatTemplate {
     source: String,
     has_tool_template: bool,
     has_generation_tags: bool,
+    heeds: Vec<Box<str>>,
     format: ContentFormat,
 }
 
@@ -39,12 +41,14 @@ impl ChatTemplate {
         let format = ContentFormat::of(&text.plain);
         let plain = without_generation_tags(&text.plain);
         let has_generation_tags = plain != text.plain;
+        let mut heeds = heeded(&text.plain);
+        heeds.extend(text.with_tools.as_deref().map(heeded).into_iter().flatten());
         environment.add_template_owned(DEFAULT, plain)?;
         let has_tool_template = text.with_tools.is_some();
         if let Some(with_tools) = text.with_tools {
             environment.add_template_owned(WITH_TOOLS, without_generation_tags(&with_tools))?;
         }
-        Ok(Self { environment, source: text.plain, has_tool_template, has_generation_tags, format })
+        Ok(Self { environment, source: text.plain, has_tool_template, has_generation_tags, heeds, format })
     }
 
     /// The shape in which messages' content must be given.
@@ -55,6 +59,11 @@ impl ChatTemplate {
     /// Whether the text of the template names a field at all.
     pub(crate) fn mentions(&self, field: &str) -> bool {
         self.source.contains(field)
+    }
+
+    /// The words that it looks for in what is said: to tell one kind of message from another, perhaps.
+    pub(crate) fn heeds(&self) -> &[Box<str>] {
+        &self.heeds
     }
 
     /// Where system turns may stand. vLLM tries it with a bare engine, which knows no generation tags and no functions.

@@ -81,7 +81,11 @@ impl TextTokenizer {
 
     /// Asked of whole texts: a part may look better than its whole.
     pub(crate) fn refuse_endless(&self, text: &str) -> Result<(), PrefixError> {
-        match has_endless_word(text.as_bytes()) {
+        self.refuse_endless_bytes(text.as_bytes())
+    }
+
+    fn refuse_endless_bytes(&self, text: &[u8]) -> Result<(), PrefixError> {
+        match has_endless_word(text) {
             true => Err(PrefixError::unforeseeable(FallbackReason::TooLarge, "a word of more than 64 KiB")),
             false => Ok(()),
         }
@@ -90,6 +94,23 @@ impl TextTokenizer {
     /// Texts of tokens before which a text may be cut.
     pub(crate) fn cut_tokens(&self) -> &[Box<str>] {
         &self.cuts
+    }
+
+    /// Where the first of them begins in the first `within` bytes, and which. Only those that no run of one class of
+    /// characters goes through, so that it ends the words before it.
+    pub(crate) fn first_cut(&self, text: &str, within: usize) -> Option<(usize, usize)> {
+        let starts = text.bytes().take(within).enumerate().filter(|(_, byte)| byte.is_ascii_punctuation());
+        starts.map(|(at, _)| at).find_map(|at| {
+            let begins = |token: &str| text.as_bytes()[at..].starts_with(token.as_bytes()) && is_mixed(token);
+            Some((at, self.cuts.iter().position(|token| begins(token))?))
+        })
+    }
+
+    /// As `refuse_endless` of a text that goes on with `part` after `known` bytes that were not refused.
+    pub(crate) fn refuse_endless_part(&self, known: usize, part: &str) -> Result<(), PrefixError> {
+        // The window that lies across holds the mixed token at which the part begins.
+        let first = (ENDLESS - known % ENDLESS) % ENDLESS;
+        self.refuse_endless_bytes(part.as_bytes().get(first..).unwrap_or_default())
     }
 
     pub(crate) fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, PrefixError> {
@@ -154,7 +175,7 @@ fn cut_tokens(added: &[AddedTokenConfig]) -> Vec<Box<str>> {
     let plain = |text: &str| {
         text.len() >= 3
             && text.starts_with(|c: char| c.is_ascii_punctuation())
-            && text.bytes().all(|b| b.is_ascii_graphic())
+            && !text.contains(|c: char| c.is_whitespace() || c.is_control())
     };
     let fit = |token: &&AddedTokenConfig| {
         token.special
@@ -176,14 +197,22 @@ fn overlap(before: &str, after: &str) -> bool {
 /// Whether some word, number, gap or line of signs is longer than any real one: merging takes more than linear time in
 /// its length, so a megabyte of spaces would cost a second. Always true from twice `ENDLESS` on, never below it.
 fn has_endless_word(text: &[u8]) -> bool {
-    let class = |byte: &u8| match byte {
+    // A word of twice the length covers one of these windows; all others are left after a few bytes.
+    text.chunks_exact(ENDLESS).any(|window| window.iter().all(|byte| class(byte) == class(&window[0])))
+}
+
+fn class(byte: &u8) -> u8 {
+    match byte {
         b'\t'..=b'\r' | b' ' => 0,
         b'0'..=b'9' => 1,
         b'a'..=b'z' | b'A'..=b'Z' | 0x80.. => 2,
         _ => 3,
-    };
-    // A word of twice the length covers one of these windows; all others are left after a few bytes.
-    text.chunks_exact(ENDLESS).any(|window| window.iter().all(|byte| class(byte) == class(&window[0])))
+    }
+}
+
+/// Whether a text holds characters of several classes.
+fn is_mixed(text: &str) -> bool {
+    text.bytes().any(|byte| class(&byte) != class(&text.as_bytes()[0]))
 }
 
 /// GPT-2's alphabet for bytes: printable ones stand for themselves, the others follow from U+0100 on, in order.
@@ -245,5 +274,42 @@ mod tests {
         for text in ["word ".repeat(100_000), format!("{};", "a".repeat(ENDLESS - 2)).repeat(8), String::new()] {
             assert!(!has_endless_word(text.as_bytes()));
         }
+    }
+
+    #[test]
+    fn a_part_is_as_endless_as_its_place_in_the_whole_makes_it() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
+        let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
+        let tokenizer = TextTokenizer::load(&json, &Value::Null, &Limits::default()).unwrap();
+        for before in [0, 1, ENDLESS / 2, ENDLESS - 5, ENDLESS, ENDLESS + 9] {
+            for word in [ENDLESS - 1, ENDLESS + ENDLESS / 2, 2 * ENDLESS - 12, 2 * ENDLESS] {
+                let part = format!("<|im_end|>{}", "a".repeat(word));
+                let whole = format!("{}{part}", "b ".repeat(before).split_at(before).0);
+                let refused = tokenizer.refuse_endless(&whole).is_err();
+                assert_eq!(tokenizer.refuse_endless_part(before, &part).is_err(), refused, "{before} {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_cut_is_a_special_token_of_several_kinds_of_signs() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
+        let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
+        let tokenizer = TextTokenizer::load(&json, &Value::Null, &Limits::default()).unwrap();
+        let at = |text: &str| tokenizer.first_cut(text, 20).map(|(at, token)| (at, &*tokenizer.cut_tokens()[token]));
+        assert_eq!(at("é < <|im_<|im_end|><|im_start|>"), Some((10, "<|im_end|>")));
+        assert_eq!((at("nothing"), at(&format!("{}<|im_end|>", "x".repeat(20)))), (None, None));
+        assert!(is_mixed("<|im_end|>") && !is_mixed("###"));
+    }
+
+    #[test]
+    fn a_text_is_cut_before_special_tokens_of_any_signs_that_no_other_shares() {
+        let token = |content: &str, special: bool| {
+            let token = serde_json::json!({"id": 1, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special});
+            serde_json::from_value::<AddedTokenConfig>(token).unwrap()
+        };
+        let added = ["<｜User｜>", "<|im_end|>", "x<|", "< a>", "｜x｜", "<|y|>"].map(|content| token(content, true));
+        let cuts = cut_tokens(&[&added[..], &[token("|>z", false)]].concat());
+        assert_eq!(cuts, ["<｜User｜>".into()]);
     }
 }

@@ -1,0 +1,165 @@
+//! The words that a template looks for in messages' contents, found in its text.
+//!
+//! Too many are found rather than too few: a conversation in which a user says one of them is computed as a whole.
+
+/// What asks a text for a word by a call.
+const CALLS: [&str; 12] = [
+    "startswith(",
+    "endswith(",
+    "split(",
+    "rsplit(",
+    "partition(",
+    "rpartition(",
+    "find(",
+    "rfind(",
+    "index(",
+    "rindex(",
+    "count(",
+    "removeprefix(",
+];
+
+/// The words, without white space around them.
+pub(crate) fn heeded(template: &str) -> Vec<Box<str>> {
+    let mut words: Vec<Box<str>> = Vec::new();
+    for literal in literals(template).filter(Literal::is_looked_for) {
+        let word = unescaped(literal.text);
+        let word = word.trim();
+        if !word.is_empty() && !words.iter().any(|known| **known == *word) {
+            words.push(word.into());
+        }
+    }
+    words
+}
+
+/// A quoted text in one of a template's tags.
+struct Literal<'a> {
+    before: &'a str,
+    text: &'a str,
+    after: &'a str,
+}
+
+impl Literal<'_> {
+    fn is_looked_for(&self) -> bool {
+        let before = self.before.trim_end();
+        if CALLS.iter().any(|call| before.ends_with(call)) {
+            return true;
+        }
+        let after = self.after.trim_start();
+        let place = after.strip_prefix("not ").map_or(after, str::trim_start).strip_prefix("in ").map(str::trim_start);
+        place.is_some_and(|place| !is_list(place) && (!is_name(self.text) || is_of_content(place)))
+    }
+}
+
+/// Names of fields are looked for in messages; other words in texts.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+fn is_list(place: &str) -> bool {
+    place.starts_with(['[', '('])
+}
+
+/// Whether what is looked into is, by its name, what someone said.
+fn is_of_content(place: &str) -> bool {
+    let ends = |c: char| !(c.is_ascii_alphanumeric() || "_.[]'\"".contains(c));
+    let name = place.split(ends).next().unwrap_or_default();
+    ["content", "text"].iter().any(|word| name.contains(word))
+}
+
+fn literals(template: &str) -> impl Iterator<Item = Literal<'_>> {
+    tags(template).flat_map(|tag| {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let start = at + tag[at..].find(['"', '\''])?;
+            let quote = tag.as_bytes()[start];
+            let length = end_of(&tag.as_bytes()[start + 1..], quote)?;
+            let (before, text) = (&tag[..start], &tag[start + 1..start + 1 + length]);
+            at = start + length + 2;
+            Some(Literal { before, text, after: &tag[at..] })
+        })
+    })
+}
+
+fn end_of(text: &[u8], quote: u8) -> Option<usize> {
+    let mut at = 0;
+    while *text.get(at)? != quote {
+        at += if text[at] == b'\\' { 2 } else { 1 };
+    }
+    Some(at)
+}
+
+/// What stands between `{%` and `%}`, or `{{` and `}}`. One that holds its own end in quotes is cut short there, which
+/// at worst finds a word that is none.
+fn tags(template: &str) -> impl Iterator<Item = &str> {
+    let mut rest = template;
+    std::iter::from_fn(move || {
+        let start = [rest.find("{%"), rest.find("{{")].into_iter().flatten().min()?;
+        let (opening, tag) = rest[start..].split_at(2);
+        let end = tag.find(if opening == "{%" { "%}" } else { "}}" }).unwrap_or(tag.len());
+        rest = tag.get(end + 2..).unwrap_or("");
+        Some(&tag[..end])
+    })
+}
+
+fn unescaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        out.extend(match c {
+            '\\' => match chars.next() {
+                Some('n') => Some('\n'),
+                Some('t') => Some('\t'),
+                Some('r') => Some('\r'),
+                other => other,
+            },
+            c => Some(c),
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(template: &str, expected: &[&str]) {
+        let words = heeded(template);
+        assert_eq!(words.iter().map(|word| &**word).collect::<Vec<_>>(), expected, "{template}");
+    }
+
+    #[test]
+    fn words_that_contents_are_asked_for_are_found() {
+        check("{%- if m.content.startswith('<a>') and m.content.endswith(\"</a>\") %}x{% endif %}", &["<a>", "</a>"]);
+        check("{% set x = '<b>' in c %}{% if \"c-d\" not in message['content'] %}", &["<b>", "c-d"]);
+        check("{{ '/no' in content }}{{ m.content.split('</t>')[-1].lstrip('\\n') }}", &["/no", "</t>"]);
+        check("{% if 'json' in visible_text(content) or 'json' in message.content %}", &["json"]);
+        check("{% if 'it\\'s\\n' in content %}{% if 'it\\'s' in content %}", &["it's"]);
+    }
+
+    #[test]
+    fn names_of_roles_and_fields_and_what_is_written_are_none() {
+        check("{% if m.role == 'user' or m.role in ['a', 'b'] %}{{ '<|im_start|>' + m['content'] }}{% endif %}", &[]);
+        check("{% if 'tool_calls' in message and 'name' not in message %}<think> in content{% endif %}", &[]);
+        check("{% if '-' in ['-'] %}{{ ' ' in content }}", &[]);
+    }
+
+    #[test]
+    fn no_template_makes_it_stumble() {
+        for odd in ["{%", "{{ '", "{% 'a\\", "{% 'a' in", "%}{{ \"}} in content\" }}", "{{}}{%%}", "{{ 'é' in content"]
+        {
+            heeded(odd);
+        }
+    }
+
+    #[test]
+    fn the_families_that_ask_users_for_tools_answers_are_seen_to() {
+        let template = |family: &str| {
+            let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_to_string(root.join("testdata/models").join(family).join("chat_template.jinja")).unwrap()
+        };
+        check(&template("glm45"), &["tool_response", "/nothink", "</think>", "<think>"]);
+        check(&template("qwen_like"), &["<tool_response>", "</tool_response>", "</think>", "<think>"]);
+        check(&template("chatml"), &[]);
+    }
+}

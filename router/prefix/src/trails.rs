@@ -1,0 +1,200 @@
+//! All conversations' trails, within a bound, the least used going first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vocabulary::Bytes;
+
+use crate::trail::{Leading, Trail, lead};
+
+/// The trails of all conversations of a router. Only they make a step cheap; nothing depends on them being there.
+#[derive(Debug)]
+pub struct Trails {
+    shelf: Mutex<Shelf>,
+    bound: usize,
+}
+
+/// By what a conversation was recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rung {
+    /// The client's name for it, up to where it ended.
+    Session,
+    /// How its body begins, up to where it ended.
+    Leading,
+    /// Either, up to one of its earlier messages: it was shortened, forked or changed.
+    Segment,
+    /// Not at all: everything was computed.
+    Cold,
+}
+
+impl Rung {
+    /// All of them, for metrics that start at zero.
+    pub const ALL: [Self; 4] = [Self::Session, Self::Leading, Self::Segment, Self::Cold];
+
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Session => "session",
+            Self::Leading => "leading",
+            Self::Segment => "segment",
+            Self::Cold => "cold",
+        }
+    }
+}
+
+/// A trail that a body goes along.
+pub(crate) struct Found<'a> {
+    pub(crate) trail: Arc<Trail>,
+    /// What it is kept under.
+    id: u64,
+    /// The last of its places up to which the body is the same.
+    pub(crate) known: usize,
+    pub(crate) leading: Leading<'a>,
+    pub(crate) rung: Rung,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    trails: HashMap<u64, Slot>,
+    by_age: BTreeMap<u64, u64>,
+    /// By session and by leading digests, both mixed with the scope.
+    by_key: HashMap<u128, u64>,
+    next: u64,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    trail: Arc<Trail>,
+    session: Option<u128>,
+    age: u64,
+}
+
+impl Shelf {
+    fn tick(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn use_of(&mut self, key: u128) -> Option<(u64, Arc<Trail>)> {
+        let id = *self.by_key.get(&key)?;
+        let age = self.tick();
+        let slot = self.trails.get_mut(&id)?;
+        self.by_age.remove(&slot.age);
+        slot.age = age;
+        self.by_age.insert(age, id);
+        Some((id, slot.trail.clone()))
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some(slot) = self.trails.remove(&id) else { return };
+        self.by_age.remove(&slot.age);
+        self.bytes -= slot.trail.bytes();
+        for key in keys(&slot.trail, slot.session) {
+            if self.by_key.get(&key) == Some(&id) {
+                self.by_key.remove(&key);
+            }
+        }
+    }
+
+    fn insert(&mut self, trail: Arc<Trail>, session: Option<u128>) {
+        let (id, age) = (self.tick(), self.tick());
+        self.bytes += trail.bytes();
+        self.by_key.extend(keys(&trail, session).map(|key| (key, id)));
+        self.by_age.insert(age, id);
+        self.trails.insert(id, Slot { trail, session, age });
+    }
+}
+
+fn keys(trail: &Trail, session: Option<u128>) -> impl Iterator<Item = u128> {
+    session.into_iter().chain(trail.leads.iter().copied()).map(|key| key ^ trail.scope)
+}
+
+impl Trails {
+    /// At most so much memory.
+    pub fn new(bound: Bytes) -> Self {
+        Self { shelf: Mutex::default(), bound: usize::try_from(bound.0).unwrap_or(usize::MAX) }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        // A step that broke leaves a trail that is whole or none.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory that they take.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.shelf().bytes as u64)
+    }
+
+    /// Conversations that are known.
+    pub fn len(&self) -> usize {
+        self.shelf().trails.len()
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&self) {
+        *self.shelf() = Shelf::default();
+    }
+
+    /// The trail that `body` goes along furthest, as far as is seen in one pass over it.
+    pub(crate) fn find<'a>(&self, scope: u128, session: Option<u128>, body: &'a [u8]) -> Option<Found<'a>> {
+        let named = session.and_then(|session| self.along(session ^ scope, (0, &Leading::new(body)), scope));
+        match named {
+            Some(found) if found.rung == Rung::Leading => Some(Found { rung: Rung::Session, ..found }),
+            named => self.by_leading(scope, body).into_iter().chain(named).max_by_key(Found::depth),
+        }
+    }
+
+    fn by_leading<'a>(&self, scope: u128, body: &'a [u8]) -> Option<Found<'a>> {
+        let mut leading = Leading::new(body);
+        let mut best: Option<Found<'a>> = None;
+        for end in (0..).map_while(lead) {
+            let Some(key) = leading.digest(end) else { break };
+            if !self.shelf().by_key.contains_key(&(key ^ scope)) {
+                break;
+            }
+            let found = self.along(key ^ scope, (end, &leading), scope);
+            if found.as_ref().is_some_and(|found| found.rung == Rung::Leading) {
+                return found;
+            }
+            best = best.into_iter().chain(found).max_by_key(Found::depth);
+        }
+        best
+    }
+
+    fn along<'a>(&self, key: u128, (checked, leading): (usize, &Leading<'a>), scope: u128) -> Option<Found<'a>> {
+        let (id, trail) = self.shelf().use_of(key).filter(|(_, trail)| trail.scope == scope)?;
+        let (known, leading) = trail.deepest(checked, leading)?;
+        let rung = if known + 1 == trail.known.len() { Rung::Leading } else { Rung::Segment };
+        Some(Found { trail, id, known, leading, rung })
+    }
+
+    /// Keeps a trail, in place of the one that it goes on from.
+    pub(crate) fn put(&self, trail: Arc<Trail>, session: Option<u128>, replaced: Option<&Found<'_>>) {
+        let mut shelf = self.shelf();
+        if let Some(old) = replaced.map(|found| found.id) {
+            shelf.remove(old);
+        }
+        if trail.bytes() > self.bound {
+            return;
+        }
+        while shelf.bytes + trail.bytes() > self.bound
+            && let Some((_, oldest)) = shelf.by_age.first_key_value()
+        {
+            let oldest = *oldest;
+            shelf.remove(oldest);
+        }
+        shelf.insert(trail, session);
+    }
+}
+
+impl Found<'_> {
+    fn depth(&self) -> usize {
+        self.trail.known[self.known].body
+    }
+}

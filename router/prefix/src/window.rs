@@ -1,0 +1,235 @@
+//! Rendering only what is new: a short conversation that ends as the long one does, cut after a mark that stands for the
+//! content of the last message known from before.
+//!
+//! Whether a template allows this is not guessed: over synthetic conversations, at load, what is put together this way
+//! has to equal the whole (see `probe`).
+
+mod probe;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use minijinja::Value;
+
+use crate::chat::Variables;
+use crate::scan::{Asked, Role};
+use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
+
+/// Stands for the content of the message after which a prompt is cut. No client's text may hold it.
+pub(crate) const MARK: &str = "QmCutAfterThis7f3a9c51";
+/// Stands for any other content.
+const ELIDED: &str = "x";
+/// Of a call that a tool's answer belongs to; of the length that the strictest family asks for.
+const CALL: &str = "abcdef123";
+/// Bytes after the mark within which the cut must come.
+const LONGEST_GAP: usize = 2048;
+/// Directives of a time finer than a day.
+const FINER_THAN_A_DAY: [&str; 13] = ["%H", "%I", "%M", "%S", "%f", "%p", "%c", "%X", "%T", "%-H", "%-I", "%-M", "%-S"];
+
+/// What the template is shown of what stands before the messages: system prompt and tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heads {
+    /// That there are some.
+    Elided,
+    /// All of it: it may come again further down.
+    Real,
+}
+
+/// Whether a user speaks in the new messages. Templates may treat what came before differently then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// No, nor is anyone answered.
+    Same,
+    /// No, but an answer without calls ends the turn: templates may drop its thoughts.
+    Answered,
+    /// Yes.
+    Next,
+}
+
+/// What follows a cut, as far as templates treat it differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Follows {
+    /// The answer to the user's message after which the cut is, or nothing.
+    Answer,
+    /// More of the same turn.
+    More,
+    /// A user's message.
+    Question,
+}
+
+impl Follows {
+    const ALL: [Self; 3] = [Self::Answer, Self::More, Self::Question];
+
+    fn of(turn: Turn, before: &Before) -> Self {
+        match turn {
+            Turn::Next => Self::Question,
+            _ if before.last == Role::User => Self::Answer,
+            _ => Self::More,
+        }
+    }
+}
+
+/// How a template's prompts can be put together from an old part and a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Windowing {
+    pub(crate) kind: TemplateKind,
+    /// By what follows the cut.
+    proven: [Option<Heads>; Follows::ALL.len()],
+    /// Whether the day stands in the prompt.
+    pub(crate) dated: bool,
+    /// Whether that holds with system messages among the others too, which some templates gather in front.
+    pub(crate) late_system: bool,
+}
+
+impl Windowing {
+    /// What must be shown; none where the whole must be.
+    pub(crate) fn heads(&self, turn: Turn, before: &Before) -> Option<Heads> {
+        // Tools may be written with the first question.
+        self.proven[Follows::of(turn, before) as usize]
+            .map(|heads| if before.asked != Asked::Never || before.last == Role::User { heads } else { Heads::Real })
+    }
+
+    /// Whether the text before a cut holds for a longer conversation. `cut_in` says whether, when it was made, a user
+    /// spoke after it.
+    pub(crate) fn holds(&self, cut_in: Turn, turn: Turn) -> bool {
+        self.kind == TemplateKind::AppendOnly || cut_in == turn && turn != Turn::Answered
+    }
+}
+
+/// The messages before a cut, as far as a template is shown them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Before {
+    /// The system messages that open the conversation, without `last`.
+    pub(crate) leads: Box<[Role]>,
+    /// What happened between them and `last`.
+    pub(crate) asked: Asked,
+    /// The message after which the cut is.
+    pub(crate) last: Role,
+}
+
+/// The parts of a body around the messages that are left out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around<'a> {
+    /// From the start to the end of the leading messages.
+    pub(crate) head: &'a [u8],
+    /// From the end of the list of messages on.
+    pub(crate) suffix: &'a [u8],
+}
+
+/// What a template renders around a cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Between the content and the cut.
+    pub(crate) gap: Arc<str>,
+    /// Which special token begins at the cut.
+    pub(crate) token: usize,
+    /// All that follows the cut.
+    pub(crate) rest: String,
+}
+
+impl Before {
+    /// The conversation in which only `new` is real, written as JSON.
+    fn elided(&self, new: &[u8]) -> Vec<u8> {
+        let mut json = br#"{"messages":["#.to_vec();
+        let mut text = String::with_capacity(256);
+        self.leads.iter().for_each(|lead| push(&mut text, *lead, ELIDED));
+        self.push_last(&mut text);
+        json.extend_from_slice(text.as_bytes());
+        json.extend_from_slice(new);
+        json.extend_from_slice(b"]}");
+        json
+    }
+
+    /// The same with everything around the messages. The last lead is the cut's own message where nothing else is.
+    fn real(&self, around: Around<'_>, new: &[u8]) -> Vec<u8> {
+        let mut text = String::with_capacity(256);
+        self.push_last(&mut text);
+        let mut json = Vec::with_capacity(around.head.len() + text.len() + new.len() + around.suffix.len() + 2);
+        json.extend_from_slice(around.head);
+        if !around.head.trim_ascii_end().ends_with(b"[") {
+            json.push(b',');
+        }
+        json.extend_from_slice(text.as_bytes());
+        json.extend_from_slice(new);
+        json.push(b']');
+        json.extend_from_slice(around.suffix);
+        json
+    }
+
+    fn push_last(&self, text: &mut String) {
+        if self.asked != Asked::Never {
+            push(text, Role::User, ELIDED);
+        }
+        if self.asked == Asked::Answered {
+            push(text, Role::Assistant, ELIDED);
+        }
+        if self.last == Role::Tool {
+            separate(text);
+            let _ = write!(
+                text,
+                r#"{{"role":"assistant","content":"","tool_calls":[{{"id":"{CALL}","type":"function","function":{{"name":"f","arguments":"{{}}"}}}}]}}"#
+            );
+        }
+        push(text, self.last, MARK);
+    }
+}
+
+fn separate(text: &mut String) {
+    if !text.is_empty() {
+        text.push(',');
+    }
+}
+
+fn push(text: &mut String, role: Role, content: &str) {
+    separate(text);
+    let call = if role == Role::Tool { format!(r#","tool_call_id":"{CALL}""#) } else { String::new() };
+    let _ = write!(text, r#"{{"role":"{}"{call},"content":"{content}"}}"#, role.name());
+}
+
+/// A body's variables with its tools replaced by one that is short; none where they hold more that could be long.
+pub(crate) fn short(mut variables: Variables) -> Option<Variables> {
+    for (name, value) in &mut variables {
+        match name.as_str() {
+            Some("tools") if value.len().is_some_and(|tools| tools > 0) => *value = short_tools(),
+            Some("documents") if !value.is_none() => return None,
+            _ => {}
+        }
+    }
+    Some(variables)
+}
+
+fn short_tools() -> Value {
+    let text = |text: &'static str| Value::from(text);
+    let parameters = Value::from_pairs([("type", text("object")), ("properties", Value::from_pairs(NOTHING))]);
+    let function = [("name", text("f")), ("description", text("f")), ("parameters", parameters)];
+    let tool = [("type", text("function")), ("function", Value::from_pairs(function))];
+    Value::from(vec![Value::from_pairs(tool)])
+}
+
+const NOTHING: [(&str, Value); 0] = [];
+
+impl ModelText {
+    /// What follows the cut after `before` when `new` messages follow; each of these begins with a comma. None where
+    /// the template shows no cut.
+    pub(crate) fn cut(
+        &self,
+        (before, new): (&Before, &[u8]),
+        shown: (Heads, &Variables, Around<'_>),
+        now: WallTime,
+    ) -> Result<Option<Cut>, PrefixError> {
+        let (heads, variables, around) = shown;
+        let rendered = match heads {
+            Heads::Elided => self.render_with(&ChatBody::parse(&before.elided(new))?, variables.clone(), now)?,
+            Heads::Real => self.render(&ChatBody::parse(&before.real(around, new))?, now)?,
+        };
+        let Some(end) = rendered.find(MARK).map(|at| at + MARK.len()) else { return Ok(None) };
+        let after = &rendered[end..];
+        let cut = self.tokenizer().first_cut(after, LONGEST_GAP).filter(|_| !after.contains(MARK));
+        Ok(cut.map(|(at, token)| Cut { gap: after[..at].into(), token, rest: after[at..].into() }))
+    }
+
+    /// Whether a template that prints the time prints no more of it than the day.
+    fn is_at_most_dated(&self) -> bool {
+        !FINER_THAN_A_DAY.iter().any(|directive| self.template_mentions(directive))
+    }
+}

@@ -1,0 +1,244 @@
+//! What it costs to know a step's prompt and who holds it: incremental and as a whole, on one core, without HTTP.
+//!
+//!     bench_prefix [--quick] [--json FILE] [--model FOLDER]
+//!
+//! Every prompt is compared with the one computed as a whole: a difference, or a step that was not incremental, fails.
+//! Times never do; whether an aim was met is said.
+
+mod talk;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use prefix::{
+    Asked, Identifier, IdentifierOptions, Limits, Memory, ModelText, ModelTextSource, PrefixError, Rung, Trails,
+};
+use residency::{Change, Index, Shape};
+use serde::Serialize;
+use vocabulary::{BlockHash, Bytes, Chain, DpRank, Knowledge, Namespace, Seed, Tier, Tokens, WorkerId};
+
+use talk::Talk;
+
+/// Tokens of a step.
+const NEW: u64 = 800;
+/// Workers that hold blocks.
+const WORKERS: u64 = 32;
+/// The aim at 128K tokens: microseconds at the median, and the least that a cold step costs more.
+const AIM: (f64, f64) = (80.0, 40.0);
+const AIMED_AT: u64 = 128 << 10;
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+enum BenchError {
+    /// Asked in a wrong way.
+    #[error("{0}; usage: bench_prefix [--quick] [--json FILE] [--model FOLDER]")]
+    Usage(String),
+    /// The model's files.
+    #[error(transparent)]
+    Model(#[from] PrefixError),
+    /// What cannot be.
+    #[error("at {tokens} tokens: {what}")]
+    Wrong { tokens: u64, what: String },
+    /// The result could not be written.
+    #[error("{0}: {1}")]
+    Write(PathBuf, std::io::Error),
+}
+
+struct Options {
+    sizes: Vec<u64>,
+    rounds: u64,
+    held: u64,
+    model: PathBuf,
+    json: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, BenchError> {
+        let mut options = Self {
+            sizes: [8, 32, 128, 512].map(|size| size << 10).to_vec(),
+            rounds: 200,
+            held: 2_000_000,
+            model: "configs/models/tiny".into(),
+            json: None,
+        };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| BenchError::Usage(format!("{argument} needs a value")));
+            match argument.as_str() {
+                "--quick" => (options.sizes, options.rounds, options.held) = (vec![8 << 10, 128 << 10], 20, 100_000),
+                "--json" => options.json = Some(value()?.into()),
+                "--model" => options.model = value()?.into(),
+                _ => return Err(BenchError::Usage(format!("unknown option {argument}"))),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// What was found at one size of context. Times in microseconds.
+#[derive(Debug, Serialize)]
+struct Row {
+    tokens: u64,
+    body_bytes: usize,
+    /// Identity and lookup together.
+    p50: f64,
+    p99: f64,
+    identity_p50: f64,
+    lookup_p50: f64,
+    /// The same body computed as a whole, all of its words seen before.
+    cold_p50: f64,
+    ratio: f64,
+    /// State of a session, and what of it is block names.
+    state_bytes: u64,
+    block_bytes: u64,
+}
+
+/// Who holds what, as full as that of a large fleet.
+struct Fleet(Index, Vec<residency::Slot>);
+
+impl Fleet {
+    fn with(held: u64) -> Self {
+        let mut index = Index::new();
+        let mut slots = Vec::new();
+        for worker in 0..WORKERS {
+            let slot = index.join(WorkerId(worker), DpRank(0), Knowledge::default()).expect("32 are not too many");
+            let spread = |n: u64| (n * WORKERS + worker).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let blocks: Vec<Change> =
+                (0..held / WORKERS).map(|n| Change::Held(BlockHash(spread(n)), Tier::Hbm)).collect();
+            index.apply(slot, &blocks);
+            index.shape(slot, Shape::Whole);
+            slots.push(slot);
+        }
+        Self(index, slots)
+    }
+
+    /// Three workers get as much of a prompt as its last step left.
+    fn hold(&mut self, number: u64, chain: &Chain) {
+        let blocks: Vec<Change> = chain.ids.iter().map(|id| Change::Held(id.block_hash(), Tier::Hbm)).collect();
+        (0..3).for_each(|n| self.0.apply(self.1[((number + n) % WORKERS) as usize], &blocks));
+    }
+}
+
+fn main() -> ExitCode {
+    let done = Options::parse(std::env::args().skip(1)).and_then(|options| run(&options));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("bench_prefix: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a program's answer")]
+fn say(line: &str) {
+    println!("{line}");
+}
+
+fn run(options: &Options) -> Result<(), BenchError> {
+    let text = Arc::new(ModelText::load(ModelTextSource::Folder(options.model.clone()))?);
+    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let limits = Limits::default();
+    let made_of = IdentifierOptions { namespace, seed: Seed(1), block: Tokens(16), text: Some(text), limits };
+    let identifier = Identifier::new(made_of);
+    say(" context      body   identity + lookup, us            cold, us   ratio   state without block names");
+    let mut rows = Vec::new();
+    for tokens in &options.sizes {
+        let row = measured(&identifier, *tokens, options)?;
+        say(&format!(
+            "{:>7}K {:>6} KB   p50 {:>6.1} ({:.1} + {:.1}), p99 {:>6.1}   {:>8.0}  {:>5.0} x   {:.1} KB (and {:.0} KB)",
+            row.tokens >> 10,
+            row.body_bytes >> 10,
+            row.p50,
+            row.identity_p50,
+            row.lookup_p50,
+            row.p99,
+            row.cold_p50,
+            row.ratio,
+            (row.state_bytes - row.block_bytes) as f64 / 1024.0,
+            row.block_bytes as f64 / 1024.0,
+        ));
+        rows.push(row);
+    }
+    if let Some(row) = rows.iter().find(|row| row.tokens == AIMED_AT) {
+        let met = |is: bool| if is { "met" } else { "not met" };
+        say(&format!("at 128K: {} us at the median {}", AIM.0, met(row.p50 <= AIM.0)));
+        say(&format!("at 128K: at most 1/{} of a cold step {}", AIM.1, met(row.ratio >= AIM.1)));
+    }
+    if let Some(file) = &options.json {
+        let json = serde_json::to_vec_pretty(&rows).expect("numbers are JSON");
+        std::fs::write(file, json).map_err(|error| BenchError::Write(file.clone(), error))?;
+    }
+    Ok(())
+}
+
+/// Bytes of this text that a token takes.
+fn bytes_a_token(identifier: &Identifier) -> f64 {
+    let mut talk = Talk::begin(u64::MAX);
+    talk.step(100_000);
+    let prompt = identifier.chat(talk.body().as_bytes(), Asked::default());
+    talk.bytes() as f64 / prompt.chain.tokens.0 as f64
+}
+
+fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<Row, BenchError> {
+    let wrong = |what: String| BenchError::Wrong { tokens, what };
+    let size = bytes_a_token(identifier);
+    let step = (NEW as f64 * size) as usize;
+    let mut fleet = Fleet::with(options.held);
+    let trails = Trails::new(Bytes(256 << 20));
+    let (mut all, mut identities, mut lookups, mut colds) = (vec![], vec![], vec![], vec![]);
+    let (mut body_bytes, mut state, mut blocks) = (0, 0, 0);
+    for number in 0..options.rounds {
+        trails.clear();
+        let memory = Memory { trails: &trails, tenant: "t", session: Some(u128::from(number)) };
+        let mut talk = Talk::begin(number);
+        while (talk.bytes() as f64) < tokens as f64 * size {
+            talk.step(step);
+        }
+        // The steps before: one as a whole and one along it, as they leave a running conversation.
+        let known = identifier.begin(talk.body().as_bytes(), Asked::default(), None, memory);
+        talk.step(step);
+        identifier.grow(talk.body().as_bytes(), Asked::default(), memory);
+        fleet.hold(number, &known.prompt.chain);
+        talk.step(step);
+        let body = talk.body();
+        let since = Instant::now();
+        let grown = identifier.grow(body.as_bytes(), Asked::default(), memory);
+        let identity = since.elapsed();
+        let grown = grown.filter(|grown| grown.rung == Rung::Session);
+        let grown = grown.ok_or_else(|| wrong("the step was not gone on with where the last one ended".into()))?;
+        let looked = Instant::now();
+        let found = fleet.0.overlaps_of(&grown.prompt.chain);
+        let lookup = looked.elapsed();
+        let since = Instant::now();
+        let whole = identifier.chat(body.as_bytes(), Asked::default());
+        let cold_found = fleet.0.overlaps_of(&whole.chain);
+        colds.push(since.elapsed().as_secs_f64() * 1e6);
+        if grown.prompt.chain != whole.chain || found != cold_found || found.len() < 3 {
+            return Err(wrong(format!("session {number} differs from what the whole prompt is")));
+        }
+        identities.push(identity.as_secs_f64() * 1e6);
+        lookups.push(lookup.as_secs_f64() * 1e6);
+        all.push((identity + lookup).as_secs_f64() * 1e6);
+        (body_bytes, state, blocks) = (body.len(), trails.bytes().0, 16 * whole.chain.blocks().0);
+    }
+    let (p50, cold_p50) = (quantile(&mut all, 0.5), quantile(&mut colds, 0.5));
+    Ok(Row {
+        tokens,
+        body_bytes,
+        p50,
+        p99: quantile(&mut all, 0.99),
+        identity_p50: quantile(&mut identities, 0.5),
+        lookup_p50: quantile(&mut lookups, 0.5),
+        cold_p50,
+        ratio: cold_p50 / p50,
+        state_bytes: state,
+        block_bytes: blocks.min(state),
+    })
+}
+
+fn quantile(times: &mut [f64], part: f64) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[((times.len() - 1) as f64 * part).round() as usize]
+}
