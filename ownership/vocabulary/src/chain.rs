@@ -29,16 +29,23 @@ impl PrefixId {
 
     /// The prefix one block further: xxh3-128 over this id (16 bytes, little endian) and the tokens (4 bytes each).
     pub fn extend(self, seed: Seed, block: &[u32]) -> PrefixId {
-        const STACK_TOKENS: usize = 64;
-        if block.len() > STACK_TOKENS {
-            let mut hash = Xxh3::with_seed(seed.0);
-            hash.update(&self.0.to_le_bytes());
-            for token in block {
-                hash.update(&token.to_le_bytes());
+        match block.len() {
+            0..=16 => self.extend_in::<{ 16 + 4 * 16 }>(seed, block),
+            17..=64 => self.extend_in::<{ 16 + 4 * 64 }>(seed, block),
+            _ => {
+                let mut hash = Xxh3::with_seed(seed.0);
+                hash.update(&self.0.to_le_bytes());
+                for token in block {
+                    hash.update(&token.to_le_bytes());
+                }
+                PrefixId(hash.digest128())
             }
-            return PrefixId(hash.digest128());
         }
-        let mut buffer = [0u8; 16 + 4 * STACK_TOKENS];
+    }
+
+    /// The same in a buffer of `N` bytes, which must be enough.
+    fn extend_in<const N: usize>(self, seed: Seed, block: &[u32]) -> PrefixId {
+        let mut buffer = [0u8; N];
         buffer[..16].copy_from_slice(&self.0.to_le_bytes());
         for (slot, token) in buffer[16..].chunks_exact_mut(4).zip(block) {
             slot.copy_from_slice(&token.to_le_bytes());
@@ -144,7 +151,7 @@ mod tests {
     #[test]
     fn long_blocks_hash_the_same_bytes_as_short_ones() {
         // The two code paths of `extend` must agree with the documented formula.
-        for n in [1usize, 16, 64, 65, 300] {
+        for n in [0usize, 1, 16, 17, 64, 65, 300] {
             let block: Vec<u32> = (0..n as u32).collect();
             let mut bytes = ROOT.0.to_le_bytes().to_vec();
             bytes.extend(block.iter().flat_map(|t| t.to_le_bytes()));

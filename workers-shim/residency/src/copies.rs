@@ -3,6 +3,7 @@
 use vocabulary::Tier;
 
 use crate::event::SpecKind;
+use crate::holders::{plane, tier};
 
 /// Copies of one kind in one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +18,85 @@ pub(crate) struct Place {
 pub(crate) struct Counted {
     pub(crate) place: Place,
     pub(crate) count: u32,
+}
+
+/// The copies of nearly all blocks, in four bytes: some in one place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Brief(u32);
+
+impl Brief {
+    /// No copies.
+    pub(crate) const NONE: Self = Self(0);
+    /// More than fits here: they are counted elsewhere.
+    pub(crate) const ELSEWHERE: Self = Self(u32::MAX);
+    const COUNT: u32 = 16;
+    const GROUP: u32 = 24;
+    const MOST: u32 = (1 << Self::COUNT) - 1;
+    /// Of a place.
+    const WINDOW: u32 = 1 << 10;
+
+    fn of_one(Counted { place, count }: Counted) -> Option<Self> {
+        let window = u32::from(place.kind == SpecKind::Window);
+        let tier = plane(place.tier) as u32;
+        let fits = place.group <= 0xff && count >> Self::COUNT == 0;
+        fits.then_some(Self(count | place.group << Self::COUNT | tier << Self::GROUP | window << 26))
+    }
+
+    /// Whether a copy in `tier` serves full attention; not for [`Self::ELSEWHERE`].
+    pub(crate) fn serves(self, tier: Tier) -> bool {
+        self != Self::NONE && self.0 >> Self::GROUP == plane(tier) as u32
+    }
+
+    /// One copy more in `place`; none where that does not fit, or copies are elsewhere.
+    pub(crate) fn more(self, place: Place) -> Option<Self> {
+        let one = Self::of_one(Counted { place, count: 1 })?;
+        let same = self != Self::ELSEWHERE && self.place() == one.place() && self.count() < Self::MOST;
+        if self == Self::NONE { Some(one) } else { same.then_some(Self(self.0 + 1)) }
+    }
+
+    /// How many there are, where all of them lie in `tier` and `group`.
+    pub(crate) fn all_in(self, tier: Tier, group: u32) -> Option<u32> {
+        let there = group <= 0xff && self.place() & !Self::WINDOW == (plane(tier) as u32) << 8 | group;
+        (there && self != Self::NONE && self != Self::ELSEWHERE).then(|| self.count())
+    }
+
+    /// So many in the same place; none where that does not fit.
+    pub(crate) fn with(self, count: u32) -> Option<Self> {
+        match count {
+            0 => Some(Self::NONE),
+            1..=Self::MOST => Some(Self(self.place() << Self::COUNT | count)),
+            _ => None,
+        }
+    }
+
+    fn count(self) -> u32 {
+        self.0 & Self::MOST
+    }
+
+    /// Group, tier and kind.
+    fn place(self) -> u32 {
+        self.0 >> Self::COUNT
+    }
+
+    /// None where they do not fit.
+    pub(crate) fn of(copies: &Copies) -> Option<Self> {
+        match copies.first {
+            None => Some(Self::NONE),
+            Some(counted) if copies.more.is_empty() => Self::of_one(counted),
+            Some(_) => None,
+        }
+    }
+
+    /// The same as copies; none where they are counted elsewhere.
+    pub(crate) fn copies(self) -> Copies {
+        if self == Self::NONE || self == Self::ELSEWHERE {
+            return Copies::default();
+        }
+        let kind = if self.0 >> 26 & 1 == 0 { SpecKind::Full } else { SpecKind::Window };
+        let group = self.0 >> Self::COUNT & 0xff;
+        let place = Place { tier: tier((self.0 >> Self::GROUP & 3) as usize), group, kind };
+        Copies { first: Some(Counted { place, count: self.0 & 0xffff }), more: Vec::new() }
+    }
 }
 
 /// The copies of one block. The first place is inline, as nearly all blocks have just one.
@@ -119,6 +199,59 @@ mod tests {
         assert!(!copies.serves(Tier::Hbm), "a window is no prefix");
         assert!(copies.serves(Tier::Host) && !copies.is_empty());
         assert!(remove(&mut copies, WINDOW) && remove(&mut copies, HOST) && copies.is_empty());
+    }
+
+    #[test]
+    fn four_bytes_hold_what_fits_and_refuse_the_rest() {
+        for tier in [Tier::Hbm, Tier::Host, Tier::Disk] {
+            for (group, kind, count) in [(0, SpecKind::Full, 1), (255, SpecKind::Window, 0xffff)] {
+                let counted = Counted { place: Place { tier, group, kind }, count };
+                let mut copies = Copies::default();
+                copies.begin(counted);
+                let brief = Brief::of(&copies).unwrap();
+                assert!(brief != Brief::NONE && brief != Brief::ELSEWHERE);
+                let [back] = brief.copies().counted().copied().collect::<Vec<_>>()[..] else { panic!("one place") };
+                assert_eq!((back.place, back.count), (counted.place, counted.count));
+                for tier in [Tier::Hbm, Tier::Host, Tier::Disk] {
+                    assert_eq!(Brief::of(&copies).unwrap().serves(tier), copies.serves(tier));
+                }
+            }
+        }
+        assert_eq!(Brief::of(&Copies::default()), Some(Brief::NONE));
+        let of = |all: &[Counted]| {
+            let mut copies = Copies::default();
+            all.iter().for_each(|counted| assert!(copies.begin(*counted)));
+            Brief::of(&copies)
+        };
+        assert_eq!(of(&[Counted { place: HBM, count: 1 << 16 }]), None);
+        assert_eq!(of(&[Counted { place: Place { group: 256, ..HBM }, count: 1 }]), None);
+        assert_eq!(of(&[Counted { place: HBM, count: 1 }, Counted { place: WINDOW, count: 1 }]), None);
+    }
+
+    #[test]
+    fn four_bytes_count_as_copies_do() {
+        let one = Brief::NONE.more(HBM).unwrap();
+        let two = one.more(HBM).unwrap();
+        assert_eq!((one.all_in(Tier::Hbm, 0), two.all_in(Tier::Hbm, 0)), (Some(1), Some(2)));
+        assert_eq!((two.with(1), two.with(0), two.with(1 << 16)), (Some(one), Some(Brief::NONE), None));
+        assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !Brief::NONE.serves(Tier::Hbm));
+        for place in [HOST, WINDOW, Place { kind: SpecKind::Window, ..HBM }] {
+            assert_eq!(one.more(place), None, "another place");
+        }
+        let full = one.with(0xffff).unwrap();
+        assert_eq!(
+            (full.more(HBM), Brief::ELSEWHERE.more(HBM), Brief::NONE.more(Place { group: 256, ..HBM })),
+            (None, None, None)
+        );
+        // Group 256 of device memory is not group 0 of the host's.
+        let host = Brief::NONE.more(HOST).unwrap();
+        assert_eq!(
+            (host.all_in(Tier::Hbm, 256), host.all_in(Tier::Host, 0), host.all_in(Tier::Host, 1)),
+            (None, Some(1), None)
+        );
+        assert_eq!((Brief::NONE.all_in(Tier::Hbm, 0), Brief::ELSEWHERE.all_in(Tier::Hbm, 0)), (None, None));
+        let window = Brief::NONE.more(WINDOW).unwrap();
+        assert_eq!((window.all_in(Tier::Hbm, 1), window.serves(Tier::Hbm)), (Some(1), false));
     }
 
     #[test]

@@ -21,14 +21,12 @@ pub enum Settled {
     More,
 }
 
-/// Changes that are kept together; splitting longer lists costs more than keeping short ones.
-const PORTION: usize = 512;
-
 type Gone = Box<dyn Iterator<Item = Change> + Send + Sync>;
 
 /// A step that waits to be applied, in order.
 enum Step {
-    Changes(Vec<Change>),
+    /// And how many of them are applied already.
+    Changes(Vec<Change>, usize),
     /// All blocks at once are gone: a new place is taken, the old one swept later.
     Anew(Gone),
     /// Gone for good.
@@ -46,6 +44,8 @@ pub struct Feed {
     knowledge: Knowledge,
     /// What the index is, or will be, told.
     shape: Shape,
+    /// Of the event that is being taken.
+    changes: Vec<Change>,
     steps: VecDeque<Step>,
     sweeps: VecDeque<(Slot, Gone)>,
 }
@@ -60,6 +60,7 @@ impl Feed {
             slot: None,
             knowledge: Knowledge::Degraded,
             shape: Shape::Holed,
+            changes: Vec::new(),
             steps: VecDeque::new(),
             sweeps: VecDeque::new(),
         };
@@ -69,10 +70,9 @@ impl Feed {
 
     /// Works out what an event means.
     pub fn take(&mut self, event: &Event) {
-        let mut changes = Vec::new();
         match event {
-            Event::Stored(event) => self.source.store(event, &mut changes),
-            Event::Removed(event) => self.source.remove(event, &mut changes),
+            Event::Stored(event) => self.source.store(event, &mut self.changes),
+            Event::Removed(event) => self.source.remove(event, &mut self.changes),
             Event::Cleared => return self.reset(),
             Event::Other => return,
         }
@@ -81,9 +81,10 @@ impl Feed {
             self.tell(Shape::Holed);
         }
         match self.steps.back_mut() {
-            Some(Step::Changes(last)) => last.append(&mut changes),
-            _ => self.steps.push_back(Step::Changes(changes)),
+            Some(Step::Changes(last, _)) => last.extend_from_slice(&self.changes),
+            _ => self.steps.push_back(Step::Changes(self.changes.clone(), 0)),
         }
+        self.changes.clear();
         self.tell(self.source.shape());
     }
 
@@ -109,7 +110,7 @@ impl Feed {
         self.source = imprint.source;
         // Blocks come in any order, so there are holes until the last one is in its place.
         self.tell(Shape::Holed);
-        self.steps.extend(imprint.changes.chunks(PORTION).map(|portion| Step::Changes(portion.to_vec())));
+        self.steps.push_back(Step::Changes(imprint.changes, 0));
         self.source.worst_shape();
         self.tell(self.source.shape());
     }
@@ -150,6 +151,13 @@ impl Feed {
         self.source.len()
     }
 
+    /// Fetches what the next [`Self::settle`] of `budget` changes, while others read on.
+    pub fn look_ahead(&self, index: &Index, budget: usize) {
+        if let Some(Step::Changes(changes, done)) = self.steps.front() {
+            index.glance(portion(changes, *done, budget));
+        }
+    }
+
     /// Applies at most about `budget` changes to the index.
     pub fn settle(&mut self, index: &mut Index, budget: usize) -> Result<Settled, TooManySources> {
         let mut left = budget.max(1);
@@ -163,15 +171,16 @@ impl Feed {
     /// Applies one step, or as much of it as `budget` allows; returns what it cost.
     fn apply(&mut self, step: Step, index: &mut Index, budget: usize) -> Result<usize, TooManySources> {
         match step {
-            Step::Changes(mut changes) => {
-                let rest = changes.split_off(changes.len().min(budget));
+            Step::Changes(changes, done) => {
+                let due = portion(&changes, done, budget);
+                let cost = due.len();
                 if let Some(slot) = self.slot {
-                    index.apply(slot, &changes);
+                    index.apply(slot, due);
                 }
-                if !rest.is_empty() {
-                    self.steps.push_front(Step::Changes(rest));
+                if done + cost < changes.len() {
+                    self.steps.push_front(Step::Changes(changes, done + cost));
                 }
-                return Ok(changes.len());
+                return Ok(cost);
             }
             Step::Anew(gone) => {
                 self.vacate(index, gone);
@@ -211,6 +220,11 @@ impl Feed {
         }
         if self.sweeps.is_empty() { Settled::Done } else { Settled::More }
     }
+}
+
+/// The next of `changes`.
+fn portion(changes: &[Change], done: usize, budget: usize) -> &[Change] {
+    &changes[done..changes.len().min(done + budget)]
 }
 
 #[cfg(test)]

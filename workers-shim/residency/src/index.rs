@@ -8,8 +8,8 @@
 use vocabulary::{BlockHash, Blocks, Chain, DpRank, Knowledge, Overlap, Tier, WorkerId};
 
 use crate::closure::Shape;
-use crate::holders::{Holders, MOST_SLOTS, Word, plane, tier};
-use crate::mix::MixMap;
+use crate::holders::{MOST_SLOTS, Word, plane, tier};
+use crate::shard::{Key, Shard};
 
 /// What became of one chain block at one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,11 +36,8 @@ struct Seat {
 }
 
 /// Who holds which chain block.
-#[derive(Default)]
 pub struct Index {
-    blocks: MixMap<BlockHash, Holders>,
-    /// Blocks that one source holds under several of its own names, beyond the first.
-    doubled: MixMap<(BlockHash, u16, u8), u32>,
+    shards: Box<[Shard]>,
     /// Places of sources; none where free or retired.
     seats: Vec<Option<Seat>>,
     /// Bits of the seats that are taken.
@@ -56,7 +53,8 @@ impl Index {
 
     /// An index that knows nobody.
     pub fn new() -> Self {
-        Self::default()
+        let shards = std::iter::repeat_with(Shard::default).take(Key::SHARDS).collect();
+        Self { shards, seats: Vec::new(), live: Vec::new(), whole: Vec::new(), free: Vec::new() }
     }
 
     /// Takes a place for a source that holds nothing yet.
@@ -99,44 +97,33 @@ impl Index {
         self.free.push(slot.0);
     }
 
+    /// Fetches what [`Self::apply`] reads and writes, all at once instead of one after the other: for whoever may read, but
+    /// must not write yet.
+    pub fn glance(&self, changes: &[Change]) {
+        let seen = changes.iter().fold(0, |seen, change| {
+            let (Change::Held(hash, _) | Change::Gone(hash, _)) = *change;
+            let key = Key::of(hash);
+            seen ^ self.shards[key.shard()].glance(key)
+        });
+        std::hint::black_box(seen);
+    }
+
     /// Applies what became of a source's blocks. What is removed without being held is ignored.
     pub fn apply(&mut self, slot: Slot, changes: &[Change]) {
         for change in changes {
-            match *change {
-                Change::Held(hash, tier) => self.hold(slot.0, hash, tier),
-                Change::Gone(hash, tier) => self.drop_one(slot.0, hash, tier),
+            let (Change::Held(hash, tier) | Change::Gone(hash, tier)) = *change;
+            let key = Key::of(hash);
+            let shard = &mut self.shards[key.shard()];
+            match change {
+                Change::Held(..) => shard.hold(key, slot.0, tier),
+                Change::Gone(..) => shard.drop_one(key, slot.0, tier),
             }
         }
     }
 
-    fn hold(&mut self, slot: u16, hash: BlockHash, tier: Tier) {
-        let mut new = false;
-        let holders = self.blocks.entry(hash).or_insert_with(|| {
-            new = true;
-            Holders::one(slot, tier)
-        });
-        if !new && !holders.add(slot, tier) {
-            *self.doubled.entry((hash, slot, plane(tier) as u8)).or_default() += 1;
-        }
-    }
-
-    fn drop_one(&mut self, slot: u16, hash: BlockHash, tier: Tier) {
-        if !self.doubled.is_empty() {
-            let key = (hash, slot, plane(tier) as u8);
-            if let Some(count) = self.doubled.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    self.doubled.remove(&key);
-                }
-                return;
-            }
-        }
-        if let Some(holders) = self.blocks.get_mut(&hash)
-            && holders.remove(slot, tier)
-            && holders.is_empty()
-        {
-            self.blocks.remove(&hash);
-        }
+    fn reach(&self, hash: BlockHash, word: usize) -> Word {
+        let key = Key::of(hash);
+        self.shards[key.shard()].reach(key, word)
     }
 
     /// Changes what is known of a source.
@@ -154,7 +141,7 @@ impl Index {
 
     /// Chain blocks that anyone holds.
     pub fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.shards.iter().map(Shard::len).sum()
     }
 
     /// Sources that hold a place.
@@ -178,11 +165,10 @@ impl Index {
         if length == 0 {
             return found;
         }
-        if let Some(first) = self.blocks.get(&chain(0)) {
-            // Word by word, as most fleets have one, and most words nobody who holds even the first block.
-            for (word, whole) in self.whole.iter().enumerate() {
-                self.bisect((1, length), &chain, (word, whole & first.reach(word)[0]), &mut found);
-            }
+        // Word by word, as most fleets have one, and most words nobody who holds even the first block.
+        for (word, whole) in self.whole.iter().enumerate().filter(|(_, whole)| **whole != 0) {
+            let first = self.reach(chain(0), word)[0];
+            self.bisect((1, length), &chain, (word, whole & first), &mut found);
         }
         let holed = self.live.iter().zip(&self.whole).map(|(live, whole)| live & !whole).collect();
         self.walk((0..length).map(&chain), holed, &mut found);
@@ -199,8 +185,7 @@ impl Index {
     ) {
         while sources != 0 && low < high {
             let middle = low + (high - low).div_ceil(2);
-            let holders = self.blocks.get(&chain(middle - 1));
-            let deeper = holders.map_or(0, |holders| sources & holders.reach(word)[0]);
+            let deeper = sources & self.reach(chain(middle - 1), word)[0];
             if deeper == sources {
                 low = middle;
             } else {
@@ -220,10 +205,9 @@ impl Index {
         let mut alive: Vec<Word> = sources.into_iter().map(|bits| [bits; 3]).collect();
         let mut depth = 0;
         for hash in chain {
-            let holders = self.blocks.get(&hash);
             let mut anyone = 0;
             for (word, alive) in alive.iter_mut().enumerate() {
-                let reach = holders.map_or(Word::default(), |holders| holders.reach(word));
+                let reach = self.reach(hash, word);
                 for plane in 0..3 {
                     self.note(alive[plane] & !reach[plane], (word, plane, depth), found);
                     alive[plane] &= reach[plane];
@@ -269,6 +253,12 @@ impl Index {
             !repeats
         });
         found
+    }
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -6,6 +6,7 @@
 //! The way of an event: [`decode`] bytes to a [`Batch`], [`Stream`] says whether its turn has come, [`Feed`] turns it
 //! into [`Change`]s outside any lock and settles them into the shared [`Index`] in bounded portions.
 
+mod blocks;
 mod closure;
 mod copies;
 mod cursor;
@@ -18,8 +19,10 @@ mod index;
 mod mix;
 mod orphans;
 mod routed;
+mod shard;
 mod source;
 mod stream;
+mod table;
 #[cfg(test)]
 mod tests;
 

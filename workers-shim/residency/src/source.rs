@@ -5,13 +5,13 @@
 
 mod adoption;
 
-use vocabulary::{BlockHash, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens};
+use vocabulary::{Namespace, PrefixId, RootKeys, Seed, Tokens};
 
-use crate::closure::{Closure, Shape};
+use crate::blocks::{At, Blocks, Placing};
+use crate::closure::Shape;
 use crate::copies::{Copies, Place};
 use crate::event::{EngineHash, ExtraKey, Removed, Stored};
 use crate::index::Change;
-use crate::mix::MixMap;
 use crate::orphans::{Orphan, Orphans};
 
 /// What a removal means to an engine.
@@ -61,36 +61,34 @@ pub struct SourceCounts {
     pub indivisible: u64,
 }
 
-/// A block whose place is known.
-#[derive(Debug)]
-pub(crate) struct Placed {
-    /// The end of the block before; none at the start of a chain.
-    pub(crate) before: Option<BlockHash>,
-    pub(crate) end: PrefixId,
-    /// Chain blocks inside this engine block before its last one.
-    pub(crate) inner: Box<[BlockHash]>,
-    pub(crate) copies: Copies,
+/// What a block comes after: a prefix, and the block that ends there; none at the start of a chain.
+#[derive(Clone, Copy)]
+struct Before {
+    end: PrefixId,
+    block: Option<At>,
+}
+
+/// A block as one event tells it.
+struct Told<'a> {
+    name: EngineHash,
+    parent: Option<EngineHash>,
+    tokens: &'a [u32],
+    /// What went into its hash besides tokens.
+    extra: &'a [u8],
 }
 
 /// The blocks of one rank of one process.
 pub struct Source {
     rules: SourceRules,
-    blocks: MixMap<EngineHash, Placed>,
+    blocks: Blocks,
     orphans: Orphans,
-    closure: Closure,
     counts: SourceCounts,
 }
 
 impl Source {
     /// A source that holds nothing.
     pub fn new(rules: SourceRules) -> Self {
-        Self {
-            rules,
-            blocks: MixMap::default(),
-            orphans: Orphans::default(),
-            closure: Closure::new(),
-            counts: SourceCounts::default(),
-        }
+        Self { rules, blocks: Blocks::default(), orphans: Orphans::default(), counts: SourceCounts::default() }
     }
 
     /// What went wrong so far.
@@ -105,7 +103,7 @@ impl Source {
 
     /// Whether no block's place is known.
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.blocks.len() == 0
     }
 
     /// Blocks that still wait for a parent or for tokens.
@@ -115,12 +113,12 @@ impl Source {
 
     /// Whether every held block's predecessor is held too.
     pub fn shape(&self) -> Shape {
-        self.closure.shape()
+        self.blocks.shape()
     }
 
     /// The worst shape since this was asked last.
     pub fn worst_shape(&mut self) -> Shape {
-        self.closure.worst()
+        self.blocks.worst_shape()
     }
 
     /// One copy more of each block of `event`.
@@ -131,130 +129,125 @@ impl Source {
             self.counts.indivisible += event.hashes.len() as u64;
             return;
         }
-        let (root, first_extra) = self.root(event);
+        self.blocks.glance(&event.hashes);
         let mut parent = event.parent;
-        let mut before = match parent {
-            None => Some(root),
-            Some(hash) => self.blocks.get(&hash).map(|block| block.end),
-        };
-        for (position, &hash) in event.hashes.iter().enumerate() {
-            let tokens = event.tokens.get(position * size..(position + 1) * size).unwrap_or_default();
-            if let Some(block) = self.blocks.get_mut(&hash) {
-                before = Some(block.end);
-                block.stored(place, &mut self.closure, out);
-            } else {
-                let extra = match (position, event.parent) {
-                    (0, None) => first_extra.clone(),
-                    _ => extra_of(event, position),
-                };
-                let orphan = Orphan { parent, extra, tokens: tokens.into(), copies: Copies::default() };
-                before = self.introduce(hash, orphan, (before, place), out);
+        let (mut before, first_extra) = match parent {
+            None => {
+                let (end, extra) = self.root(event);
+                (Some(Before { end, block: None }), extra)
             }
-            parent = Some(hash);
+            Some(hash) => (self.blocks.find(hash).map(|at| self.after(at)), extra_of(event, 0)),
+        };
+        for (position, &name) in event.hashes.iter().enumerate() {
+            let tokens = event.tokens.get(position * size..(position + 1) * size).unwrap_or_default();
+            if let Some(at) = self.blocks.find(name) {
+                before = Some(self.after(at));
+                self.blocks.add(at, place, out);
+            } else {
+                let extra = if position == 0 { first_extra.clone() } else { extra_of(event, position) };
+                let told = Told { name, parent, tokens, extra: &extra };
+                before = self.introduce(told, before, place, out);
+            }
+            parent = Some(name);
         }
+    }
+
+    fn after(&self, at: At) -> Before {
+        Before { end: self.blocks.end(at), block: Some(at) }
     }
 
     /// A block that is not placed yet: it is, if its parent and tokens are known, and kept for later otherwise.
     fn introduce(
         &mut self,
-        hash: EngineHash,
-        mut orphan: Orphan,
-        (before, place): (Option<PrefixId>, Place),
+        told: Told<'_>,
+        before: Option<Before>,
+        place: Place,
         out: &mut Vec<Change>,
-    ) -> Option<PrefixId> {
-        if let Some(before) = before.filter(|_| !orphan.tokens.is_empty()) {
-            if let Some(earlier) = self.orphans.take(hash) {
-                orphan.copies = earlier.copies;
+    ) -> Option<Before> {
+        if let Some(before) = before.filter(|_| !told.tokens.is_empty()) {
+            let earlier = if self.orphans.len() == 0 { None } else { self.orphans.take(told.name) };
+            let (at, placed) = self.place(&told, before)?;
+            match earlier {
+                None => self.blocks.add(at, place, out),
+                Some(Orphan { mut copies, .. }) => {
+                    copies.add(place);
+                    self.blocks.begin(at, copies, out);
+                }
             }
-            orphan.copies.add(place);
-            return self.place_with_descendants(hash, orphan, before, out);
+            self.place_descendants(told.name, placed, out);
+            return Some(placed);
         }
-        if let Some(earlier) = self.orphans.get_mut(hash) {
+        if let Some(earlier) = self.orphans.get_mut(told.name) {
             earlier.copies.add(place);
-            if earlier.tokens.is_empty() && !orphan.tokens.is_empty() {
+            if earlier.tokens.is_empty() && !told.tokens.is_empty() {
                 // Told by a slower tier first, without tokens; now only its parent is missing.
-                orphan.copies = self.orphans.take(hash).unwrap_or_default().copies;
-                self.orphans.keep(hash, orphan);
+                let copies = self.orphans.take(told.name).unwrap_or_default().copies;
+                self.orphans.keep(told.name, told.orphan(copies));
             }
         } else if self.orphans.len() >= self.rules.most_orphans {
             self.counts.over_limit += 1;
         } else {
             self.counts.orphans += 1;
-            orphan.copies.add(place);
-            self.orphans.keep(hash, orphan);
+            let mut copies = Copies::default();
+            copies.add(place);
+            self.orphans.keep(told.name, told.orphan(copies));
         }
         None
     }
 
-    /// Places a block, then whatever waited for it, and so on.
-    fn place_with_descendants(
-        &mut self,
-        hash: EngineHash,
-        block: Orphan,
-        before: PrefixId,
-        out: &mut Vec<Change>,
-    ) -> Option<PrefixId> {
-        let end = self.place(hash, block, before, out)?;
-        let mut ready = vec![(hash, end)];
-        while let Some((parent, end)) = ready.pop() {
-            for (child, block) in self.orphans.take_children(parent) {
-                if let Some(end) = self.place(child, block, end, out) {
-                    ready.push((child, end));
+    /// Places whatever waited for a block that is placed now, and what waited for that.
+    fn place_descendants(&mut self, name: EngineHash, block: Before, out: &mut Vec<Change>) {
+        if self.orphans.len() == 0 {
+            return;
+        }
+        let mut ready = vec![(name, block)];
+        while let Some((parent, before)) = ready.pop() {
+            for (name, orphan) in self.orphans.take_children(parent) {
+                let Orphan { tokens, extra, copies, .. } = orphan;
+                let told = Told { name, parent: Some(parent), tokens: &tokens, extra: &extra };
+                if let Some((at, block)) = self.place(&told, before) {
+                    self.blocks.begin(at, copies, out);
+                    ready.push((name, block));
                 }
             }
         }
-        Some(end)
     }
 
-    fn place(&mut self, hash: EngineHash, block: Orphan, before: PrefixId, out: &mut Vec<Change>) -> Option<PrefixId> {
+    /// Makes room for a block, if there may be one more.
+    fn place(&mut self, told: &Told<'_>, before: Before) -> Option<(At, Before)> {
         if self.blocks.len() >= self.rules.most_blocks {
             self.counts.over_limit += 1;
             return None;
         }
         let seed = self.rules.seed;
-        let mut end = if block.extra.is_empty() { before } else { before.extend_bytes(seed, &block.extra) };
-        let chain_blocks = block.tokens.chunks_exact(self.rules.block.0 as usize);
-        let mut inner = Vec::with_capacity(chain_blocks.len().saturating_sub(1));
-        let last = chain_blocks.len().saturating_sub(1);
-        for (position, tokens) in chain_blocks.enumerate() {
-            end = end.extend(seed, tokens);
-            if position < last {
+        let start = if told.extra.is_empty() { before.end } else { before.end.extend_bytes(seed, told.extra) };
+        let (mut end, mut inner) = (start, Vec::new());
+        for (position, tokens) in told.tokens.chunks_exact(self.rules.block.0 as usize).enumerate() {
+            if position > 0 {
                 inner.push(end.block_hash());
             }
+            end = end.extend(seed, tokens);
         }
-        let begin = block.parent.is_some().then(|| before.block_hash());
-        let placed = Placed { before: begin, end, inner: inner.into(), copies: block.copies };
-        for tier in TIERS {
-            if placed.copies.serves(tier) {
-                placed.held(tier, &mut self.closure, out);
-            }
-        }
-        self.blocks.insert(hash, placed);
-        Some(end)
+        let at = self.blocks.place(Placing { name: told.name, before: before.block, end, inner: &inner });
+        Some((at, Before { end, block: Some(at) }))
     }
 
     /// One copy less of each block of `event`, or as many as it says.
     pub fn remove(&mut self, event: &Removed, out: &mut Vec<Change>) {
-        for (position, &hash) in event.hashes.iter().enumerate() {
+        self.blocks.glance(&event.hashes);
+        let place = (event.tier, event.group);
+        for (position, &name) in event.hashes.iter().enumerate() {
             let left = |count: u32| match (event.remaining.get(position), self.rules.removal) {
                 (Some(remaining), _) => *remaining,
                 (None, Removal::PerCopy) => count.saturating_sub(1),
                 (None, Removal::LastCopy) => 0,
             };
-            let known = if let Some(block) = self.blocks.get_mut(&hash) {
-                let served = block.copies.serves(event.tier);
-                let known = block.copies.change(event.tier, event.group, left);
-                if served && !block.copies.serves(event.tier) {
-                    block.gone(event.tier, &mut self.closure, out);
-                }
-                if block.copies.is_empty() {
-                    self.blocks.remove(&hash);
-                }
-                known
-            } else if let Some(orphan) = self.orphans.get_mut(hash) {
+            let known = if let Some(at) = self.blocks.find(name) {
+                self.blocks.change(at, place, left, out)
+            } else if let Some(orphan) = self.orphans.get_mut(name) {
                 let known = orphan.copies.change(event.tier, event.group, left);
                 if orphan.copies.is_empty() {
-                    self.orphans.take(hash);
+                    self.orphans.take(name);
                 }
                 known
             } else {
@@ -267,11 +260,13 @@ impl Source {
     /// Forgets everything, and says what is gone; the walk is the caller's to spread out.
     pub fn clear(&mut self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
         self.orphans = Orphans::default();
-        self.closure = Closure::new();
-        std::mem::take(&mut self.blocks).into_values().flat_map(|block| {
-            let tiers = TIERS.into_iter().filter(|tier| block.copies.serves(*tier));
-            tiers.flat_map(|tier| block.chain_blocks().map(move |hash| Change::Gone(hash, tier))).collect::<Vec<_>>()
-        })
+        std::mem::take(&mut self.blocks).into_gone()
+    }
+
+    /// Whether nothing is left of blocks that were there once.
+    #[cfg(test)]
+    pub(crate) fn forgot_all(&self) -> bool {
+        self.blocks.forgot_all() && self.orphans.len() == 0
     }
 
     /// The root of the event's chain, and what of its first block's extra keys is not in that root.
@@ -288,38 +283,9 @@ impl Source {
     }
 }
 
-const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
-
-impl Placed {
-    /// First one first.
-    fn chain_blocks(&self) -> impl DoubleEndedIterator<Item = BlockHash> {
-        self.inner.iter().copied().chain(std::iter::once(self.end.block_hash()))
-    }
-
-    fn stored(&mut self, place: Place, closure: &mut Closure, out: &mut Vec<Change>) {
-        let served = self.copies.serves(place.tier);
-        self.copies.add(place);
-        if !served && self.copies.serves(place.tier) {
-            self.held(place.tier, closure, out);
-        }
-    }
-
-    /// It serves prefixes from `tier` now.
-    fn held(&self, tier: Tier, closure: &mut Closure, out: &mut Vec<Change>) {
-        match tier {
-            Tier::Hbm => closure.hold(self.before, self.end.block_hash()),
-            Tier::Host | Tier::Disk => closure.hold_slower(),
-        }
-        out.extend(self.chain_blocks().map(|hash| Change::Held(hash, tier)));
-    }
-
-    /// It no longer does. The last chain block goes first, so that no change leaves a hole behind.
-    fn gone(&self, tier: Tier, closure: &mut Closure, out: &mut Vec<Change>) {
-        match tier {
-            Tier::Hbm => closure.drop(self.before, self.end.block_hash()),
-            Tier::Host | Tier::Disk => closure.drop_slower(),
-        }
-        out.extend(self.chain_blocks().rev().map(|hash| Change::Gone(hash, tier)));
+impl Told<'_> {
+    fn orphan(&self, copies: Copies) -> Orphan {
+        Orphan { parent: self.parent, extra: self.extra.into(), tokens: self.tokens.into(), copies }
     }
 }
 

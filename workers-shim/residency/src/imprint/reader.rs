@@ -4,6 +4,7 @@ use vocabulary::{DpRank, Incarnation, PrefixId, WorkerId};
 
 use super::wire::{ORPHAN, PLACED, Wire};
 use super::{DIGEST, Imprint, ImprintError, ImprintHead, LONGEST_CHUNK, MAGIC, VERSION, digest_after, digest_of};
+use crate::blocks::Ends;
 use crate::index::Change;
 use crate::source::{Source, SourceRules};
 
@@ -14,6 +15,7 @@ pub struct ImprintReader {
     process: Incarnation,
     head: Option<(ImprintHead, Promised)>,
     source: Source,
+    ends: Ends,
     changes: Vec<Change>,
     place: u32,
     digest: PrefixId,
@@ -38,7 +40,8 @@ impl ImprintReader {
     /// Of a source as it is known here: the rules by which its blocks are named, and the process that is behind it now.
     pub fn new((worker, rank): (WorkerId, DpRank), process: Incarnation, rules: SourceRules) -> Self {
         let (source, digest) = (Source::new(rules), PrefixId(0));
-        Self { worker, rank, process, head: None, source, changes: Vec::new(), place: 0, digest }
+        let (ends, changes) = (Ends::default(), Vec::new());
+        Self { worker, rank, process, head: None, source, ends, changes, place: 0, digest }
     }
 
     /// Reads the next chunk.
@@ -125,8 +128,7 @@ impl ImprintReader {
         let promised = self.head.map_or(Promised { blocks: 0, orphans: 0 }, |(_, promised)| promised);
         let is_new = match wire.u8()? {
             PLACED if (self.source.len() as u64) < promised.blocks => {
-                let (name, block) = wire.placed()?;
-                self.source.adopt_placed(name, block, &mut self.changes)
+                self.source.adopt_placed(wire.placed()?, &mut self.ends, &mut self.changes)
             }
             ORPHAN if (self.source.orphans() as u64) < promised.orphans => {
                 let (name, orphan) = wire.orphan()?;

@@ -3,11 +3,11 @@
 use vocabulary::{BlockHash, PrefixId, Tier};
 
 use super::ImprintError;
+use crate::blocks::Placed;
 use crate::copies::{Copies, Counted, Place};
 use crate::event::{EngineHash, SpecKind};
 use crate::holders::{plane, tier};
 use crate::orphans::Orphan;
-use crate::source::Placed;
 
 pub(super) const PLACED: u8 = 0;
 pub(super) const ORPHAN: u8 = 1;

@@ -5,15 +5,18 @@ use std::collections::hash_map::Iter;
 use vocabulary::PrefixId;
 
 use super::{CHUNK, ImprintHead, MAGIC, VERSION, digest_after, digest_of, wire};
+use crate::blocks::Placed;
 use crate::event::EngineHash;
 use crate::orphans::Orphan;
-use crate::source::{Placed, Source};
+use crate::source::Source;
+
+type Placing<'a> = Box<dyn Iterator<Item = Option<(EngineHash, Placed)>> + Send + Sync + 'a>;
 
 /// The chunks of an imprint, first one first. The source must not change meanwhile, which the borrow sees to.
 pub struct ImprintWriter<'a> {
     head: ImprintHead,
     first: Option<Vec<u8>>,
-    blocks: Iter<'a, EngineHash, Placed>,
+    blocks: Placing<'a>,
     orphans: Iter<'a, EngineHash, Orphan>,
     place: u32,
     digest: PrefixId,
@@ -33,7 +36,7 @@ impl<'a> ImprintWriter<'a> {
         Self {
             head,
             first: Some(bytes),
-            blocks: source.placed(),
+            blocks: Box::new(source.placed()),
             orphans: source.waiting(),
             place: 0,
             digest: PrefixId(0),
@@ -49,8 +52,8 @@ impl<'a> ImprintWriter<'a> {
     /// Adds records until the chunk is full; whether there was nothing left to add.
     fn fill(&mut self, chunk: &mut Vec<u8>) -> bool {
         while chunk.len() < CHUNK {
-            if let Some((name, block)) = self.blocks.next() {
-                wire::put_placed(chunk, *name, block);
+            if let Some(place) = self.blocks.next() {
+                place.iter().for_each(|(name, block)| wire::put_placed(chunk, *name, block));
             } else if let Some((name, orphan)) = self.orphans.next() {
                 wire::put_orphan(chunk, *name, orphan);
             } else {

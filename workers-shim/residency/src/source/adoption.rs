@@ -1,8 +1,9 @@
 //! A source as another router knew it: what of it is written down, and how it is put together again.
 
-use std::collections::hash_map::{Entry, Iter};
+use std::collections::hash_map::Iter;
 
-use super::{Placed, Source, SourceRules, TIERS};
+use super::{Source, SourceRules};
+use crate::blocks::{Ends, Placed};
 use crate::event::EngineHash;
 use crate::index::Change;
 use crate::orphans::Orphan;
@@ -12,9 +13,9 @@ impl Source {
         &self.rules
     }
 
-    /// Blocks whose place is known.
-    pub(crate) fn placed(&self) -> Iter<'_, EngineHash, Placed> {
-        self.blocks.iter()
+    /// Blocks whose place is known, one place after the other, of which many are empty.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = Option<(EngineHash, Placed)>> {
+        self.blocks.placed()
     }
 
     /// Blocks that wait for a parent or for tokens.
@@ -23,20 +24,18 @@ impl Source {
     }
 
     /// Takes over a block; false when there is one of this name already. In any order.
-    pub(crate) fn adopt_placed(&mut self, name: EngineHash, block: Placed, out: &mut Vec<Change>) -> bool {
-        let Entry::Vacant(free) = self.blocks.entry(name) else { return false };
-        let block = free.insert(block);
-        for tier in TIERS {
-            if block.copies.serves(tier) {
-                block.held(tier, &mut self.closure, out);
-            }
-        }
-        true
+    pub(crate) fn adopt_placed(
+        &mut self,
+        (name, block): (EngineHash, Placed),
+        ends: &mut Ends,
+        out: &mut Vec<Change>,
+    ) -> bool {
+        self.blocks.adopt(name, block, ends, out)
     }
 
     /// Takes over a block that waits; false when there is one of this name already.
     pub(crate) fn adopt_orphan(&mut self, name: EngineHash, orphan: Orphan) -> bool {
-        if self.blocks.contains_key(&name) || self.orphans.get_mut(name).is_some() {
+        if self.blocks.find(name).is_some() || self.orphans.get_mut(name).is_some() {
             return false;
         }
         self.orphans.keep(name, orphan);

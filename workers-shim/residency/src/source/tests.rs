@@ -1,6 +1,7 @@
 use super::*;
 use crate::event::SpecKind;
 use crate::tests::{chain, chain_from, removed, root, rules, stored};
+use vocabulary::{BlockHash, Tier};
 
 fn tokens(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()

@@ -1,5 +1,7 @@
 //! What several modules' tests share: recorded messages, and small builders.
 
+mod literal;
+
 use vocabulary::{BlockHash, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens};
 
 use crate::{Batch, EngineHash, Limits, Removed, SourceRules, SpecKind, Stored, decode};

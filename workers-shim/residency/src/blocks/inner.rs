@@ -1,0 +1,66 @@
+//! Chain blocks inside engine blocks: none where engine and chain have one block size, then they cost nothing.
+
+use vocabulary::BlockHash;
+
+/// As many places for each block as the largest one needs, and its own number before them.
+#[derive(Default)]
+pub(super) struct Inner {
+    most: usize,
+    hashes: Vec<BlockHash>,
+}
+
+impl Inner {
+    fn stride(&self) -> usize {
+        if self.most == 0 { 0 } else { self.most + 1 }
+    }
+
+    pub(super) fn of(&self, at: u32) -> &[BlockHash] {
+        let start = at as usize * self.stride();
+        let Some(count) = self.hashes.get(start) else { return &[] };
+        &self.hashes[start + 1..start + 1 + count.0 as usize]
+    }
+
+    pub(super) fn set(&mut self, at: u32, inner: &[BlockHash]) {
+        if inner.len() > self.most {
+            self.widen(inner.len());
+        }
+        let (start, stride) = (at as usize * self.stride(), self.stride());
+        if stride == 0 {
+            return;
+        }
+        if self.hashes.len() < start + stride {
+            self.hashes.resize(start + stride, BlockHash(0));
+        }
+        self.hashes[start] = BlockHash(inner.len() as u64);
+        self.hashes[start + 1..start + 1 + inner.len()].copy_from_slice(inner);
+    }
+
+    /// Engines have one block size, or two, so this is rare.
+    fn widen(&mut self, most: usize) {
+        let old = std::mem::take(self);
+        self.most = most;
+        for at in 0..old.hashes.len().checked_div(old.stride()).unwrap_or(0) {
+            self.set(at as u32, old.of(at as u32));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_several_sizes_keep_their_own() {
+        let mut inner = Inner::default();
+        let hashes: Vec<BlockHash> = (1..9).map(BlockHash).collect();
+        inner.set(3, &[]);
+        assert_eq!((inner.of(3), inner.hashes.len()), (&[][..], 0), "nothing costs nothing");
+        inner.set(1, &hashes[..1]);
+        inner.set(4, &hashes[1..2]);
+        inner.set(2, &hashes[2..5]);
+        let all = [0, 1, 2, 3, 4, 5].map(|at| inner.of(at));
+        assert_eq!(all, [&[][..], &hashes[..1], &hashes[2..5], &[], &hashes[1..2], &[]]);
+        inner.set(2, &hashes[..1]);
+        assert_eq!(inner.of(2), &hashes[..1]);
+    }
+}

@@ -1,0 +1,109 @@
+use super::*;
+use crate::event::SpecKind;
+use crate::tests::root;
+use vocabulary::RootKeys;
+
+const HBM: Place = Place { tier: Tier::Hbm, group: 0, kind: SpecKind::Full };
+
+/// Some blocks, and what they changed.
+#[derive(Default)]
+struct Kept {
+    blocks: Blocks,
+    out: Vec<Change>,
+}
+
+impl Kept {
+    /// A block in device memory that ends at `end`.
+    fn hold(&mut self, name: u64, before: Option<u64>, end: u128) {
+        let before = before.and_then(|before| self.blocks.find(EngineHash(before)));
+        let placing = Placing { name: EngineHash(name), before, end: PrefixId(end), inner: &[] };
+        let at = self.blocks.place(placing);
+        self.blocks.add(at, HBM, &mut self.out);
+    }
+
+    fn drop(&mut self, name: u64) {
+        let at = self.blocks.find(EngineHash(name)).unwrap();
+        assert!(self.blocks.change(at, (Tier::Hbm, 0), |count| count - 1, &mut self.out));
+    }
+
+    /// A chain of as many blocks, named and ending like their number.
+    fn chain(blocks: u64) -> Self {
+        let mut kept = Self::default();
+        (1..=blocks).for_each(|n| kept.hold(n, n.checked_sub(1).filter(|n| *n > 0), u128::from(n)));
+        kept
+    }
+}
+
+#[test]
+fn a_hole_opens_and_closes_from_either_side() {
+    let mut kept = Kept::chain(3);
+    assert_eq!((kept.blocks.shape(), kept.blocks.worst_shape()), (Shape::Whole, Shape::Whole));
+    kept.drop(2);
+    assert_eq!(kept.blocks.shape(), Shape::Holed, "3 hangs in the air");
+    kept.hold(2, Some(1), 2);
+    let shapes = [kept.blocks.shape(), kept.blocks.worst_shape(), kept.blocks.worst_shape()];
+    assert_eq!(shapes, [Shape::Whole, Shape::Holed, Shape::Whole]);
+    kept.drop(2);
+    kept.drop(3);
+    assert_eq!(kept.blocks.shape(), Shape::Whole);
+    kept.drop(1);
+    assert!(kept.blocks.forgot_all());
+}
+
+#[test]
+fn a_stump_is_found_by_its_place_in_the_chain_and_not_by_its_name() {
+    let mut kept = Kept::chain(3);
+    kept.drop(2);
+    kept.hold(20, Some(1), 2);
+    assert_eq!(kept.blocks.shape(), Shape::Whole, "another name, the same place");
+    kept.drop(20);
+    kept.hold(2, Some(1), 99);
+    assert_eq!(kept.blocks.shape(), Shape::Holed, "the same name, another place");
+    [2, 3, 1].into_iter().for_each(|name| kept.drop(name));
+    assert!(kept.blocks.forgot_all());
+}
+
+#[test]
+fn there_are_never_more_stumps_than_blocks() {
+    let mut kept = Kept::chain(500);
+    for name in 1..500 {
+        kept.drop(name);
+        assert!(kept.blocks.stumps.len() <= 1);
+    }
+    assert_eq!((kept.blocks.len(), kept.blocks.shape()), (1, Shape::Holed));
+    kept.drop(500);
+    assert!(kept.blocks.forgot_all());
+}
+
+#[test]
+fn siblings_are_counted_and_places_taken_again() {
+    let mut kept = Kept::chain(1);
+    (2..10).for_each(|name| kept.hold(name, Some(1), u128::from(name)));
+    kept.drop(1);
+    (2..10).for_each(|name| kept.drop(name));
+    assert!(kept.blocks.forgot_all());
+    let places = kept.blocks.nodes.len();
+    (1..9).for_each(|name| kept.hold(name, None, u128::from(name)));
+    assert_eq!(kept.blocks.nodes.len(), places);
+}
+
+#[test]
+fn blocks_are_taken_over_in_any_order_and_none_that_hangs_on_itself() {
+    let mut placed: Vec<(EngineHash, Placed)> = Kept::chain(6).blocks.placed().flatten().collect();
+    placed.reverse();
+    let (mut blocks, mut ends, mut out) = (Blocks::default(), Ends::default(), Vec::new());
+    for (name, block) in placed {
+        assert!(blocks.adopt(name, block, &mut ends, &mut out));
+    }
+    assert_eq!((blocks.len(), blocks.shape(), out.len()), (6, Shape::Whole, 6));
+    let end = root(RootKeys::default());
+    let own = || Placed { before: Some(end.block_hash()), end, inner: vec![], copies: Copies::default() };
+    assert!(!blocks.adopt(EngineHash(9), own(), &mut ends, &mut out));
+    let again = Placed { before: None, ..own() };
+    assert!(!blocks.adopt(EngineHash(3), again, &mut ends, &mut out), "the name is taken");
+}
+
+#[test]
+fn a_block_costs_40_bytes_and_its_name_8() {
+    assert_eq!((size_of::<Node>(), size_of::<Name>()), (40, 8));
+}

@@ -1,0 +1,71 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use vocabulary::{BlockHash, Tier};
+
+use super::*;
+
+const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
+
+/// How often each slot holds a block in each tier, written down literally.
+#[derive(Default)]
+struct Literal(BTreeMap<(u64, u16, usize), u32>);
+
+impl Literal {
+    fn reach(&self, hash: u64, word: usize) -> Word {
+        let mut reach = Word::default();
+        for (_, slot, its) in self.0.keys().filter(|(held, slot, _)| *held == hash && usize::from(slot / 64) == word) {
+            (*its..3).for_each(|plane| reach[plane] |= 1 << (slot % 64));
+        }
+        reach
+    }
+
+    fn blocks(&self) -> usize {
+        let mut hashes: Vec<u64> = self.0.keys().map(|(hash, _, _)| *hash).collect();
+        hashes.dedup();
+        hashes.len()
+    }
+}
+
+fn step() -> impl Strategy<Value = (u64, u16, usize, bool)> {
+    // Few blocks of many slots, so that some have more holders than fit, and some of one slot more than once.
+    let slot = prop_oneof![4 => 0u16..6, 1 => 60u16..70, 1 => Just(8190u16)];
+    (0u64..6, slot, 0usize..3, prop::bool::weighted(0.6))
+}
+
+proptest! {
+    #[test]
+    fn a_shard_agrees_with_counts(steps in proptest::collection::vec(step(), 1..400)) {
+        let (mut shard, mut literal) = (Shard::default(), Literal::default());
+        for (hash, slot, plane, add) in steps {
+            let key = Key::of(BlockHash(hash));
+            if add {
+                shard.hold(key, slot, TIERS[plane]);
+                *literal.0.entry((hash, slot, plane)).or_default() += 1;
+            } else {
+                shard.drop_one(key, slot, TIERS[plane]);
+                literal.0.entry((hash, slot, plane)).and_modify(|count| *count -= 1);
+                literal.0.retain(|_, count| *count > 0);
+            }
+            prop_assert_eq!(shard.len(), literal.blocks());
+        }
+        for hash in 0..6 {
+            for word in [0, 1, 127] {
+                prop_assert_eq!(shard.reach(Key::of(BlockHash(hash)), word), literal.reach(hash, word));
+            }
+        }
+        for ((hash, slot, plane), count) in literal.0 {
+            (0..count).for_each(|_| shard.drop_one(Key::of(BlockHash(hash)), slot, TIERS[plane]));
+        }
+        let left = shard.rare.map_or(0, |rare| rare.doubled.len() + rare.many.len() - rare.free.len());
+        prop_assert_eq!((shard.blocks.len(), left), (0, 0));
+    }
+}
+
+#[test]
+fn blocks_spread_over_all_shards_and_find_their_way_back() {
+    let mut counts = vec![0; Key::SHARDS];
+    (0..64_000).for_each(|n| counts[Key::of(BlockHash(n)).shard()] += 1);
+    assert!(counts.iter().all(|count| (40..90).contains(count)), "{counts:?}");
+    assert_eq!(size_of::<Held>(), 16);
+}
