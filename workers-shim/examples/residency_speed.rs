@@ -1,16 +1,18 @@
 //! What the residency index costs: `just bench-residency`.
 //!
 //! 32 workers hold 2 million copies of blocks; long sessions lie at three of them. Says what one lookup of 8,192 blocks,
-//! one block of an event and one held block cost, and what lookups take while a burst of events is applied.
+//! one block of an event and one held block cost, and what lookups take while a burst of events is applied: as the clock
+//! shows it, and without what the thread waited for a core of this machine.
 
-use std::fs::read_to_string;
+use std::fs::{File, read_to_string};
 use std::hint::black_box;
 use std::io::Write as _;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use residency::{Change, EngineHash, Event, Feed, Index, Shape, Slot, SourceRules, SpecKind, Stored};
+use residency::{Change, EngineHash, Event, Feed, Index, Removed, Shape, Slot, SourceRules, SpecKind, Stored};
 use vocabulary::{BlockHash, Chain, DpRank, Knowledge, Namespace, RootKeys, Seed, Tier, Tokens, WorkerId};
 use workers_shim::events::SharedIndex;
 
@@ -99,7 +101,7 @@ fn lookups(index: &Index, sessions: &[Vec<BlockHash>]) -> Result<(), Failure> {
     say(format_args!("lookup of {CHAIN} blocks, the same session again: {}", of(&|_| 3)))
 }
 
-/// One worker's events, from what was decoded to what lookups see, while another thread looks.
+/// Events of three workers that hold the same, then of one while another thread looks.
 fn burst() -> Result<(), Failure> {
     let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
     let rules = SourceRules::new(Tokens(BLOCK), Seed(1), namespace);
@@ -108,49 +110,106 @@ fn burst() -> Result<(), Failure> {
     let events: Vec<Event> = (0..2 * BURST / EVENT).map(stored).collect();
     // The first half of each chain is there before anybody looks.
     let (known, coming) = events.split_at(events.len() / 2);
-    let (index, mut feed) = (SharedIndex::new(), Feed::new(WorkerId(1), DpRank(0), rules));
+    let index = SharedIndex::new();
+    let mut feeds: Vec<Feed> =
+        (0..REPLICAS).map(|worker| Feed::new(WorkerId(worker), DpRank(0), rules.clone())).collect();
     let before = resident()?;
-    apply(&index, &mut feed, known)?;
+    for feed in &mut feeds {
+        apply(&index, feed, known)?;
+    }
     let own = resident()?.saturating_sub(before);
-    let stop = AtomicBool::new(false);
-    let quiet = look(&index, &asked, |seen| seen < LOOKUPS);
-    let (took, busy) = std::thread::scope(|scope| -> Result<_, Failure> {
-        let looking = scope.spawn(|| look(&index, &asked, |_| !stop.load(Ordering::Relaxed)));
-        let took = apply(&index, &mut feed, coming);
-        stop.store(true, Ordering::Relaxed);
-        Ok((took?, looking.join().map_err(|_| "the looking thread failed")?))
-    })?;
-    let [all, taking] = took.map(|took| nanos(took, BURST));
     say(format_args!(
-        "burst of {BURST} blocks in events of {EVENT}: {all:.0} ns a block, {taking:.0} of them before the lock"
+        "index and sources: {:.1} bytes a held block at {REPLICAS} replicas",
+        each(own, feeds.len() * BURST)
     ))?;
-    say(format_args!("index and source of one worker: {:.1} bytes a held block", each(own, BURST)))?;
-    say(format_args!("lookups before it: {quiet}"))?;
-    say(format_args!("lookups meanwhile: {busy}"))
+    let stop = AtomicBool::new(false);
+    let quiet = look(&index, &asked, |seen| seen < LOOKUPS)?;
+    let (took, busy) = std::thread::scope(|scope| -> Result<_, Failure> {
+        let looking =
+            scope.spawn(|| look(&index, &asked, |_| !stop.load(Ordering::Relaxed)).map_err(|error| error.to_string()));
+        let took = apply(&index, &mut feeds[0], coming);
+        stop.store(true, Ordering::Relaxed);
+        Ok((took?, looking.join().map_err(|_| "the looking thread failed")??))
+    })?;
+    let evicted: Vec<Event> = coming.iter().rev().filter_map(removed).collect();
+    let gone = apply(&index, &mut feeds[0], &evicted)?;
+    say(format_args!("a burst of {BURST} blocks, stored in events of {EVENT}: {} a block", took.each(BURST)))?;
+    say(format_args!("evicted again, leaves first: {} a block", gone.each(BURST)))?;
+    for (when, [all, ours]) in [("before", quiet), ("during", busy)] {
+        say(format_args!("lookups {when} the burst: {all}"))?;
+        say(format_args!("  without waiting for a core: {ours}"))?;
+    }
+    Ok(())
 }
 
-/// What all of it took, and what of that no lookup can have waited for.
-fn apply(index: &SharedIndex, feed: &mut Feed, events: &[Event]) -> Result<[Duration; 2], Failure> {
-    let (started, mut taking) = (Instant::now(), Duration::ZERO);
+/// What something took.
+struct Took {
+    clock: Duration,
+    /// On a core.
+    running: Duration,
+}
+
+impl Took {
+    fn each(&self, things: usize) -> String {
+        format!("{:.0} ns on a core, {:.0} ns by the clock", nanos(self.running, things), nanos(self.clock, things))
+    }
+}
+
+fn apply(index: &SharedIndex, feed: &mut Feed, events: &[Event]) -> Result<Took, Failure> {
+    let schedule = Schedule::new()?;
+    let (started, before) = (Instant::now(), schedule.now()?);
     for event in events {
-        let began = Instant::now();
         feed.take(event);
-        taking += began.elapsed();
         index.settle(feed)?;
     }
-    Ok([started.elapsed(), taking])
+    Ok(Took { clock: started.elapsed(), running: schedule.now()?.running - before.running })
 }
 
-fn look(index: &SharedIndex, asked: &Chain, more: impl Fn(usize) -> bool) -> Spread {
-    let mut took = Vec::new();
-    while more(took.len()) {
+/// Lookups as the clock shows them, and without what they waited for a core.
+fn look(index: &SharedIndex, asked: &Chain, more: impl Fn(usize) -> bool) -> Result<[Spread; 2], Failure> {
+    let schedule = Schedule::new()?;
+    let (mut all, mut ours) = (Vec::new(), Vec::new());
+    while more(all.len()) {
+        let before = schedule.now()?;
         let started = Instant::now();
         black_box(index.read().overlaps_of(asked));
-        took.push(started.elapsed());
+        let took = started.elapsed();
+        all.push(took);
+        ours.push(took.saturating_sub(schedule.now()?.waited - before.waited));
         // As requests come: not one after the other.
         std::thread::sleep(Duration::from_micros(20));
     }
-    Spread::of(took)
+    Ok([Spread::of(all), Spread::of(ours)])
+}
+
+/// What the kernel says of this thread.
+struct Schedule(File);
+
+/// How long it ran, and how long it was ready and waited for a core.
+struct Times {
+    running: Duration,
+    waited: Duration,
+}
+
+impl Schedule {
+    fn new() -> Result<Self, Failure> {
+        Ok(Self(File::open("/proc/thread-self/schedstat")?))
+    }
+
+    fn now(&self) -> Result<Times, Failure> {
+        let mut text = [0; 96];
+        let length = self.0.read_at(&mut text, 0)?;
+        let mut numbers = std::str::from_utf8(&text[..length])?.split(' ').map(|number| number.trim().parse());
+        let mut next = || Ok::<_, Failure>(Duration::from_nanos(numbers.next().ok_or("no schedstat")??));
+        Ok(Times { running: next()?, waited: next()? })
+    }
+}
+
+/// The same blocks removed, last one first.
+fn removed(event: &Event) -> Option<Event> {
+    let Event::Stored(event) = event else { return None };
+    let hashes = event.hashes.iter().rev().copied().collect();
+    Some(Event::Removed(Removed { hashes, tier: event.tier, group: event.group, remaining: Vec::new() }))
 }
 
 /// The next blocks of one of 128 long chains.
