@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use consensus::{Office, Quorum, View, check_gate};
+use consensus::{Freshness, Office, Quorum, View, check_gate};
 use ledger::{Command, Ledger, Outcome};
 use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::{RecvError, WatchReceiver};
-use openraft::type_config::alias::CommittedLeaderIdOf;
+use openraft::type_config::alias::{CommittedLeaderIdOf, InstantOf};
 use openraft::{Raft, ServerState};
 use tokio::sync::{mpsc, oneshot, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
@@ -23,7 +23,6 @@ use crate::members;
 use crate::peers::Registry;
 use crate::proposer::Asked;
 use crate::raft::{LogId, Machine, Types};
-use crate::read::Freshness;
 use crate::ticker::Reports;
 use crate::watch::Observer;
 use crate::writer::{Queued, Ticket};
@@ -46,7 +45,7 @@ pub(crate) struct Core {
     pub(crate) leader: watch::Sender<Known>,
     pub(crate) proposals: mpsc::Sender<Asked>,
     pub(crate) heard: HeardLeader,
-    pub(crate) freshness: Freshness,
+    pub(crate) freshness: Freshness<InstantOf<Types>>,
     duty: Mutex<Duty>,
     /// Commands of this node; none once it is closing.
     queue: Mutex<Option<mpsc::Sender<Queued>>>,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use consensus::View;
+use consensus::{Compacted, Consistency, View, Watch};
 use futures::future::BoxFuture;
 use ledger::Command;
 use openraft::Raft;
@@ -22,9 +22,8 @@ use crate::node_folder::{ClusterId, NodeFolder};
 use crate::options::Options;
 use crate::peers::{PeerService, Peers, Task, Topic};
 use crate::raft::{Machine, Types};
-use crate::read::{self, Consistency, ReadError};
+use crate::read::{self, ReadError};
 use crate::starting::{self, START_WITHIN, Started};
-use crate::watch::{Compacted, Watch};
 use crate::writer::{Ticket, Writer};
 
 /// How long a leader that closes waits for another one to take over.

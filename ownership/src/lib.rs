@@ -36,7 +36,7 @@ mod watch;
 mod writer;
 
 pub use backup::{Restored, SavedSnapshot, SnapshotReport, StateHash, load, restore, verify};
-pub use consensus::{Levels, Quorum, Room, View};
+pub use consensus::{Change, Compacted, Consistency, Levels, Quorum, Room, View, Watch};
 pub use counters::Readings;
 pub use directory::Directory;
 pub use error::{OwnershipError, SubmitError};
@@ -45,8 +45,7 @@ pub use members::{Member, MemberChange, MemberError, Standing};
 pub use node_folder::ClusterId;
 pub use options::{Options, Peering, Timers};
 pub use peers::{CALL_WITHIN, MAX_CALL, PeerError, PeerService, Peers, Refusal, TlsFiles, Topic};
-pub use read::{Consistency, ReadError};
-pub use watch::{Change, Compacted, Watch};
+pub use read::ReadError;
 pub use writer::Ticket;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use consensus::{Publisher, Unfinished};
+use consensus::{Consistency, Publisher, Unfinished};
 use ledger::{Command, Outcome};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Raft};
@@ -255,10 +255,10 @@ pub(crate) async fn settle(
     let settled = tokio::time::timeout(options.peering.join_within, async {
         // It only ends when the cluster knows this node.
         drop((&mut enrolling).await);
-        crate::read::confirm(core).await
+        crate::read::view(core, Consistency::Linearizable).await
     });
     match settled.await {
-        Ok(Ok(())) => Ok(None),
+        Ok(Ok(_)) => Ok(None),
         _ => {
             enrolling.abort();
             let why = "it has an id, but was not added or did not catch up in time; start it again, it goes on there";

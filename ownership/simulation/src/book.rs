@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use consensus::{Applied, Levels, Witness};
+use consensus::{Applied, Change, Cursor, Feed, Levels, Witness};
 use ledger::{Command, Ledger, Outcome};
 use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
@@ -14,9 +15,11 @@ use crate::checks::leases::Leases;
 use crate::checks::levels;
 use crate::checks::order::{Leaders, Leadership};
 use crate::checks::serials::Serials;
+use crate::checks::staleness::{Acknowledged, Claim};
 use crate::checks::tokens::Tokens;
+use crate::checks::watches::{History, Told};
 use crate::process::Pid;
-use crate::runtime::true_time;
+use crate::runtime::{Sim, true_time};
 
 /// A property that does not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,8 +59,8 @@ struct Pages {
     leases: Leases,
     leaders: Leaders,
     ids: Ids,
-    /// The highest index that anybody was told is applied.
-    acknowledged: u64,
+    history: History,
+    acknowledged: Acknowledged,
 }
 
 /// The book. Clones are the same book.
@@ -138,18 +141,41 @@ impl Book {
     /// Somebody is told that this entry is applied.
     pub fn acknowledged(&self, index: u64) {
         let mut pages = self.lock();
-        pages.acknowledged = pages.acknowledged.max(index);
+        pages.acknowledged.add(true_time(), index);
         *pages.tally.entry("acknowledged entries").or_default() += 1;
     }
 
     /// The highest index that anybody was told is applied.
     pub fn last_acknowledged(&self) -> u64 {
-        self.lock().acknowledged
+        self.lock().acknowledged.last()
     }
 
     /// The highest index that any node applied.
     pub fn last_applied(&self) -> u64 {
         self.lock().agreement.last()
+    }
+
+    /// A node claims something of a view that shows `applied`, seen from a true time.
+    pub fn claims(&self, node: u64, claim: (Claim, Duration), applied: u64) {
+        let checked = self.lock().acknowledged.check(node, claim, applied);
+        self.note(checked);
+    }
+
+    /// Somebody is told changes; false when one was not to be told.
+    pub fn tells(&self, who: &str, told: &mut Told, changes: &[Change]) -> bool {
+        let mut pages = self.lock();
+        let checked = changes.iter().try_for_each(|change| pages.history.tell(who, told, change));
+        let checked = checked.and_then(|()| pages.history.pause(who, told));
+        *pages.tally.entry("changes told").or_default() += changes.len() as u64;
+        drop(pages);
+        let is_fine = checked.is_ok();
+        self.note(checked);
+        is_fine
+    }
+
+    /// Whether somebody was told all that happened up to `index`.
+    pub fn is_told(&self, told: Told, index: u64) -> bool {
+        self.lock().history.is_told(told, index)
     }
 
     /// Digest of everything applied.
@@ -161,6 +187,7 @@ impl Book {
 impl Pages {
     fn applied(&mut self, node: u64, applied: &Applied<'_>) -> Checked {
         let is_first = self.agreement.applied(node, applied)?;
+        self.history.applied(node, applied.id.index, applied.changes)?;
         if !is_first {
             return Ok(());
         }
@@ -201,12 +228,43 @@ fn flat<'a>(command: &'a Command, outcome: &'a Outcome) -> Vec<(&'a Command, &'a
 /// One node's pen.
 #[derive(Debug)]
 pub struct Probe {
-    /// Which node.
-    pub node: u64,
+    node: u64,
     /// What the node's release can read.
-    pub levels: Levels,
-    /// Which book.
-    pub book: Book,
+    levels: Levels,
+    book: Book,
+    feed: Arc<Feed<Sim>>,
+    /// Somebody who reads whatever is published at once.
+    along: Mutex<Option<(Cursor, Told)>>,
+}
+
+impl Probe {
+    /// The pen of a node whose release can read these levels.
+    pub fn new(node: u64, levels: Levels, (book, feed): (Book, Arc<Feed<Sim>>)) -> Self {
+        Self { node, levels, book, feed, along: Mutex::default() }
+    }
+
+    /// Reads along: what was just published, watchers can be told.
+    fn read_along(&self, index: u64) -> Checked {
+        let mut along = self.along.lock().unwrap_or_else(PoisonError::into_inner);
+        let anew = || self.feed.cursor(index + 1).ok().map(|cursor| (cursor, Told::before(index + 1)));
+        let Some((cursor, told)) = along.as_mut() else {
+            *along = anew();
+            return Ok(());
+        };
+        let who = format!("who reads along at node {}", self.node);
+        loop {
+            match self.feed.read(cursor) {
+                Ok(changes) if changes.is_empty() => break,
+                Ok(changes) if self.book.tells(&who, told, &changes) => {}
+                Ok(_) => break,
+                Err(_) => {
+                    *along = anew();
+                    return Ok(());
+                }
+            }
+        }
+        self.book.lock().history.check_published(&who, *told, index)
+    }
 }
 
 impl Witness for Probe {
@@ -219,6 +277,7 @@ impl Witness for Probe {
         self.book.note(readable);
         let checked = self.book.lock().applied(self.node, applied);
         self.book.note(checked);
+        self.feed.applied(applied);
     }
 
     fn installed(&self, ledger: &Ledger) {
@@ -227,5 +286,12 @@ impl Witness for Probe {
         let checked = self.book.lock().agreement.installed(self.node, ledger);
         self.book.note(checked);
         self.book.count("snapshots installed");
+        self.feed.installed(ledger);
+    }
+
+    fn published(&self, ledger: &Ledger) {
+        self.feed.published(ledger);
+        let checked = self.read_along(ledger.applied());
+        self.book.note(checked);
     }
 }

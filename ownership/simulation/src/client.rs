@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use consensus::View;
+use consensus::{Consistency, View};
 use ledger::{Command, Outcome, Refusal, Submission};
 use openraft::AsyncRuntime;
 use vocabulary::{ClientId, ClientSerial, NodeId};
@@ -83,10 +83,16 @@ impl Client {
     /// Reads what is linearizable, from any node. None when no answer came.
     pub async fn read(&mut self) -> Option<Arc<View>> {
         let target = self.target()?;
-        let world = self.world.clone();
-        let serve = move |node: Arc<Node>| node.read(world.clone());
+        let serve = |node: Arc<Node>| node.read(Consistency::Linearizable);
         let said = ask(&self.world, (self.peer, target), PATIENCE, serve).await;
         self.hear(said).await
+    }
+
+    /// Reads from one node what is no older than a bound. True when it answered.
+    pub async fn read_within(&self, target: u64, bound: Duration) -> bool {
+        let serve = move |node: Arc<Node>| node.read(Consistency::Bounded(bound));
+        let said = ask(&self.world, (self.peer, target), PATIENCE, serve).await;
+        matches!(said, Ok(Reply::Said(_)))
     }
 
     /// Sends a message that nobody repeats.

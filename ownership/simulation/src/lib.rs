@@ -12,6 +12,7 @@ pub mod faults;
 pub mod log_store;
 pub mod network;
 pub mod node;
+pub mod onlookers;
 pub mod operator;
 pub mod people;
 pub mod plan;

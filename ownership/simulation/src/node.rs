@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use consensus::{
-    Levels, Machine, Office, Proposal, Publisher, Signs, Types, Unfinished, View, check_gate, expiries, raft_config,
-    renewal,
+    Consistency, Feed, Freshness, Levels, Machine, Office, Proposal, Publisher, Signs, Types, Unfinished, View,
+    check_gate, expiries, raft_config, read_index, renewal,
 };
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
@@ -15,17 +15,18 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::type_config::alias::CommittedLeaderIdOf;
-use openraft::{AsyncRuntime, ChangeMembers, Config, Raft, ReadPolicy};
+use openraft::{AsyncRuntime, ChangeMembers, Config, Raft};
 use vocabulary::{ClientId, ClientSerial, Incarnation, LedgerTime, Micros, NodeId, WorkerId};
 
 use crate::book::Probe;
 use crate::checks::order;
+use crate::checks::staleness::Claim;
 use crate::disk::Disk;
 use crate::log_store::LogStore;
 use crate::network::{Links, ask};
 use crate::plan::Plan;
 use crate::process::Pid;
-use crate::runtime::{Moment, Sim};
+use crate::runtime::{Moment, Sim, true_time};
 use crate::snapshots::Snapshots;
 use crate::world::World;
 
@@ -77,8 +78,8 @@ pub struct Node {
     pub pid: Pid,
     /// Raft.
     pub raft: Raft<SimTypes, SimMachine>,
-    /// What it reads.
-    pub publisher: Arc<Publisher>,
+    /// What readers and watchers see.
+    pub shown: Shown,
     /// What its release can read.
     pub levels: Levels,
     world: Arc<World>,
@@ -87,6 +88,14 @@ pub struct Node {
     signs: Mutex<Signs<Moment>>,
     queue: mpsc::UnboundedSender<Queued>,
     own: Mutex<(ClientId, u64)>,
+}
+
+/// What readers and watchers see of a node.
+pub struct Shown {
+    publisher: Arc<Publisher>,
+    /// What watchers are told.
+    pub feed: Arc<Feed<Sim>>,
+    freshness: Freshness<Moment>,
 }
 
 /// What a node is made of.
@@ -105,7 +114,7 @@ pub struct Parts {
 
 fn config(plan: &Plan) -> Arc<Config> {
     let (heartbeat, election) = plan.timers;
-    let config = Config { max_in_snapshot_log_to_keep: plan.compaction.1, ..raft_config(heartbeat, election) };
+    let config = Config { max_in_snapshot_log_to_keep: plan.kept.behind_snapshot, ..raft_config(heartbeat, election) };
     Arc::new(config.validate().expect("the timers are in order"))
 }
 
@@ -114,7 +123,8 @@ impl Node {
     pub async fn start(world: &Arc<World>, parts: Parts) -> Option<Arc<Node>> {
         let Parts { id, pid, boot, disk, levels } = parts;
         let publisher = Arc::<Publisher>::default();
-        let probe = Arc::new(Probe { node: id, levels, book: world.book.clone() });
+        let feed = Arc::new(Feed::new(world.plan.kept.changes));
+        let probe = Arc::new(Probe::new(id, levels, (world.book.clone(), feed.clone())));
         let machine = Machine::new(Snapshots::on(disk.clone()), publisher.clone(), probe);
         let links = Links { world: world.clone(), from: id };
         let committed = disk.read(|log| log.committed.map_or(0, |id| id.index));
@@ -126,7 +136,7 @@ impl Node {
             id,
             pid,
             raft,
-            publisher,
+            shown: Shown { publisher, feed, freshness: Freshness::default() },
             levels,
             world: world.clone(),
             disk,
@@ -140,9 +150,14 @@ impl Node {
         Some(node)
     }
 
+    /// The world that it runs in.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
     /// The view.
     pub fn view(&self) -> Arc<View> {
-        self.publisher.view()
+        self.shown.publisher.view()
     }
 
     /// The leader as far as this node knows.
@@ -198,32 +213,42 @@ impl Node {
         }
     }
 
-    /// A view that shows everything that was acknowledged before this was asked.
-    pub async fn read(self: Arc<Self>, world: Arc<World>) -> Reply<Arc<View>> {
-        if self.leadership().is_none() {
-            let Some(leader) = self.leader().filter(|leader| *leader != self.id) else { return Reply::Elsewhere(None) };
-            let index = ask(&world, (self.id, leader), PATIENCE, |node: Arc<Node>| node.read_index()).await;
-            return match index {
-                Ok(Some(index)) => self.wait_for(index).await,
-                _ => Reply::Unknown,
-            };
+    /// A view as fresh as asked, and what is said of it is checked.
+    pub async fn read(self: Arc<Self>, consistency: Consistency) -> Reply<Arc<View>> {
+        let began = true_time();
+        if let Err(reply) = self.shown.freshness.meet(consistency, self.catch_up()).await {
+            return reply;
         }
-        match self.clone().read_index().await {
-            Some(index) => self.wait_for(index).await,
-            None => Reply::Unknown,
+        let view = self.view();
+        let bound = match consistency {
+            Consistency::Local => None,
+            Consistency::Bounded(bound) => Some(bound),
+            Consistency::Linearizable => Some(Duration::ZERO),
+        };
+        let within = bound.map(|bound| (Claim::Within(bound), began));
+        let stated = self.shown.freshness.age().map(|age| (Claim::Age(age), true_time()));
+        for claim in within.into_iter().chain(stated) {
+            self.world.book.claims(self.id, claim, view.applied());
         }
+        Reply::Said(view)
     }
 
-    async fn read_index(self: Arc<Self>) -> Option<Option<u64>> {
-        let read = Sim::timeout(PATIENCE, self.raft.get_read_linearizer(ReadPolicy::ReadIndex)).await.ok()?.ok()?;
-        Some(Some(read.read_log_id().index()))
+    /// Waits until the view shows everything that was acknowledged before now.
+    async fn catch_up(&self) -> Result<(), Reply<Arc<View>>> {
+        let index = if self.leadership().is_some() {
+            self.read_index().await
+        } else {
+            let leader = self.leader().filter(|leader| *leader != self.id).ok_or(Reply::Elsewhere(None))?;
+            let question = |node: Arc<Node>| async move { node.read_index().await };
+            ask(&self.world, (self.id, leader), PATIENCE, question).await.ok().flatten()
+        };
+        let index = index.ok_or(Reply::Unknown)?;
+        let caught_up = self.raft.wait(Some(PATIENCE)).applied_index_at_least(Some(index), "read").await;
+        caught_up.map(drop).map_err(|_| Reply::Unknown)
     }
 
-    async fn wait_for(&self, index: Option<u64>) -> Reply<Arc<View>> {
-        match self.raft.wait(Some(PATIENCE)).applied_index_at_least(index, "read").await {
-            Ok(_) => Reply::Said(self.view()),
-            Err(_) => Reply::Unknown,
-        }
+    async fn read_index(&self) -> Option<u64> {
+        Sim::timeout(PATIENCE, read_index(&self.raft)).await.ok()?.ok()
     }
 
     /// The one task that proposes: a batch becomes an entry that only this office may write.
@@ -300,7 +325,7 @@ impl Node {
                 renewal.into_iter().chain(expiries).for_each(|command| self.submit_own(command));
                 self.finish_change(&mut unfinished);
             }
-            if view.applied() >= snapshot_at + self.world.plan.compaction.0
+            if view.applied() >= snapshot_at + self.world.plan.kept.between_snapshots
                 && self.raft.trigger().snapshot().await.is_ok()
             {
                 snapshot_at = view.applied();

@@ -39,7 +39,8 @@ impl People {
         self.stopping.store(true, Relaxed);
     }
 
-    fn is_stopping(&self) -> bool {
+    /// Whether they were asked to.
+    pub fn is_stopping(&self) -> bool {
         self.stopping.load(Relaxed)
     }
 
@@ -48,7 +49,8 @@ impl People {
         *self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leave(&self) {
+    /// One has stopped.
+    pub fn leave(&self) {
         *self.gone.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
 

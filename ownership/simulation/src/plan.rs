@@ -24,14 +24,25 @@ pub struct Plan {
     pub workers: u64,
     /// How far a node's clock may drift, in parts per million.
     pub drift: u64,
-    /// Entries between snapshots, and entries that stay in the log behind one.
-    pub compaction: (u64, u64),
+    /// What is kept of what is over.
+    pub kept: Kept,
     /// Raft's heartbeat, and its shortest and longest wait before an election.
     pub timers: (Duration, (Duration, Duration)),
     /// How long until the next fault, in milliseconds.
     pub calm: (u64, u64),
     /// What is changed on purpose meanwhile.
     pub changes: Changes,
+}
+
+/// What a node keeps of what is over.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept {
+    /// Entries between snapshots.
+    pub between_snapshots: u64,
+    /// Entries that stay in the log behind one.
+    pub behind_snapshot: u64,
+    /// Changes for watchers.
+    pub changes: usize,
 }
 
 /// What operators change while faults go on.
@@ -41,6 +52,14 @@ pub struct Changes {
     pub members: bool,
     /// The nodes' release, from an older one on.
     pub releases: bool,
+}
+
+impl Kept {
+    fn draw(seed: u64, rng: &mut Rng) -> Self {
+        let (between_snapshots, behind_snapshot) = *rng.pick(&[(20, 0), (40, 10), (90, 30)]).unwrap_or(&(40, 10));
+        let changes = *Rng::stream(seed, "kept changes").pick(&[12, 60, 400]).unwrap_or(&60);
+        Self { between_snapshots, behind_snapshot, changes }
+    }
 }
 
 impl Plan {
@@ -63,7 +82,7 @@ impl Plan {
             think: *rng.pick(&[(100, 600), (200, 1_500), (600, 3_000)]).unwrap_or(&(200, 1_500)),
             workers: rng.within(2, 4),
             drift: *rng.pick(&[0, 500, 20_000]).unwrap_or(&0),
-            compaction: *rng.pick(&[(20, 0), (40, 10), (90, 30)]).unwrap_or(&(40, 10)),
+            kept: Kept::draw(seed, &mut rng),
             calm: *rng.pick(&[(1_000, 6_000), (3_000, 12_000), (6_000, 30_000)]).unwrap_or(&(3_000, 12_000)),
             changes: Changes { members: rng.chance(600), releases: rng.chance(500) },
         }

@@ -67,7 +67,9 @@ impl fmt::Display for Totals {
         let raft = ["elections", "snapshots asked for", "snapshots installed", "starts", "messages", "messages lost"];
         writeln!(f, "raft: {}", of(&raft))?;
         let checked = ["entries", "operations", "operations in histories", "linearizable reads", "replayed serials"];
-        write!(f, "checked: {}, leases ended {}", of(&checked), self.count("leases ended"))
+        writeln!(f, "checked: {}, leases ended {}", of(&checked), self.count("leases ended"))?;
+        let looked = ["changes told", "watches begun", "watches compacted", "bounded reads", "bounded reads refused"];
+        write!(f, "onlookers: {}", of(&looked))
     }
 }
 

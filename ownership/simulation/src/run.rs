@@ -11,6 +11,7 @@ use crate::disk::{Ending, Health};
 use crate::ensure;
 use crate::faults;
 use crate::node::Node;
+use crate::onlookers::{self, WATCHERS};
 use crate::operator;
 use crate::people::{self, GONE_WITHIN, People};
 use crate::plan::Plan;
@@ -113,6 +114,10 @@ async fn play(world: Arc<World>) {
     for n in 1..=world.plan.workers {
         drop(Sim::spawn(people::worker(world.clone(), people.clone(), n)));
     }
+    drop(Sim::spawn(onlookers::reader(world.clone(), people.clone())));
+    for n in 1..=WATCHERS {
+        drop(Sim::spawn(onlookers::watcher(world.clone(), people.clone(), n)));
+    }
     let troubles = process::begin(0);
     process::within(troubles, || {
         drop(Sim::spawn(faults::trouble(world.clone())));
@@ -193,7 +198,7 @@ fn heal(world: &Arc<World>) {
 /// Waits until all is well, and says what is not when it takes too long.
 async fn settle(world: &Arc<World>, people: &People) -> Checked {
     let healed = true_time();
-    let everybody = world.plan.clients + world.plan.workers;
+    let everybody = world.plan.clients + world.plan.workers + WATCHERS + 1;
     let target = loop {
         Sim::sleep(Duration::from_millis(250)).await;
         world.ids().into_iter().for_each(|id| world.start(id));

@@ -9,4 +9,6 @@ pub mod levels;
 pub mod lock;
 pub mod order;
 pub mod serials;
+pub mod staleness;
 pub mod tokens;
+pub mod watches;

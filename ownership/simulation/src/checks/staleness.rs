@@ -1,0 +1,70 @@
+//! A stated staleness is true: a view holds everything that was acknowledged so long ago, wherever.
+
+use std::time::Duration;
+
+use crate::book::Checked;
+use crate::ensure;
+
+const BOUNDED: &str = "a bounded read is no older than its bound";
+const STATED: &str = "a stated staleness is true";
+
+/// What somebody says of a view.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// A read that began then asked for this bound.
+    Within(Duration),
+    /// It is so old at most.
+    Age(Duration),
+}
+
+/// The highest index that had been acknowledged by a time.
+#[derive(Debug, Default)]
+pub struct Acknowledged(Vec<(Duration, u64)>);
+
+impl Acknowledged {
+    /// Somebody is told that this entry is applied.
+    pub fn add(&mut self, now: Duration, index: u64) {
+        if index > self.last() {
+            self.0.push((now, index));
+        }
+    }
+
+    /// The highest index of all.
+    pub fn last(&self) -> u64 {
+        self.0.last().map_or(0, |(_, index)| *index)
+    }
+
+    fn before(&self, time: Duration) -> u64 {
+        let known = self.0.partition_point(|(at, _)| *at < time);
+        known.checked_sub(1).and_then(|last| self.0.get(last)).map_or(0, |(_, index)| *index)
+    }
+
+    /// Checks a claim, seen from `since`, about a view that shows `applied`. Clocks drift by 2 % at most.
+    pub fn check(&self, node: u64, (claim, since): (Claim, Duration), applied: u64) -> Checked {
+        let (check, span) = match claim {
+            Claim::Within(bound) => (BOUNDED, bound),
+            Claim::Age(age) => (STATED, age),
+        };
+        let due = self.before(since.saturating_sub(span.mul_f64(1.03)));
+        ensure!(due <= applied, check, "node {node} shows {applied}, and {claim:?} before {since:?} {due} was there")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_acknowledged_before_the_bound_must_be_there_and_nothing_later() {
+        let second = Duration::from_secs;
+        let mut acknowledged = Acknowledged::default();
+        [(1, 10), (2, 20), (2, 15), (3, 30)].into_iter().for_each(|(at, index)| acknowledged.add(second(at), index));
+        assert_eq!(acknowledged.last(), 30);
+        for claim in [Claim::Within(second(1)), Claim::Age(second(1))] {
+            assert_eq!(acknowledged.check(1, (claim, second(3)), 10), Ok(()));
+            assert!(acknowledged.check(1, (claim, second(4)), 19).is_err());
+            assert_eq!(acknowledged.check(1, (claim, second(4)), 20), Ok(()));
+        }
+        assert!(acknowledged.check(1, (Claim::Within(Duration::ZERO), second(4)), 29).is_err());
+    }
+}
