@@ -13,6 +13,7 @@ from harness.operator import Operator, ctl
 from harness.processes import BINARY, until
 from harness.talk import TEXT, Talk, prose, sealed_session
 from harness.wire import connect, head
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 PROBLEM = "urn:ownerserve:problem:"
 
@@ -270,6 +271,8 @@ def test_the_document_is_served_to_everybody_and_lists_what_there_is(guarded):
         document = json.load(answer)
     assert document["openapi"] == "3.1.0"
     assert {"/livez", "/readyz", "/ownerserve/v1/sessions/{id}/migrate"} <= set(document["paths"])
+    wrong = [(list(error.path), error.message) for error in OpenAPIV31SpecValidator(document).iter_errors()]
+    assert wrong == [], "it is OpenAPI 3.1 by a validator's word"
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{serve.operator}/metrics", timeout=10)
     assert refused.value.code == 401

@@ -171,7 +171,9 @@ pub(super) fn known(view: &View, id: ArtifactId) -> Result<Artifact, Problem> {
 /// One artifact.
 #[utoipa::path(get, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
     params(("id" = ArtifactWord, Path), FreshQuery),
-    responses((status = 200, body = Fresh<OneArtifact>, headers(("etag" = String, description = "Its fencing tag.")))))]
+    responses((
+        status = 200, description = "The artifact, with its owner, its copies and what references it.",
+        body = Fresh<OneArtifact>, headers(("etag" = String, description = "Its fencing tag.")))))]
 pub(super) async fn artifact(Seen(view): Seen, Named(id): Named<ArtifactId>) -> Result<Fresh<OneArtifact>, Problem> {
     let artifact = ArtifactLine::new(&view, &known(&view, id)?);
     let tag = artifact.tag();
@@ -224,7 +226,9 @@ pub(super) struct Artifacts {
 /// Artifacts, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/artifacts", tag = "artifacts",
     params(ArtifactFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Artifacts>)))]
+    responses((
+        status = 200, description = "A page of artifacts, and where the next one begins.",
+        body = Fresh<Artifacts>)))]
 pub(super) async fn artifacts(
     Seen(view): Seen,
     Asked(filter): Asked<ArtifactFilter>,

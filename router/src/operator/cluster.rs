@@ -44,7 +44,9 @@ pub(super) struct Cluster {
 
 /// The cluster as this node sees it.
 #[utoipa::path(get, path = "/ownerserve/v1/cluster", tag = "cluster", params(FreshQuery),
-    responses((status = 200, body = Fresh<Cluster>)))]
+    responses((
+        status = 200, description = "The cluster, its level and its leader as this node sees them.",
+        body = Fresh<Cluster>)))]
 pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Cluster> {
     let directory = gateway.directory();
     let readings = directory.readings();
@@ -75,7 +77,7 @@ pub(super) struct StateHash {
 
 /// The digest of this node's state at the answer's revision, to be compared with other nodes' at the same one.
 #[utoipa::path(get, path = "/ownerserve/v1/cluster/hash", tag = "cluster", params(FreshQuery),
-    responses((status = 200, body = Fresh<StateHash>)))]
+    responses((status = 200, description = "The digest, and the revision that it is of.", body = Fresh<StateHash>)))]
 pub(super) async fn hash(Seen(view): Seen) -> Result<Fresh<StateHash>, Problem> {
     let looking: Arc<View> = view.clone();
     let hash = super::apart(move || looking.state_hash()).await?;
@@ -91,7 +93,7 @@ pub(super) struct Level {
 
 /// Raises the cluster's feature level. There is no way back: older releases cannot read it any more.
 #[utoipa::path(put, path = "/ownerserve/v1/cluster/level", tag = "cluster", request_body = Level,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The cluster works at that level from now on.", body = Fresh<Done>)))]
 pub(super) async fn raise_level(
     State(gateway): State<Arc<Gateway>>,
     Told(body): Told<Level>,
@@ -106,7 +108,7 @@ pub(super) async fn raise_level(
 
 /// Writes a snapshot of this node's ledger to its disk now.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/snapshot", tag = "cluster", request_body = Nothing,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The snapshot is on the disk of this node.", body = Fresh<Done>)))]
 pub(super) async fn snapshot(
     State(gateway): State<Arc<Gateway>>,
     Told(Nothing {}): Told<Nothing>,

@@ -37,7 +37,7 @@ async fn claimed(gateway: &Gateway, subject: Subject, claim: Claim) -> Result<Fr
 /// Says nothing about blocks: what the worker does not hold it computes. A session with a live owner is migrated instead.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/claim", tag = "sessions",
     params(("id" = SessionWord, Path)), request_body = Claim,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = Fresh<Done>)))]
 pub(super) async fn claim_session(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<SessionId>,
@@ -49,7 +49,7 @@ pub(super) async fn claim_session(
 /// Gives an artifact that nobody live owns to a worker.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/claim", tag = "artifacts",
     params(("id" = ArtifactWord, Path)), request_body = Claim,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The worker owns it; the epoch is its fencing token.", body = Fresh<Done>)))]
 pub(super) async fn claim_artifact(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<ArtifactId>,
@@ -79,7 +79,7 @@ async fn released(gateway: &Gateway, subject: Subject, fence: Fence) -> Result<F
 /// Takes a session from its owner, without giving it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/release", tag = "sessions",
     params(("id" = SessionWord, Path), FenceNeeded), request_body = Nothing,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "Nobody owns it now; its next step is placed anew.", body = Fresh<Done>)))]
 pub(super) async fn release_session(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<SessionId>,
@@ -92,7 +92,7 @@ pub(super) async fn release_session(
 /// Takes an artifact from its owner, without giving it to another.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/release", tag = "artifacts",
     params(("id" = ArtifactWord, Path), FenceNeeded), request_body = Nothing,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "Nobody owns it now; it was granted to no other.", body = Fresh<Done>)))]
 pub(super) async fn release_artifact(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<ArtifactId>,
@@ -105,7 +105,7 @@ pub(super) async fn release_artifact(
 /// Forgets a session. Its artifacts stay until nothing references them and they go cold.
 #[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
     params(("id" = SessionWord, Path), FenceAllowed),
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The session is forgotten.", body = Fresh<Done>)))]
 pub(super) async fn close_session(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<SessionId>,

@@ -28,7 +28,7 @@ pub(super) struct PinBody {
 /// Pins an artifact, or takes the pin back.
 #[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/pin", tag = "artifacts",
     params(("id" = ArtifactWord, Path), FenceAllowed), request_body = PinBody,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "It is kept, or may be collected again.", body = Fresh<Done>)))]
 pub(super) async fn pin(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<ArtifactId>,
@@ -57,7 +57,7 @@ pub(super) struct GroupBody {
 /// Puts an artifact into a group, or out of any.
 #[utoipa::path(put, path = "/ownerserve/v1/artifacts/{id}/group", tag = "artifacts",
     params(("id" = ArtifactWord, Path), FenceAllowed), request_body = GroupBody,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "It is in that group, or in none.", body = Fresh<Done>)))]
 pub(super) async fn set_group(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<ArtifactId>,
@@ -76,7 +76,9 @@ pub(super) async fn set_group(
 /// The blocks at the engines are theirs to drop: no engine offers that to a proxy.
 #[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}", tag = "artifacts",
     params(("id" = ArtifactWord, Path), FenceAllowed),
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((
+        status = 200, description = "It is forgotten; engines drop its blocks when they need the room.",
+        body = Fresh<Done>)))]
 pub(super) async fn evict(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<ArtifactId>,
@@ -92,7 +94,7 @@ pub(super) async fn evict(
 /// Routers do this by themselves for as long as they reach it.
 #[utoipa::path(post, path = "/ownerserve/v1/leases/{worker}/renew", tag = "workers",
     params(("worker" = WorkerWord, Path), FenceAllowed), request_body = Nothing,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The lease is held for one more term.", body = Fresh<Done>)))]
 pub(super) async fn renew(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<WorkerId>,
@@ -128,7 +130,7 @@ pub(super) struct DrainBody {
 /// Drains a worker, or takes it back into service.
 #[utoipa::path(put, path = "/ownerserve/v1/workers/{id}/draining", tag = "workers",
     params(("id" = WorkerWord, Path), FenceAllowed), request_body = DrainBody,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The ledger has it, and every router acts on it.", body = Fresh<Done>)))]
 pub(super) async fn drain(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<WorkerId>,
@@ -151,7 +153,7 @@ pub(super) async fn drain(
 /// For one that is gone for good. A router that reaches it would register it again, so it is refused while one does here.
 #[utoipa::path(delete, path = "/ownerserve/v1/workers/{id}", tag = "workers",
     params(("id" = WorkerWord, Path), FenceAllowed),
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The worker owns nothing any more.", body = Fresh<Done>)))]
 pub(super) async fn retire(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<WorkerId>,

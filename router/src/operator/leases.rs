@@ -109,7 +109,9 @@ pub(super) struct OneLease {
 /// The lease of one worker.
 #[utoipa::path(get, path = "/ownerserve/v1/leases/{worker}", tag = "workers",
     params(("worker" = WorkerWord, Path), FreshQuery),
-    responses((status = 200, body = Fresh<OneLease>, headers(("etag" = String, description = "Its fencing tag.")))))]
+    responses((
+        status = 200, description = "The lease of the worker's newest life.",
+        body = Fresh<OneLease>, headers(("etag" = String, description = "Its fencing tag.")))))]
 pub(super) async fn lease(Seen(view): Seen, Named(id): Named<WorkerId>) -> Result<Fresh<OneLease>, Problem> {
     let worker = known(&view, id)?;
     let lease = LifeLine::new(&view, worker);
@@ -136,7 +138,7 @@ pub(super) struct Leases {
 
 /// The newest life of every worker that the ledger knows, by worker.
 #[utoipa::path(get, path = "/ownerserve/v1/leases", tag = "workers", params(LeaseFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Leases>)))]
+    responses((status = 200, description = "A page of leases, and where the next one begins.", body = Fresh<Leases>)))]
 pub(super) async fn leases(
     Seen(view): Seen,
     Asked(filter): Asked<LeaseFilter>,
@@ -204,7 +206,9 @@ pub(super) struct Intents {
 
 /// Steps on their way, by session. Those of one session stay on one page.
 #[utoipa::path(get, path = "/ownerserve/v1/intents", tag = "sessions", params(IntentFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Intents>)))]
+    responses((
+        status = 200, description = "A page of steps on their way, and where the next one begins.",
+        body = Fresh<Intents>)))]
 pub(super) async fn intents(
     Seen(view): Seen,
     Asked(filter): Asked<IntentFilter>,

@@ -80,7 +80,9 @@ pub(super) struct Members {
 
 /// The nodes of the cluster, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/cluster/members", tag = "cluster", params(FreshQuery),
-    responses((status = 200, body = Fresh<Members>)))]
+    responses((
+        status = 200, description = "Every node, and how each stands where that is known.",
+        body = Fresh<Members>)))]
 pub(super) async fn members(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Members> {
     let has_leader = !view.quorum().stale;
     let line = |member| {
@@ -120,7 +122,7 @@ pub(super) struct OneNode {
 ///
 /// A cluster has 1, 3 or 5 voters; anything else is refused.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/members/promote", tag = "cluster", request_body = Nodes,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "They vote.", body = Fresh<Done>)))]
 pub(super) async fn promote(
     State(gateway): State<Arc<Gateway>>,
     Told(nodes): Told<Nodes>,
@@ -130,7 +132,7 @@ pub(super) async fn promote(
 
 /// Makes voters learners, all in one step.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/members/demote", tag = "cluster", request_body = Nodes,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "They follow and read, and vote no more.", body = Fresh<Done>)))]
 pub(super) async fn demote(
     State(gateway): State<Arc<Gateway>>,
     Told(nodes): Told<Nodes>,
@@ -148,7 +150,9 @@ pub(super) struct Replacement {
 
 /// Puts a learner into a voter's place, in one step: how a lost voter is replaced.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/members/replace", tag = "cluster", request_body = Replacement,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((
+        status = 200, description = "The learner votes in the place of the lost voter, which stays as a learner.",
+        body = Fresh<Done>)))]
 pub(super) async fn replace(
     State(gateway): State<Arc<Gateway>>,
     Told(body): Told<Replacement>,
@@ -160,7 +164,9 @@ pub(super) async fn replace(
 /// Takes a node out for good. Its id never comes back; with an empty folder it joins as a new one.
 #[utoipa::path(delete, path = "/ownerserve/v1/cluster/members/{node}", tag = "cluster",
     params(("node" = u64, Path, description = "The node's id.")),
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((
+        status = 200, description = "The node is out for good; its id does not come back.",
+        body = Fresh<Done>)))]
 pub(super) async fn remove(
     State(gateway): State<Arc<Gateway>>,
     Named(node): Named<u64>,
@@ -170,7 +176,7 @@ pub(super) async fn remove(
 
 /// Makes another voter lead.
 #[utoipa::path(post, path = "/ownerserve/v1/cluster/leader", tag = "cluster", request_body = OneNode,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "That node leads now.", body = Fresh<Done>)))]
 pub(super) async fn move_leader(
     State(gateway): State<Arc<Gateway>>,
     Told(body): Told<OneNode>,

@@ -56,7 +56,9 @@ const LONGEST_TTL: u32 = 86_400_000;
 /// Copies an artifact, and the prefix it hangs on, to a worker, and records the copy.
 #[utoipa::path(post, path = "/ownerserve/v1/artifacts/{id}/replicas", tag = "artifacts",
     params(("id" = ArtifactWord, Path)), request_body = ReplicaBody,
-    responses((status = 200, body = Fresh<Done>), (status = 502, description = "A worker failed; nothing was recorded.")))]
+    responses(
+        (status = 200, description = "The copy is recorded, and the blocks that it needed were moved.", body = Fresh<Done>),
+        (status = 502, description = "A worker failed; nothing was recorded.")))]
 pub(super) async fn replicate(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<ArtifactId>,
@@ -94,7 +96,7 @@ pub(super) async fn replicate(
 /// Forgets a worker's read-only copy, on every artifact from the root to this one.
 #[utoipa::path(delete, path = "/ownerserve/v1/artifacts/{id}/replicas/{worker}", tag = "artifacts",
     params(("id" = ArtifactWord, Path), ("worker" = WorkerWord, Path)),
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The copy is not believed any more.", body = Fresh<Done>)))]
 pub(super) async fn drop_replica(
     State(gateway): State<Arc<Gateway>>,
     Both(id, worker): Both<ArtifactId, WorkerId>,
@@ -127,7 +129,9 @@ pub(super) struct MigrateBody {
 /// recorded, and the blocks at the target are a plain cache.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/migrate", tag = "sessions",
     params(("id" = SessionWord, Path), FenceNeeded), request_body = MigrateBody,
-    responses((status = 200, body = Fresh<Done>), (status = 502, description = "A worker failed; nothing was recorded.")))]
+    responses(
+        (status = 200, description = "The target owns it, and the blocks of its newest head are there.", body = Fresh<Done>),
+        (status = 502, description = "A worker failed; nothing was recorded.")))]
 pub(super) async fn migrate(
     State(gateway): State<Arc<Gateway>>,
     Named(id): Named<SessionId>,

@@ -77,7 +77,9 @@ pub(super) struct Owners {
 /// Who has a prefix.
 #[utoipa::path(get, path = "/ownerserve/v1/owners/{prefix}", tag = "artifacts",
     params(("prefix" = PrefixWord, Path), FreshQuery),
-    responses((status = 200, body = Fresh<Owners>)))]
+    responses((
+        status = 200, description = "Everyone who has it sealed as a boundary, with copies.",
+        body = Fresh<Owners>)))]
 pub(super) async fn owners_of(Seen(view): Seen, Named(prefix): Named<PrefixId>) -> Result<Fresh<Owners>, Problem> {
     let looking = view.clone();
     // Nothing but an operator asks by prefix alone, so there is no index for it: every artifact is looked at.
@@ -105,7 +107,9 @@ pub(super) struct OwnersList {
 
 /// Owners of sealed prefixes, by artifact.
 #[utoipa::path(get, path = "/ownerserve/v1/owners", tag = "artifacts", params(ArtifactFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<OwnersList>)))]
+    responses((
+        status = 200, description = "A page of owners, and where the next one begins.",
+        body = Fresh<OwnersList>)))]
 pub(super) async fn owners(
     Seen(view): Seen,
     Asked(filter): Asked<ArtifactFilter>,
@@ -146,7 +150,9 @@ pub(super) struct Replicas {
 
 /// Read-only copies, by artifact. Those of one artifact stay on one page.
 #[utoipa::path(get, path = "/ownerserve/v1/replicas", tag = "artifacts", params(ReplicaFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Replicas>)))]
+    responses((
+        status = 200, description = "A page of copies, and where the next one begins.",
+        body = Fresh<Replicas>)))]
 pub(super) async fn replicas(
     Seen(view): Seen,
     Asked(filter): Asked<ReplicaFilter>,
@@ -191,7 +197,7 @@ pub(super) struct Groups {
 
 /// Groups, by id. `artifacts?group=` lists what is in one.
 #[utoipa::path(get, path = "/ownerserve/v1/groups", tag = "artifacts", params(PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Groups>)))]
+    responses((status = 200, description = "A page of groups, and where the next one begins.", body = Fresh<Groups>)))]
 pub(super) async fn groups(Seen(view): Seen, Asked(page): Asked<PageQuery>) -> Result<Fresh<Groups>, Problem> {
     let page = page.page("groups", &(), view.applied())?;
     let looking = view.clone();

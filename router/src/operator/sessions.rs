@@ -97,7 +97,9 @@ pub(super) fn known(view: &View, id: SessionId) -> Result<Session, Problem> {
 /// One session.
 #[utoipa::path(get, path = "/ownerserve/v1/sessions/{id}", tag = "sessions",
     params(("id" = SessionWord, Path), FreshQuery),
-    responses((status = 200, body = Fresh<OneSession>, headers(("etag" = String, description = "Its fencing tag.")))))]
+    responses((
+        status = 200, description = "The session, with its owner and its heads.",
+        body = Fresh<OneSession>, headers(("etag" = String, description = "Its fencing tag.")))))]
 pub(super) async fn session(Seen(view): Seen, Named(id): Named<SessionId>) -> Result<Fresh<OneSession>, Problem> {
     let session = SessionLine::new(&view, &known(&view, id)?);
     let tag = session.tag();
@@ -143,7 +145,9 @@ pub(super) struct Sessions {
 
 /// Sessions, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/sessions", tag = "sessions", params(SessionFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Sessions>)))]
+    responses((
+        status = 200, description = "A page of sessions, and where the next one begins.",
+        body = Fresh<Sessions>)))]
 pub(super) async fn sessions(
     Seen(view): Seen,
     Asked(filter): Asked<SessionFilter>,
@@ -206,7 +210,9 @@ pub(super) struct Tree {
 /// A session's fork tree.
 #[utoipa::path(get, path = "/ownerserve/v1/sessions/{id}/tree", tag = "sessions",
     params(("id" = SessionWord, Path), FreshQuery),
-    responses((status = 200, body = Fresh<Tree>)))]
+    responses((
+        status = 200, description = "Its eldest open ancestor and everything forked from that.",
+        body = Fresh<Tree>)))]
 pub(super) async fn tree(Seen(view): Seen, Named(id): Named<SessionId>) -> Result<Fresh<Tree>, Problem> {
     known(&view, id)?;
     let looking: Arc<View> = view.clone();

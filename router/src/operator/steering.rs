@@ -56,14 +56,15 @@ pub(super) struct Change {
 }
 
 /// Mode and rollout share of this router.
-#[utoipa::path(get, path = "/ownerserve/v1/mode", tag = "steering", responses((status = 200, body = Dial)))]
+#[utoipa::path(get, path = "/ownerserve/v1/mode", tag = "steering",
+    responses((status = 200, description = "How the dial stands.", body = Dial)))]
 pub(super) async fn mode(State(gateway): State<Arc<Gateway>>) -> Json<Dial> {
     Json(gateway.steering.get().into())
 }
 
 /// Turns the dial of this router, until its next start.
 #[utoipa::path(put, path = "/ownerserve/v1/mode", tag = "steering", request_body = Change,
-    responses((status = 200, body = Dial)))]
+    responses((status = 200, description = "How the dial stands now.", body = Dial)))]
 pub(super) async fn set_mode(
     State(gateway): State<Arc<Gateway>>,
     told: Result<Told<Change>, Problem>,
@@ -82,7 +83,7 @@ pub(super) async fn set_mode(
 
 /// The same, by another method.
 #[utoipa::path(patch, path = "/ownerserve/v1/mode", tag = "steering", request_body = Change,
-    responses((status = 200, body = Dial)))]
+    responses((status = 200, description = "How the dial stands now.", body = Dial)))]
 pub(super) async fn patch_mode(
     gateway: State<Arc<Gateway>>,
     told: Result<Told<Change>, Problem>,
@@ -112,7 +113,7 @@ pub(super) struct Decisions {
 
 /// The newest decisions of this router.
 #[utoipa::path(get, path = "/ownerserve/v1/decisions", tag = "steering", params(DecisionQuery),
-    responses((status = 200, body = Decisions)))]
+    responses((status = 200, description = "Receipts, the newest first.", body = Decisions)))]
 pub(super) async fn decisions(
     State(gateway): State<Arc<Gateway>>,
     Asked(query): Asked<DecisionQuery>,
@@ -127,7 +128,8 @@ pub(super) async fn decisions(
 
 /// One decision, by the id that the client saw in `x-request-id`.
 #[utoipa::path(get, path = "/ownerserve/v1/decisions/{request}", tag = "steering",
-    params(("request" = RequestWord, Path)), responses((status = 200, body = Object)))]
+    params(("request" = RequestWord, Path)),
+    responses((status = 200, description = "The receipt, whole.", body = Object)))]
 pub(super) async fn decision(
     State(gateway): State<Arc<Gateway>>,
     Named(request): Named<RequestId>,

@@ -55,7 +55,9 @@ pub(super) struct TenantFilter {
 
 /// Tenants that have entries or a quota, by name.
 #[utoipa::path(get, path = "/ownerserve/v1/tenants", tag = "tenants", params(TenantFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Tenants>)))]
+    responses((
+        status = 200, description = "A page of tenants, and where the next one begins.",
+        body = Fresh<Tenants>)))]
 pub(super) async fn tenants(
     Seen(view): Seen,
     Asked(filter): Asked<TenantFilter>,
@@ -101,7 +103,7 @@ pub(super) struct OneTenant {
 /// One tenant; one that is not known has nothing and no quota.
 #[utoipa::path(get, path = "/ownerserve/v1/tenants/{tenant}", tag = "tenants",
     params(("tenant" = TenantWord, Path), FreshQuery),
-    responses((status = 200, body = Fresh<OneTenant>)))]
+    responses((status = 200, description = "What it has, and may have.", body = Fresh<OneTenant>)))]
 pub(super) async fn tenant(Seen(view): Seen, Named(name): Named<TenantName>) -> Fresh<OneTenant> {
     Fresh::new(&view, OneTenant { tenant: TenantLine::new(&view, name.0) })
 }
@@ -121,7 +123,7 @@ pub(super) struct Quota {
 /// Claims of new entries beyond it are refused, and the steps served all the same, without ownership.
 #[utoipa::path(put, path = "/ownerserve/v1/tenants/{tenant}/quota", tag = "tenants",
     params(("tenant" = TenantWord, Path)), request_body = Quota,
-    responses((status = 200, body = Fresh<Done>)))]
+    responses((status = 200, description = "The quota holds for new entries.", body = Fresh<Done>)))]
 pub(super) async fn set_quota(
     State(gateway): State<Arc<Gateway>>,
     Named(name): Named<TenantName>,

@@ -377,6 +377,10 @@ async fn the_document_lists_every_route_with_its_problems() {
             assert!(operation["summary"].is_string(), "{method} {path} says what it does");
             let is_write = method != "get";
             assert_eq!(responses["504"].is_object(), is_write, "{method} {path}");
+            for (status, response) in responses.as_object().unwrap() {
+                let described = response["description"].as_str().unwrap_or_default();
+                assert!(described.len() > 3, "{method} {path}: {status} is described, as OpenAPI 3.1 demands");
+            }
             let is_open = ["/livez", "/readyz", "/ownerserve/v1/openapi.json"].contains(&path.as_str());
             assert_eq!(responses["401"].is_null(), is_open, "{method} {path}");
         }

@@ -190,7 +190,9 @@ pub(super) struct Workers {
 
 /// The workers that this router is configured with, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/workers", tag = "workers", params(WorkerFilter, PageQuery, FreshQuery),
-    responses((status = 200, body = Fresh<Workers>)))]
+    responses((
+        status = 200, description = "A page of workers as the planner sees them, and where the next one begins.",
+        body = Fresh<Workers>)))]
 pub(super) async fn workers(
     State(gateway): State<Arc<Gateway>>,
     Seen(view): Seen,
@@ -220,7 +222,9 @@ pub(super) struct OneWorker {
 /// One of the workers that this router is configured with.
 #[utoipa::path(get, path = "/ownerserve/v1/workers/{id}", tag = "workers",
     params(("id" = WorkerWord, Path), FreshQuery),
-    responses((status = 200, body = Fresh<OneWorker>)))]
+    responses((
+        status = 200, description = "The worker as the planner sees it, with its lease.",
+        body = Fresh<OneWorker>)))]
 pub(super) async fn worker(
     State(gateway): State<Arc<Gateway>>,
     Seen(view): Seen,
