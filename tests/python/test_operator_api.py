@@ -16,6 +16,7 @@ from harness.wire import connect, head
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 PROBLEM = "urn:ownerserve:problem:"
+NOBODY = f"s-{1:032x}"
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def test_pinned_and_referenced_artifacts_are_not_evicted_and_idle_ones_are(fleet
 
 def test_groups_and_quotas_are_set_and_lifted(fleet, operator):
     artifact = talked(fleet, "grouped", 7)["heads"][-1]["artifact"]
-    operator.write("PUT", f"artifacts/{artifact}/group", {"group": "g-2a"}).ok()
+    operator.write("PUT", f"artifacts/{artifact}/group", {"group": f"g-{42:032x}"}).ok()
     groups = operator.get("groups").json["groups"]
     assert [(group["artifacts"], int(group["id"][2:], 16)) for group in groups] == [(1, 42)]
     operator.write("PUT", f"artifacts/{artifact}/group", {"group": None}).ok()
@@ -183,6 +184,7 @@ def test_a_read_is_as_fresh_as_asked(fleet, operator, query):
 
 @pytest.mark.parametrize(("method", "path", "body", "status", "word"), [
     ("GET", "sessions/nonsense", None, 400, "invalid_id"),
+    ("GET", "sessions/s-95b041be", None, 400, "invalid_id"),
     ("GET", "sessions/%FF", None, 400, "invalid_id"),
     ("GET", "sessions?limit=0", None, 400, "invalid_query"),
     ("GET", "sessions?tenat=a", None, 400, "invalid_query"),
@@ -190,10 +192,10 @@ def test_a_read_is_as_fresh_as_asked(fleet, operator, query):
     ("GET", "sessions?consistency=most", None, 400, "invalid_query"),
     ("GET", "nothing", None, 404, "unknown_path"),
     ("PUT", "sessions", {}, 405, "method_not_allowed"),
-    ("POST", "sessions/s-1/claim", {"owner": {"worker": "w-1"}, "x": 1}, 400, "invalid_body"),
-    ("POST", "sessions/s-1/claim", {"owner": {"worker": "x"}}, 400, "invalid_body"),
-    ("POST", "sessions/s-1/claim", {"owner": {"worker": "w-1"}}, 409, "refused"),
-    ("POST", "sessions/s-1/release", {}, 404, "not_found"),
+    ("POST", f"sessions/{NOBODY}/claim", {"owner": {"worker": f"w-{1:016x}"}, "x": 1}, 400, "invalid_body"),
+    ("POST", f"sessions/{NOBODY}/claim", {"owner": {"worker": "x"}}, 400, "invalid_body"),
+    ("POST", f"sessions/{NOBODY}/claim", {"owner": {"worker": f"w-{1:016x}"}}, 409, "refused"),
+    ("POST", f"sessions/{NOBODY}/release", {}, 404, "not_found"),
     ("PUT", "cluster/level", {"level": 99}, 409, "refused"),
     ("POST", "cluster/members/promote", {"nodes": []}, 400, "invalid_body"),
     ("POST", "cluster/members/promote", {"nodes": [77]}, 404, "not_found"),

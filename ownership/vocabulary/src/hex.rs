@@ -20,12 +20,15 @@ macro_rules! hex_id {
             type Err = $crate::ids::ParseIdError;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                let error = || $crate::ids::ParseIdError { expected: $prefix, text: text.chars().take(64).collect() };
+                let wanted = size_of::<$int>() * 2;
+                let error = || $crate::ids::ParseIdError {
+                    expected: $prefix,
+                    digits: wanted,
+                    text: text.chars().take(64).collect(),
+                };
                 let digits = text.strip_prefix($prefix).ok_or_else(error)?;
-                if digits.is_empty()
-                    || digits.len() > size_of::<$int>() * 2
-                    || !digits.bytes().all(|b| b.is_ascii_hexdigit())
-                {
+                // A part of an id would be another one.
+                if digits.len() != wanted || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
                     return Err(error());
                 }
                 <$int>::from_str_radix(digits, 16).map(Self).map_err(|_| error())

@@ -12,6 +12,8 @@ use crate::hex::hex_id;
 pub struct ParseIdError {
     /// How an id of the wanted kind begins.
     pub expected: &'static str,
+    /// How many hexadecimal digits follow; all of them have to be there.
+    pub digits: usize,
     /// The start of the text that was given.
     pub text: String,
 }
@@ -20,8 +22,8 @@ impl std::fmt::Display for ParseIdError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:?} is no such id: accepted is {} and hexadecimal digits, as lists show it",
-            self.text, self.expected
+            "{:?} is no such id: accepted is {} and {} hexadecimal digits, as lists show it",
+            self.text, self.expected, self.digits
         )
     }
 }
@@ -158,9 +160,18 @@ mod tests {
         let id = SessionId(0xabc);
         assert_eq!(id.to_string(), "s-00000000000000000000000000000abc");
         assert_eq!(id.to_string().parse::<SessionId>().unwrap(), id);
-        for bad in ["", "s-", "w-12", "s-xyz", "s-+1", "s-000000000000000000000000000000001"] {
+        let (long, signed) = (format!("s-{:033x}", 1), format!("s-+{:031x}", 1));
+        for bad in ["", "s-", "w-12", "s-xyz", &long, &signed] {
             assert!(bad.parse::<SessionId>().is_err(), "{bad:?} must be refused");
         }
+    }
+
+    #[test]
+    fn a_part_of_an_id_is_not_taken_for_another_one() {
+        let short = "s-95b041be".parse::<SessionId>().unwrap_err();
+        assert!(short.to_string().contains("accepted is s- and 32 hexadecimal digits"), "{short}");
+        assert!("w-2a".parse::<WorkerId>().is_err());
+        assert_eq!("w-000000000000002A".parse(), Ok(WorkerId(42)), "as people write digits, too");
     }
 
     #[test]

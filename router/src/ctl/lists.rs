@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vocabulary::{ArtifactId, GroupId, SessionId};
 
-use super::args::{Id, WorkerArg};
+use super::args::WorkerArg;
 use super::client::{Client, CtlError};
 use super::table::{Column, aligned, table, word};
 use super::{Output, note, say};
@@ -76,13 +76,13 @@ pub(crate) struct FilterArgs {
     worker: Option<WorkerArg>,
     /// In this group.
     #[arg(long)]
-    group: Option<Id<GroupId>>,
+    group: Option<GroupId>,
     /// Of this session.
     #[arg(long)]
-    session: Option<Id<SessionId>>,
+    session: Option<SessionId>,
     /// Of this artifact.
     #[arg(long)]
-    artifact: Option<Id<ArtifactId>>,
+    artifact: Option<ArtifactId>,
     /// In this state: a standing of artifacts, a lease's state, a worker's health.
     #[arg(long)]
     state: Option<String>,

@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde_json::json;
 use vocabulary::{ArtifactId, PrefixId, SessionId};
 
-use self::args::{Id, WorkerArg};
+use self::args::WorkerArg;
 use self::client::{Client, ClientOptions, CtlError};
 use self::lists::{FilterArgs, List, PageArgs, show_one, show_tree};
 use crate::auth::Secret;
@@ -74,7 +74,7 @@ struct ListArgs<T: Clone + Send + Sync + std::str::FromStr<Err: std::error::Erro
 #[derive(Clone, Debug, Args)]
 struct SessionArgs {
     #[command(flatten)]
-    list: ListArgs<Id<SessionId>>,
+    list: ListArgs<SessionId>,
     /// The fork tree of the session.
     #[arg(long, requires = "id")]
     tree: bool,
@@ -132,13 +132,13 @@ impl WorkersCommand {
 #[derive(Clone, Debug, Subcommand)]
 enum CtlCommand {
     /// Who has sealed prefixes.
-    Owners(ListArgs<Id<PrefixId>>),
+    Owners(ListArgs<PrefixId>),
     /// The lives of workers as the ledger holds them.
     Leases(ListArgs<WorkerArg>),
     /// Conversations.
     Sessions(SessionArgs),
     /// Sealed ranges of blocks.
-    Artifacts(ListArgs<Id<ArtifactId>>),
+    Artifacts(ListArgs<ArtifactId>),
     /// Read-only copies.
     Replicas(PlainArgs),
     /// Steps on their way.
@@ -257,7 +257,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Owners(list) => list_or_one(&client, (&lists::OWNERS, "owners"), (list, output)).await,
         CtlCommand::Leases(list) => list_or_one(&client, (&lists::LEASES, "lease"), (list, output)).await,
         CtlCommand::Sessions(SessionArgs { list: ListArgs { id: Some(id), .. }, tree: true }) => {
-            show_tree(&client, id.0, output).await
+            show_tree(&client, *id, output).await
         }
         CtlCommand::Sessions(args) => list_or_one(&client, (&lists::SESSIONS, "session"), (&args.list, output)).await,
         CtlCommand::Artifacts(list) => list_or_one(&client, (&lists::ARTIFACTS, "artifact"), (list, output)).await,

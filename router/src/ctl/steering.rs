@@ -5,7 +5,6 @@ use http::Method;
 use serde_json::{Map, Value, json};
 use vocabulary::{RequestId, SessionId};
 
-use super::args::Id;
 use super::client::{Client, CtlError};
 use super::cluster::{said, tell};
 use super::lists::{fields, pretty, with_query};
@@ -19,7 +18,7 @@ pub(crate) struct DecisionArgs {
     request: Option<RequestId>,
     /// Of this session.
     #[arg(long)]
-    session: Option<Id<SessionId>>,
+    session: Option<SessionId>,
     /// Most lines.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,

@@ -5,7 +5,7 @@ use http::Method;
 use serde_json::{Value, json};
 use vocabulary::{ArtifactId, GroupId, SessionId};
 
-use super::args::{EpochArg, Id, SubjectArg, WorkerArg};
+use super::args::{EpochArg, SubjectArg, WorkerArg};
 use super::client::{Client, CtlError};
 use super::lists::{escaped, pretty};
 use super::table::word;
@@ -36,7 +36,7 @@ pub(crate) enum WriteCommand {
     /// Moves a session, with its blocks, to another worker.
     Migrate {
         /// The session.
-        session: Id<SessionId>,
+        session: SessionId,
         /// The worker, by id or URL.
         #[arg(long)]
         to: WorkerArg,
@@ -53,7 +53,7 @@ pub(crate) enum WriteCommand {
     /// Copies an artifact, with the prefix it hangs on, to a worker.
     Replicate {
         /// The artifact.
-        artifact: Id<ArtifactId>,
+        artifact: ArtifactId,
         /// The worker, by id or URL.
         #[arg(long)]
         to: WorkerArg,
@@ -70,36 +70,36 @@ pub(crate) enum WriteCommand {
     /// Forgets a worker's copy of an artifact.
     DropReplica {
         /// The artifact.
-        artifact: Id<ArtifactId>,
+        artifact: ArtifactId,
         /// The worker, by id or URL.
         worker: WorkerArg,
     },
     /// Keeps an artifact from being evicted or collected.
     Pin {
         /// The artifact.
-        artifact: Id<ArtifactId>,
+        artifact: ArtifactId,
     },
     /// Takes a pin back.
     Unpin {
         /// The artifact.
-        artifact: Id<ArtifactId>,
+        artifact: ArtifactId,
     },
     /// Forgets an artifact that nothing references.
     Evict {
         /// The artifact.
-        artifact: Id<ArtifactId>,
+        artifact: ArtifactId,
     },
     /// Puts an artifact into a group, or without one out of any.
     Group {
         /// The artifact.
-        artifact: Id<ArtifactId>,
+        artifact: ArtifactId,
         /// The group.
-        group: Option<Id<GroupId>>,
+        group: Option<GroupId>,
     },
     /// Forgets a session.
     Close {
         /// The session.
-        session: Id<SessionId>,
+        session: SessionId,
     },
     /// Sets how many artifacts and sessions a tenant may have, or lifts it.
     Quota {

@@ -153,15 +153,16 @@ async fn what_the_ledger_returned_is_returned_after_a_restart() {
 async fn bad_ids_and_queries_are_problems_that_say_what_is_accepted() {
     let front = front_of(&[], &[]).await;
     for (path, status, wanted) in [
-        ("sessions/nonsense", 400, "accepted is s- and hexadecimal digits"),
-        ("sessions/s-1", 404, "No session"),
+        ("sessions/nonsense", 400, "accepted is s- and 32 hexadecimal digits"),
+        ("sessions/s-95b041be", 400, "accepted is s- and 32 hexadecimal digits"),
+        ("sessions/s-00000000000000000000000000000001", 404, "No session"),
         ("sessions?limit=many", 400, "limit"),
         ("sessions?key=s1", 400, "model"),
         ("sessions?colour=red", 400, "colour"),
-        ("owners/s-1", 400, "accepted is p- and hexadecimal digits"),
-        ("owners/p-1", 404, "No artifact"),
+        ("owners/s-1", 400, "accepted is p- and 32 hexadecimal digits"),
+        ("owners/p-00000000000000000000000000000001", 404, "No artifact"),
         ("decisions?session=x", 400, "session"),
-        ("decisions/req-1", 404, "No decision"),
+        ("decisions/req-00000000000000000000000000000001", 404, "No decision"),
         ("nothing", 404, "Served are"),
     ] {
         let got = get(front.operator_address(), &format!("/ownerserve/v1/{path}")).await;
@@ -219,7 +220,8 @@ async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
     send(at, named(Some("works")), "{\"mode\":\"sticky\"}").await;
     send(at, named(Some("looks")), "{\"mode\":\"own\"}").await;
     send(at, named(Some("works")), "nonsense").await;
-    send(at, asking(Request::delete("/ownerserve/v1/sessions/s-1"), Some("works")), "").await;
+    send(at, asking(Request::delete("/ownerserve/v1/sessions/s-00000000000000000000000000000001"), Some("works")), "")
+        .await;
     send(at, asking(Request::get("/ownerserve/v1/sessions"), Some("works")), "").await;
     let text = std::fs::read_to_string(data.path().join("audit/audit.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -236,7 +238,7 @@ async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
     assert_eq!(lines[0]["what"], "PUT /ownerserve/v1/mode");
     assert_eq!((lines[0]["body"]["mode"].as_str(), lines[0]["request"].as_str()), (Some("sticky"), Some("mine")));
     assert!(lines[0]["remote"].as_str().unwrap().starts_with("127.0.0.1:"), "{text}");
-    assert_eq!(lines[3]["key"], "/ownerserve/v1/sessions/s-1");
+    assert_eq!(lines[3]["key"], "/ownerserve/v1/sessions/s-00000000000000000000000000000001");
     assert!(!text.contains("works") && !text.contains("looks"));
 }
 

@@ -34,12 +34,24 @@ macro_rules! text_word {
     };
 }
 
-text_word!(SessionWord, "SessionId", "^s-[0-9a-fA-F]{1,32}$", "s-2a", "A session's id.");
-text_word!(ArtifactWord, "ArtifactId", "^a-[0-9a-fA-F]{1,32}$", "a-2a", "An artifact's id.");
-text_word!(PrefixWord, "PrefixId", "^p-[0-9a-fA-F]{1,32}$", "p-2a", "A prefix's id.");
-text_word!(GroupWord, "GroupId", "^g-[0-9a-fA-F]{1,32}$", "g-2a", "A group's id.");
-text_word!(WorkerWord, "WorkerId", "^w-[0-9a-fA-F]{1,16}$", "w-2a", "A worker's id.");
-text_word!(RequestWord, "RequestId", "^req-[0-9a-fA-F]{1,32}$", "req-2a", "A request's id, as in `x-request-id`.");
+text_word!(SessionWord, "SessionId", "^s-[0-9a-fA-F]{32}$", "s-0000000000000000000000000000002a", "A session's id.");
+text_word!(
+    ArtifactWord,
+    "ArtifactId",
+    "^a-[0-9a-fA-F]{32}$",
+    "a-0000000000000000000000000000002a",
+    "An artifact's id."
+);
+text_word!(PrefixWord, "PrefixId", "^p-[0-9a-fA-F]{32}$", "p-0000000000000000000000000000002a", "A prefix's id.");
+text_word!(GroupWord, "GroupId", "^g-[0-9a-fA-F]{32}$", "g-0000000000000000000000000000002a", "A group's id.");
+text_word!(WorkerWord, "WorkerId", "^w-[0-9a-fA-F]{16}$", "w-000000000000002a", "A worker's id.");
+text_word!(
+    RequestWord,
+    "RequestId",
+    "^req-[0-9a-fA-F]{32}$",
+    "req-0000000000000000000000000000002a",
+    "A request's id, as in `x-request-id`."
+);
 
 /// A tenant's name, as in the file of API keys.
 pub(super) struct TenantWord;
