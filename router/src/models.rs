@@ -61,8 +61,8 @@ fn json(text: String) -> Response {
 
 /// Every model once, in the order of the workers and of their lists.
 async fn union(gateway: &Gateway) -> Result<Vec<(String, Box<RawValue>)>, ApiError> {
-    let ready = gateway.roster.ready(gateway.fleet());
-    let lists = futures::future::join_all(ready.iter().map(|member| ask(gateway, member))).await;
+    let answering = gateway.roster.answering(gateway.fleet());
+    let lists = futures::future::join_all(answering.iter().map(|member| ask(gateway, member))).await;
     if lists.iter().all(Option::is_none) {
         return Err(ApiError::NoWorker { model: "any".into() });
     }

@@ -168,7 +168,7 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
             crate::models::one(gateway, &percent_decoded(id)).await
         }
         Served::Alive => Ok("ok\n".into_response()),
-        Served::Ready => match gateway.roster.ready(gateway.fleet()).first() {
+        Served::Ready => match gateway.roster.answering(gateway.fleet()).first() {
             Some(_) => Ok("ok\n".into_response()),
             None => Err(ApiError::NoWorker { model: "any".into() }),
         },

@@ -47,15 +47,24 @@ impl Roster {
         self.members.iter().find(|member| member.id == id)
     }
 
-    /// Those that take work.
+    /// Those that take new sessions.
     pub fn ready(&self, fleet: &Fleet) -> Vec<Arc<Member>> {
+        self.those(fleet, |health| health == Health::Ready)
+    }
+
+    /// Those that answer: a draining worker keeps what it has, and serves what nobody else can.
+    pub fn answering(&self, fleet: &Fleet) -> Vec<Arc<Member>> {
+        self.those(fleet, |health| health != Health::Unreachable)
+    }
+
+    fn those(&self, fleet: &Fleet, wanted: impl Fn(Health) -> bool) -> Vec<Arc<Member>> {
         let workers = fleet.snapshot();
-        let ready = workers.iter().filter(|worker| worker.health == Health::Ready);
-        ready.filter_map(|worker| self.member(worker.id).cloned()).collect()
+        let those = workers.iter().filter(|worker| wanted(worker.health));
+        those.filter_map(|worker| self.member(worker.id).cloned()).collect()
     }
 
     /// The least loaded worker that is up, serves `model` (any when none was named) and is not in `tried`; equals take
-    /// turns. Prefill workers only where there is nobody else.
+    /// turns. Draining workers, and then prefill workers, only where there is nobody else.
     pub fn pick(&self, fleet: &Fleet, model: Option<&str>, tried: &[WorkerId]) -> Result<Sent, ApiError> {
         let workers = fleet.snapshot();
         let serves = |worker: &WorkerView| model.is_none_or(|model| worker.models.contains(&ModelId::from(model)));
@@ -69,10 +78,11 @@ impl Roster {
         }
         let (turn, count) = (self.turn.fetch_add(1, Ordering::Relaxed), workers.len().max(1));
         let able =
-            |worker: &WorkerView| worker.health == Health::Ready && !tried.contains(&worker.id) && serves(worker);
+            |worker: &WorkerView| worker.health != Health::Unreachable && !tried.contains(&worker.id) && serves(worker);
         let chosen = workers.iter().enumerate().filter(|(_, worker)| able(worker)).min_by_key(|(index, worker)| {
             let load = worker.load.running + worker.load.waiting;
-            (worker.role == Role::Prefill, load, (index + count - turn % count) % count)
+            let is_last = worker.health == Health::Draining;
+            (is_last, worker.role == Role::Prefill, load, (index + count - turn % count) % count)
         });
         chosen
             .and_then(|(_, worker)| self.send_to(fleet, worker.id))

@@ -46,6 +46,7 @@ pub enum StartError {
 pub struct Serving {
     /// What its requests share.
     pub gateway: Arc<Gateway>,
+    desk: Desk,
     proxy: Server,
     operator: Server,
     background: Vec<JoinHandle<()>>,
@@ -89,8 +90,8 @@ impl Serving {
             tokio::spawn(desk.follow_tokens()),
         ];
         background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(Duration::from_secs(5)))));
-        let serving = Self { gateway, proxy, operator, background };
-        serving.announce(&desk);
+        let serving = Self { gateway, desk, proxy, operator, background };
+        serving.announce();
         Ok(serving)
     }
 
@@ -106,6 +107,7 @@ impl Serving {
 
     /// Lets running requests end within the drain time-out, then ends everything.
     pub async fn stop(self) {
+        self.desk.end();
         let cut = self.proxy.stop().await;
         if cut > 0 {
             tracing::warn!(connections = cut, "connections were cut: the drain time-out was over");
@@ -118,8 +120,8 @@ impl Serving {
         self.gateway.close().await;
     }
 
-    fn announce(&self, desk: &Desk) {
-        let gateway = &self.gateway;
+    fn announce(&self) {
+        let Self { gateway, desk, .. } = self;
         tracing::info!(address = %self.proxy.address(), "clients connect here");
         tracing::info!(address = %self.operator.address(), "operators connect here, /metrics included");
         if desk.is_guarded() && !desk.is_private() && !self.operator.address().ip().is_loopback() {

@@ -1,6 +1,7 @@
 //! What the operators' routes share: the gateway, the tokens, the audit log, the document.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::extract::FromRef;
@@ -39,6 +40,8 @@ pub struct Desk {
     pub(super) document: Arc<Document>,
     pub(super) watchers: Arc<Semaphore>,
     pub(super) repeats: Arc<Repeats>,
+    /// Whether this router was asked to end.
+    ending: Arc<AtomicBool>,
 }
 
 impl Desk {
@@ -60,7 +63,18 @@ impl Desk {
             document: Arc::new(Document::default()),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
             repeats: Arc::default(),
+            ending: Arc::default(),
         })
+    }
+
+    /// This router ends: who looks at `/readyz` sends its clients elsewhere from now on.
+    pub fn end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
 
     /// Whether a token is needed.

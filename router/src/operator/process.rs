@@ -9,6 +9,7 @@ use ownership::Standing;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::desk::Desk;
 use super::fresh::Fresh;
 use super::gauges;
 use super::problem::Problem;
@@ -35,9 +36,9 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `ledger` or `soft_state`.
+    /// `workers`, `ledger` or `soft_state`.
     what: &'static str,
-    /// As the metrics call it: `no_quorum`, `failed`, `folder_gone`; of Redis how it stands.
+    /// As the metrics call it: `no_quorum`, `failed`, `folder_gone`; of workers `draining`; of Redis how it stands.
     cause: &'static str,
     /// In words.
     detail: String,
@@ -71,20 +72,35 @@ impl Readiness {
             cause: it.as_str(),
             detail: format!("Redis is {}", it.as_str()),
         });
-        Self { ready: true, node: directory.node().0, standing, degraded: ledger.chain(redis).collect() }
+        let draining = gateway.roster.ready(gateway.fleet()).is_empty().then(|| Degraded {
+            what: "workers",
+            cause: "draining",
+            detail:
+                "every worker that answers is being drained: what comes is served there all the same, because nobody \
+                     else can, and nothing new is owned; take a worker back, or add one"
+                    .into(),
+        });
+        let degraded = draining.into_iter().chain(ledger).chain(redis).collect();
+        Self { ready: true, node: directory.node().0, standing, degraded }
     }
 }
 
-/// Whether it can serve clients: some worker answers. What is wrong with the ledger or with Redis is told and takes no
-/// traffic away: steps are served all the same.
+/// Whether it can serve clients: some worker answers, and this router is not asked to end.
+///
+/// What is wrong with the ledger or with Redis, or that all workers are drained, is told and takes no traffic away: steps
+/// are served all the same, and any other router stands there alike.
 #[utoipa::path(get, path = "/readyz", tag = "process",
     responses(
         (status = 200, description = "It can.", body = Fresh<Readiness>),
-        (status = 503, description = "No worker answers.")))]
-pub(super) async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Fresh<Readiness>, Problem> {
-    match gateway.roster.ready(gateway.fleet()).first() {
-        Some(_) => Ok(Fresh::new(&gateway.directory().view(), Readiness::of(&gateway))),
-        None => Err(Problem::not_ready("no worker answers")),
+        (status = 503, description = "No worker answers, or this router is ending.")))]
+pub(super) async fn ready(State(desk): State<Desk>) -> Result<Fresh<Readiness>, Problem> {
+    let gateway = &desk.gateway;
+    if desk.is_ending() {
+        return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
+    }
+    match gateway.roster.answering(gateway.fleet()).first() {
+        Some(_) => Ok(Fresh::new(&gateway.directory().view(), Readiness::of(gateway))),
+        None => Err(Problem::not_ready("No worker answers. GET /ownerserve/v1/workers tells how each is.")),
     }
 }
 

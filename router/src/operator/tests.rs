@@ -6,12 +6,12 @@ use ownership::ledger::{
     Command, Custody, KvFormat, KvKinds, KvShape, Outcome, RegisterWorker, SetQuota, StepCommit, WorkerKind, WorkerSpec,
 };
 use vocabulary::{
-    Blocks, Bytes, Chain, DpRank, Incarnation, Micros, ModelId, Owner, PrefixId, Role, Seed, SessionId, TenantId,
-    Tokens, WorkerId,
+    Blocks, Bytes, Chain, DpRank, Health, Incarnation, Micros, ModelId, Owner, PrefixId, Role, Seed, SessionId,
+    TenantId, Tokens, WorkerId,
 };
 
 use crate::pipeline::steering::Mode;
-use crate::testing::{Worker, front, front_of, get, post, send, until};
+use crate::testing::{Worker, front, front_of, get, post, raw, read_until, request_bytes, send, until};
 
 #[tokio::test]
 async fn the_dial_turns_at_run_time_and_shows_in_the_metrics() {
@@ -52,6 +52,47 @@ async fn readiness_follows_the_workers_and_liveness_does_not() {
     assert_eq!(lines["workers"][0]["endpoint"], worker.url());
     assert_eq!(lines["workers"][0]["health"], "ready");
     assert_eq!(lines["workers"][0]["models"][0], "tiny");
+}
+
+#[tokio::test]
+async fn a_router_whose_workers_are_all_drained_serves_on_and_says_so() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let at = front.operator_address();
+    front.gateway.fleet().set_draining(WorkerId::of_endpoint(&worker.url()), Health::Draining);
+    let ready = get(at, "/readyz").await;
+    assert_eq!(ready.status, 200, "{}", ready.json());
+    let degraded = &ready.json()["degraded"][0];
+    assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("workers"), Some("draining")));
+    let clients = front.proxy_address();
+    assert_eq!(get(clients, "/readyz").await.status, 200);
+    assert_eq!(get(clients, "/v1/models").await.json()["data"][0]["id"], "tiny");
+    for path in ["/v1/completions", "/v1/embeddings"] {
+        let got = post(clients, path, "{\"model\":\"tiny\",\"prompt\":\"on and on\",\"input\":\"x\"}").await;
+        assert_eq!(got.status, 200, "{path}: nobody else can serve it");
+    }
+    front.gateway.fleet().set_draining(WorkerId::of_endpoint(&worker.url()), Health::Ready);
+    assert_eq!(get(at, "/readyz").await.json()["degraded"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn a_router_that_ends_is_not_ready_while_it_finishes_what_it_began() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let (at, clients) = (front.operator_address(), front.proxy_address());
+    let mut running =
+        raw(clients, &request_bytes("/v1/completions", r#"{"model":"tiny","prompt":"x","behave":"stream"}"#)).await;
+    read_until(&mut running, "data: 0").await;
+    let ending = tokio::spawn(front.stop());
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let mut ready = get(at, "/readyz").await;
+    while ready.status == 200 {
+        assert!(std::time::Instant::now() < deadline, "it never says that it ends");
+        ready = get(at, "/readyz").await;
+    }
+    assert_eq!((ready.status, ready.json()["type"].as_str()), (503, Some("urn:ownerserve:problem:not_ready")));
+    drop(running);
+    ending.await.unwrap();
 }
 
 #[tokio::test]

@@ -97,8 +97,9 @@ async fn maker(gateway: &Arc<Gateway>, request: &Incoming, id: &str) -> Result<W
 
 /// The first worker that knows `id`.
 async fn ask_workers(gateway: &Gateway, client: &HeaderMap, id: &str) -> Option<WorkerId> {
-    let ready = gateway.roster.ready(gateway.fleet());
-    let mut answers: FuturesUnordered<_> = ready.iter().map(|member| knows(gateway, member, (client, id))).collect();
+    let answering = gateway.roster.answering(gateway.fleet());
+    let mut answers: FuturesUnordered<_> =
+        answering.iter().map(|member| knows(gateway, member, (client, id))).collect();
     let first = async {
         loop {
             if let Some(worker) = answers.next().await? {
