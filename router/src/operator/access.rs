@@ -30,6 +30,8 @@ pub(super) struct Who {
     pub name: Arc<str>,
     /// What it may do.
     pub role: Role,
+    /// The token's digest; none where no token is asked for.
+    pub token: Option<Digest>,
 }
 
 /// Why a tokens file was refused. Never carries a token.
@@ -111,7 +113,7 @@ impl Tokens {
     /// Who asks, by `Authorization: Bearer TOKEN`. Every token is compared whole, so that time tells nothing.
     pub(super) fn who(&self, headers: &HeaderMap) -> Result<Who, Problem> {
         let table = self.table.load();
-        let Some(table) = &*table else { return Ok(Who { name: "anyone".into(), role: Role::Operator }) };
+        let Some(table) = &*table else { return Ok(Who { name: "anyone".into(), role: Role::Operator, token: None }) };
         let token = headers.get(AUTHORIZATION).map(|value| bearer_key(value.as_bytes()));
         let unauthorized = |detail| Problem::new(Kind::Unauthorized, detail);
         let given = digest(token.ok_or_else(|| unauthorized("Send a token as 'Authorization: Bearer TOKEN'."))?);
@@ -165,12 +167,13 @@ fn read(path: &Path) -> Result<Table, TokensError> {
         };
         let who = match line {
             Line::Role(role) => {
-                Who { name: format!("token {:02x}{:02x}{:02x}", digest[0], digest[1], digest[2]).into(), role }
+                let name = format!("token {:02x}{:02x}{:02x}", digest[0], digest[1], digest[2]).into();
+                Who { name, role, token: Some(digest) }
             }
             Line::Named(line) if line.name.is_empty() || line.name.chars().count() > 64 => {
                 return Err(malformed("has a name that is empty or longer than 64 characters"));
             }
-            Line::Named(line) => Who { name: line.name.into(), role: line.role },
+            Line::Named(line) => Who { name: line.name.into(), role: line.role, token: Some(digest) },
         };
         if table.iter().any(|(known, _)| *known == digest) {
             return Err(malformed("has the same token twice"));

@@ -153,7 +153,7 @@ mod tests {
 
     fn asked(key: &str) -> Asked {
         Asked {
-            who: Some(Who { name: "alice".into(), role: Role::Operator }),
+            who: Some(Who { name: "alice".into(), role: Role::Operator, token: None }),
             what: "POST /x/{id}".into(),
             key: key.into(),
             body: kept(b"{\"a\": 1}"),

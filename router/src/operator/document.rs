@@ -29,7 +29,7 @@ read, then repeat it; every command may be repeated.";
 /// Problems that any request can meet.
 const ANY: [Kind; 3] = [Kind::InvalidQuery, Kind::UriTooLong, Kind::Internal];
 /// Problems that any write can meet.
-const WRITES: [Kind; 10] = [
+const WRITES: [Kind; 11] = [
     Kind::NotFound,
     Kind::InvalidBody,
     Kind::BodyTimeout,
@@ -38,6 +38,7 @@ const WRITES: [Kind; 10] = [
     Kind::BodyTooLarge,
     Kind::NotJson,
     Kind::Unprocessable,
+    Kind::TooMany,
     Kind::NoQuorum,
     Kind::UnknownOutcome,
 ];

@@ -1,7 +1,8 @@
 //! `Idempotency-Key`: a write that is sent again under its key is answered as it was the first time, and not done again.
 //!
 //! Remembered by this router, in memory, within bounds of number, size and age. What was refused, failed or ended with an
-//! unknown outcome is not remembered: sent again, it is tried again, which every write allows.
+//! unknown outcome is not remembered: sent again, it is tried again, which every write allows. One that still runs is
+//! never forgotten, or it could be done twice: where only such are left, a new one is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -49,7 +50,8 @@ impl Keyed {
             let accepted = format!("Idempotency-Key: accepted is one, of 1 to {LONGEST_KEY} visible ASCII characters.");
             return Err(Problem::new(Kind::InvalidHeader, accepted));
         }
-        let who = who.map_or(&b""[..], |who| who.name.as_bytes());
+        // By the token: names need not be unique, and a token that follows another under its name is somebody else's.
+        let who = who.and_then(|who| who.token.as_ref()).map_or(&b""[..], |token| &token[..]);
         let path = parts.uri.path_and_query().map_or("", |whole| whole.as_str());
         let fence = parts.headers.get(IF_MATCH).map_or(&b""[..], HeaderValue::as_bytes);
         let asked = digest(&[parts.method.as_str().as_bytes(), path.as_bytes(), fence, body]);
@@ -101,29 +103,49 @@ pub(super) struct Repeats(Mutex<Shelf>);
 #[derive(Debug, Default)]
 struct Shelf {
     by_name: HashMap<Digest, (Digest, State)>,
+    /// The answered ones.
     by_age: VecDeque<(Instant, Digest)>,
 }
 
+/// How a write under a key begins.
+#[derive(Debug)]
+enum Begin {
+    /// It is new.
+    New,
+    /// What was asked under the key before, and how that stands.
+    Known(Digest, State),
+    /// Every place is taken by one that runs.
+    Full,
+}
+
 impl Shelf {
-    /// Begins a write; none where it is new, else how the one before it stands.
-    fn begin(&mut self, keyed: Keyed, now: Instant) -> Option<(Digest, State)> {
-        while let Some((since, oldest)) = self.by_age.front().copied()
-            && (self.by_age.len() >= MOST || now.saturating_duration_since(since) >= KEPT)
+    fn begin(&mut self, keyed: Keyed, now: Instant) -> Begin {
+        while let Some((since, _)) = self.by_age.front()
+            && now.saturating_duration_since(*since) >= KEPT
         {
-            self.by_name.remove(&oldest);
-            self.by_age.pop_front();
+            self.drop_oldest();
         }
-        if let Some(found) = self.by_name.get(&keyed.name) {
-            return Some(found.clone());
+        if let Some((asked, state)) = self.by_name.get(&keyed.name) {
+            return Begin::Known(*asked, state.clone());
+        }
+        if self.by_name.len() >= MOST && !self.drop_oldest() {
+            return Begin::Full;
         }
         self.by_name.insert(keyed.name, (keyed.asked, State::Running));
-        self.by_age.push_back((now, keyed.name));
-        None
+        Begin::New
     }
 
-    fn forget(&mut self, name: Digest) {
-        self.by_name.remove(&name);
-        self.by_age.retain(|(_, other)| *other != name);
+    /// Forgets the answer that is oldest; false where there is none.
+    fn drop_oldest(&mut self) -> bool {
+        let oldest = self.by_age.pop_front();
+        oldest.is_some_and(|(_, name)| self.by_name.remove(&name).is_some())
+    }
+
+    fn answered(&mut self, name: Digest, answer: Answer, now: Instant) {
+        if let Some((_, state)) = self.by_name.get_mut(&name) {
+            *state = State::Answered(answer);
+            self.by_age.push_back((now, name));
+        }
     }
 }
 
@@ -137,7 +159,7 @@ impl Drop for Begun {
     fn drop(&mut self) {
         let mut shelf = self.repeats.0.lock();
         if matches!(shelf.by_name.get(&self.name), Some((_, State::Running))) {
-            shelf.forget(self.name);
+            shelf.by_name.remove(&self.name);
         }
     }
 }
@@ -149,19 +171,27 @@ impl Repeats {
         keyed: Keyed,
         (request, run): (Request, impl AsyncFnOnce(Request) -> Response),
     ) -> Response {
-        let found = self.0.lock().begin(keyed, Instant::now());
-        let problem = match found {
-            None => {
+        let begin = self.0.lock().begin(keyed, Instant::now());
+        let problem = match begin {
+            Begin::New => {
                 let begun = Begun { repeats: self, name: keyed.name };
                 return begun.remember(run(request).await).await;
             }
-            Some((asked, _)) if asked != keyed.asked => {
+            Begin::Full => {
+                let detail = format!(
+                    "Nothing was changed: {MOST} writes under an Idempotency-Key are under way here. Send it again shortly."
+                );
+                Problem::new(Kind::TooMany, detail)
+            }
+            Begin::Known(asked, _) if asked != keyed.asked => {
                 let detail =
                     "Nothing was changed: another write was sent under this Idempotency-Key. Choose a new one.";
                 Problem::new(Kind::Unprocessable, detail).caused("idempotency_key_reused")
             }
-            Some((_, State::Answered(answer))) => return answer.response(Some(HeaderValue::from_static("true"))),
-            Some((_, State::Running)) => {
+            Begin::Known(_, State::Answered(answer)) => {
+                return answer.response(Some(HeaderValue::from_static("true")));
+            }
+            Begin::Known(_, State::Running) => {
                 let detail = "The write under this Idempotency-Key is still under way. Send it again shortly.";
                 Problem::new(Kind::Conflict, detail).caused("under_way")
             }
@@ -182,9 +212,7 @@ impl Begun {
         };
         let kind = parts.extensions.get::<Kind>().copied();
         let answer = Answer { status: parts.status, headers: parts.headers, body, kind };
-        if let Some((_, state)) = self.repeats.0.lock().by_name.get_mut(&self.name) {
-            *state = State::Answered(answer.clone());
-        }
+        self.repeats.0.lock().answered(self.name, answer.clone(), Instant::now());
         answer.response(None)
     }
 }
@@ -225,32 +253,70 @@ mod tests {
         let refused = send(&repeats, keyed("k", "1"), (StatusCode::CONFLICT, "not yet")).await;
         assert_eq!(refused, (409, "not yet".into(), false));
         assert_eq!(send(&repeats, keyed("k", "1"), (StatusCode::OK, "done")).await, (200, "done".into(), false));
-        assert!(repeats.0.lock().begin(keyed("runs", "1"), Instant::now()).is_none());
+        assert!(matches!(repeats.0.lock().begin(keyed("runs", "1"), Instant::now()), Begin::New));
         let (status, problem, _) = send(&repeats, keyed("runs", "1"), (StatusCode::OK, "twice")).await;
         assert!(status == 409 && problem.contains("under_way"), "{status} {problem}");
     }
 
-    #[test]
-    fn the_oldest_are_forgotten_by_age_and_by_number() {
-        let (mut shelf, now) = (Shelf::default(), Instant::now());
-        let named = |n: usize| Keyed { name: digest(&[&n.to_le_bytes()]), asked: [0; 32] };
-        for n in 0..=MOST {
-            assert!(shelf.begin(named(n), now).is_none());
-        }
-        assert_eq!((shelf.by_name.len(), shelf.by_age.len()), (MOST, MOST));
-        assert!(shelf.begin(named(MOST), now).is_some() && shelf.begin(named(0), now).is_none());
-        assert!(shelf.begin(named(MOST), now + KEPT).is_none(), "an hour later it is new");
+    fn named(n: usize) -> Keyed {
+        Keyed { name: digest(&[&n.to_le_bytes()]), asked: [0; 32] }
+    }
+
+    fn answer(shelf: &mut Shelf, n: usize, now: Instant) {
+        let answer = Answer { status: StatusCode::OK, headers: HeaderMap::new(), body: Bytes::new(), kind: None };
+        shelf.answered(named(n).name, answer, now);
     }
 
     #[test]
-    fn keys_belong_to_who_sends_them_and_are_plain() {
+    fn the_oldest_answers_are_forgotten_by_age_and_by_number() {
+        let (mut shelf, now) = (Shelf::default(), Instant::now());
+        for n in 0..=MOST {
+            assert!(matches!(shelf.begin(named(n), now), Begin::New));
+            answer(&mut shelf, n, now);
+        }
+        assert_eq!((shelf.by_name.len(), shelf.by_age.len()), (MOST, MOST));
+        assert!(matches!(shelf.begin(named(MOST), now), Begin::Known(..)));
+        assert!(matches!(shelf.begin(named(0), now), Begin::New), "the oldest made room");
+        assert!(matches!(shelf.begin(named(MOST), now + KEPT), Begin::New), "an hour later it is new");
+    }
+
+    #[test]
+    fn a_write_that_runs_is_never_forgotten_and_a_new_one_is_refused_where_only_such_are_left() {
+        let (mut shelf, now) = (Shelf::default(), Instant::now());
+        for n in 0..MOST {
+            assert!(matches!(shelf.begin(named(n), now), Begin::New));
+        }
+        let late = now + KEPT * 2;
+        assert!(matches!(shelf.begin(named(MOST), late), Begin::Full));
+        assert!(matches!(shelf.begin(named(0), late), Begin::Known(_, State::Running)), "it would be done twice");
+        answer(&mut shelf, 7, late);
+        assert!(matches!(shelf.begin(named(MOST), late), Begin::New));
+        assert!(matches!(shelf.begin(named(MOST + 1), late), Begin::Full));
+        assert_eq!(shelf.by_name.len(), MOST);
+    }
+
+    #[tokio::test]
+    async fn a_write_that_finds_no_place_is_told_to_come_again() {
+        let repeats = Arc::<Repeats>::default();
+        (0..MOST).for_each(|n| drop(repeats.0.lock().begin(named(n), Instant::now())));
+        let (status, problem, _) = send(&repeats, keyed("k", "1"), (StatusCode::OK, "done")).await;
+        assert!(status == 429 && problem.contains("Send it again shortly"), "{status} {problem}");
+    }
+
+    #[test]
+    fn keys_belong_to_the_token_that_sends_them_and_are_plain() {
         let of = |key: &str| {
             let (parts, ()) = http::Request::post("/x").header(KEY, key).body(()).unwrap().into_parts();
             Keyed::of(None, &parts, b"")
         };
         assert!(of("a b").is_err() && of("").is_err() && of(&"x".repeat(LONGEST_KEY + 1)).is_err());
-        let alice = Who { name: "alice".into(), role: super::super::access::Role::Operator };
         let (parts, ()) = http::Request::post("/x").header(KEY, "k").body(()).unwrap().into_parts();
-        assert_ne!(Keyed::of(Some(&alice), &parts, b"").unwrap(), Keyed::of(None, &parts, b"").unwrap());
+        let of = |token: Option<Digest>| {
+            let who = Who { name: "alice".into(), role: super::super::access::Role::Operator, token };
+            Keyed::of(Some(&who), &parts, b"").unwrap().unwrap()
+        };
+        assert_eq!(of(Some([1; 32])), of(Some([1; 32])));
+        assert_ne!(of(Some([1; 32])), of(Some([2; 32])), "two tokens of one name do not share keys");
+        assert_ne!(of(Some([1; 32])), of(None));
     }
 }
