@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use vocabulary::TenantId;
 
 use crate::error::ApiError;
+use crate::following::{Stamp, follow, stamp};
 
 /// Section `[auth]`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -132,22 +133,13 @@ impl Keys {
     /// Re-reads the file whenever its time or size changes; a file that became bad leaves the keys as they were.
     pub async fn follow_file(self: Arc<Self>, every: Duration) {
         let Some(path) = self.file.clone() else { return };
-        let mut seen = self.stamp;
-        loop {
-            tokio::time::sleep(every).await;
-            let now = stamp(&path);
-            if now == seen {
-                continue;
-            }
-            seen = now;
-            match read(&path) {
-                Ok(table) => {
-                    tracing::info!(keys = table.len(), "API keys were read again");
-                    self.table.store(Some(Arc::new(table)));
-                }
-                Err(error) => tracing::error!(%error, "the API keys stay as they were"),
-            }
-        }
+        let take = || {
+            let table = read(&path)?;
+            tracing::info!(keys = table.len(), "API keys were read again");
+            self.table.store(Some(Arc::new(table)));
+            Ok::<_, KeysError>(())
+        };
+        follow((self.stamp, || stamp(&path)), every, take).await;
     }
 }
 
@@ -160,14 +152,6 @@ pub(crate) fn bearer_key(value: &[u8]) -> &[u8] {
         Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key.trim_ascii(),
         _ => value,
     }
-}
-
-/// Time of the last change, and size.
-pub(crate) type Stamp = (std::time::SystemTime, u64);
-
-pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
-    let meta = std::fs::metadata(path).ok()?;
-    Some((meta.modified().ok()?, meta.len()))
 }
 
 fn read(path: &Path) -> Result<Table, KeysError> {
@@ -277,9 +261,20 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(tenant(&keys, "x-api-key", "k1").is_err());
-        std::fs::write(&path, "broken").unwrap();
+        std::fs::write(&path, "broken, and as long as it will be").unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(tenant(&keys, "x-api-key", "k2-longer").unwrap(), "b");
+        // Mended so that time and size are those of the broken one, which was looked at already.
+        let broken = std::fs::metadata(&path).unwrap();
+        let mended = folder.path().join("mended.toml");
+        std::fs::write(&mended, format!("{:width$}", "[keys]\nk3=\"c\"", width = broken.len() as usize)).unwrap();
+        std::fs::File::options().write(true).open(&mended).unwrap().set_modified(broken.modified().unwrap()).unwrap();
+        std::fs::rename(&mended, &path).unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        while tenant(&keys, "x-api-key", "k3").is_err() {
+            assert!(std::time::Instant::now() < deadline, "the mended file was never read");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         follower.abort();
     }
 }

@@ -9,6 +9,7 @@ mod ctl;
 pub mod demo;
 pub mod error;
 pub mod exchange;
+mod following;
 pub mod forward;
 pub mod gateway;
 pub mod incoming;

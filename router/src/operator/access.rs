@@ -11,7 +11,8 @@ use http::header::AUTHORIZATION;
 use serde::{Deserialize, Serialize};
 
 use super::problem::{Kind, Problem};
-use crate::auth::{Digest, Stamp, bearer_key, digest, parse_digest, stamp};
+use crate::auth::{Digest, bearer_key, digest, parse_digest};
+use crate::following::{Stamp, follow, stamp};
 
 /// What a token may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
@@ -129,22 +130,13 @@ impl Tokens {
     /// Re-reads the file whenever its time or size changes; a file that became bad leaves the tokens as they were.
     pub(super) async fn follow_file(self: Arc<Self>, every: Duration) {
         let Some(path) = self.file.clone() else { return };
-        let mut seen = self.stamp;
-        loop {
-            tokio::time::sleep(every).await;
-            let now = stamp(&path);
-            if now == seen {
-                continue;
-            }
-            seen = now;
-            match read(&path) {
-                Ok(table) => {
-                    tracing::info!(tokens = table.len(), "operators' tokens were read again");
-                    self.table.store(Some(Arc::new(table)));
-                }
-                Err(error) => tracing::error!(%error, "the operators' tokens stay as they were"),
-            }
-        }
+        let take = || {
+            let table = read(&path)?;
+            tracing::info!(tokens = table.len(), "operators' tokens were read again");
+            self.table.store(Some(Arc::new(table)));
+            Ok::<_, TokensError>(())
+        };
+        follow((self.stamp, || stamp(&path)), every, take).await;
     }
 }
 

@@ -12,7 +12,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 
-use crate::auth::{Stamp, stamp};
+use crate::following::{Stamp, follow, stamp};
 
 /// Section `[operator.tls]`: PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -66,29 +66,15 @@ impl Tls {
         Arc::new(config)
     }
 
-    /// Looks at the files for ever. What cannot be used is said, and the last certificate stays.
+    /// Reads the files anew whenever they change. What cannot be used is said, and the last certificate stays.
     pub async fn follow_files(self, every: Duration) {
-        let Self { config, mut stamps, shown } = self;
-        let mut refused = None;
-        loop {
-            tokio::time::sleep(every).await;
-            let now = self::stamps(&config);
-            if now == stamps {
-                continue;
-            }
-            // Tried again each time, and said once: the files may become readable without another change.
-            match read(&config) {
-                Ok(key) => {
-                    (stamps, refused) = (now, None);
-                    shown.0.store(Arc::new(key));
-                    tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
-                }
-                Err(error) if refused.replace(now) != Some(now) => {
-                    tracing::error!(%error, "the new certificate is not used; the last one still is");
-                }
-                Err(_) => {}
-            }
-        }
+        let Self { config, stamps, shown } = self;
+        let take = || {
+            shown.0.store(Arc::new(read(&config)?));
+            tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
+            Ok::<_, TlsError>(())
+        };
+        follow((stamps, || self::stamps(&config)), every, take).await;
     }
 }
 
