@@ -40,6 +40,8 @@ pub struct Readings {
     pub apply_lag: u64,
     /// Bytes of log on disk.
     pub log_bytes: u64,
+    /// Callers at the address for other nodes that TLS kept out.
+    pub strangers: u64,
     /// Commands that the ledger refused, by cause.
     pub refusals: BTreeMap<&'static str, u64>,
     /// Commands that were not taken or whose outcome is unknown, by cause.

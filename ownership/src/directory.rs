@@ -129,6 +129,11 @@ impl Directory {
         members::list(&self.core)
     }
 
+    /// Why this node could not talk with a member when it called it lately; none where it could, or did not call.
+    pub fn missed(&self, node: NodeId) -> Option<String> {
+        self.core.registry.missed(node)
+    }
+
     /// Makes voters of learners, all in one step. A cluster has 1, 3 or 5 voters.
     pub async fn promote(&self, nodes: impl IntoIterator<Item = NodeId>) -> Result<(), MemberError> {
         self.change(MemberChange::Promote(nodes.into_iter().collect())).await
@@ -186,6 +191,7 @@ impl Directory {
             queue_depth: self.core.queue_depth(),
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
+            strangers: self.core.registry.strangers.count(),
             ..self.core.counters().read()
         }
     }

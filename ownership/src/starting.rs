@@ -123,13 +123,13 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
         let what = "a node that joins must be reachable: give it an address for the other nodes (`listen`)";
         return Err(OwnershipError::Options(what.into()));
     };
-    let tls = options.peering.tls.as_ref().map(Tls::load).transpose()?;
     let listener = Listener::bind(listen).await?;
-    if tls.is_none() && !listener.address.ip().is_loopback() {
+    if options.peering.tls.is_none() && !listener.address.ip().is_loopback() {
         tracing::warn!(
             listen = %listener.address,
-            "ANYBODY who reaches this address can read and change the ledger: other nodes are let in without a \
-             certificate. Set cluster.tls, or keep the address in a network of its own"
+            "ANYBODY who reaches this address can read and change the ledger, and have clients' prompts lent by their token \
+             ids: other nodes are let in without a certificate, and all they say goes over the network as plain text. \
+             Set cluster.tls, or keep the address in a network of its own"
         );
     }
     let address = match &options.peering.advertise {
@@ -141,6 +141,7 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
         }
         None => listener.address.to_string(),
     };
+    let tls = options.peering.tls.as_ref().map(|files| Tls::load(files, &address)).transpose()?;
     Ok(Some(Reachable { listener, address, tls }))
 }
 

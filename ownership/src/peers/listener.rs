@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::error::OwnershipError;
+use crate::peers::certificate::complaint;
 use crate::peers::handshake::{self, Hello};
 use crate::peers::registry::Registry;
 use crate::peers::serving::{self, Answerer};
@@ -51,7 +52,10 @@ impl Listener {
             connections.spawn(async move {
                 let _place = place;
                 if let Err(error) = serve(socket, &registry, answerer).await {
-                    tracing::debug!(%from, %error, "a connection of another node ended");
+                    match complaint(&error) {
+                        Some(why) => registry.strangers.came(from, &why),
+                        None => tracing::debug!(%from, %error, "a connection of another node ended"),
+                    }
                 }
             });
         }

@@ -1,5 +1,6 @@
 //! The other nodes: where they are, how they are called, and who answers when they call.
 
+pub(crate) mod certificate;
 pub(crate) mod error;
 mod frame;
 pub(crate) mod handshake;
@@ -9,6 +10,7 @@ pub(crate) mod method;
 mod registry;
 mod serving;
 pub(crate) mod socket;
+mod strangers;
 pub(crate) mod tls;
 
 use std::fmt;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use consensus::{Levels, Publisher};
@@ -13,12 +14,16 @@ use crate::node_folder::Identity;
 use crate::peers::error::Refusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
 use crate::peers::link::Link;
-use crate::peers::socket::{Dialer, Directions, Greeted, Whom};
+use crate::peers::socket::{Dialer, Directions, Greeted, Missed, Whom};
+use crate::peers::strangers::Strangers;
 use crate::peers::tls::Tls;
 use crate::peers::{PeerService, Topic};
 
 /// Snapshots that may come from other nodes at once: one, and what a leader that was lost meanwhile left behind.
 const INCOMING: usize = 2;
+
+/// For how long a call that failed says something: whom this node needs it calls every second.
+const LATELY: Duration = Duration::from_secs(30);
 
 /// What this node knows of the others. Shared by everything that calls or is called.
 pub(crate) struct Registry {
@@ -30,6 +35,10 @@ pub(crate) struct Registry {
     services: Mutex<BTreeMap<Topic, Arc<dyn PeerService>>>,
     retired: OnceLock<()>,
     too_old: OnceLock<()>,
+    /// Why members could not be talked with when they were last called, and when that was.
+    missed: Mutex<BTreeMap<NodeId, (Missed, Instant)>>,
+    /// Callers whose TLS was refused here, or who refused this node's.
+    pub(crate) strangers: Strangers,
     /// Places for snapshots on their way here.
     pub(crate) incoming: Semaphore,
     tls: Option<Tls>,
@@ -51,6 +60,8 @@ impl Registry {
             services: Mutex::default(),
             retired: OnceLock::new(),
             too_old: OnceLock::new(),
+            missed: Mutex::default(),
+            strangers: Strangers::default(),
             incoming: Semaphore::new(INCOMING),
             tls,
         })
@@ -61,6 +72,7 @@ impl Registry {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.retain(|(node, _), _| book.contains_key(node));
         drop(links);
+        self.missed.lock().unwrap_or_else(PoisonError::into_inner).retain(|node, _| book.contains_key(node));
         self.book.store(Arc::new(book));
     }
 
@@ -102,6 +114,13 @@ impl Registry {
             return Some(self.own.levels);
         }
         self.levels.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied()
+    }
+
+    /// Why a node could not be talked with when it was called lately; none where it could, or was not called.
+    pub(crate) fn missed(&self, node: NodeId) -> Option<String> {
+        let all = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Missed::Tls(why) | Missed::Other(why), at) = all.get(&node)?;
+        (at.elapsed() < LATELY).then(|| why.clone())
     }
 
     pub(crate) fn serve(&self, topic: Topic, service: Arc<dyn PeerService>) {
@@ -168,6 +187,7 @@ impl Directions for Registry {
         match greeted {
             Ok(Welcome { node, levels, .. }) => {
                 self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(*node, *levels);
+                self.missed.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
             }
             Err(Refusal::Retired { node }) if *node == self.own.node => self.retire(),
             Err(refusal @ Refusal::Level { .. }) if self.too_old.set(()).is_ok() => {
@@ -175,5 +195,15 @@ impl Directions for Registry {
             }
             Err(_) => {}
         }
+    }
+
+    fn missed(&self, node: NodeId, missed: Missed) {
+        let mut all = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = all.get(&node).is_some_and(|(known, _)| *known == missed);
+        if let (Missed::Tls(why), false) = (&missed, is_known) {
+            let address = self.address(node).unwrap_or_default();
+            tracing::warn!(%node, address, why, "another node cannot be talked with until its certificate, or this node's, is mended");
+        }
+        all.insert(node, (missed, Instant::now()));
     }
 }

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use vocabulary::NodeId;
 
+use crate::peers::certificate::complaint;
 use crate::peers::error::{PeerError, Refusal};
 use crate::peers::handshake::{self, Hello, Lane, Welcome};
 use crate::peers::tls::Tls;
@@ -46,6 +47,19 @@ pub(crate) trait Directions: Send + Sync {
     }
     /// What a node said of itself, or why it refused.
     fn met(&self, greeted: &Greeted);
+    /// A node could not be talked with.
+    fn missed(&self, node: NodeId, missed: Missed) {
+        let _ = (node, missed);
+    }
+}
+
+/// Why a node could not be talked with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Missed {
+    /// One of both did not trust the other: nothing but a hand mends that.
+    Tls(String),
+    /// Anything else; most of it passes.
+    Other(String),
 }
 
 /// Whom to dial.
@@ -83,19 +97,41 @@ impl Dialer {
                 (address.ok_or(PeerError::Unknown(*node))?, Some(*node))
             }
         };
-        let unreachable = |why: String| PeerError::Unreachable { address: address.clone(), why };
+        let missed = |missed: Missed| {
+            let (Missed::Tls(why) | Missed::Other(why)) = &missed;
+            let error = PeerError::Unreachable { address: address.clone(), why: why.clone() };
+            to.into_iter().for_each(|node| self.directions.missed(node, missed.clone()));
+            error
+        };
         let (stream, greeted) = match timeout(GREET_WITHIN, self.greet(&address, to)).await {
-            Err(_) => return Err(unreachable(format!("no connection within {} s", GREET_WITHIN.as_secs()))),
-            Ok(Err(error)) => return Err(unreachable(error.to_string())),
+            Err(_) => {
+                let why = format!("no connection within {} s", GREET_WITHIN.as_secs());
+                return Err(missed(Missed::Other(why)));
+            }
+            Ok(Err(error)) => return Err(missed(self.why(&error))),
             Ok(Ok(greeted)) => greeted,
         };
         self.directions.met(&greeted);
         match greeted {
             Ok(welcome) => match self.directions.objection(&welcome) {
                 None => Ok(Duplex { stream, address }),
-                Some(why) => Err(unreachable(why)),
+                Some(why) => Err(missed(Missed::Other(why))),
             },
-            Err(refusal) => Err(PeerError::Refused { address, refusal }),
+            Err(refusal) => {
+                to.into_iter().for_each(|node| self.directions.missed(node, Missed::Other(refusal.to_string())));
+                Err(PeerError::Refused { address, refusal })
+            }
+        }
+    }
+
+    fn why(&self, error: &io::Error) -> Missed {
+        match complaint(error) {
+            Some(why) => Missed::Tls(why),
+            // Who speaks no TLS hangs up at the first bytes of it.
+            None if self.directions.tls().is_some() && error.kind() == io::ErrorKind::UnexpectedEof => {
+                Missed::Tls("it hung up on TLS: cluster.tls is needed at every node or at none".into())
+            }
+            None => Missed::Other(error.to_string()),
         }
     }
 

@@ -12,6 +12,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::error::OwnershipError;
+use crate::peers::certificate::{Judges, host};
 use crate::peers::socket::Stream;
 
 /// Where a node's certificate is, and whose certificates it trusts. All PEM.
@@ -40,8 +41,8 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads and checks the files.
-    pub(crate) fn load(files: &TlsFiles) -> Result<Self, OwnershipError> {
+    /// Reads the files, and holds the certificate against what others will ask of a node that they dial at `address`.
+    pub(crate) fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
         let provider = Arc::new(ring::default_provider());
         let authority = certificates(&files.ca)?;
         let mut roots = RootCertStore::empty();
@@ -51,8 +52,10 @@ impl Tls {
         let roots = Arc::new(roots);
         let own = certificates(&files.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| refused(&files.key, &error))?;
+        let judges = Judges::new(&roots, &provider).map_err(|error| refused(&files.ca, &error))?;
         let server = server(provider.clone(), roots.clone(), (own.clone(), key.clone_key()));
         let server = server.map_err(|error| refused(&files.certificate, &error))?;
+        judges.check(files, &own, address)?;
         let client = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map(|builder| builder.with_root_certificates(roots))
@@ -63,17 +66,15 @@ impl Tls {
 
     /// The calling side, towards `address`.
     pub(crate) async fn connect(&self, address: &str, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
-        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let name = ServerName::try_from(host).map_err(std::io::Error::other)?;
+        let name = ServerName::try_from(host(address).to_owned()).map_err(std::io::Error::other)?;
         let connected = self.connector.connect(name, stream).await;
-        connected.map(|stream| Box::new(stream) as Box<dyn Stream>).map_err(explained)
+        connected.map(|stream| Box::new(stream) as Box<dyn Stream>)
     }
 
     /// The answering side; refuses whoever shows no certificate of the authority.
     pub(crate) async fn accept(&self, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
         let accepted = self.acceptor.accept(stream).await;
-        accepted.map(|stream| Box::new(stream) as Box<dyn Stream>).map_err(explained)
+        accepted.map(|stream| Box::new(stream) as Box<dyn Stream>)
     }
 }
 
@@ -97,10 +98,4 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, OwnershipEr
 
 fn refused(path: &Path, why: &dyn fmt::Display) -> OwnershipError {
     OwnershipError::Options(format!("{}: {why}; PEM files are needed for ca, certificate and key", path.display()))
-}
-
-fn explained(error: std::io::Error) -> std::io::Error {
-    let what =
-        "TLS failed: both nodes need cluster.tls, with certificates of the same authority that name their addresses";
-    std::io::Error::new(error.kind(), format!("{what} ({error})"))
 }

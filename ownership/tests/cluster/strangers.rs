@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use ownership::{Directory, OwnershipError, PeerError, Refusal, TlsFiles, Topic};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use vocabulary::NodeId;
 
 use crate::nodes::{Nodes, address, eventually, open_session, options};
@@ -43,8 +43,15 @@ impl Authority {
     }
 
     fn files(&self, folder: &Path) -> TlsFiles {
+        self.files_for(folder, &["127.0.0.1"], |_| {})
+    }
+
+    /// Of a certificate that names these.
+    fn files_for(&self, folder: &Path, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let names = names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let mut params = CertificateParams::new(names).unwrap();
+        change(&mut params);
         let certificate = params.signed_by(&key, &self.0).unwrap();
         let file = |name: &str, text: String| {
             let path = folder.join(name);
@@ -101,4 +108,87 @@ async fn certificates_that_cannot_be_used_are_refused_at_start_naming_the_file()
         let error = Directory::open(options).await.unwrap_err().to_string();
         assert!(error.contains(name) && error.contains("PEM"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_certificate_that_others_would_refuse_is_refused_at_start_with_what_it_names_and_should() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let at = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    };
+    let misnamed = authority.files_for(&at("misnamed"), &["router-1", "10.0.0.1"], |_| {});
+    let unnamed = authority.files_for(&at("unnamed"), &[], |_| {});
+    let only_client = authority.files_for(&at("only-client"), &["127.0.0.1"], |params| {
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    });
+    let only_server = authority.files_for(&at("only-server"), &["127.0.0.1"], |params| {
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    });
+    let good = authority.files(&at("good"));
+    let of_another = TlsFiles { ca: Authority::new().files(&at("other")).ca, ..good.clone() };
+    for (files, told) in [
+        (misnamed.clone(), ["`127.0.0.1`", "router-1, 10.0.0.1", "subjectAltName=IP:127.0.0.1"]),
+        (unnamed, ["`127.0.0.1`", "names nothing", "subjectAltName=IP:127.0.0.1"]),
+        (only_client, ["would refuse it", "server and a client", "extendedKeyUsage"]),
+        (only_server, ["would refuse it", "server and a client", "extendedKeyUsage"]),
+        (of_another, ["not signed by the authority in", "ca.pem", "would refuse it"]),
+    ] {
+        let certificate = files.certificate.display().to_string();
+        let mut options = options(&folder);
+        options.peering.tls = Some(files);
+        let error = Directory::open(options).await.unwrap_err().to_string();
+        assert!(told.iter().all(|told| error.contains(told)) && error.contains(&certificate), "{error}");
+    }
+    assert!(!folder.path().join("log").exists(), "nothing was founded");
+    let mut advertised = options(&folder);
+    advertised.peering.tls = Some(misnamed);
+    advertised.peering.advertise = Some("router-1:7400".to_owned());
+    Directory::open(advertised).await.unwrap().close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_certificate_is_refused_is_named_with_the_cause_until_it_is_mended() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let (first, second, third) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut founder = options(&first);
+    founder.peering.tls = Some(authority.files(first.path()));
+    let founder = Directory::open(founder).await.unwrap();
+    let good = authority.files(second.path());
+    let mut learner = options(&second);
+    learner.peering.join = vec![address(&founder)];
+    learner.peering.tls = Some(good.clone());
+    let learner = Directory::open(learner).await.unwrap();
+    let (at, node) = (address(&learner), learner.node());
+    learner.close().await.unwrap();
+    drop(learner);
+    // It trusts both authorities itself, so that it comes up.
+    let foreign = other.files(third.path());
+    std::fs::write(&foreign.ca, format!("{}{}", authority.0.pem(), other.0.pem())).unwrap();
+    let again = |files: TlsFiles| {
+        let mut again = options(&second);
+        again.peering.listen = Some(at.clone());
+        again.peering.tls = Some(files);
+        Directory::open(again)
+    };
+    let learner = again(foreign).await.unwrap();
+    let told = eventually("the founder's word for it", || async {
+        founder.missed(node).filter(|why| why.contains("another authority"))
+    });
+    told.await;
+    let told = eventually("the learner's word for it", || async {
+        drop(learner.peers().call(founder.node(), Topic::Exchange, Bytes::new()).await);
+        learner.missed(founder.node()).filter(|why| why.contains("refused this node's certificate"))
+    });
+    told.await;
+    assert!(founder.readings().strangers > 0, "and the founder has counted who knocked");
+    learner.close().await.unwrap();
+    drop(learner);
+    let learner = again(good).await.unwrap();
+    eventually("both talk again", || async { founder.missed(node).is_none().then_some(()) }).await;
+    learner.close().await.unwrap();
+    founder.close().await.unwrap();
 }

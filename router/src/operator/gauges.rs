@@ -116,6 +116,8 @@ fn cluster(gateway: &Gateway) {
     let leads = members.iter().any(|member| member.is_leader && member.node == directory.node());
     metrics.leads.set(i64::from(leads));
     metrics.level.set(i64::from(directory.view().level()));
+    metrics.tls_refused.reset();
+    metrics.tls_refused.inc_by(directory.readings().strangers);
     for (standing, word) in [(Standing::Voter, "voter"), (Standing::Learner, "learner")] {
         let count = members.iter().filter(|member| member.voter == standing).count();
         metrics.members.with_label_values(&[word]).set(signed(count as u64));

@@ -52,6 +52,8 @@ struct MemberLine {
     matched: Option<u64>,
     /// Whether it answered the leader lately; only the leader knows.
     answers: Option<bool>,
+    /// Why the answering node could not talk with it when it called it lately; none where it could, or did not call.
+    trouble: Option<String>,
 }
 
 impl From<Member> for MemberLine {
@@ -68,6 +70,7 @@ impl From<Member> for MemberLine {
             levels: member.level.map(LevelsLine::from),
             matched: member.matched,
             answers: member.answers,
+            trouble: None,
         }
     }
 }
@@ -85,11 +88,12 @@ pub(super) struct Members {
         body = Fresh<Members>)))]
 pub(super) async fn members(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Members> {
     let has_leader = !view.quorum().stale;
-    let line = |member| {
+    let directory = gateway.directory();
+    let line = |member: Member| {
         let line = MemberLine::from(member);
-        MemberLine { is_leader: line.is_leader && has_leader, ..line }
+        MemberLine { is_leader: line.is_leader && has_leader, trouble: directory.missed(line.node), ..line }
     };
-    let members = gateway.directory().members().into_iter().map(line).collect();
+    let members = directory.members().into_iter().map(line).collect();
     Fresh::new(&view, Members { members })
 }
 

@@ -1,6 +1,6 @@
 //! The quorum that keeps the ledger, as this node knows it.
 
-use prometheus::{IntGauge, IntGaugeVec};
+use prometheus::{IntCounter, IntGauge, IntGaugeVec};
 
 use super::families::Families;
 
@@ -15,6 +15,8 @@ pub struct ClusterMetrics {
     pub lag: IntGaugeVec,
     /// `ledger_level`: the cluster's feature level.
     pub level: IntGauge,
+    /// `ledger_tls_refused_total`: callers at the address for other nodes that TLS kept out.
+    pub tls_refused: IntCounter,
 }
 
 impl ClusterMetrics {
@@ -28,6 +30,10 @@ impl ClusterMetrics {
                 &["node"],
             ),
             level: f.gauge("ledger_level", "Feature level of the ledger's cluster."),
+            tls_refused: f.counter(
+                "ledger_tls_refused_total",
+                "Callers at the address for other nodes that TLS kept out, or that refused this node's certificate.",
+            ),
         }
     }
 }

@@ -1,0 +1,163 @@
+//! What other nodes will say of a certificate: asked of this node's own before anybody is called, and told in words when
+//! another one's is refused. It lets nobody in: rustls does.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::client::danger::ServerCertVerifier;
+use tokio_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
+use tokio_rustls::rustls::crypto::CryptoProvider;
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use tokio_rustls::rustls::{CertificateError, Error, RootCertStore};
+
+use crate::error::OwnershipError;
+use crate::peers::tls::TlsFiles;
+
+/// Where a node of this address is dialled by name or IP.
+pub(crate) fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// What others check when they call this node, and when it calls them.
+pub(crate) struct Judges {
+    server: Arc<dyn ServerCertVerifier>,
+    client: Arc<dyn ClientCertVerifier>,
+}
+
+impl Judges {
+    /// Who trust this authority.
+    pub(crate) fn new(
+        roots: &Arc<RootCertStore>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        Ok(Self {
+            server: WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone()).build()?,
+            client: WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build()?,
+        })
+    }
+
+    /// Refuses a chain that others would refuse at `address`. Only what time cures, either way, is a warning: the clock may
+    /// be wrong, and a router without its quorum still serves.
+    pub(crate) fn check(
+        &self,
+        files: &TlsFiles,
+        chain: &[CertificateDer<'_>],
+        address: &str,
+    ) -> Result<(), OwnershipError> {
+        let host = host(address);
+        let path = files.certificate.display();
+        let refused = |why: String| OwnershipError::Options(format!("cluster.tls.certificate {path}: {why}"));
+        let name = ServerName::try_from(host);
+        let name =
+            name.map_err(|_| refused(format!("no certificate can name `{host}`, which is no host and no IP")))?;
+        let (own, leading) = chain.split_first().ok_or_else(|| refused("it is empty".into()))?;
+        let parsed = ParsedCertificate::try_from(own).map_err(|error| refused(error.to_string()))?;
+        if let Err(error) = verify_server_name(&parsed, &name) {
+            let found = match &error {
+                Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }) => {
+                    names(presented)
+                }
+                other => other.to_string(),
+            };
+            let kind = if matches!(name, ServerName::IpAddress(_)) { "IP" } else { "DNS" };
+            return Err(refused(format!(
+                "other nodes dial this one as `{host}` (cluster.advertise, else cluster.listen) and would refuse it: it \
+                 names {found}. Let the authority sign one with subjectAltName={kind}:{host}, or advertise a name that it has"
+            )));
+        }
+        let now = UnixTime::now();
+        let as_server = self.server.verify_server_cert(own, leading, &name, &[], now).map(drop);
+        let as_client = self.client.verify_client_cert(own, leading, now).map(drop);
+        for judged in [as_server, as_client] {
+            match judged {
+                Ok(()) => {}
+                Err(Error::InvalidCertificate(error)) if is_of_time(&error) => {
+                    tracing::warn!(%error, certificate = %path, "other nodes will refuse this node's certificate");
+                }
+                Err(Error::InvalidCertificate(error)) if is_foreign(&error) => {
+                    let ca = files.ca.display();
+                    return Err(refused(format!(
+                        "it was not signed by the authority in {ca}, nor does it carry what leads there; other nodes \
+                         would refuse it"
+                    )));
+                }
+                Err(error) => {
+                    return Err(refused(format!(
+                        "other nodes would refuse it: {error}. It has to be good for a server and a client \
+                         (extendedKeyUsage=serverAuth,clientAuth)"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_of_time(error: &CertificateError) -> bool {
+    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    matches!(error, Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
+}
+
+/// Whether another authority signed it. One of the same name has another key: then the signature is what does not fit.
+fn is_foreign(error: &CertificateError) -> bool {
+    matches!(error, CertificateError::UnknownIssuer | CertificateError::BadSignature)
+}
+
+/// `DnsName("a")` and `IpAddress(10.0.0.1)`, as people write them.
+fn names(presented: &[String]) -> String {
+    let plain = |name: &String| {
+        let inner = name.split_once('(').map_or(name.as_str(), |(_, inner)| inner);
+        inner.trim_end_matches(')').trim_matches('"').to_owned()
+    };
+    match presented {
+        [] => "nothing (it has no subjectAltName)".to_owned(),
+        all => all.iter().map(plain).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// What TLS had against the other side, or the other side against this one; none where it was not TLS that failed.
+pub(crate) fn complaint(error: &io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    Some(match error {
+        Error::InvalidCertificate(CertificateError::NotValidForNameContext { expected, presented }) => {
+            let (wanted, found) = (expected.to_str(), names(presented));
+            format!("its certificate does not name `{wanted}`, under which it was called: it names {found}")
+        }
+        Error::InvalidCertificate(error) if is_foreign(error) => {
+            "its certificate was signed by another authority than the one in cluster.tls.ca here".into()
+        }
+        Error::InvalidCertificate(error) => format!("its certificate is refused: {error}"),
+        Error::NoCertificatesPresented => "it showed no certificate, and cluster.tls asks for one".into(),
+        Error::AlertReceived(alert) => {
+            format!("it refused this node's certificate (TLS alert {alert:?}); its own log says why")
+        }
+        Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
+            "it does not speak TLS: cluster.tls is needed at every node or at none".into()
+        }
+        other => format!("TLS failed: {other}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_as_people_write_them() {
+        let found = ["DnsName(\"router-1\")".to_owned(), "IpAddress(10.0.0.1)".to_owned()];
+        assert_eq!(names(&found), "router-1, 10.0.0.1");
+        assert!(names(&[]).contains("no subjectAltName"));
+        assert_eq!((host("[::1]:7400"), host("router-1:7400"), host("alone")), ("::1", "router-1", "alone"));
+    }
+
+    #[test]
+    fn only_what_tls_says_is_a_complaint() {
+        assert_eq!(complaint(&io::Error::other("broken pipe")), None);
+        assert_eq!(complaint(&io::ErrorKind::ConnectionRefused.into()), None);
+        let none = io::Error::other(Error::NoCertificatesPresented);
+        assert!(complaint(&none).unwrap().contains("no certificate"));
+    }
+}
