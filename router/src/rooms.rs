@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ownership::ledger::{Command, Draining, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
-use ownership::{Directory, Options, OwnershipError, Room, View};
+use futures::StreamExt as _;
+use ownership::ledger::{Command, Draining, Key, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
+use ownership::{Change, Directory, Options, OwnershipError, Room, View};
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
@@ -60,7 +61,7 @@ pub struct Rooms {
     pub unapplied: Mutex<Unapplied>,
     /// What is wrong with the ledger.
     pub watch: Arc<LedgerWatch>,
-    tasks: [JoinHandle<()>; 3],
+    tasks: [JoinHandle<()>; 4],
 }
 
 impl Rooms {
@@ -93,9 +94,10 @@ impl Rooms {
         let exchange = Exchange::new(fleet.clone(), neighbours, metrics);
         exchange.serve(&directory);
         let known = config.workers.clone();
-        let leases = tokio::spawn(keep_leases(directory.clone(), (known, Arc::downgrade(&fleet)), reports));
+        let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
+        let drains = tokio::spawn(follow_drains(directory.clone(), Arc::downgrade(&fleet)));
         let watch = LedgerWatch::new(config.ledger.data_dir.clone());
-        let tasks = [leases, tokio::spawn(exchange.run()), tokio::spawn(watch.clone().run())];
+        let tasks = [leases, drains, tokio::spawn(exchange.run()), tokio::spawn(watch.clone().run())];
         Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), watch, tasks })
     }
 
@@ -135,16 +137,9 @@ fn rules(catalog: Arc<Catalog>) -> RulesOf {
 }
 
 /// Registers each life of a worker when it is first reached, and renews its lease while it is.
-async fn keep_leases(
-    directory: Arc<Directory>,
-    (workers, fleet): (Vec<WorkerConfig>, Weak<Fleet>),
-    mut reports: mpsc::Receiver<Alive>,
-) {
+async fn keep_leases(directory: Arc<Directory>, workers: Vec<WorkerConfig>, mut reports: mpsc::Receiver<Alive>) {
     while let Some(alive) = reports.recv().await {
         let view = directory.view();
-        if let Some(fleet) = fleet.upgrade() {
-            obey_drain(&view, &fleet, alive.worker);
-        }
         let registered = view.worker(alive.worker).is_some_and(|worker| {
             worker.incarnation == alive.incarnation && worker.is_live() && worker.spec.ranks == alive.ranks
         });
@@ -152,6 +147,36 @@ async fn keep_leases(
             directory.report_alive(alive.worker, alive.incarnation);
         } else if let Some(command) = registration(&workers, alive, directory.lease()) {
             register(&directory, alive, command).await;
+        }
+    }
+}
+
+/// Between two attempts to follow the ledger's changes, where they outran the view that was begun from.
+const OUTRUN: Duration = Duration::from_millis(100);
+
+/// Obeys what operators say of workers as soon as the ledger shows it here, whichever router they said it to.
+async fn follow_drains(directory: Arc<Directory>, fleet: Weak<Fleet>) {
+    loop {
+        let view = directory.view();
+        let Some(all) = fleet.upgrade() else { return };
+        view.workers().for_each(|worker| obey_drain(&view, &all, worker.id));
+        drop(all);
+        let Ok(mut changes) = directory.watch(view.applied() + 1) else {
+            tokio::time::sleep(OUTRUN).await;
+            continue;
+        };
+        drop(view);
+        loop {
+            match changes.next().await {
+                Some(Ok(Change { key: Key::Worker(worker), .. })) => {
+                    let Some(fleet) = fleet.upgrade() else { return };
+                    obey_drain(&directory.view(), &fleet, worker);
+                }
+                Some(Ok(_)) => {}
+                // Too slow for them: once more from the view.
+                Some(Err(_)) => break,
+                None => return,
+            }
         }
     }
 }
@@ -191,4 +216,46 @@ fn registration(workers: &[WorkerConfig], alive: Alive, lease: Duration) -> Opti
         },
         ttl: Micros::of(lease),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use ownership::ledger::DrainWorker;
+
+    use super::*;
+    use crate::testing::{Worker, until};
+
+    #[tokio::test]
+    async fn a_drain_said_anywhere_is_obeyed_here_without_another_probe() {
+        let (worker, data) = (Worker::start("one", "tiny").await, tempfile::tempdir().unwrap());
+        let directory = Arc::new(Directory::open(Options::new(data.path())).await.unwrap());
+        let config = WorkerConfig::at(worker.url().parse().unwrap());
+        let id = WorkerId::of_endpoint(config.endpoint());
+        let (alive, reports) = mpsc::channel(WAITING_REPORTS);
+        // Probed when it starts, and then not again as long as this test runs.
+        let pace = Pace { every: Duration::from_secs(3600), ..Pace::default() };
+        let fleet = Fleet::start(FleetOptions {
+            workers: vec![spec(&config)],
+            pace,
+            index: SharedIndex::new(),
+            rules: Arc::new(|_| None),
+            alive: Some(alive),
+            routed: RoutedLimits::default(),
+            imprints: None,
+        });
+        let fleet = Arc::new(fleet.unwrap());
+        let tasks = [
+            tokio::spawn(keep_leases(directory.clone(), vec![config], reports)),
+            tokio::spawn(follow_drains(directory.clone(), Arc::downgrade(&fleet))),
+        ];
+        until("the worker is registered", || directory.view().worker(id).is_some()).await;
+        let health = || fleet.snapshot().iter().find(|worker| worker.id == id).map(|worker| worker.health);
+        for (draining, wanted) in [(Draining::Yes, Health::Draining), (Draining::No, Health::Ready)] {
+            let said = directory.submit(Command::DrainWorker(DrainWorker { worker: id, draining })).unwrap().await;
+            assert_eq!(said, Ok(Outcome::Done));
+            until("it is obeyed", || health() == Some(wanted)).await;
+        }
+        tasks.iter().for_each(JoinHandle::abort);
+        directory.close().await.unwrap();
+    }
 }

@@ -143,7 +143,7 @@ pub(super) async fn drain(
         false => (Draining::No, "the worker takes sessions"),
     };
     write(&gateway, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
-    // Other routers hear of it with their next probe of the worker.
+    // The other routers hear of it from the ledger, as this one would in a moment.
     gateway.fleet().set_draining(id, if body.draining { Health::Draining } else { Health::Ready });
     Ok(Done::plain(&gateway, did))
 }
