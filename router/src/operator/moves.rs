@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use axum::extract::State;
 use ownership::View;
-use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, ReplicateReadonly};
+use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, ReplicateReadonly, Session};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{ArtifactId, Bytes, Health, Micros, ModelId, Owner, SessionId, TenantId, WorkerId, WorkerView};
@@ -125,7 +125,8 @@ pub(super) struct MigrateBody {
 
 /// Moves a session and the artifacts that only it references to another worker.
 ///
-/// The blocks of its newest head are moved first. It is fenced: when the session was granted anew meanwhile, nothing is
+/// The blocks of its newest head are moved first. Older heads stay with who has them, until the lease of that worker is
+/// over or they are collected; the answer says so where there are any. It is fenced: when the session was granted anew meanwhile, nothing is
 /// recorded, and the blocks at the target are a plain cache.
 #[utoipa::path(post, path = "/ownerserve/v1/sessions/{id}/migrate", tag = "sessions",
     params(("id" = SessionWord, Path), FenceNeeded), request_body = MigrateBody,
@@ -156,7 +157,21 @@ pub(super) async fn migrate(
     let head = head.map(|(point, _)| point.id);
     let outcome = write(&gateway, Command::Migrate(Migrate { session: id, to, head, seen })).await?;
     let epoch = epoch_of(&outcome);
-    Ok(Done::with(format!("{} owns the session since {epoch}", to.worker), Some(epoch), moved).fresh(&gateway))
+    let did = format!("{} owns the session since {epoch}{}", to.worker, left_behind(&session));
+    Ok(Done::with(did, Some(epoch), moved).fresh(&gateway))
+}
+
+/// What a migration says of the heads that it does not move.
+fn left_behind(session: &Session) -> String {
+    let older = match session.heads.len().saturating_sub(1) {
+        0 => return String::new(),
+        1 => "its older head was".to_owned(),
+        count => format!("its {count} older heads were"),
+    };
+    format!(
+        "; {older} not moved: what is there stays with who has it, until the lease of that worker is over or it is \
+         collected, and a step that goes on from it computes or moves what it needs"
+    )
 }
 
 /// What is to be moved.
