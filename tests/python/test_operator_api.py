@@ -153,6 +153,10 @@ def test_groups_and_quotas_are_set_and_lifted(fleet, operator):
     assert [(group["artifacts"], int(group["id"][2:], 16)) for group in groups] == [(1, 42)]
     operator.write("PUT", f"artifacts/{artifact}/group", {"group": None}).ok()
     assert operator.get("groups").json["groups"] == []
+    made = operator.write("POST", "groups", {"artifacts": [artifact]}).ok()
+    assert [(group["id"], group["artifacts"]) for group in operator.get("groups").json["groups"]] == [(made["group"], 1)]
+    assert operator.write("POST", "groups", {}).ok()["group"] != made["group"]
+    operator.write("PUT", f"artifacts/{artifact}/group", {"group": None}).ok()
     operator.write("PUT", "tenants/t%2F1/quota", {"artifacts": 3}).ok()
     assert operator.get("tenants/t%2F1").json["tenant"]["quota"] == 3
     assert "t/1" in [line["tenant"] for line in operator.get("tenants?bounded=true").json["tenants"]]

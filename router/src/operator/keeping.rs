@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use ownership::ledger::{Command, DrainWorker, Draining, Outcome, Pin, Pinned, RenewLease, SetGroup};
-use serde::Deserialize;
+use ring::rand::{SecureRandom as _, SystemRandom};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vocabulary::{ArtifactId, GroupId, Health, Micros, WorkerId};
 
@@ -69,6 +70,66 @@ pub(super) async fn set_group(
     let did =
         body.group.map_or("the artifact is in no group".to_owned(), |group| format!("the artifact is in {group}"));
     Ok(Done::plain(&gateway, did))
+}
+
+/// What is to be in a new group.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewGroup {
+    /// Artifacts that are put into it at once; a group is there as long as one is in it.
+    #[schema(value_type = Vec<ArtifactWord>, max_items = 100)]
+    #[serde(default)]
+    artifacts: Vec<ArtifactId>,
+}
+
+/// Most artifacts of a new group.
+const MOST_AT_ONCE: usize = 100;
+
+/// A group that was made up.
+#[derive(Serialize, ToSchema)]
+pub(super) struct GroupMade {
+    /// Its id.
+    #[schema(value_type = GroupWord)]
+    group: GroupId,
+    /// In words.
+    did: String,
+}
+
+/// Makes up a group, and puts artifacts into it.
+#[utoipa::path(post, path = "/ownerserve/v1/groups", tag = "artifacts", request_body = NewGroup,
+    responses((status = 200, description = "Its id, which no other group has.", body = Fresh<GroupMade>)))]
+pub(super) async fn new_group(
+    State(gateway): State<Arc<Gateway>>,
+    Told(body): Told<NewGroup>,
+) -> Result<Fresh<GroupMade>, Problem> {
+    if body.artifacts.len() > MOST_AT_ONCE {
+        return Err(Problem::bad_body(format!("artifacts: accepted are at most {MOST_AT_ONCE}")));
+    }
+    let view = newest(&gateway).await?;
+    for id in &body.artifacts {
+        artifacts::known(&view, *id)?;
+    }
+    let mut digits = [0; 16];
+    SystemRandom::new().fill(&mut digits).map_err(|_| Problem::new(Kind::Internal, "No id could be drawn."))?;
+    let group = GroupId(u128::from_be_bytes(digits));
+    let put = |artifact: &ArtifactId| Command::SetGroup(SetGroup { artifact: *artifact, group: Some(group) });
+    let puts: Vec<Command> = body.artifacts.iter().map(put).collect();
+    let wanted = puts.len();
+    if wanted > 0 {
+        match write(&gateway, Command::Batch(puts)).await {
+            // Some were forgotten since they were looked at; the others are in it.
+            Err(problem) if problem.kind() != Kind::NotFound => return Err(problem),
+            _ => {}
+        }
+    }
+    let view = gateway.directory().view();
+    let did = match (view.group(group).count(), wanted) {
+        (_, 0) => "the id is new; the group is listed once an artifact is in it".to_owned(),
+        (1, 1) => "one artifact is in it".to_owned(),
+        (there, _) if there == wanted => format!("{there} artifacts are in it"),
+        (there, _) => format!("{there} of {wanted} artifacts are in it; the others were forgotten meanwhile"),
+    };
+    Ok(Fresh::new(&view, GroupMade { group, did }))
 }
 
 /// Forgets an artifact that nothing references and that is not pinned.

@@ -116,7 +116,7 @@ fn ledger_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(artifacts::artifacts))
         .routes(routes!(artifacts::artifact, keeping::evict))
         .routes(routes!(owners::replicas))
-        .routes(routes!(owners::groups))
+        .routes(routes!(owners::groups, keeping::new_group))
         .routes(routes!(tenants::tenants))
         .routes(routes!(tenants::tenant))
         .routes(routes!(watch::watch))

@@ -217,7 +217,6 @@ impl Problem {
     }
 
     /// Which kind.
-    #[cfg(test)]
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }
