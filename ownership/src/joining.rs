@@ -18,6 +18,7 @@ use crate::error::OwnershipError;
 use crate::leading;
 use crate::members::{self, MemberError};
 use crate::node_folder::{ClusterId, Identity, random, write_durably};
+use crate::peers::error::Refusal;
 use crate::peers::handshake::{Hello, PROTOCOL};
 use crate::peers::socket::{Dialer, Directions, Greeted};
 use crate::peers::{Lane, Link, Method, PeerError, Tls, Whom};
@@ -241,6 +242,39 @@ pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<Stri
         && let Err(error) = std::fs::remove_file(&path)
     {
         tracing::warn!(%error, path = %path.display(), "the note about joining could not be removed");
+    }
+}
+
+/// Rounds of asking whether the members that this node was to join through are of its own cluster, and the time between.
+const ROUNDS: u32 = 12;
+const BETWEEN_ROUNDS: Duration = Duration::from_secs(5);
+
+/// Says loudly where a member that this node was to join through belongs to another cluster: a data directory that has a
+/// cluster keeps it, so that nothing is joined, and two clusters would stand side by side without a word.
+pub(crate) async fn compare(core: Arc<Core>, seeds: Vec<String>) {
+    let mut unasked = seeds;
+    for _ in 0..ROUNDS {
+        let mut silent = Vec::new();
+        for seed in unasked {
+            let link = core.registry.dial(Whom::Address(seed.clone()), Lane::Call);
+            match link.call(Method::Members, Bytes::new(), ANSWER_WITHIN).await {
+                Err(PeerError::Refused { refusal: Refusal::OtherCluster { cluster }, .. }) => {
+                    let data_dir = core.folder.display();
+                    tracing::warn!(
+                        member = seed, %cluster, own = %core.registry.own.cluster, %data_dir,
+                        "this node is NOT in the cluster that it was to join: its data directory belongs to another \
+                         one. To join, stop it, move the directory aside, and start it with an empty one"
+                    );
+                }
+                Err(PeerError::Unreachable { .. } | PeerError::TimedOut { .. }) => silent.push(seed),
+                _ => {}
+            }
+        }
+        if silent.is_empty() {
+            return;
+        }
+        unasked = silent;
+        tokio::time::sleep(BETWEEN_ROUNDS).await;
     }
 }
 

@@ -155,7 +155,17 @@ async fn identify(
         return claimed.reopen(identity, options.cluster);
     }
     let Some(reachable) = reachable.filter(|_| !options.peering.join.is_empty()) else {
-        return claimed.adopt(founder(options.cluster));
+        let identity = founder(options.cluster);
+        if reachable.is_some() {
+            tracing::warn!(
+                cluster = %identity.cluster,
+                data_dir = %claimed.root.display(),
+                "a NEW cluster is founded here, as the data directory is empty and nobody is named to join. A node that \
+                 belonged to another cluster, and lost its disk, must not be started like this: stop it, empty the \
+                 directory, and start it with --join and a member's address"
+            );
+        }
+        return claimed.adopt(identity);
     };
     let asked = (options.peering.join.as_slice(), reachable.address.as_str());
     let stranger = Stranger { levels: options.levels(), tls: reachable.tls.clone() };
@@ -249,10 +259,15 @@ pub(crate) async fn settle(
     let joining = Joining::read(&options.data_dir)?;
     let is_new = joining.is_some();
     let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
-    let mut enrolling = tokio::spawn(joining::enrol_self(core.clone(), address, seeds));
+    let enrolling = joining::enrol_self(core.clone(), address, seeds);
     if !is_new {
-        return Ok(Some(Task(enrolling)));
+        let comparing = joining::compare(core.clone(), options.peering.join.clone());
+        let both = async move {
+            tokio::join!(enrolling, comparing);
+        };
+        return Ok(Some(Task(tokio::spawn(both))));
     }
+    let mut enrolling = tokio::spawn(enrolling);
     let settled = tokio::time::timeout(options.peering.join_within, async {
         // It only ends when the cluster knows this node.
         drop((&mut enrolling).await);
