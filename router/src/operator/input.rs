@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use vocabulary::TenantId;
 
 use super::problem::{Kind, Problem};
+use super::rewording::{self, of_query};
 use super::words::TENANT_LENGTH;
 use crate::error::ApiError;
 use crate::server::{BodyLimits, read_body};
@@ -22,7 +23,8 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
-        let Query(query) = Query::try_from_uri(&parts.uri).map_err(|error| Problem::bad_query(error.body_text()))?;
+        let Query(query) =
+            Query::try_from_uri(&parts.uri).map_err(|error| Problem::bad_query(of_query(&error.body_text())))?;
         Ok(Self(query))
     }
 }
@@ -85,11 +87,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Told<T> {
 }
 
 fn in_words(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
-    match error.path().to_string() {
-        path if path == "." => {
-            format!("{}. Send one JSON object as GET /ownerserve/v1/openapi.json says.", error.inner())
+    let inner = error.inner();
+    if inner.is_syntax() || inner.is_eof() {
+        return format!("The body is not JSON: {inner}. Send one JSON object as GET /ownerserve/v1/openapi.json says.");
+    }
+    match (error.path().to_string(), inner.to_string()) {
+        (path, said) if path == "." => {
+            format!("{}. Send one JSON object as GET /ownerserve/v1/openapi.json says.", rewording::at("", &said))
         }
-        path => format!("{path}: {}", error.inner()),
+        (path, said) => rewording::at(&path, &said),
     }
 }
 

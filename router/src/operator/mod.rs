@@ -24,6 +24,7 @@ mod paging;
 mod problem;
 mod process;
 mod repeats;
+mod rewording;
 mod sessions;
 mod steering;
 mod tags;
