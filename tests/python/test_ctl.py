@@ -112,7 +112,9 @@ def test_a_snapshot_is_saved_verified_and_restored(run, tmp_path):
     ("sessions", "s-1"), ("pin", "a-1"), ("workers", "drain", "w-1"), ("sessions", "--worker", "w-1"), ("owners", "p-1"),
     ("sessions", "--consistency", "bounded"), ("sessions", "--max-staleness", "1s"), ("sessions", "--timeout", "soon"),
     ("mode", "automatic"), ("mode", "--rollout", "101"), ("decisions", "--limit", "0"), ("--cacert", "/nonexistent.pem", "status"),
-    ("--endpoint", "nowhere", "status"),
+    ("--endpoint", "nowhere", "status"), ("sessions", "--timeout", "0"), ("sessions", "--timeout", "0ms"),
+    ("replicas", "--tenant", "a"), ("leases", "--worker", WORKER), ("intents", "--model", "m"), ("workers", "--key", "k"),
+    ("renew", "w-nope"), ("groups", "new", "a-1"),
 ])
 def test_what_cannot_be_understood_is_said_and_nothing_is_sent(fleet, run, words):
     before = Operator(fleet.serve.operator).get("decisions").json, (fleet.serve.data / "audit/audit.jsonl").read_bytes()
@@ -137,6 +139,8 @@ def test_what_is_refused_says_why_and_what_to_do_with_exit_code_1(run, words, to
 def test_nobody_there_is_exit_code_3_and_the_next_endpoint_is_asked(fleet):
     nobody = ctl("--endpoint", "http://127.0.0.1:9", "sessions")
     assert nobody.returncode == 3 and "OWNERSERVE_ENDPOINT" in nobody.stderr
+    worker = ctl("renew", "w-nope")
+    assert worker.returncode == 2 and worker.stderr.count("accepted is") == 1, worker.stderr
     second = ctl("sessions", env={"OWNERSERVE_ENDPOINT": f"http://127.0.0.1:9,{fleet.serve.operator}"})
     assert second.returncode == 0 and "SESSION" in second.stdout
     some = ctl("status", env={"OWNERSERVE_ENDPOINT": f"http://127.0.0.1:9,{fleet.serve.operator}"})
@@ -198,6 +202,44 @@ def test_the_mode_is_shown_and_turned_at_every_endpoint(fleet, run):
         assert run("mode").stdout == turned.stdout
     finally:
         assert json.loads(run("mode", "own", "--rollout", "100", "-o", "json").stdout)[0]["answer"]["mode"] == "own"
+
+
+def test_a_mode_that_is_not_turned_everywhere_says_where_it_was(fleet, run):
+    nobody = "http://127.0.0.1:9"
+    try:
+        partly = ctl("--endpoint", nobody, "--endpoint", fleet.serve.operator, "mode", "shadow")
+        assert partly.returncode == 6 and fleet.serve.operator in partly.stderr and nobody in partly.stderr, partly
+        assert "shadow" in run("mode").stdout
+        read = ctl("--endpoint", nobody, "--endpoint", fleet.serve.operator, "mode")
+        assert read.returncode == 3 and "shadow" in read.stdout
+        assert ctl("--endpoint", nobody, "mode", "own").returncode == 3, "nothing was changed anywhere"
+    finally:
+        assert run("mode", "own", "--rollout", "100").returncode == 0
+
+
+@pytest.mark.parametrize(("words", "code", "word"), [
+    (("sessions", SESSION), 1, "not_found"), (("sessions", "nonsense"), 2, "usage"), (("colour",), 2, "usage"),
+    (("sessions", "--timeout", "0"), 2, "usage"), (("--endpoint", "http://127.0.0.1:9", "sessions"), 3, "unreachable"),
+    (("--endpoint", "http://127.0.0.1:9", "status"), 3, "unanswered"),
+])
+def test_programs_get_errors_as_json(fleet, words, code, word):
+    for flags in ("-o", "json"), ("--output=json",):
+        done = ctl("--endpoint", fleet.serve.operator, *words, *flags) if "--endpoint" not in words else ctl(*words, *flags)
+        error = json.loads(done.stderr)["error"]
+        assert (done.returncode, error["exit_code"], error["word"]) == (code, code, word), done.stderr
+        assert len(error["detail"]) > 15
+
+
+def test_a_new_group_gets_an_id_and_what_is_put_into_it(fleet, run):
+    artifact = session_of(fleet)["heads"][-1]["artifact"]
+    empty, other = run("groups", "new"), run("groups", "create")
+    assert empty.returncode == 0 and empty.stdout.startswith("g-") and len(empty.stdout.strip()) == 34
+    assert empty.stdout != other.stdout
+    made = run("groups", "new", artifact)
+    assert made.returncode == 0 and made.stdout.strip() in run("groups").stdout, (made.stdout, made.stderr)
+    assert json.loads(run("groups", "new", "-o", "json").stdout)["group"].startswith("g-")
+    assert run("groups", "new", ARTIFACT).returncode == 1
+    assert run("group", artifact).returncode == 0
 
 
 def test_a_wrong_token_is_a_refusal_and_not_silence(fleet, tmp_path):

@@ -28,9 +28,30 @@ pub(crate) enum CtlError {
         /// Why.
         detail: String,
     },
+    /// TLS came to nothing, or was not spoken where it should be; nothing was changed.
+    #[error("{endpoint}: {advice} ({detail})")]
+    Tls {
+        /// Who.
+        endpoint: String,
+        /// What is wrong, and what to do.
+        advice: &'static str,
+        /// As the library has it.
+        detail: String,
+    },
     /// Of several that were asked, one said no.
     #[error("{0}")]
     Refused(String),
+    /// Of several that were to change something, one did not answer.
+    #[error("{0}")]
+    Unknown(String),
+    /// Of several that were to change something, some did.
+    #[error("it was done at {done} and stays so there, but not everywhere: {error}")]
+    Partly {
+        /// At whom.
+        done: String,
+        /// What became of another one.
+        error: String,
+    },
     /// Of several that were asked, not all answered.
     #[error("not every endpoint answered: {0}")]
     Silent(String),
@@ -109,15 +130,36 @@ pub(crate) enum CtlError {
 
 impl CtlError {
     /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
-    /// are alarms.
+    /// are alarms. 6: done at some endpoints and not at others.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Unreachable { .. } | Self::Unanswered { .. } | Self::Silent(_) => 3,
+            Self::Unreachable { .. } | Self::Tls { .. } | Self::Unanswered { .. } | Self::Silent(_) => 3,
             Self::Alarms(_) => 5,
-            Self::NoAnswer { .. } => 4,
+            Self::NoAnswer { .. } | Self::Unknown(_) => 4,
+            Self::Partly { .. } => 6,
             Self::Problem { word, .. } if word == "unknown_outcome" => 4,
             _ => 1,
+        }
+    }
+
+    /// What programs look at: the API's own word where it said no, or one of these.
+    pub(crate) fn word(&self) -> &str {
+        match self {
+            Self::Unreachable { .. } => "unreachable",
+            Self::Tls { .. } => "tls",
+            Self::Refused(_) => "refused",
+            Self::Unknown(_) | Self::NoAnswer { .. } => "unknown_outcome",
+            Self::Partly { .. } => "partly_done",
+            Self::Silent(_) | Self::Unanswered { .. } => "unanswered",
+            Self::Alarms(_) => "alarms",
+            Self::NotLetIn { .. } => "unauthorized",
+            Self::Problem { word, .. } => word,
+            Self::NotOurs { .. } => "not_the_operator_api",
+            Self::Usage(_) => "usage",
+            Self::File { .. } => "file",
+            Self::Damaged { .. } => "damaged",
+            Self::Ownership(_) => "ledger",
         }
     }
 }
@@ -232,6 +274,11 @@ impl Client {
             match self.upstream.send(&endpoint, request).await {
                 Ok(answer) if answer.status().is_success() => return Ok((endpoint, answer)),
                 Ok(answer) => return Err(problem(endpoint, answer).await),
+                Err(UpstreamError::Connect(detail) | UpstreamError::Broken(detail))
+                    if let Some(advice) = advice(&endpoint, &detail) =>
+                {
+                    last = CtlError::Tls { endpoint, advice, detail };
+                }
                 Err(UpstreamError::Connect(detail)) => last = CtlError::Unreachable { endpoint, detail },
                 Err(UpstreamError::Unsendable(detail)) => return Err(CtlError::Usage(detail)),
                 // A read may be asked of the next one; a write may have been done.
@@ -258,6 +305,46 @@ impl Client {
     }
 }
 
+/// What to do about a handshake that failed, or a server that does not speak what the endpoint says; none where neither is
+/// to blame. Either way no request was read there.
+fn advice(endpoint: &str, detail: &str) -> Option<&'static str> {
+    let says = |any: &[&str]| any.iter().any(|text| detail.contains(text));
+    if !endpoint.starts_with("https://") {
+        // What answers there begins with bytes of TLS: its word for a request that was none.
+        let is_tls = says(&["invalid HTTP version", "invalid HTTP status-code"]);
+        return is_tls.then_some("it does not speak plain HTTP there: give --endpoint https://HOST:PORT");
+    }
+    const ADVICE: [(&[&str], &str); 6] = [
+        (
+            &["UnknownIssuer", "BadSignature", "unknown issuer", "UnknownCA", "CaUsedAsEndEntity", "not trusted"],
+            "its certificate was not signed by an authority that is trusted here: give --cacert FILE (or \
+             OWNERSERVE_CACERT) with that authority's certificate",
+        ),
+        (
+            &["not valid for name", "NotValidForName"],
+            "its certificate does not name this host: dial it by a name that it has, or let one be made that names it",
+        ),
+        (
+            &["certificate expired", "certificate not valid yet"],
+            "its certificate does not hold at this time: let it be renewed, or set this machine's clock",
+        ),
+        (
+            &["CertificateRequired", "HandshakeFailure", "BadCertificate", "CertificateUnknown"],
+            "it asks for a client's certificate, of which ctl has none: is it the address for other nodes \
+             (cluster.listen)? The operators' one (operator.listen) asks for a token",
+        ),
+        (
+            &["InvalidContentType", "InvalidMessage", "corrupt message", "wrong version"],
+            "it does not speak TLS there: give --endpoint http://HOST:PORT, or set operator.tls at the router",
+        ),
+        (
+            &["tls handshake eof", "unexpected EOF during handshake", "unexpected end of file"],
+            "it hung up during the TLS handshake: is it the operators' address, and is operator.tls set there?",
+        ),
+    ];
+    ADVICE.iter().find(|(texts, _)| says(texts)).map(|(_, advice)| *advice)
+}
+
 fn no_answer(method: &Method, endpoint: String, detail: String) -> CtlError {
     match *method {
         Method::GET => CtlError::Unanswered { endpoint, detail },
@@ -278,5 +365,24 @@ async fn problem(endpoint: String, answer: http::Response<WorkerBody>) -> CtlErr
         (Some(word), Some(title), Some(detail)) => CtlError::Problem { title, word, detail },
         _ if status == StatusCode::NOT_FOUND => CtlError::NotOurs { endpoint, detail: "404".into() },
         _ => CtlError::NotOurs { endpoint, detail: status.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tls_or_its_lack_broke_comes_with_what_to_do() {
+        let told = |endpoint: &str, detail: &str| advice(endpoint, detail).unwrap_or_default();
+        let https = |detail: &str| told("https://a:1", detail);
+        assert!(https("invalid peer certificate: UnknownIssuer").contains("--cacert"));
+        assert!(https("certificate not valid for name \"a\"").contains("does not name this host"));
+        assert!(https("received fatal alert: CertificateRequired").contains("cluster.listen"));
+        assert!(https("received corrupt message of type InvalidContentType").contains("http://"));
+        assert!(told("http://a:1", "invalid HTTP version parsed").contains("https://"));
+        for plain in ["tcp connect error: Connection refused", "dns error: no such host"] {
+            assert_eq!((advice("https://a:1", plain), advice("http://a:1", plain)), (None, None));
+        }
     }
 }

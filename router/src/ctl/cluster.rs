@@ -1,12 +1,13 @@
-//! The cluster: status, digests, alarms, members.
+//! The cluster: status, digests, members.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Subcommand;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::client::{Client, CtlError, Got};
+use super::client::{Client, CtlError};
+use super::endpoints::{ask_all, check_one_cluster, failure, tell};
 use super::lists::pretty;
 use super::table::{Column, table, word};
 use super::writes::{FenceFrom, Request};
@@ -45,7 +46,7 @@ pub(crate) enum MemberCommand {
     },
 }
 
-const MEMBERS: [Column; 8] = [
+const MEMBERS: [Column; 10] = [
     ("NODE", "/node"),
     ("ADDRESS", "/address"),
     ("STANDING", "/standing"),
@@ -54,6 +55,8 @@ const MEMBERS: [Column; 8] = [
     ("LEVEL FROM", "/levels/lowest"),
     ("TO", "/levels/highest"),
     ("MATCHED", "/matched"),
+    ("CLUSTER", "/cluster"),
+    ("TROUBLE", "/trouble"),
 ];
 
 pub(crate) fn free(method: Method, path: impl Into<String>, body: Value) -> Request {
@@ -74,21 +77,52 @@ pub(crate) async fn member(client: &Client, command: &MemberCommand, output: Out
     super::writes::run(client, request, output).await
 }
 
+/// Every cluster's nodes, from the endpoint that knows most of them: the leader, or else the first that answers.
 async fn list(client: &Client, output: Output) -> Result<(), CtlError> {
-    let got = client.get("cluster/members").await?;
+    let answers = ask_all(client, "cluster/members").await;
+    let (told, silent): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer["error"].is_null());
+    if let (true, Some(error)) = (told.is_empty(), failure(&answers)) {
+        return Err(error);
+    }
+    for answer in silent {
+        output.note(&format!("not asked: {}", word(answer.get("error"))));
+    }
+    let mut best = BTreeMap::<String, &Value>::new();
+    for answer in told {
+        let known = best.entry(word(answer.pointer("/answer/cluster"))).or_insert(answer);
+        if knows_all(&answer["answer"]) && !knows_all(&known["answer"]) {
+            *known = answer;
+        }
+    }
     match output {
-        Output::Json => say(&format!("{}\n", pretty(&got.json))),
+        Output::Json if best.len() == 1 => {
+            best.values().for_each(|answer| say(&format!("{}\n", pretty(&answer["answer"]))));
+        }
+        Output::Json => say(&format!("{}\n", pretty(&json!(best.values().collect::<Vec<_>>())))),
         Output::Table => {
-            say(&table(&MEMBERS, lines(&got.json["members"])));
-            if lines(&got.json["members"]).iter().any(|member| member["answers"].is_null()) {
-                note("who answers and how far it is, only the leader knows: give its --endpoint");
+            let mut members = Vec::new();
+            for (cluster, answer) in &best {
+                for member in lines(&answer["answer"]["members"]) {
+                    let mut member = member.clone();
+                    member["cluster"] = json!(cluster);
+                    members.push(member);
+                }
+            }
+            say(&table(&MEMBERS, &members));
+            if !best.values().all(|answer| knows_all(&answer["answer"])) {
+                note("who answers and how far it is, only the leader knows: give its --endpoint, too");
             }
         }
     }
-    Ok(())
+    check_one_cluster(&answers)
 }
 
-fn lines(value: &Value) -> &[Value] {
+/// Whether this is the leader's word, which knows whether the others answer.
+pub(crate) fn knows_all(answer: &Value) -> bool {
+    lines(&answer["members"]).iter().all(|member| !member["answers"].is_null())
+}
+
+pub(crate) fn lines(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
@@ -116,43 +150,7 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     Ok(())
 }
 
-/// What one endpoint says, or why it says nothing, with the exit code that stands for it.
-async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
-    let ask = |endpoint: &String| {
-        let client = client.at(endpoint);
-        async move { said(&client.endpoints[0], client.get(path).await) }
-    };
-    futures::future::join_all(client.endpoints.iter().map(ask)).await
-}
-
-/// An endpoint's answer, as a line.
-pub(crate) fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
-    match got {
-        Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
-        Err(error) => json!({"endpoint": endpoint, "error": error.to_string(), "code": error.code()}),
-    }
-}
-
-/// Prints what was answered; fails when an endpoint did not.
-pub(crate) fn tell(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&json!(answers)))),
-        Output::Table => say(&table(columns, answers)),
-    }
-    // One that says no has answered: that is a refusal, whoever else is silent.
-    let failed = |code: Option<u64>| {
-        let mut failed = answers.iter().filter(|answer| answer["error"].is_string());
-        let found = failed.find(|answer| code.is_none_or(|code| answer["code"].as_u64() == Some(code)))?;
-        found["error"].as_str().map(str::to_owned)
-    };
-    match (failed(Some(1)), failed(None)) {
-        (Some(error), _) => Err(CtlError::Refused(error)),
-        (None, Some(error)) => Err(CtlError::Silent(error)),
-        (None, None) => Ok(()),
-    }
-}
-
-const STATUS: [Column; 10] = [
+const STATUS: [Column; 11] = [
     ("ENDPOINT", "/endpoint"),
     ("NODE", "/answer/node"),
     ("LEADER", "/answer/leader"),
@@ -163,11 +161,14 @@ const STATUS: [Column; 10] = [
     ("SESSIONS", "/answer/holds/sessions"),
     ("ARTIFACTS", "/answer/holds/artifacts"),
     ("LOG BYTES", "/answer/log_bytes"),
+    ("CLUSTER", "/answer/cluster"),
 ];
 
 /// Every endpoint's view of the cluster.
 pub(crate) async fn status(client: &Client, output: Output) -> Result<(), CtlError> {
-    tell(&ask_all(client, "cluster").await, &STATUS, output)
+    let answers = ask_all(client, "cluster").await;
+    let told = tell(&answers, &STATUS, output);
+    check_one_cluster(&answers).and(told)
 }
 
 const HASHES: [Column; 4] =
@@ -176,7 +177,8 @@ const HASHES: [Column; 4] =
 /// Every endpoint's digest; those at one revision have to be equal.
 pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlError> {
     let answers = ask_all(client, "cluster/hash").await;
-    tell(&answers, &HASHES, output)?;
+    let told = tell(&answers, &HASHES, output);
+    check_one_cluster(&answers).and(told)?;
     let at = |answer: &Value| (answer["answer"]["revision"].as_u64(), word(answer.pointer("/answer/hash")));
     let told: BTreeSet<_> = answers.iter().map(at).collect();
     let revisions: BTreeSet<_> = told.iter().map(|(revision, _)| revision).collect();
@@ -189,60 +191,7 @@ pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlErr
         });
     }
     if answers.len() > 1 && revisions.len() > 1 {
-        note("the nodes were asked at different revisions; ask again for a comparison");
+        output.note("the nodes were asked at different revisions; ask again for a comparison");
     }
     Ok(())
-}
-
-/// What is not as it should be: nodes without a quorum, members that are silent, workers that are gone, drained or not exactly known.
-pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlError> {
-    let mut found = Vec::new();
-    for answer in ask_all(client, "cluster").await {
-        let of = word(answer.get("endpoint"));
-        if let Some(error) = answer["error"].as_str() {
-            found.push(alarm(&of, "unreachable", error));
-        } else if answer["answer"]["stale"] == true {
-            found.push(alarm(&of, "no_quorum", "no leader is known; serving goes on with the last view"));
-        }
-    }
-    found.extend(silent_members(client).await);
-    let workers = client.get("workers?limit=1000").await?;
-    for worker in lines(&workers.json["workers"]) {
-        let of = word(worker.get("endpoint"));
-        match (worker["health"].as_str(), worker["knowledge"].as_str()) {
-            (Some("unreachable"), _) => found.push(alarm(&of, "worker_unreachable", "it does not answer its probes")),
-            (Some("draining"), _) => found.push(alarm(&of, "worker_draining", "an operator drains it")),
-            (_, Some("degraded")) => found.push(alarm(&of, "degraded", "events were lost and not yet made good")),
-            (_, Some("fallback")) => {
-                found.push(alarm(&of, "fallback", "its blocks are guessed from what was routed there"))
-            }
-            _ => {}
-        }
-    }
-    for lease in lines(&client.get("leases?limit=1000&state=expired").await?.json["leases"]) {
-        found.push(alarm(&word(lease.get("endpoint")), "lease_expired", "no router reached it within its lease"));
-    }
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&json!(found)))),
-        Output::Table if found.is_empty() => say("nothing\n"),
-        Output::Table => say(&table(&[("OF", "/of"), ("ALARM", "/alarm"), ("WHAT", "/what")], &found)),
-    }
-    if found.is_empty() { Ok(()) } else { Err(CtlError::Alarms(found.len())) }
-}
-
-/// Members that the leader does not hear; only it knows, so it is looked for among the endpoints.
-async fn silent_members(client: &Client) -> Vec<Value> {
-    let answers = ask_all(client, "cluster/members").await;
-    let knows = |answer: &&Value| lines(&answer["answer"]["members"]).iter().all(|member| !member["answers"].is_null());
-    let Some(leader) = answers.iter().filter(|answer| answer["error"].is_null()).find(knows) else {
-        note("no endpoint is the leader's, which knows whether all members answer; give its --endpoint, too");
-        return Vec::new();
-    };
-    let silent = lines(&leader["answer"]["members"]).iter().filter(|member| member["answers"] == false);
-    let of = |member: &Value| format!("node {} ({})", word(member.get("node")), word(member.get("address")));
-    silent.map(|member| alarm(&of(member), "member_silent", "it does not answer the leader")).collect()
-}
-
-fn alarm(of: &str, alarm: &str, what: &str) -> Value {
-    json!({"of": of, "alarm": alarm, "what": what})
 }

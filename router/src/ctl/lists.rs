@@ -2,10 +2,10 @@
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use vocabulary::{ArtifactId, GroupId, SessionId};
+use vocabulary::SessionId;
 
-use super::args::WorkerArg;
 use super::client::{Client, CtlError};
+use super::filters::Filter;
 use super::table::{Column, aligned, table, word};
 use super::{Output, note, say};
 use crate::config::units::Span;
@@ -62,68 +62,17 @@ pub(crate) enum ConsistencyArg {
     Linearizable,
 }
 
-/// What a list is filtered by; each list takes what fits it.
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct FilterArgs {
-    /// Of this tenant.
-    #[arg(long)]
-    tenant: Option<String>,
-    /// Of this model.
-    #[arg(long)]
-    model: Option<String>,
-    /// Of this worker, by id or URL.
-    #[arg(long)]
-    worker: Option<WorkerArg>,
-    /// In this group.
-    #[arg(long)]
-    group: Option<GroupId>,
-    /// Of this session.
-    #[arg(long)]
-    session: Option<SessionId>,
-    /// Of this artifact.
-    #[arg(long)]
-    artifact: Option<ArtifactId>,
-    /// In this state: a standing of artifacts, a lease's state, a worker's health.
-    #[arg(long)]
-    state: Option<String>,
-    /// What the client calls its session; needs --model.
-    #[arg(long)]
-    key: Option<String>,
-}
-
-impl FilterArgs {
-    fn pairs(&self, state: &'static str) -> Vec<(&'static str, String)> {
-        let text = |name: &'static str, value: Option<String>| value.map(|value| (name, value));
-        [
-            text("tenant", self.tenant.clone()),
-            text("model", self.model.clone()),
-            text("worker", self.worker.as_ref().map(ToString::to_string)),
-            text("group", self.group.map(|id| id.to_string())),
-            text("session", self.session.map(|id| id.to_string())),
-            text("artifact", self.artifact.map(|id| id.to_string())),
-            text(state, self.state.clone()),
-            text("key", self.key.clone()),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
-    }
-}
-
 /// A list of the API.
 #[derive(Debug)]
 pub(crate) struct List {
     /// Its path, and the name of its lines in the answer.
     pub(crate) name: &'static str,
-    /// What a filter by state is called.
-    pub(crate) state: &'static str,
     /// How it is shown.
     pub(crate) columns: &'static [Column],
 }
 
 pub(crate) const OWNERS: List = List {
     name: "owners",
-    state: "standing",
     columns: &[
         ("PREFIX", "/prefix"),
         ("BLOCKS", "/blocks"),
@@ -138,7 +87,6 @@ pub(crate) const OWNERS: List = List {
 };
 pub(crate) const LEASES: List = List {
     name: "leases",
-    state: "state",
     columns: &[
         ("WORKER", "/worker"),
         ("ENDPOINT", "/endpoint"),
@@ -152,7 +100,6 @@ pub(crate) const LEASES: List = List {
 };
 pub(crate) const SESSIONS: List = List {
     name: "sessions",
-    state: "state",
     columns: &[
         ("SESSION", "/id"),
         ("OWNER", "/owner/endpoint"),
@@ -168,7 +115,6 @@ pub(crate) const SESSIONS: List = List {
 };
 pub(crate) const ARTIFACTS: List = List {
     name: "artifacts",
-    state: "standing",
     columns: &[
         ("ARTIFACT", "/id"),
         ("BLOCKS", "/blocks"),
@@ -185,7 +131,6 @@ pub(crate) const ARTIFACTS: List = List {
 };
 pub(crate) const REPLICAS: List = List {
     name: "replicas",
-    state: "state",
     columns: &[
         ("ARTIFACT", "/artifact"),
         ("HOLDER", "/holder/endpoint"),
@@ -196,7 +141,6 @@ pub(crate) const REPLICAS: List = List {
 };
 pub(crate) const INTENTS: List = List {
     name: "intents",
-    state: "state",
     columns: &[
         ("SESSION", "/session"),
         ("WORKER", "/worker/endpoint"),
@@ -205,19 +149,14 @@ pub(crate) const INTENTS: List = List {
         ("LEFT MS", "/left_ms"),
     ],
 };
-pub(crate) const GROUPS: List = List {
-    name: "groups",
-    state: "state",
-    columns: &[("GROUP", "/id"), ("ARTIFACTS", "/artifacts"), ("BYTES", "/bytes")],
-};
+pub(crate) const GROUPS: List =
+    List { name: "groups", columns: &[("GROUP", "/id"), ("ARTIFACTS", "/artifacts"), ("BYTES", "/bytes")] };
 pub(crate) const TENANTS: List = List {
     name: "tenants",
-    state: "state",
     columns: &[("TENANT", "/tenant"), ("QUOTA", "/quota"), ("ARTIFACTS", "/artifacts"), ("SESSIONS", "/sessions")],
 };
 pub(crate) const WORKERS: List = List {
     name: "workers",
-    state: "health",
     columns: &[
         ("WORKER", "/id"),
         ("ENDPOINT", "/endpoint"),
@@ -236,10 +175,10 @@ impl List {
     pub(crate) async fn show(
         &self,
         client: &Client,
-        (filter, page): (&FilterArgs, &PageArgs),
+        (filter, page): (&impl Filter, &PageArgs),
         output: Output,
     ) -> Result<(), CtlError> {
-        let mut query = filter.pairs(self.state);
+        let mut query = filter.pairs();
         query.push(("limit", page.limit.to_string()));
         query.extend(page.fresh.pairs()?);
         let (mut lines, mut cursor, mut answer): (Vec<Value>, _, Value);

@@ -1,11 +1,14 @@
 //! `ownerserve ctl`: what an operator asks of a cluster, or of its files while it is down.
 //!
 //! Everything but files goes over the operator API. Exit codes: 0 done, 1 refused, 2 not understood, 3 not all answered
-//! and nothing was changed, 4 the outcome is not known, 5 there are alarms.
+//! and nothing was changed, 4 the outcome is not known, 5 there are alarms, 6 done at some endpoints and not at others.
 
+mod alarms;
 mod args;
 mod client;
 mod cluster;
+mod endpoints;
+mod filters;
 mod lists;
 mod snapshot;
 mod steering;
@@ -13,6 +16,7 @@ mod table;
 mod watch;
 mod writes;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,7 +28,10 @@ use vocabulary::{ArtifactId, PrefixId, SessionId};
 
 use self::args::WorkerArg;
 use self::client::{Client, ClientOptions, CtlError};
-use self::lists::{FilterArgs, List, PageArgs, show_one, show_tree};
+use self::filters::{
+    ArtifactFilter, Filter, IntentFilter, LeaseFilter, ReplicaFilter, SessionFilter, TenantFilter, WorkerFilter,
+};
+use self::lists::{List, PageArgs, show_one, show_tree};
 use crate::auth::Secret;
 use crate::config::units::Span;
 
@@ -62,11 +69,11 @@ pub(crate) struct CtlArgs {
 
 /// A list or, with an id, one of it.
 #[derive(Clone, Debug, Args)]
-struct ListArgs<T: Clone + Send + Sync + std::str::FromStr<Err: std::error::Error + Send + Sync> + 'static> {
+struct ListArgs<T: Clone + Send + Sync + std::str::FromStr<Err: std::error::Error + Send + Sync> + 'static, F: Args> {
     /// Only this one.
     id: Option<T>,
     #[command(flatten)]
-    filter: FilterArgs,
+    filter: F,
     #[command(flatten)]
     page: PageArgs,
 }
@@ -74,16 +81,16 @@ struct ListArgs<T: Clone + Send + Sync + std::str::FromStr<Err: std::error::Erro
 #[derive(Clone, Debug, Args)]
 struct SessionArgs {
     #[command(flatten)]
-    list: ListArgs<SessionId>,
+    list: ListArgs<SessionId, SessionFilter>,
     /// The fork tree of the session.
     #[arg(long, requires = "id")]
     tree: bool,
 }
 
 #[derive(Clone, Debug, Args)]
-struct PlainArgs {
+struct PlainArgs<F: Args> {
     #[command(flatten)]
-    filter: FilterArgs,
+    filter: F,
     #[command(flatten)]
     page: PageArgs,
 }
@@ -94,7 +101,7 @@ struct WorkersArgs {
     #[command(subcommand)]
     command: Option<WorkersCommand>,
     #[command(flatten)]
-    list: ListArgs<WorkerArg>,
+    list: ListArgs<WorkerArg, WorkerFilter>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -129,24 +136,43 @@ impl WorkersCommand {
     }
 }
 
+#[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+struct GroupsArgs {
+    #[command(subcommand)]
+    command: Option<GroupsCommand>,
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum GroupsCommand {
+    /// Makes up a group, puts these artifacts into it, and prints its id.
+    #[command(alias = "create")]
+    New {
+        /// The artifacts; without any the group is listed once `group ARTIFACT GROUP` has put one into it.
+        artifacts: Vec<ArtifactId>,
+    },
+}
+
 #[derive(Clone, Debug, Subcommand)]
 enum CtlCommand {
     /// Who has sealed prefixes.
-    Owners(ListArgs<PrefixId>),
+    Owners(ListArgs<PrefixId, ArtifactFilter>),
     /// The lives of workers as the ledger holds them.
-    Leases(ListArgs<WorkerArg>),
+    Leases(ListArgs<WorkerArg, LeaseFilter>),
     /// Conversations.
     Sessions(SessionArgs),
     /// Sealed ranges of blocks.
-    Artifacts(ListArgs<ArtifactId>),
+    Artifacts(ListArgs<ArtifactId, ArtifactFilter>),
     /// Read-only copies.
-    Replicas(PlainArgs),
+    Replicas(PlainArgs<ReplicaFilter>),
     /// Steps on their way.
-    Intents(PlainArgs),
+    Intents(PlainArgs<IntentFilter>),
     /// Groups of artifacts.
-    Groups(PageArgs),
+    Groups(GroupsArgs),
     /// Tenants, what they have and may have.
-    Tenants(PageArgs),
+    Tenants(PlainArgs<TenantFilter>),
     /// Workers as routers see them.
     Workers(WorkersArgs),
     #[command(flatten)]
@@ -197,6 +223,23 @@ pub(crate) enum Output {
 }
 
 impl Output {
+    /// Says what came of a command that failed: its exit code, its word, and what to do.
+    fn fail(self, (code, word): (u8, &str), detail: &str) -> ExitCode {
+        match self {
+            Self::Table => note(&format!("ownerserve: {detail}")),
+            Self::Json => note(&json!({"error": {"word": word, "detail": detail, "exit_code": code}}).to_string()),
+        }
+        ExitCode::from(code)
+    }
+
+    /// Says something beside the answer.
+    fn note(self, text: &str) {
+        match self {
+            Self::Table => note(text),
+            Self::Json => note(&json!({"note": text}).to_string()),
+        }
+    }
+
     /// Prints an answer: as JSON, or as these names and values.
     pub(crate) fn print(self, answer: &impl Serialize, rows: &[(&str, String)]) {
         match self {
@@ -227,14 +270,28 @@ fn note(text: &str) {
 pub(crate) async fn run(args: &CtlArgs) -> ExitCode {
     match command(args).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            note(&format!("ownerserve: {error}"));
-            ExitCode::from(error.code())
-        }
+        Err(error) => args.output.fail((error.code(), error.word()), &error.to_string()),
     }
 }
 
+/// What clap did not understand, as the output that was asked for would have it; none where that is for people.
+pub(crate) fn misunderstood(words: impl Iterator<Item = OsString>, error: &clap::Error) -> Option<ExitCode> {
+    let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    let is_json =
+        |pair: &[String]| matches!(pair, [flag, value] if (flag == "-o" || flag == "--output") && value == "json");
+    let is_one = |word: &String| ["-ojson", "-o=json", "--output=json"].contains(&word.as_str());
+    let wanted =
+        words.get(1).is_some_and(|word| word == "ctl") && (words.windows(2).any(is_json) || words.iter().any(is_one));
+    let told = error.to_string();
+    let told = told.strip_prefix("error: ").unwrap_or(&told).trim();
+    (wanted && error.use_stderr()).then(|| Output::Json.fail((2, "usage"), told))
+}
+
 fn client(args: &CtlArgs) -> Result<Client, CtlError> {
+    if args.timeout.0.is_zero() {
+        let what = "--timeout: with 0 nothing could ever be answered; accepted is 1ms and more, as 500ms, 5s or 2m";
+        return Err(CtlError::Usage(what.into()));
+    }
     let token = match (&args.token, &args.token_file) {
         (Some(token), _) => Some(token.clone()),
         (None, None) => None,
@@ -263,8 +320,13 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Artifacts(list) => list_or_one(&client, (&lists::ARTIFACTS, "artifact"), (list, output)).await,
         CtlCommand::Replicas(list) => lists::REPLICAS.show(&client, (&list.filter, &list.page), output).await,
         CtlCommand::Intents(list) => lists::INTENTS.show(&client, (&list.filter, &list.page), output).await,
-        CtlCommand::Groups(page) => lists::GROUPS.show(&client, (&FilterArgs::default(), page), output).await,
-        CtlCommand::Tenants(page) => lists::TENANTS.show(&client, (&FilterArgs::default(), page), output).await,
+        CtlCommand::Groups(GroupsArgs { command: Some(GroupsCommand::New { artifacts }), .. }) => {
+            writes::run(&client, writes::new_group(artifacts), output).await
+        }
+        CtlCommand::Groups(GroupsArgs { command: None, page }) => {
+            lists::GROUPS.show(&client, (&(), page), output).await
+        }
+        CtlCommand::Tenants(list) => lists::TENANTS.show(&client, (&list.filter, &list.page), output).await,
         CtlCommand::Workers(WorkersArgs { command: Some(command), .. }) => {
             writes::run(&client, command.request(), output).await
         }
@@ -282,7 +344,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Watch(args) => watch::watch(&client, args, output).await,
         CtlCommand::Status => cluster::status(&client, output).await,
         CtlCommand::Hashkv => cluster::hashkv(&client, output).await,
-        CtlCommand::Alarm => cluster::alarms(&client, output).await,
+        CtlCommand::Alarm => alarms::alarms(&client, output).await,
         CtlCommand::Snapshot(command) => snapshot::run(&client, command, output).await,
         CtlCommand::Completion { shell } => {
             complete(*shell);
@@ -291,10 +353,10 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
     }
 }
 
-async fn list_or_one<T>(
+async fn list_or_one<T, F: Filter>(
     client: &Client,
     (list, one): (&List, &str),
-    (args, output): (&ListArgs<T>, Output),
+    (args, output): (&ListArgs<T, F>, Output),
 ) -> Result<(), CtlError>
 where
     T: Clone + Send + Sync + std::fmt::Display + std::str::FromStr<Err: std::error::Error + Send + Sync>,

@@ -9,7 +9,7 @@ use ownership::{OwnershipError, Restored, SnapshotReport};
 use tokio::io::AsyncWriteExt as _;
 
 use super::client::{Client, CtlError};
-use super::{Output, cluster, note, writes};
+use super::{Output, cluster, writes};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
@@ -38,9 +38,10 @@ pub(crate) enum SnapshotCommand {
 pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Output) -> Result<(), CtlError> {
     match command {
         SnapshotCommand::Save { file } => {
-            save(client, file).await?;
+            let endpoint = save(client, file).await?;
             let report = verified(file)?;
             output.print(&report, &report_rows(&report));
+            output.note(&format!("saved from {endpoint}"));
         }
         SnapshotCommand::Now => {
             let request = cluster::free(Method::POST, "cluster/snapshot", serde_json::json!({}));
@@ -53,7 +54,7 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
         SnapshotCommand::Restore { file, data_dir } => {
             let restored = ownership::restore(file, data_dir).await.map_err(|error| about_file(error, file))?;
             output.print(&restored, &restored_rows(&restored));
-            note(&format!(
+            output.note(&format!(
                 "start it with `ownerserve serve --data-dir {}`; it is a cluster of its own, and others join it with \
                  empty folders. Never let it and the old one serve the same workers",
                 data_dir.display()
@@ -64,7 +65,7 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
 }
 
 /// Brings a snapshot here, under another name until it is whole and on the disk.
-async fn save(client: &Client, file: &Path) -> Result<(), CtlError> {
+async fn save(client: &Client, file: &Path) -> Result<String, CtlError> {
     let broken = |path: &Path| {
         let path = path.display().to_string();
         move |source| CtlError::File { path, source }
@@ -90,8 +91,7 @@ async fn save(client: &Client, file: &Path) -> Result<(), CtlError> {
     // What does not read back is no backup.
     verified(&part)?;
     tokio::fs::rename(&part, file).await.map_err(broken(file))?;
-    note(&format!("saved from {endpoint}"));
-    Ok(())
+    Ok(endpoint)
 }
 
 fn verified(file: &Path) -> Result<SnapshotReport, CtlError> {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use vocabulary::{RequestId, SessionId};
 
 use super::client::{Client, CtlError};
-use super::cluster::{said, tell};
+use super::endpoints::{ask_all, said, tell, tell_done};
 use super::lists::{fields, pretty, with_query};
 use super::table::{Column, aligned, table};
 use super::{Output, say};
@@ -90,14 +90,14 @@ pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Re
     let mode = args.mode.and_then(|mode| mode.to_possible_value()).map(|mode| json!(mode.get_name()));
     let wanted = [("mode", mode), ("rollout_percent", args.rollout.map(Value::from))];
     let wanted: Map<_, _> = wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
-    let mut answers = Vec::new();
-    for endpoint in &client.endpoints {
-        let one = client.at(endpoint);
-        let got = match wanted.is_empty() {
-            true => one.get("mode").await,
-            false => one.write((Method::PUT, "mode"), &Value::Object(wanted.clone()), None).await,
-        };
-        answers.push(said(endpoint, got));
+    if wanted.is_empty() {
+        return tell(&ask_all(client, "mode").await, &MODES, output);
     }
-    tell(&answers, &MODES, output)
+    let body = Value::Object(wanted);
+    let turn = |endpoint: &String| {
+        let (client, body) = (client.at(endpoint), &body);
+        async move { said(&client.endpoints[0], client.write((Method::PUT, "mode"), body, None).await) }
+    };
+    let answers = futures::future::join_all(client.endpoints.iter().map(turn)).await;
+    tell_done(&answers, &MODES, output)
 }

@@ -5,13 +5,16 @@ use serde_json::Value;
 /// A column: its title, and where in a line its value is (a JSON pointer).
 pub(crate) type Column = (&'static str, &'static str);
 
-/// Longest value that is shown.
+/// Longest value that is shown in a column with others behind it, and in the last one.
 const WIDEST: usize = 80;
+const WIDEST_LAST: usize = 1_000;
 
 /// The lines as a table.
 pub(crate) fn table(columns: &[Column], lines: &[Value]) -> String {
     let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
-    let cells = |line: &Value| columns.iter().map(|(_, place)| word(line.pointer(place))).collect();
+    let widest = |at: usize| if at + 1 == columns.len() { WIDEST_LAST } else { WIDEST };
+    let cell = |line: &Value, at: usize, place: &str| word_within(line.pointer(place), widest(at));
+    let cells = |line: &Value| columns.iter().enumerate().map(|(at, (_, place))| cell(line, at, place)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(titles).chain(lines.iter().map(cells)).collect();
     aligned(&rows)
 }
@@ -35,8 +38,13 @@ pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A value in a cell.
+/// A value in a sentence or a column of its own.
 pub(crate) fn word(value: Option<&Value>) -> String {
+    word_within(value, WIDEST_LAST)
+}
+
+/// A value in a cell of so many characters.
+fn word_within(value: Option<&Value>, widest: usize) -> String {
     let text = match value {
         None | Some(Value::Null) => "-".into(),
         Some(Value::String(text)) => text.clone(),
@@ -52,8 +60,16 @@ pub(crate) fn word(value: Option<&Value>) -> String {
         Some(other) => other.to_string(),
     };
     // What workers and tenants call themselves must not drive a terminal.
-    let plain: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(WIDEST).collect();
-    if plain.is_empty() { "-".into() } else { plain }
+    let plain: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    if plain.is_empty() { "-".into() } else { cut(plain, widest) }
+}
+
+/// At most so many characters, ended behind a whole word where there is one, and visibly.
+fn cut(text: String, widest: usize) -> String {
+    let Some((end, _)) = text.char_indices().nth(widest) else { return text };
+    let kept: String = text[..end].chars().take(widest - 1).collect();
+    let whole = kept.rfind(' ').filter(|at| *at > kept.len() / 2).unwrap_or(kept.len());
+    format!("{}…", kept[..whole].trim_end_matches([' ', ',', ';', ':']))
 }
 
 #[cfg(test)]
@@ -77,10 +93,22 @@ mod tests {
     #[test]
     fn a_value_cannot_drive_the_terminal_or_fill_it() {
         assert_eq!(word(Some(&json!("a\u{1b}[2Jb\n"))), "a?[2Jb?");
-        assert_eq!(word(Some(&json!("x".repeat(500)))).len(), WIDEST);
+        assert_eq!(word(Some(&json!("x".repeat(5_000)))).chars().count(), WIDEST_LAST);
         assert_eq!(
             (word(Some(&json!(["a", "b"]))), word(Some(&json!([{}, {}]))), word(Some(&json!("")))),
             ("a,b".into(), "2".into(), "-".into())
         );
+    }
+
+    #[test]
+    fn a_long_value_ends_behind_a_whole_word_and_the_last_column_is_not_cut() {
+        let long = "it does not answer the leader: its certificate does not name `router-3.internal`, under which it was called";
+        let lines = [json!({"what": long, "then": long})];
+        let shown = table(&[("WHAT", "/what"), ("THEN", "/then")], &lines);
+        let (first, last) = shown.lines().nth(1).unwrap().split_once('…').unwrap();
+        assert!(long.starts_with(first) && long[first.len()..].starts_with([' ', ',']), "{first}");
+        assert!(first.len() > 50 && first.chars().count() < WIDEST, "{first}");
+        assert_eq!(last.trim(), long);
+        assert_eq!(cut("é".repeat(90), 80), format!("{}…", "é".repeat(79)));
     }
 }

@@ -204,6 +204,17 @@ impl WriteCommand {
     }
 }
 
+/// A new group of these artifacts.
+pub(crate) fn new_group(artifacts: &[ArtifactId]) -> Request {
+    let artifacts: Vec<String> = artifacts.iter().map(ArtifactId::to_string).collect();
+    Request {
+        method: Method::POST,
+        path: "groups".into(),
+        body: json!({"artifacts": artifacts}),
+        fence: FenceFrom::Nowhere,
+    }
+}
+
 /// Sends it and prints what was done.
 pub(crate) async fn run(client: &Client, request: Request, output: Output) -> Result<(), CtlError> {
     let tag = match &request.fence {
@@ -215,6 +226,11 @@ pub(crate) async fn run(client: &Client, request: Request, output: Output) -> Re
     match output {
         Output::Json => say(&format!("{}\n", pretty(&got.json))),
         Output::Table => {
+            if let Some(group) = got.json["group"].as_str() {
+                say(&format!("{group}\n"));
+                output.note(&word(got.json.get("did")));
+                return Ok(());
+            }
             say(&format!("{}\n", word(got.json.get("did"))));
             let moved = &got.json["moved"];
             if moved.is_object() {

@@ -70,6 +70,8 @@ pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): See
 /// What the state is.
 #[derive(Serialize, ToSchema)]
 pub(super) struct StateHash {
+    /// The cluster's id; states of different ones have nothing in common.
+    cluster: String,
     /// Digest of everything remembered: equal on all nodes at equal revision.
     #[schema(pattern = "^[0-9a-f]{32}$")]
     hash: String,
@@ -78,10 +80,11 @@ pub(super) struct StateHash {
 /// The digest of this node's state at the answer's revision, to be compared with other nodes' at the same one.
 #[utoipa::path(get, path = "/ownerserve/v1/cluster/hash", tag = "cluster", params(FreshQuery),
     responses((status = 200, description = "The digest, and the revision that it is of.", body = Fresh<StateHash>)))]
-pub(super) async fn hash(Seen(view): Seen) -> Result<Fresh<StateHash>, Problem> {
+pub(super) async fn hash(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Result<Fresh<StateHash>, Problem> {
     let looking: Arc<View> = view.clone();
     let hash = super::apart(move || looking.state_hash()).await?;
-    Ok(Fresh::new(&view, StateHash { hash: format!("{hash:032x}") }))
+    let cluster = gateway.directory().cluster().to_string();
+    Ok(Fresh::new(&view, StateHash { cluster, hash: format!("{hash:032x}") }))
 }
 
 /// The feature level to be reached.

@@ -78,6 +78,8 @@ impl From<Member> for MemberLine {
 /// The nodes of the cluster.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Members {
+    /// The cluster's id.
+    cluster: String,
     members: Vec<MemberLine>,
 }
 
@@ -94,7 +96,8 @@ pub(super) async fn members(State(gateway): State<Arc<Gateway>>, Seen(view): See
         MemberLine { is_leader: line.is_leader && has_leader, trouble: directory.missed(line.node), ..line }
     };
     let members = directory.members().into_iter().map(line).collect();
-    Fresh::new(&view, Members { members })
+    let cluster = directory.cluster().to_string();
+    Fresh::new(&view, Members { cluster, members })
 }
 
 /// Which nodes.

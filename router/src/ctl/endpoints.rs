@@ -1,0 +1,132 @@
+//! What several endpoints say to one question, side by side.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::client::{Client, CtlError, Got};
+use super::lists::pretty;
+use super::table::{Column, table, word};
+use super::{Output, say};
+
+/// What each endpoint says, or why it says nothing, with the exit code that stands for it.
+pub(crate) async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
+    let ask = |endpoint: &String| {
+        let client = client.at(endpoint);
+        async move { said(&client.endpoints[0], client.get(path).await) }
+    };
+    futures::future::join_all(client.endpoints.iter().map(ask)).await
+}
+
+/// An endpoint's answer, as a line.
+pub(crate) fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
+    match got {
+        Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
+        Err(error) => json!({"endpoint": endpoint, "error": error.to_string(), "code": error.code()}),
+    }
+}
+
+/// Prints what was answered; fails when an endpoint did not.
+pub(crate) fn tell(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
+    match output {
+        Output::Json => say(&format!("{}\n", pretty(&json!(answers)))),
+        Output::Table => say(&table(columns, answers)),
+    }
+    failure(answers).map_or(Ok(()), Err)
+}
+
+/// The worst of what went wrong. An outcome that is not known is worse than a refusal, and one that says no has answered,
+/// whoever else is silent.
+pub(crate) fn failure(answers: &[Value]) -> Option<CtlError> {
+    let of = |wanted: &[u64]| {
+        let mut failed = answers.iter().filter(|answer| answer["error"].is_string());
+        let found = failed.find(|answer| answer["code"].as_u64().is_some_and(|code| wanted.contains(&code)))?;
+        found["error"].as_str().map(str::to_owned)
+    };
+    of(&[4]).map(CtlError::Unknown).or(of(&[1, 2]).map(CtlError::Refused)).or(of(&[3]).map(CtlError::Silent))
+}
+
+/// Prints what came of a write at every endpoint; fails when it was not done at all of them.
+pub(crate) fn tell_done(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
+    let told = tell(answers, columns, output);
+    let done: Vec<String> = answers.iter().filter(|answer| answer["error"].is_null()).map(endpoint).collect();
+    match told {
+        Err(CtlError::Refused(error) | CtlError::Silent(error)) if !done.is_empty() => {
+            Err(CtlError::Partly { done: done.join(", "), error })
+        }
+        told => told,
+    }
+}
+
+fn endpoint(answer: &Value) -> String {
+    word(answer.get("endpoint"))
+}
+
+/// Which endpoints belong to which cluster.
+pub(crate) fn clusters(answers: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found = BTreeMap::<_, BTreeSet<_>>::new();
+    for answer in answers {
+        if let Some(cluster) = answer["answer"]["cluster"].as_str() {
+            found.entry(cluster.to_owned()).or_default().insert(endpoint(answer));
+        }
+    }
+    found
+}
+
+/// Refuses endpoints of different clusters: what one of them owns, the other knows nothing of.
+pub(crate) fn check_one_cluster(answers: &[Value]) -> Result<(), CtlError> {
+    let found = clusters(answers);
+    if found.len() < 2 {
+        return Ok(());
+    }
+    let of = |(cluster, endpoints): (&String, &BTreeSet<String>)| {
+        format!("{cluster}: {}", endpoints.iter().cloned().collect::<Vec<_>>().join(", "))
+    };
+    let detail = format!(
+        "{} clusters answer, which share nothing. {}. One of them was founded by mistake, or an address is wrong: a node \
+         that belongs to the other one is stopped, and started with --join and an empty data directory",
+        found.len(),
+        found.iter().map(of).collect::<Vec<_>>().join("; ")
+    );
+    Err(CtlError::Problem { title: "Different clusters".into(), word: DIFFERENT_CLUSTERS.into(), detail })
+}
+
+/// The word for it, as an alarm, too.
+pub(crate) const DIFFERENT_CLUSTERS: &str = "different_clusters";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(endpoint: &str, cluster: &str) -> Value {
+        json!({"endpoint": endpoint, "answer": {"cluster": cluster}})
+    }
+
+    fn failed(endpoint: &str, code: u8) -> Value {
+        json!({"endpoint": endpoint, "error": format!("{endpoint} failed"), "code": code})
+    }
+
+    #[test]
+    fn endpoints_of_two_clusters_are_told_apart_by_name() {
+        let one = [done("a", "cluster-1"), done("b", "cluster-1"), failed("c", 3)];
+        assert!(check_one_cluster(&one).is_ok());
+        let two = [done("a", "cluster-1"), done("b", "cluster-2"), done("c", "cluster-1")];
+        let error = check_one_cluster(&two).unwrap_err();
+        assert_eq!((error.word(), error.code()), (DIFFERENT_CLUSTERS, 1));
+        assert!(error.to_string().contains("cluster-1: a, c; cluster-2: b"), "{error}");
+    }
+
+    #[test]
+    fn what_is_worst_is_said_and_what_was_done_somewhere_is_no_failure_of_nothing_changed() {
+        let code = |answers: &[Value]| failure(answers).map(|error| error.code());
+        assert_eq!(code(&[done("a", "1")]), None);
+        assert_eq!(code(&[failed("a", 3), failed("b", 1)]), Some(1));
+        assert_eq!(code(&[failed("a", 1), failed("b", 4), failed("c", 3)]), Some(4));
+        let wrote = |answers: &[Value]| tell_done(answers, &[], Output::Table).map_err(|error| error.code());
+        assert_eq!(wrote(&[done("a", "1"), done("b", "1")]), Ok(()));
+        assert_eq!(wrote(&[failed("a", 3), failed("b", 3)]), Err(3));
+        assert_eq!(wrote(&[done("a", "1"), failed("b", 3)]), Err(6));
+        assert_eq!(wrote(&[failed("a", 1), done("b", "1")]), Err(6));
+        assert_eq!(wrote(&[done("a", "1"), failed("b", 4)]), Err(4), "whether it was done there is not known");
+    }
+}

@@ -1,0 +1,110 @@
+//! What each list can be filtered by: what the API would refuse is not offered.
+
+use clap::Args;
+use vocabulary::{ArtifactId, GroupId, SessionId};
+
+use super::args::WorkerArg;
+
+/// A list's filters, as names and values of its query.
+pub(crate) trait Filter: Args {
+    fn pairs(&self) -> Vec<(&'static str, String)>;
+}
+
+impl Filter for () {
+    fn pairs(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+}
+
+macro_rules! filter {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty => $query:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Args)]
+        pub(crate) struct $name {
+            $($(#[$field_doc])* #[arg(long)] $field: Option<$type>,)+
+        }
+
+        impl Filter for $name {
+            fn pairs(&self) -> Vec<(&'static str, String)> {
+                let all = [$(self.$field.as_ref().map(|value| ($query, value.to_string()))),+];
+                all.into_iter().flatten().collect()
+            }
+        }
+    };
+}
+
+filter! {
+    /// Of sessions.
+    SessionFilter {
+        /// Of this tenant.
+        tenant: String => "tenant",
+        /// With this model.
+        model: String => "model",
+        /// What the client calls its session; needs --model.
+        key: String => "key",
+        /// Decoded by this worker, by id or URL.
+        worker: WorkerArg => "worker",
+        /// Forked from this session.
+        parent: SessionId => "parent",
+    }
+}
+filter! {
+    /// Of artifacts, and of who owns their ends.
+    ArtifactFilter {
+        /// Of this tenant.
+        tenant: String => "tenant",
+        /// Of this model's KV.
+        model: String => "model",
+        /// Owned by this worker, by id or URL.
+        worker: WorkerArg => "worker",
+        /// In this group.
+        group: GroupId => "group",
+        /// With a head of this session in it.
+        session: SessionId => "session",
+        /// Who has it now: owned, copied, stored or unowned.
+        state: String => "standing",
+    }
+}
+filter! {
+    /// Of read-only copies.
+    ReplicaFilter {
+        /// At this worker, by id or URL.
+        worker: WorkerArg => "worker",
+        /// Of this artifact.
+        artifact: ArtifactId => "artifact",
+    }
+}
+filter! {
+    /// Of leases.
+    LeaseFilter {
+        /// held, expired or retired.
+        state: String => "state",
+    }
+}
+filter! {
+    /// Of steps on their way.
+    IntentFilter {
+        /// Of this session.
+        session: SessionId => "session",
+        /// Sent to this worker, by id or URL.
+        worker: WorkerArg => "worker",
+        /// Sent by the router of this node.
+        router: u64 => "router",
+    }
+}
+filter! {
+    /// Of workers.
+    WorkerFilter {
+        /// prefill, decode or hybrid.
+        role: String => "role",
+        /// ready, draining or unreachable.
+        state: String => "health",
+    }
+}
+filter! {
+    /// Of tenants.
+    TenantFilter {
+        /// Only those with a quota (true), or without one (false).
+        bounded: bool => "bounded",
+    }
+}

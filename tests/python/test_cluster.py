@@ -1,0 +1,207 @@
+"""Clusters that people set up by hand: certificates that do not fit, two clusters for one, and what ctl says of them."""
+
+import json
+import subprocess
+import time
+
+import pytest
+from harness.cluster import Serve, SimWorker
+from harness.operator import Operator, ctl
+from harness.processes import BINARY, free_ports, until
+
+
+def openssl(*words: str) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=30)
+
+
+class Authority:
+    """Signs certificates of nodes, as the README does."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.ca, self.key = folder / "ca.pem", folder / "ca.key"
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                "-subj", "/CN=ownerserve", "-keyout", str(self.key), "-out", str(self.ca))
+
+    def node(self, name: str, san: str) -> str:
+        """The setting of a node whose certificate names `san`."""
+        made, key, request, extensions = (self.folder / f"{name}.{end}" for end in ("pem", "key", "csr", "ext"))
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+                "-keyout", str(key), "-out", str(request))
+        extensions.write_text(f"subjectAltName={san}\nextendedKeyUsage=serverAuth,clientAuth\n")
+        openssl("x509", "-req", "-in", str(request), "-CA", str(self.ca), "-CAkey", str(self.key), "-days", "2",
+                "-out", str(made), "-extfile", str(extensions))
+        return f'cluster.tls={{ca="{self.ca}", certificate="{made}", key="{key}"}}'
+
+
+def log_of(serve) -> str:
+    return serve.process.log.read_text(errors="replace")
+
+
+def started_and_refused(tmp_path, *settings: str) -> subprocess.CompletedProcess:
+    """A serve that is expected to end by itself."""
+    words = [part for setting in settings for part in ("--set", setting)]
+    client, operator = free_ports(2)
+    return subprocess.run([str(BINARY), "serve", "--data-dir", str(tmp_path / "node"), "--listen", f"127.0.0.1:{client}",
+                           "--operator-listen", f"127.0.0.1:{operator}", *words], capture_output=True, text=True, timeout=60)
+
+
+def test_a_certificate_that_does_not_name_the_advertised_address_is_refused_at_start(tmp_path):
+    authority = Authority(tmp_path)
+    (port,) = free_ports(1)
+    done = started_and_refused(tmp_path, f'cluster.listen="127.0.0.1:{port}"', f'cluster.advertise="router-1.internal:{port}"',
+                               authority.node("router-1", "DNS:router-2.internal,IP:10.0.0.7"))
+    assert done.returncode == 1, done.stderr
+    for told in "router-1.pem", "router-2.internal, 10.0.0.7", "router-1.internal", "subjectAltName=DNS:router-1.internal":
+        assert told in done.stderr, done.stderr
+    assert not (tmp_path / "node/log").exists()
+
+
+def test_a_member_whose_certificate_is_refused_is_named_with_the_cause_and_the_refused_are_counted(tmp_path):
+    (tmp_path / "other").mkdir()
+    authority, other = Authority(tmp_path), Authority(tmp_path / "other")
+    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    first = Serve([], "--node-listen", addresses[0], settings=(authority.node("one", "IP:127.0.0.1"),))
+    second = None
+    try:
+        first.process.wait_for_port(first.operator_port)
+        second = Serve([], "--node-listen", addresses[1], "--join", addresses[0], settings=(authority.node("two", "IP:127.0.0.1"),))
+        second.process.wait_for_port(second.operator_port)
+        run = lambda *words: ctl("--endpoint", first.operator, *words)  # noqa: E731
+        listed = until("both are members", lambda: len(json.loads(run("member", "list", "-o", "json").stdout)["members"]) == 2 and run("member", "list"))
+        assert "TROUBLE" in listed.stdout and "CLUSTER" in listed.stdout
+        second.process.stop()
+        # Now of another authority, and it trusts both itself.
+        foreign = other.node("two", "IP:127.0.0.1")
+        other.ca.write_text(other.ca.read_text() + authority.ca.read_text())
+        second.flags = ["--node-listen", addresses[1], "--set", foreign]
+        second.start()
+        trouble = lambda: next(member["trouble"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] == 2)  # noqa: E731
+        until("the cause is named", lambda: "another authority" in (trouble() or ""))
+        assert "another authority" in run("member", "list").stdout
+        told = until("it is an alarm", lambda: "another authority" in (said := run("alarm")).stdout and said)
+        assert told.returncode == 5 and "member_" in told.stdout, told.stdout
+        until("who knocks is counted", lambda: first.metric("ledger_tls_refused_total") > 0)
+        assert "another node cannot be talked with" in log_of(first) and "a caller did not come in as another node" in log_of(first)
+        assert log_of(first).count("a caller did not come in as another node") <= 20, "not a line for each try"
+    finally:
+        first.stop()
+        if second:
+            second.stop()
+
+
+def founders(count: int) -> list[Serve]:
+    """So many clusters of one node each."""
+    found = [Serve([], "--node-listen", f"127.0.0.1:{port}") for port in free_ports(count)]
+    for serve in found:
+        serve.process.wait_for_port(serve.operator_port)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_clusters():
+    found = founders(2)
+    yield found
+    for serve in found:
+        serve.stop()
+
+
+def test_endpoints_of_two_clusters_are_told_apart(two_clusters):
+    ids = [Operator(serve.operator).get("cluster").json["cluster"] for serve in two_clusters]
+    both = [part for serve in two_clusters for part in ("--endpoint", serve.operator)]
+    status = ctl(*both, "status")
+    assert status.returncode == 1 and "CLUSTER" in status.stdout and all(id in status.stdout for id in ids)
+    assert all(id in status.stderr for id in ids) and "different_clusters" in status.stderr
+    members = ctl(*both, "member", "list")
+    assert members.returncode == 1 and all(id in members.stdout for id in ids), (members.stdout, members.stderr)
+    hashes = ctl(*both, "hashkv")
+    assert hashes.returncode == 1 and "different_clusters" in hashes.stderr and "States differ" not in hashes.stderr
+    alarms = ctl(*both, "alarm", "-o", "json")
+    found = [alarm for alarm in json.loads(alarms.stdout) if alarm["alarm"] == "different_clusters"]
+    assert alarms.returncode == 5 and {alarm["of"] for alarm in found} == {serve.operator for serve in two_clusters}
+    one = ctl("--endpoint", two_clusters[0].operator, "status")
+    assert one.returncode == 0, one.stderr
+
+
+def test_a_founder_says_loudly_that_it_founds_and_that_it_does_not_join(two_clusters):
+    first, second = two_clusters
+    assert "WARN" in log_of(first) and "a NEW cluster is founded here" in log_of(first)
+    address = Operator(first.operator).get("cluster/members").json["members"][0]["address"]
+    second.process.stop()
+    second.flags += ["--join", address]
+    second.start()
+    second.process.wait_for_port(second.operator_port)
+    until("it says that it has a cluster already", lambda: "NOT in the cluster that it was to join" in log_of(second))
+    assert log_of(second).count("a NEW cluster is founded here") <= 1
+
+
+def test_members_are_listed_by_the_first_endpoint_that_answers(two_clusters):
+    first = two_clusters[0]
+    listed = ctl("--endpoint", "http://127.0.0.1:9", "--endpoint", first.operator, "member", "list")
+    assert listed.returncode == 0 and "voter" in listed.stdout and "127.0.0.1:9" in listed.stderr
+    nobody = ctl("--endpoint", "http://127.0.0.1:9", "member", "list")
+    assert nobody.returncode == 3 and nobody.stdout == ""
+
+
+def test_a_drain_is_obeyed_by_every_router_before_its_next_probe():
+    worker = SimWorker("hybrid", "--speed-up", "20").wait()
+    ports = free_ports(2)
+    routers = []
+    try:
+        for place, port in enumerate(ports):
+            join = ("--join", f"127.0.0.1:{ports[0]}") if place else ()
+            routers.append(Serve([worker.url], "--node-listen", f"127.0.0.1:{port}", *join).wait())
+        first, second = (Operator(router.operator) for router in routers)
+        waits = []
+        for draining, health in [(True, "draining"), (False, "ready")] * 4:
+            id = first.get("workers").json["workers"][0]["id"]
+            first.write("PUT", f"workers/{id}/draining", {"draining": draining}).ok()
+            since = time.monotonic()
+            until("the other one obeys", lambda: second.get(f"workers/{id}").json["worker"]["health"] == health)
+            waits.append(time.monotonic() - since)
+        print(f"obeyed at the other router after {sorted(round(wait * 1000) for wait in waits)} ms")
+        assert sorted(waits)[len(waits) // 2] < 0.5, "probes come once a second"
+    finally:
+        for router in routers:
+            router.stop()
+        worker.process.stop()
+
+
+def test_who_listens_for_nodes_without_certificates_is_told_what_that_gives_away():
+    (port,) = free_ports(1)
+    serve = Serve([], "--node-listen", f"0.0.0.0:{port}", settings=(f'cluster.advertise="127.0.0.1:{port}"',))
+    try:
+        serve.process.wait_for_port(serve.operator_port)
+        told = log_of(serve)
+        assert "ANYBODY who reaches this address" in told and "token ids" in told and "plain text" in told
+    finally:
+        serve.stop()
+
+
+def test_ctl_says_what_tls_wants_of_it(tmp_path):
+    authority = Authority(tmp_path)
+    shown = authority.node("router", "IP:127.0.0.1").replace("cluster.tls", "operator.tls").replace(f'ca="{authority.ca}", ', "")
+    misnamed = authority.node("elsewhere", "DNS:elsewhere.internal").replace("cluster.tls", "operator.tls").replace(f'ca="{authority.ca}", ', "")
+    (port,) = free_ports(1)
+    serve = Serve([], "--node-listen", f"127.0.0.1:{port}", settings=(shown, authority.node("peer", "IP:127.0.0.1")))
+    wrong, plain = Serve([], settings=(misnamed,)), Serve([])
+    try:
+        for started in serve, wrong, plain:
+            started.process.wait_for_port(started.operator_port)
+        https = lambda one: one.operator.replace("http:", "https:")  # noqa: E731
+        trusting = ("--cacert", str(authority.ca))
+        assert ctl("--endpoint", https(serve), *trusting, "status").returncode == 0
+        for words, told in [
+            (("--endpoint", https(serve)), "--cacert FILE"),
+            (("--endpoint", serve.operator), "https://HOST:PORT"),
+            (("--endpoint", https(wrong), *trusting), "does not name this host"),
+            (("--endpoint", https(plain), *trusting), "http://HOST:PORT"),
+            (("--endpoint", f"https://127.0.0.1:{port}", *trusting), "cluster.listen"),
+        ]:
+            for verb in ("sessions",), ("quota", "a", "5"):
+                done = ctl(*words, *verb)
+                assert done.returncode == 3 and told in done.stderr, (words, verb, done.returncode, done.stderr)
+    finally:
+        for started in serve, wrong, plain:
+            started.stop()
