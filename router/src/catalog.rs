@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
 use planner::AttentionSpec;
@@ -29,12 +30,23 @@ pub struct Model {
     pub shape: KvShape,
     /// KV bytes of a token.
     pub kv_bytes_per_token: Bytes,
+    distrusted: AtomicBool,
 }
 
 impl Model {
     /// Within which prefixes of a tenant are shared.
     pub fn scope(&self, tenant: &TenantId) -> Scope {
         Scope::of(tenant, self.shape.format)
+    }
+
+    /// Has prompts computed as a whole from now on. Whether it was otherwise before.
+    pub fn distrust(&self) -> bool {
+        !self.distrusted.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether a prompt that was put together from an earlier step has differed from the whole one.
+    pub fn is_distrusted(&self) -> bool {
+        self.distrusted.load(Ordering::Relaxed)
     }
 
     fn new(name: &ModelId, config: &ModelConfig, text: Option<Arc<ModelText>>) -> Self {
@@ -45,7 +57,12 @@ impl Model {
         let bytes = config.text.as_deref().and_then(kv_bytes_per_token).unwrap_or(USUAL_KV_BYTES);
         let format = KvFormat(xxh3_64(format!("{name} {bytes}").as_bytes()));
         let shape = KvShape { format, kinds: KvKinds::default(), block, block_bytes: bytes * block.0 };
-        Self { identifier: Identifier::new(options), shape, kv_bytes_per_token: bytes }
+        Self {
+            identifier: Identifier::new(options),
+            shape,
+            kv_bytes_per_token: bytes,
+            distrusted: AtomicBool::new(false),
+        }
     }
 }
 
@@ -82,6 +99,11 @@ impl Catalog {
             Some(model) => model.clone(),
             None => Arc::new(Model::new(name, &ModelConfig::default(), None)),
         }
+    }
+
+    /// Models whose prompts are computed as a whole because a look found a difference.
+    pub fn distrusted(&self) -> impl Iterator<Item = &ModelId> {
+        self.models.iter().filter(|(_, model)| model.is_distrusted()).map(|(name, _)| name)
     }
 
     /// The model of this name, where it is configured.

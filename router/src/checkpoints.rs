@@ -4,12 +4,11 @@
 
 use std::sync::Arc;
 
-use prefix::{Checkpoint, Prompt};
+use prefix::Checkpoint;
 use vocabulary::{SessionId, TenantId, Tokens};
 
-use crate::pipeline::identify::Found;
+use crate::pipeline::identify::Prefixed;
 use crate::soft_state::{Key, Kind, SoftState};
-use crate::telemetry::soft_state::SoftStateMetrics;
 
 /// Bodies below this are tokenized anew. Measured: the tokenizer, which remembers words itself, takes 0.05 ms for 32 KB
 /// that it has seen, as long as reading a checkpoint does, and 0.2 ms for 128 KB, which is three times as long.
@@ -24,13 +23,12 @@ const GROWTH: f64 = 1.25;
 #[derive(Debug)]
 pub struct Checkpoints {
     state: Arc<SoftState>,
-    metrics: SoftStateMetrics,
 }
 
 impl Checkpoints {
     /// Kept in `state`.
-    pub fn new(state: Arc<SoftState>, metrics: SoftStateMetrics) -> Self {
-        Self { state, metrics }
+    pub fn new(state: Arc<SoftState>) -> Self {
+        Self { state }
     }
 
     /// What is known of the conversation that a body of this size goes on with.
@@ -46,14 +44,16 @@ impl Checkpoints {
         Checkpoint::from_bytes(&stored?)
     }
 
+    /// Whether other routers should be told of a step whose tokens were known from the one before: they would otherwise
+    /// encode the conversation from where it was computed as a whole last.
+    pub fn wants(&self, prefixed: &Prefixed, known: Tokens) -> bool {
+        let is_long = prefixed.request.incoming.body.len() >= WORTH_ASKING;
+        is_long && self.state.standing().is_some() && size(prefixed.prompt.chain.tokens) > size(known)
+    }
+
     /// Keeps what was found out. Never waits.
-    pub fn keep(&self, tenant: &TenantId, pin: SessionId, (prompt, found, body_bytes): (&Prompt, Found, usize)) {
-        let Found { known, next } = found;
-        if prompt.tokens().is_none() {
-            return;
-        }
-        self.metrics.identified.with_label_values(&["checkpoint"]).inc_by(known.0);
-        self.metrics.identified.with_label_values(&["computed"]).inc_by((prompt.chain.tokens - known).0);
+    pub fn keep(&self, tenant: &TenantId, pin: SessionId, tokenized: Tokenized) {
+        let Tokenized { known, next, body_bytes } = tokenized;
         let next = next.filter(|next| body_bytes >= SHORTEST && next.tokens() > known);
         let Some((tokens, bytes)) = next.and_then(|next| Some((next.tokens(), next.to_bytes()?))) else { return };
         if body_bytes >= WORTH_ASKING && size(tokens) > size(known) {
@@ -62,6 +62,17 @@ impl Checkpoints {
             self.state.put_near(key(tenant, pin), bytes.into());
         }
     }
+}
+
+/// What a step has found out.
+#[derive(Debug)]
+pub struct Tokenized {
+    /// Tokens that were known before.
+    pub known: Tokens,
+    /// The next checkpoint.
+    pub next: Option<Checkpoint>,
+    /// Bytes of the body.
+    pub body_bytes: usize,
 }
 
 fn key(tenant: &TenantId, pin: SessionId) -> Key {

@@ -87,7 +87,7 @@ impl Gateway {
             None => Salts::none(),
         };
         let cluster = rooms.directory.cluster().to_string();
-        let remembered = Remembered::start(&config, &cluster, &metrics.soft_state)?;
+        let remembered = Remembered::start(&config, &cluster, &metrics)?;
         prompts::lend(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             rooms,

@@ -12,6 +12,7 @@ pub mod exchange;
 mod following;
 pub mod forward;
 pub mod gateway;
+pub mod identity;
 pub mod incoming;
 mod models;
 pub mod operator;

@@ -18,18 +18,20 @@ pub mod session_key;
 pub mod single_flight;
 pub mod steering;
 pub mod stream;
+pub mod token_ids;
 pub mod underway;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::response::Response;
+use prefix::Checkpoint;
 
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Incoming};
 use crate::telemetry::metrics::Metrics;
-use identify::Prefixed;
+use identify::{Found, Prefixed, Unnamed};
 use underway::Underway;
 
 /// Bodies above this are tokenized on a thread that may block.
@@ -69,23 +71,45 @@ pub async fn serve_generation(
     }
 }
 
-async fn identify(gateway: &Gateway, request: parse::Request) -> Result<Prefixed, ApiError> {
+/// At the cost of what is new where the conversation is known, else as a whole.
+async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<Prefixed, ApiError> {
     let model = gateway.catalog().model(&request.model);
-    let (tenant, size, pin) = (request.incoming.tenant.clone(), request.incoming.body.len(), identify::pin(&request));
-    let checkpoints = &gateway.remembered.checkpoints;
-    let known = match model.identifier.text() {
-        Some(_) => checkpoints.known(&tenant, pin, size).await,
-        None => None,
+    let has_text = model.identifier.text().is_some();
+    let request = Unnamed::new(request, model);
+    let remembered = &gateway.remembered;
+    let (request, found) = match request.grown(&remembered.identity.trails) {
+        Some(found) => (request, found),
+        None => {
+            let incoming = &request.request().incoming;
+            let (tenant, size) = (incoming.tenant.clone(), incoming.body.len());
+            let known = match has_text {
+                true => remembered.checkpoints.known(&tenant, request.pin, size).await,
+                false => None,
+            };
+            whole(gateway, request, known).await?
+        }
     };
-    let (prefixed, found) = if size < LONG_BODY {
-        identify::identify(request, model, (pin, known))
-    } else {
-        let id = request.incoming.id;
-        let identified = tokio::task::spawn_blocking(move || identify::identify(request, model, (pin, known))).await;
-        identified.map_err(|_| ApiError::Internal { request: id.to_string() })?
-    };
-    checkpoints.keep(&tenant, pin, (&prefixed.prompt, found, size));
+    let (prefixed, known, next) = request.named(found);
+    remembered.keep(&prefixed, known, next);
     Ok(prefixed)
+}
+
+async fn whole(
+    gateway: &Arc<Gateway>,
+    request: Unnamed,
+    known: Option<Checkpoint>,
+) -> Result<(Unnamed, Found), ApiError> {
+    let incoming = &request.request().incoming;
+    if incoming.body.len() < LONG_BODY {
+        let found = request.whole(&gateway.remembered.identity.trails, known.as_ref());
+        return Ok((request, found));
+    }
+    let (id, gateway) = (incoming.id, gateway.clone());
+    let identified = tokio::task::spawn_blocking(move || {
+        let found = request.whole(&gateway.remembered.identity.trails, known.as_ref());
+        (request, found)
+    });
+    identified.await.map_err(|_| ApiError::Internal { request: id.to_string() })
 }
 
 /// How long each step took.

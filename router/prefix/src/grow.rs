@@ -6,21 +6,24 @@
 use std::sync::Arc;
 
 use vocabulary::{Chain, PrefixId, Tokens};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use xxhash_rust::xxh3::Xxh3;
 
+use crate::pieces::Pieces;
 use crate::scan::{self, Place, Role, Scan};
 use crate::trail::{Frame, Known, Leading, Trail, push_known};
 use crate::trails::Found;
 use crate::window::{Around, Before, Cut, Turn, Windowing, short};
 use crate::{
-    Asked, ChatBody, Checkpoint, Content, Identified, Identifier, Identity, ModelText, PrefixError, Prompt, Rung,
-    TemplateKind, Tokenized, Trails, WallTime,
+    Asked, ChatBody, ChatLayout, Checkpoint, Content, Identified, Identifier, Identity, ModelText, PrefixError, Prompt,
+    Rung, TemplateKind, Tokenized, Trails, WallTime,
 };
 
 /// Places of a trail that are tried, from the deepest.
 const MOST_TRIED: usize = 4;
 /// Bytes of text that are tokenized twice, at most, to find a place in a prompt that was tokenized as a whole.
 const MOST_AGAIN: usize = 64 << 10;
+/// Bytes of a body that are new, at most; more of it is work for a thread that may block.
+const MOST_NEW: usize = 256 << 10;
 const SECONDS_A_DAY: i64 = 86_400;
 
 /// Where conversations are remembered, and whose this one is.
@@ -50,7 +53,7 @@ pub struct Grown {
 struct Step<'a> {
     text: &'a ModelText,
     windowing: &'a Windowing,
-    body: &'a [u8],
+    layout: ChatLayout<'a>,
     root: PrefixId,
     now: WallTime,
 }
@@ -65,10 +68,9 @@ struct Spot {
 
 impl Identifier {
     /// Identifies the next step of a conversation that is remembered. None where it must be computed as a whole.
-    pub fn grow(&self, body: &[u8], asked: Asked<'_>, memory: Memory<'_>) -> Option<Grown> {
-        let step = self.step(body, asked)?;
-        let scope = scope(memory.tenant, step.root);
-        let found = memory.trails.find(scope, memory.session, body)?;
+    pub fn grow(&self, layout: ChatLayout<'_>, asked: Asked<'_>, memory: Memory<'_>) -> Option<Grown> {
+        let step = self.step(layout, asked)?;
+        let found = memory.trails.find(step.scope(memory.tenant), memory.session, layout.list())?;
         let places = (0..=found.known).rev().take(MOST_TRIED);
         let (at, grown, next) = places.into_iter().find_map(|at| {
             let (grown, next) = self.grow_from(step, &found, at)?;
@@ -83,21 +85,27 @@ impl Identifier {
     }
 
     /// Identifies a chat request by its whole body and remembers the conversation.
-    pub fn begin(&self, body: &[u8], asked: Asked<'_>, known: Option<&Checkpoint>, memory: Memory<'_>) -> Identified {
-        let computed = self.rendered(body, asked.now).and_then(|(chat, prompt)| {
+    pub fn begin(
+        &self,
+        layout: ChatLayout<'_>,
+        asked: Asked<'_>,
+        known: Option<&Checkpoint>,
+        memory: Memory<'_>,
+    ) -> Identified {
+        let computed = self.rendered(layout.body, asked.now).and_then(|(chat, prompt)| {
             let tokenized = self.model_text()?.encode_rendered(&prompt, &chat, known)?;
             Ok((chat, prompt, tokenized))
         });
         match computed {
             Ok((chat, rendered, Tokenized { ids, known, next })) => {
                 let prompt = self.exact(ids, asked.keys);
-                if let Some(trail) = self.trail(body, asked, (&chat, &rendered, &prompt), memory.tenant) {
+                if let Some(trail) = self.trail(layout, asked, (&chat, &rendered, &prompt), memory.tenant) {
                     memory.trails.put(Arc::new(trail), memory.session, None);
                 }
                 Identified { prompt, known, next }
             }
             Err(error) => {
-                let prompt = self.fallback(body, &error, asked.keys);
+                let prompt = self.fallback(layout.body, &error, asked.keys);
                 Identified { prompt, known: Tokens::ZERO, next: None }
             }
         }
@@ -110,22 +118,23 @@ impl Identifier {
         Ok((chat, rendered))
     }
 
-    fn step<'a>(&'a self, body: &'a [u8], asked: Asked<'_>) -> Option<Step<'a>> {
+    fn step<'a>(&'a self, layout: ChatLayout<'a>, asked: Asked<'_>) -> Option<Step<'a>> {
         let text = self.text()?;
         let windowing = text.windowing()?;
-        Some(Step { text, windowing, body, root: self.root(asked.keys), now: asked.now })
+        Some(Step { text, windowing, layout, root: self.root(asked.keys), now: asked.now })
     }
 
     /// The trail that a prompt computed as a whole leaves.
     fn trail(
         &self,
-        body: &[u8],
+        layout: ChatLayout<'_>,
         asked: Asked<'_>,
         (chat, rendered, prompt): (&ChatBody, &str, &Prompt),
         tenant: &str,
     ) -> Option<Trail> {
-        let step = self.step(body, asked).filter(|_| !chat.continues_final_message() && !chat.adds_special_tokens())?;
-        let scan = Scan::whole(body, step.text.heeds())?;
+        let step =
+            self.step(layout, asked).filter(|_| !chat.continues_final_message() && !chat.adds_special_tokens())?;
+        let scan = Scan::from(layout.list(), 0, step.text.heeds())?;
         let frame = Arc::new(Frame::of(&step, chat, &scan)?);
         if !step.windowing.late_system && scan.has_late_system(frame.leads.len()) {
             return None;
@@ -133,7 +142,7 @@ impl Identifier {
         let mut closings = Vec::new();
         let places = step.places(&frame, &scan, (scan::Asked::Never, &mut closings));
         let ids = prompt.tokens()?;
-        let mut leading = Leading::new(body);
+        let mut leading = Leading::new(layout.list());
         let mut known = Vec::with_capacity(places.len());
         for (at, place) in places {
             let rest = &place.cut.rest;
@@ -148,9 +157,9 @@ impl Identifier {
         let last = known.last()?;
         let mut leads = Vec::new();
         // Below the first place too: the digests are taken in one more pass, over a body that was read several times.
-        Leading::new(body).leads(&mut leads, last.body);
-        let blocks = prompt.chain.ids[..last.tokens / self.block_size()].to_vec();
-        Some(Trail { scope: scope(tenant, step.root), leads, known, blocks, frame, closings })
+        Leading::new(layout.list()).leads(&mut leads, last.body);
+        let blocks = Pieces::default().extended(0, &prompt.chain.ids[..last.tokens / self.block_size()]);
+        Some(Trail { scope: step.scope(tenant), leads, known, blocks, frame, closings })
     }
 
     fn block_size(&self) -> usize {
@@ -174,19 +183,23 @@ impl Identifier {
     fn grow_from(&self, step: Step<'_>, found: &Found<'_>, at: usize) -> Option<(Grown, Option<Trail>)> {
         let (trail, known) = (&*found.trail, &found.trail.known[at]);
         let frame = &trail.frame;
-        let scan = Scan::from(step.body, known.body, step.text.heeds())?;
+        let list = step.layout.list();
+        if list.len() - known.body > MOST_NEW {
+            return None;
+        }
+        let scan = Scan::from(list, known.body, step.text.heeds())?;
         if !step.windowing.late_system && scan.has_late_system(0) {
             return None;
         }
-        let suffix = &step.body[scan.end..];
-        if xxh3_128(suffix) != frame.suffix || frame.day.is_some_and(|day| day != day_of(step.now)) {
+        let suffix = &list[scan.end..];
+        if frame.day.is_some_and(|day| day != day_of(step.now)) {
             return None;
         }
         let turn = turn_of(&scan.messages);
         if !step.windowing.holds(known.cut_in, turn) {
             return None;
         }
-        let new = &step.body[known.body..scan.end - 1];
+        let new = &list[known.body..scan.end - 1];
         let cut = step.cut(frame, (&known.before, turn), new, suffix)?;
         if cut.gap != known.gap || cut.token != known.token || known.text + cut.rest.len() > step.text.longest() {
             return None;
@@ -224,8 +237,7 @@ impl Identifier {
             push_known(&mut next, self.known(&mut leading, scan.messages[message].end, (text, tokens, &ids), place)?);
         }
         ids.extend(step.text.tokenizer().encode_part(&cut.rest[from..]).ok()?);
-        let (prompt, blocks) = self.prompt_from(step.root, &trail.blocks[..base], ids);
-        let grown = Grown { prompt, known: Tokens(known.tokens as u64), rung: rung(found, at) };
+        let prompt = self.prompt_from(step.root, (&trail.blocks, base), ids);
         let last = next.last().filter(|last| last.body > known.body);
         let next = last.map(|last| (last.body, last.tokens / size)).map(|(body, depth)| {
             let mut leads = trail.leads.clone();
@@ -235,31 +247,40 @@ impl Identifier {
             // The digest at the last place was taken in this pass; a lead before it asks for one more.
             let mut leading = found.leading.clone();
             leading.leads(&mut leads, body);
-            let blocks = blocks[..depth].to_vec();
+            let blocks = trail.blocks.extended(base, &prompt.chain.ids[base..depth]);
             Trail { scope: trail.scope, leads, known: next, blocks, frame: trail.frame.clone(), closings }
         });
+        let grown = Grown { prompt, known: Tokens(known.tokens as u64), rung: rung(found, at) };
         Some((grown, next))
     }
 
     /// A prompt whose first blocks are known, and the ids after them.
-    fn prompt_from(&self, root: PrefixId, first: &[PrefixId], ids: Vec<u32>) -> (Prompt, Vec<PrefixId>) {
+    fn prompt_from(&self, root: PrefixId, (blocks, first): (&Pieces, usize), mut ids: Vec<u32>) -> Prompt {
         let size = self.block_size();
-        let parent = first.last().copied().unwrap_or(root);
-        let more = Chain::over_tokens(parent, self.seed(), self.block(), &ids);
-        let mut blocks = Vec::with_capacity(first.len() + more.ids.len());
-        blocks.extend_from_slice(first);
-        blocks.extend_from_slice(&more.ids);
-        let tokens = Tokens((first.len() * size + ids.len()) as u64);
-        let tail = ids[more.ids.len() * size..].to_vec();
-        let chain = Chain { root, block: self.block(), ids: blocks.clone(), tokens };
-        (Prompt { content: Content::Tail(tail), chain, identity: Identity::Exact, detail: None }, blocks)
+        let mut names = blocks.first(first, ids.len() / size);
+        let parent = names.last().copied().unwrap_or(root);
+        let more = Chain::over_tokens(parent, self.seed(), self.block(), &ids).ids;
+        let tokens = Tokens((first * size + ids.len()) as u64);
+        let tail = ids.split_off(more.len() * size);
+        names.extend(more);
+        let chain = Chain { root, block: self.block(), ids: names, tokens };
+        Prompt { content: Content::Tail(tail), chain, identity: Identity::Exact, detail: None }
     }
 }
 
 impl Step<'_> {
+    /// Whose a trail is: the tenant's, and of prompts with this root, this head and these settings.
+    fn scope(&self, tenant: &str) -> u128 {
+        let mut hash = Xxh3::new();
+        hash.update(&self.root.0.to_le_bytes());
+        hash.update(&self.layout.others.to_le_bytes());
+        hash.update(tenant.as_bytes());
+        hash.digest128()
+    }
+
     fn cut(&self, frame: &Frame, (before, turn): (&Before, Turn), new: &[u8], suffix: &[u8]) -> Option<Cut> {
         let heads = self.windowing.heads(turn, before)?;
-        let head = &self.body[..*frame.head_ends.get(before.leads.len())?];
+        let head = self.layout.head(*frame.head_ends.get(before.leads.len())?)?;
         let shown = (heads, &frame.variables, Around { head, suffix });
         self.text.cut((before, new), shown, self.now).ok()?
     }
@@ -305,8 +326,9 @@ impl Step<'_> {
         let cut = match seen {
             Some(cut) => cut,
             None => {
-                let new = &self.body[message.end..scan.end - 1];
-                let cut = Arc::new(self.cut(frame, (&before, cut_in), new, &self.body[scan.end..])?);
+                let list = self.layout.list();
+                let new = &list[message.end..scan.end - 1];
+                let cut = Arc::new(self.cut(frame, (&before, cut_in), new, &list[scan.end..])?);
                 if is_end {
                     closings.push((message.role, cut.clone()));
                 }
@@ -325,7 +347,6 @@ impl Frame {
         let bytes = variables.iter().map(|(name, value)| 96 + name.to_string().len() + value.to_string().len());
         Some(Self {
             head_ends: std::iter::once(scan.start).chain(ends).collect(),
-            suffix: xxh3_128(&step.body[scan.end..]),
             day: step.windowing.dated.then(|| day_of(step.now)),
             bytes: bytes.sum(),
             leads,
@@ -349,14 +370,6 @@ fn rung(found: &Found<'_>, at: usize) -> Rung {
 
 fn day_of(now: WallTime) -> i64 {
     now.unix_seconds.div_euclid(SECONDS_A_DAY)
-}
-
-/// Whose a trail is: the tenant's, and of prompts with this root.
-fn scope(tenant: &str, root: PrefixId) -> u128 {
-    let mut hash = Xxh3::new();
-    hash.update(&root.0.to_le_bytes());
-    hash.update(tenant.as_bytes());
-    hash.digest128()
 }
 
 #[cfg(test)]

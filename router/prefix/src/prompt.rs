@@ -98,7 +98,42 @@ impl std::fmt::Display for FallbackReason {
     }
 }
 
+/// In what a prompt that was put together is not the whole one. Bounded: it labels a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Difference {
+    /// The whole one has no token ids.
+    Refused,
+    /// It has more or fewer tokens.
+    Length,
+    /// It has other tokens.
+    Tokens,
+}
+
+impl Difference {
+    /// All of them, for metrics that start at zero.
+    pub const ALL: [Self; 3] = [Self::Refused, Self::Length, Self::Tokens];
+
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Length => "length",
+            Self::Tokens => "tokens",
+        }
+    }
+}
+
 impl Prompt {
+    /// In what this prompt differs from the same one computed as a whole.
+    pub fn difference(&self, whole: &Self) -> Option<Difference> {
+        let is_same = self.chain == whole.chain && self.tail() == whole.tail();
+        match whole.identity {
+            Identity::Fallback(_) => Some(Difference::Refused),
+            Identity::Exact if self.chain.tokens != whole.chain.tokens => Some(Difference::Length),
+            Identity::Exact => (!is_same).then_some(Difference::Tokens),
+        }
+    }
+
     /// All token ids, when they are known.
     pub fn tokens(&self) -> Option<&[u32]> {
         match &self.content {
@@ -125,5 +160,29 @@ impl Prompt {
         chain.ids.extend(more.ids);
         chain.tokens = Tokens(self.chain.tokens.0 + answer.len() as u64);
         Some(chain)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vocabulary::PrefixId;
+
+    use super::*;
+
+    fn prompt(ids: &[u32]) -> Prompt {
+        let chain = Chain::over_tokens(PrefixId(1), Seed(0), Tokens(4), ids);
+        Prompt { content: Content::Tokens(ids.to_vec()), chain, identity: Identity::Exact, detail: None }
+    }
+
+    #[test]
+    fn a_prompt_known_by_its_tail_is_the_whole_one_until_something_differs() {
+        let whole = prompt(&[1, 2, 3, 4, 5, 6]);
+        let tail = |ids: &[u32], tail: &[u32]| Prompt { content: Content::Tail(tail.to_vec()), ..prompt(ids) };
+        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).difference(&whole), None);
+        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 7]).difference(&whole), Some(Difference::Tokens));
+        assert_eq!(tail(&[1, 2, 9, 4, 5, 6], &[5, 6]).difference(&whole), Some(Difference::Tokens));
+        assert_eq!(tail(&[1, 2, 3, 4, 5], &[5]).difference(&whole), Some(Difference::Length));
+        let refused = Prompt { identity: Identity::Fallback(FallbackReason::TooLarge), ..prompt(&[1]) };
+        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).difference(&refused), Some(Difference::Refused));
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use vocabulary::PrefixId;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::chat::Variables;
+use crate::pieces::Pieces;
 use crate::scan::Role;
 use crate::window::{Before, Cut, Turn};
 
@@ -19,12 +19,12 @@ const FIRST_LEAD: usize = 512;
 pub(crate) struct Trail {
     /// Whose: the tenant and the chain's root.
     pub(crate) scope: u128,
-    /// Digests of the body's first 512, 1024, 2048 ... bytes.
+    /// Digests of the first 512, 1024, 2048 ... bytes of the list of messages.
     pub(crate) leads: Vec<u128>,
     /// Where it can be gone on from, ascending; never empty.
     pub(crate) known: Vec<Known>,
     /// The names of the blocks up to the last known place.
-    pub(crate) blocks: Vec<PrefixId>,
+    pub(crate) blocks: Pieces,
     /// What does not change from step to step.
     pub(crate) frame: Arc<Frame>,
     /// What follows a last message of each role that was seen, with nothing after it.
@@ -38,10 +38,8 @@ pub(crate) struct Frame {
     pub(crate) variables: Variables,
     /// The system messages that open the conversation.
     pub(crate) leads: Box<[Role]>,
-    /// Where the messages begin, and where each of `leads` ends, in the body.
+    /// 0, and where each of `leads` ends in the list of messages.
     pub(crate) head_ends: Box<[usize]>,
-    /// Digest of what follows the messages in the body.
-    pub(crate) suffix: u128,
     /// The day for which it holds; none where the template does not ask.
     pub(crate) day: Option<i64>,
     /// Estimated bytes of `variables`.
@@ -51,7 +49,7 @@ pub(crate) struct Frame {
 /// A place after a message, in the body and in the prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
-    /// Bytes of the body up to the end of the message, and their digest.
+    /// Bytes of the list up to the end of the message, and their digest.
     pub(crate) body: usize,
     pub(crate) digest: u128,
     /// Bytes of the rendered prompt up to the cut.
@@ -75,7 +73,7 @@ impl Trail {
         let closings: usize = self.closings.iter().map(|(_, cut)| cut.rest.len() + 128).sum();
         // Its leads stand in an index too.
         let leads = 64 * self.leads.len();
-        size_of::<Self>() + known + closings + leads + size_of_val(&*self.blocks) + self.frame.bytes
+        size_of::<Self>() + known + closings + leads + self.blocks.bytes() + self.frame.bytes
     }
 
     /// The last place up to which `body` is the same; what is past `checked` is compared. With the state there.
@@ -152,12 +150,11 @@ mod tests {
     }
 
     fn trail(body: &[u8], ends: &[usize]) -> Trail {
-        let frame =
-            Frame { variables: Vec::new(), leads: [].into(), head_ends: [0].into(), suffix: 0, day: None, bytes: 0 };
+        let frame = Frame { variables: Vec::new(), leads: [].into(), head_ends: [0].into(), day: None, bytes: 0 };
         let mut leads = Vec::new();
         Leading::new(body).leads(&mut leads, *ends.last().unwrap());
         let known = ends.iter().map(|end| known(body, *end)).collect();
-        Trail { scope: 0, leads, known, blocks: Vec::new(), frame: frame.into(), closings: Vec::new() }
+        Trail { scope: 0, leads, known, blocks: Pieces::default(), frame: frame.into(), closings: Vec::new() }
     }
 
     #[test]

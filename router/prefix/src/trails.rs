@@ -23,13 +23,15 @@ pub enum Rung {
     Leading,
     /// Either, up to one of its earlier messages: it was shortened, forked or changed.
     Segment,
+    /// The beginning of its rendered prompt, by a checkpoint.
+    Checkpoint,
     /// Not at all: everything was computed.
     Cold,
 }
 
 impl Rung {
     /// All of them, for metrics that start at zero.
-    pub const ALL: [Self; 4] = [Self::Session, Self::Leading, Self::Segment, Self::Cold];
+    pub const ALL: [Self; 5] = [Self::Session, Self::Leading, Self::Segment, Self::Checkpoint, Self::Cold];
 
     /// The metric label.
     pub fn label(self) -> &'static str {
@@ -37,6 +39,7 @@ impl Rung {
             Self::Session => "session",
             Self::Leading => "leading",
             Self::Segment => "segment",
+            Self::Checkpoint => "checkpoint",
             Self::Cold => "cold",
         }
     }

@@ -14,6 +14,7 @@ use toml::{Table, Value};
 
 use crate::auth::AuthConfig;
 use crate::exchange::trouble::OnFailure;
+use crate::identity::IdentityConfig;
 use crate::operator::OperatorConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 use crate::quotas::TenantConfig;
@@ -51,6 +52,8 @@ pub struct Config {
     pub tenants: BTreeMap<String, TenantConfig>,
     /// What is remembered beside it, and where routers share that.
     pub soft_state: SoftStateConfig,
+    /// What conversations leave for their next step.
+    pub identity: IdentityConfig,
 }
 
 /// Section `[steering]`.

@@ -13,11 +13,13 @@ use ownership::ledger::Point;
 use ownership::{Directory, MAX_CALL, PeerError, PeerService, Topic};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use vocabulary::{Blocks, Chain, ModelId, NodeId, PrefixId, Seed, TenantId, Tokens};
 
 use super::Neighbours;
 use crate::pipeline::prompts::{Kept, Prompts};
+use crate::pipeline::token_ids::TokenIds;
 use crate::telemetry::exchange::ExchangeMetrics;
 
 const VERSION: u8 = 1;
@@ -56,10 +58,9 @@ struct Lent {
 
 impl Lent {
     fn of(kept: &Kept, point: Point) -> Option<Self> {
-        let length = usize::try_from(point.blocks.tokens(kept.chain.block).0).ok()?;
-        let tokens = kept.tokens.get(..length).filter(|tokens| tokens.len() <= MOST_TOKENS)?;
+        let tokens = kept.first(point.blocks).filter(|tokens| tokens.len() <= MOST_TOKENS)?;
         let Chain { root, block, .. } = kept.chain;
-        Some(Self { model: kept.model.clone(), root, block, tokens: tokens.to_vec(), salt: kept.salt.clone() })
+        Some(Self { model: kept.model.clone(), root, block, tokens, salt: kept.salt.clone() })
     }
 
     /// As if it had been kept here; none where it does not lead to the point.
@@ -69,6 +70,7 @@ impl Lent {
             return None;
         }
         let chain = Chain::over_tokens(root, seed, block, &tokens);
+        let tokens = TokenIds::Here(tokens);
         let kept = Kept { tenant: wanted.tenant.clone(), model, chain, tokens, salt };
         wanted.point.is_on(&kept.chain).then_some(kept)
     }
@@ -83,15 +85,20 @@ struct Lender {
 impl PeerService for Lender {
     fn answer(&self, _from: NodeId, question: Bytes) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let answer = read::<Question>(&question).ok_or_else(|| PeerError::Garbled("a question about a prompt".into()));
-        let answer = answer.and_then(|Question { tenant, blocks, prefix }| {
+        let (prompts, metrics) = (self.prompts.clone(), self.metrics.clone());
+        async move {
+            let Question { tenant, blocks, prefix } = answer?;
             let point = Point { blocks, id: prefix };
-            let lent = self.prompts.through(&tenant, point).and_then(|kept| Lent::of(&kept, point));
+            let lent = match prompts.through(&tenant, point) {
+                Some(kept) => spawn_blocking(move || Lent::of(&kept, point)).await.ok().flatten(),
+                None => None,
+            };
             if lent.is_some() {
-                self.metrics.prompts.with_label_values(&["lent"]).inc();
+                metrics.prompts.with_label_values(&["lent"]).inc();
             }
             write(&lent).ok_or_else(|| PeerError::Failed("the prompt could not be written".into()))
-        });
-        std::future::ready(answer).boxed()
+        }
+        .boxed()
     }
 }
 
@@ -163,6 +170,7 @@ mod tests {
     fn kept(tokens: std::ops::Range<u32>) -> Kept {
         let tokens: Vec<u32> = tokens.collect();
         let chain = Chain::over_tokens(PrefixId(9), SEED, Tokens(16), &tokens);
+        let tokens = TokenIds::Here(tokens);
         Kept { tenant: TenantId("a".into()), model: "m".into(), chain, tokens, salt: Some("s".into()) }
     }
 
@@ -216,7 +224,8 @@ mod tests {
         let street = street(vec![lender(vec![]), lender(vec![kept(500..600)]), lender(vec![kept(0..70)])]);
         let (found, _) = borrowed(&street, &wanted("a", 3)).await;
         let found = found.unwrap();
-        assert_eq!((found.tokens, &*found.model.0, found.salt.as_deref()), ((0..48).collect(), "m", Some("s")));
+        let tokens = found.tokens.read(&found.chain).unwrap().into_owned();
+        assert_eq!((tokens, &*found.model.0, found.salt.as_deref()), ((0..48).collect(), "m", Some("s")));
         assert!(borrowed(&street, &wanted("b", 3)).await.0.is_none(), "another tenant's");
         assert!(
             borrowed(&street, &Wanted { point: Point::on(&kept(7..90).chain, Blocks(2)).unwrap(), ..wanted("a", 1) })

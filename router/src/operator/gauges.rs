@@ -16,6 +16,7 @@ pub(super) fn refresh(gateway: &Gateway) {
     ledger(gateway);
     cluster(gateway);
     gateway.metrics.soft_state.memory_bytes.set(signed(gateway.remembered.state.bytes() as u64));
+    identity(gateway);
     workers(gateway);
     exchange(gateway);
 }
@@ -69,6 +70,13 @@ fn exchange(gateway: &Gateway) {
     metrics.unapplied.set(signed(unapplied.untold() as u64));
     // Only one scrape at a time is here, as the lock is held.
     metrics.dropped.inc_by(unapplied.dropped().saturating_sub(metrics.dropped.get()));
+}
+
+fn identity(gateway: &Gateway) {
+    let (metrics, trails) = (&gateway.metrics.identity, &gateway.remembered.identity.trails);
+    metrics.conversations.set(signed(trails.len() as u64));
+    metrics.memory_bytes.set(signed(trails.bytes().0));
+    metrics.distrusted.set(signed(gateway.catalog().distrusted().count() as u64));
 }
 
 fn process(gateway: &Gateway) {

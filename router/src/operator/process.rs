@@ -36,9 +36,10 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger` or `soft_state`.
+    /// `workers`, `ledger`, `soft_state` or `identity`.
     what: &'static str,
-    /// As the metrics call it: `no_quorum`, `failed`, `folder_gone`; of workers `draining`; of Redis how it stands.
+    /// As the metrics call it: `no_quorum`, `failed`, `folder_gone`; of workers `draining`; of Redis how it stands; of a
+    /// model `distrusted`.
     cause: &'static str,
     /// In words.
     detail: String,
@@ -80,7 +81,12 @@ impl Readiness {
                      else can, and nothing new is owned; take a worker back, or add one"
                     .into(),
         });
-        let degraded = draining.into_iter().chain(ledger).chain(redis).collect();
+        let identity = gateway.catalog().distrusted().map(|model| Degraded {
+            what: "identity",
+            cause: "distrusted",
+            detail: format!("prompts of {model} are computed as a whole: one that was put together differed"),
+        });
+        let degraded = draining.into_iter().chain(ledger).chain(redis).chain(identity).collect();
         Self { ready: true, node: directory.node().0, standing, degraded }
     }
 }

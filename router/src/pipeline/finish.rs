@@ -123,6 +123,8 @@ impl Finish {
             session: located.session.id,
             named_by: located.prefixed.request.session_key.as_ref().map(|key| key.source),
             fallback: located.prefixed.fallback().map(prefix::FallbackReason::label),
+            rung: located.prefixed.rung.map(prefix::Rung::label),
+            distrusted: located.prefixed.model.is_distrusted(),
             owner: located.session.owner,
             epoch: located.session.epoch,
             prompt: chain.tokens,

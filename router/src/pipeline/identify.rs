@@ -1,8 +1,12 @@
 //! Identify: which prompt is this, block by block, and whose conversation does the client say it is.
 //!
-//! Pure given a tokenizer: it reads the request and nothing else.
+//! Pure given a tokenizer: it reads the request, and what earlier steps have left of it.
 
-use prefix::{Asked, Checkpoint, FallbackReason, Identified, Identity, Prompt, WallTime};
+use std::sync::Arc;
+
+use prefix::{
+    Asked, ChatLayout, Checkpoint, FallbackReason, Grown, Identified, Identity, Memory, Prompt, Rung, Trails, WallTime,
+};
 use vocabulary::{RootKeys, SessionId, Tokens};
 
 use super::opening::opening;
@@ -16,22 +20,17 @@ pub struct Prefixed {
     /// The request.
     pub request: Request,
     /// The model it is for, as far as it is known here.
-    pub model: std::sync::Arc<Model>,
+    pub model: Arc<Model>,
     /// The prompt: the first one of a batch.
     pub prompt: Prompt,
+    /// By what a chat prompt was recognised; none where its token ids are unknown, and for completions.
+    pub rung: Option<Rung>,
+    /// The time for templates that print it.
+    pub now: WallTime,
     /// The session that the client names, if it names one.
     pub named: Option<SessionId>,
     /// What must be stable over a conversation's steps: the client's name for it, else how it began.
     pub pin: SessionId,
-}
-
-/// What the conversation's next step can start from.
-#[derive(Debug, Default)]
-pub struct Found {
-    /// Tokens that the checkpoint knew.
-    pub known: Tokens,
-    /// The next checkpoint.
-    pub next: Option<Checkpoint>,
 }
 
 impl Prefixed {
@@ -44,37 +43,89 @@ impl Prefixed {
     }
 }
 
-/// What must be stable over a conversation's steps.
-pub fn pin(request: &Request) -> SessionId {
-    named(request).unwrap_or_else(|| opening(request))
+/// A prompt, and how it was come by.
+#[derive(Debug)]
+pub struct Found {
+    prompt: Prompt,
+    rung: Option<Rung>,
+    /// Tokens that were known before.
+    pub known: Tokens,
+    /// The checkpoint for the conversation's next step.
+    pub next: Option<Checkpoint>,
 }
 
-fn named(request: &Request) -> Option<SessionId> {
-    let key = request.session_key.as_ref()?;
-    Some(SessionId::of_key(&request.incoming.tenant, &request.model, &key.name))
-}
-
-/// Names the prompt and the session, as far as possible from the conversation's checkpoint.
-pub fn identify(
+/// A request that is to be identified.
+#[derive(Debug)]
+pub struct Unnamed {
     request: Request,
-    model: std::sync::Arc<Model>,
-    (pin, known): (SessionId, Option<Checkpoint>),
-) -> (Prefixed, Found) {
-    let named = named(&request);
-    let keys = RootKeys { adapter: None, salt: request.cache_salt(), content: None };
-    let asked = Asked { keys, now: wall_time() };
-    let body = &request.incoming.body;
-    let (prompt, found) = match request.endpoint {
-        Endpoint::ChatCompletions => {
-            let Identified { prompt, known, next } = model.identifier.chat_from(body, asked, known.as_ref());
-            (prompt, Found { known, next })
-        }
-        Endpoint::Completions => {
-            let mut batch = model.identifier.completion(body, asked);
-            (batch.swap_remove(0), Found::default())
-        }
-    };
-    (Prefixed { request, model, prompt, named, pin }, found)
+    model: Arc<Model>,
+    now: WallTime,
+    named: Option<SessionId>,
+    /// What must be stable over a conversation's steps: the client's name for it, else how it began.
+    pub pin: SessionId,
+}
+
+impl Unnamed {
+    /// A request for this model.
+    pub fn new(request: Request, model: Arc<Model>) -> Self {
+        let key = request.session_key.as_ref();
+        let named = key.map(|key| SessionId::of_key(&request.incoming.tenant, &request.model, &key.name));
+        let pin = named.unwrap_or_else(|| opening(&request));
+        Self { now: wall_time(), named, pin, request, model }
+    }
+
+    /// The request.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        let keys = RootKeys { adapter: None, salt: self.request.cache_salt(), content: None };
+        Asked { keys, now: self.now }
+    }
+
+    fn layout(&self) -> Option<ChatLayout<'_>> {
+        let fields = self.request.body.fields();
+        ChatLayout::new(fields.body(), fields.all())
+    }
+
+    fn memory<'a>(&'a self, trails: &'a Trails) -> Option<Memory<'a>> {
+        let is_chat = self.request.endpoint == Endpoint::ChatCompletions;
+        let tenant = &self.request.incoming.tenant.0;
+        let session = self.named.map(|session| session.0);
+        (is_chat && !self.model.is_distrusted()).then_some(Memory { trails, tenant, session })
+    }
+
+    /// The prompt at the cost of what is new in it; none where it must be computed as a whole.
+    pub fn grown(&self, trails: &Trails) -> Option<Found> {
+        let memory = self.memory(trails)?;
+        let Grown { prompt, known, rung } = self.model.identifier.grow(self.layout()?, self.asked(), memory)?;
+        Some(Found { prompt, rung: Some(rung), known, next: None })
+    }
+
+    /// The prompt, computed as a whole as far as its checkpoint does not know it.
+    pub fn whole(&self, trails: &Trails, known: Option<&Checkpoint>) -> Found {
+        let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.asked());
+        let remembered = self.memory(trails).and_then(|memory| Some((self.layout()?, memory)));
+        let Identified { prompt, known, next } = match (self.request.endpoint, remembered) {
+            (Endpoint::ChatCompletions, Some((layout, memory))) => identifier.begin(layout, asked, known, memory),
+            (Endpoint::ChatCompletions, None) => identifier.chat_from(body, asked, known),
+            (Endpoint::Completions, _) => {
+                let prompt = identifier.completion(body, asked).swap_remove(0);
+                return Found { prompt, rung: None, known: Tokens::ZERO, next: None };
+            }
+        };
+        let rung = if known == Tokens::ZERO { Rung::Cold } else { Rung::Checkpoint };
+        let rung = (prompt.identity == Identity::Exact).then_some(rung);
+        Found { prompt, rung, known, next }
+    }
+
+    /// The request with its prompt's name.
+    pub fn named(self, found: Found) -> (Prefixed, Tokens, Option<Checkpoint>) {
+        let Found { prompt, rung, known, next } = found;
+        let Self { request, model, now, named, pin } = self;
+        (Prefixed { request, model, prompt, rung, now, named, pin }, known, next)
+    }
 }
 
 /// For templates that print the date: engines take their own clock, in UTC as ours.

@@ -48,10 +48,7 @@ pub fn preamble(prefixed: &Prefixed) -> Blocks {
 
 /// The text of the messages before the first user's; none when there are none.
 fn before_user(messages: &str) -> Option<&str> {
-    let all: Vec<&RawValue> = serde_json::from_str(messages).ok()?;
-    let count = all.iter().position(|message| is_user(message)).unwrap_or(all.len());
-    let last = all.get(count.checked_sub(1)?)?;
-    messages.get(offset(messages, all.first()?.get())..offset(messages, last.get()) + last.get().len())
+    span(messages, each(messages).take_while(|message| !is_user(message)))
 }
 
 fn is_user(message: &RawValue) -> bool {
@@ -66,10 +63,27 @@ struct Role<'a> {
 }
 
 fn first_messages(messages: &str) -> Option<&str> {
-    let all: Vec<&RawValue> = serde_json::from_str(messages).ok()?;
-    let last = all.iter().copied().find(|message| is_user(message)).or(all.last().copied())?;
-    let end = offset(messages, last.get()) + last.get().len();
-    messages.get(offset(messages, all.first()?.get())..end)
+    let mut met = false;
+    span(messages, each(messages).take_while(|message| !std::mem::replace(&mut met, is_user(message))))
+}
+
+/// The text from the first of these messages to the last.
+fn span<'a>(messages: &'a str, mut those: impl Iterator<Item = &'a RawValue>) -> Option<&'a str> {
+    let first = those.next()?;
+    let last = those.last().unwrap_or(first);
+    messages.get(offset(messages, first.get())..offset(messages, last.get()) + last.get().len())
+}
+
+/// The messages of a list, read one by one: most are never asked for.
+fn each(list: &str) -> impl Iterator<Item = &RawValue> {
+    let mut rest = list.trim_start().strip_prefix('[').unwrap_or_default();
+    std::iter::from_fn(move || {
+        let mut items = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>();
+        let item = items.next()?.ok()?;
+        let after = rest[items.byte_offset()..].trim_start();
+        rest = after.strip_prefix(',').unwrap_or_default();
+        Some(item)
+    })
 }
 
 fn start_of_prompt(prompt: &str) -> &str {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use ownership::ledger::Point;
 use parking_lot::Mutex;
-use prefix::Content;
-use vocabulary::{Chain, ModelId, SessionId, TenantId};
+use vocabulary::{Blocks, Chain, ModelId, SessionId, TenantId};
 
 use super::plan::Classified;
+use super::token_ids::TokenIds;
 
 /// Bytes of token ids and block names that are kept.
 const BOUND: usize = 128 << 20;
@@ -24,7 +24,7 @@ pub struct Kept {
     /// Its blocks.
     pub chain: Chain,
     /// What the engines see.
-    pub tokens: Vec<u32>,
+    pub tokens: TokenIds,
     /// The cache salt that it carries.
     pub salt: Option<String>,
 }
@@ -34,8 +34,8 @@ impl Kept {
     pub fn of(step: &mut Classified) -> Option<Self> {
         let prefixed = &mut step.located.prefixed;
         let salt = prefixed.request.cache_salt().map(str::to_owned);
-        let Content::Tokens(tokens) = &mut prefixed.prompt.content else { return None };
-        let (tokens, ids) = (std::mem::take(tokens), std::mem::take(&mut prefixed.prompt.chain.ids));
+        let tokens = TokenIds::take(prefixed)?;
+        let ids = std::mem::take(&mut prefixed.prompt.chain.ids);
         Some(Self {
             tenant: prefixed.request.incoming.tenant.clone(),
             model: prefixed.request.model.clone(),
@@ -45,8 +45,14 @@ impl Kept {
         })
     }
 
+    /// The ids of its first blocks; none where it is shorter or cannot be encoded again. May take milliseconds.
+    pub fn first(&self, blocks: Blocks) -> Option<Vec<u32>> {
+        let length = usize::try_from(blocks.tokens(self.chain.block).0).ok()?;
+        Some(self.tokens.read(&self.chain)?.get(..length)?.to_vec())
+    }
+
     fn size(&self) -> usize {
-        size_of_val(&*self.tokens) + size_of_val(&*self.chain.ids) + 256
+        self.tokens.size() + size_of_val(&*self.chain.ids) + 256
     }
 }
 
@@ -103,13 +109,14 @@ impl Prompts {
 
 #[cfg(test)]
 mod tests {
-    use vocabulary::{Blocks, PrefixId, Seed, Tokens};
+    use vocabulary::{PrefixId, Seed, Tokens};
 
     use super::*;
 
     fn kept(tenant: &str, tokens: u32, first: u32) -> Kept {
         let tokens: Vec<u32> = (first..first + tokens).collect();
         let chain = Chain::over_tokens(PrefixId(1), Seed(0), Tokens(16), &tokens);
+        let tokens = TokenIds::Here(tokens);
         Kept { tenant: TenantId(tenant.into()), model: ModelId::from("m"), chain, tokens, salt: None }
     }
 
@@ -118,7 +125,7 @@ mod tests {
         let prompts = Prompts::default();
         prompts.keep(SessionId(1), kept("a", 64, 0));
         let point = Point::on(&kept("a", 64, 0).chain, Blocks(2)).unwrap();
-        assert_eq!(prompts.through(&TenantId("a".into()), point).unwrap().tokens.len(), 64);
+        assert_eq!(prompts.through(&TenantId("a".into()), point).unwrap().tokens.size(), 256);
         assert!(prompts.through(&TenantId("b".into()), point).is_none());
         prompts.keep(SessionId(1), kept("a", 64, 500));
         assert!(prompts.through(&TenantId("a".into()), point).is_none(), "a session's newest prompt takes its place");

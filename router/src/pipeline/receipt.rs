@@ -48,6 +48,12 @@ pub struct Known {
     pub named_by: Option<KeySource>,
     /// Why the prompt is known by its bytes only; none when by token ids.
     pub fallback: Option<&'static str>,
+    /// By what a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `cold`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rung: Option<&'static str>,
+    /// Whether prompts of its model are computed as a whole because a look at one found a difference.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub distrusted: bool,
     /// The effective owner.
     pub owner: Option<Owner>,
     /// Since when.
@@ -227,6 +233,8 @@ mod tests {
                 session: SessionId(n % 2),
                 named_by: None,
                 fallback: None,
+                rung: None,
+                distrusted: false,
                 owner: None,
                 epoch: Epoch::default(),
                 prompt: Tokens(1),

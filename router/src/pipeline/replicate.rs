@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Handoff, Leg, Plan};
+use tokio::task::spawn_blocking;
 use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, Tokens, WorkerId};
 use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 
+use super::identify::Prefixed;
 use super::legs::{LegError, Legs};
 use super::plan::Classified;
 use super::prompts::Kept;
 use super::receipt::Remark;
+use super::token_ids::TokenIds;
 use crate::gateway::Gateway;
 
 /// What one run makes present, and where.
@@ -37,15 +40,14 @@ pub async fn replicate(
     (source, blocks): (Leg, Blocks),
 ) -> Option<Remark> {
     let prompt = &step.located.prefixed.prompt;
-    let length = blocks.tokens(prompt.chain.block).0 as usize;
-    let (Some(tokens), Some(prefix)) = (prompt.tokens().and_then(|ids| ids.get(..length)), prompt.chain.prefix(blocks))
+    let (Some(tokens), Some(prefix)) = (first(&step.located.prefixed, blocks).await, prompt.chain.prefix(blocks))
     else {
         return Some(Remark::ReplicateFailed);
     };
     let moving = Move {
         legs: legs.clone(),
         model: step.ask.model.0.to_string(),
-        tokens: tokens.to_vec(),
+        tokens,
         salt: step.located.prefixed.request.cache_salt().map(str::to_owned),
         bytes: plan.handoff.as_ref().map(Handoff::bytes).unwrap_or_default(),
         source,
@@ -58,12 +60,13 @@ pub async fn replicate(
 /// Makes the first `blocks` of a kept prompt present at `target`, from `source`. What went wrong is remarked.
 pub async fn relocate(
     gateway: &Arc<Gateway>,
-    kept: &Kept,
+    kept: &Arc<Kept>,
     (blocks, bytes): (Blocks, Bytes),
     (source, target): (Owner, Owner),
 ) -> Option<Remark> {
-    let length = blocks.tokens(kept.chain.block).0 as usize;
-    let (Some(tokens), Some(prefix)) = (kept.tokens.get(..length), kept.chain.prefix(blocks)) else {
+    let again = kept.clone();
+    let tokens = spawn_blocking(move || again.first(blocks)).await.ok().flatten();
+    let (Some(tokens), Some(prefix)) = (tokens, kept.chain.prefix(blocks)) else {
         return Some(Remark::ReplicateFailed);
     };
     let leg = |owner: Owner| Leg {
@@ -75,7 +78,7 @@ pub async fn relocate(
     let moving = Move {
         legs: Legs::unasked(gateway),
         model: kept.model.to_string(),
-        tokens: tokens.to_vec(),
+        tokens,
         salt: kept.salt.clone(),
         bytes,
         source: leg(source),
@@ -83,6 +86,17 @@ pub async fn relocate(
     };
     let flight = gateway.replicates.run((prefix, target.worker), moving.run());
     flight.await.unwrap_or(Some(Remark::ReplicateFailed))
+}
+
+/// The token ids of the first blocks of a step's prompt.
+async fn first(prefixed: &Prefixed, blocks: Blocks) -> Option<Vec<u32>> {
+    let length = usize::try_from(blocks.tokens(prefixed.prompt.chain.block).0).ok()?;
+    if let Some(ids) = prefixed.prompt.tokens() {
+        return ids.get(..length).map(<[u32]>::to_vec);
+    }
+    let (ids, chain) = (TokenIds::of(prefixed)?, prefixed.prompt.chain.clone());
+    let read = move || Some(ids.read(&chain)?.get(..length)?.to_vec());
+    spawn_blocking(read).await.ok().flatten()
 }
 
 impl Move {

@@ -13,6 +13,7 @@ use workers_shim::dialect::Stripped;
 use super::cluster::ClusterMetrics;
 use super::exchange::ExchangeMetrics;
 use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
+use super::identity::IdentityMetrics;
 use super::soft_state::SoftStateMetrics;
 
 /// All families, by what they tell about.
@@ -26,6 +27,8 @@ pub struct Metrics {
     pub workers: Workers,
     /// The ledger as this node sees it.
     pub ledger: Ledger,
+    /// How prompts are known.
+    pub identity: IdentityMetrics,
     /// What routers share beside the ledger.
     pub soft_state: SoftStateMetrics,
     /// The quorum that keeps the ledger.
@@ -164,6 +167,7 @@ impl Metrics {
             plans: Plans::new(&families),
             workers: Workers::new(&families),
             ledger: Ledger::new(&families),
+            identity: IdentityMetrics::new(&families),
             soft_state: SoftStateMetrics::new(&families),
             cluster: ClusterMetrics::new(&families),
             exchange: ExchangeMetrics::new(&families),

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod exchange;
 mod families;
+pub mod identity;
 pub mod metrics;
 pub mod soft_state;
 

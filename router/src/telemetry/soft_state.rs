@@ -26,7 +26,8 @@ pub struct SoftStateMetrics {
     /// `soft_state_resolved_total{outcome}`: responses whose history was put together here, and those for which it could
     /// not be.
     pub resolved: IntCounterVec,
-    /// `identified_tokens_total{source}`: prompt tokens that a checkpoint knew, and those that were computed.
+    /// `identified_tokens_total{source}`: prompt tokens that an earlier step of the conversation or a checkpoint
+    /// knew, and those that were computed.
     pub identified: IntCounterVec,
     /// `soft_state_routers`: routers that share it, as far as known; each one's share of a quota while Redis is gone.
     pub routers: IntGauge,
@@ -69,7 +70,7 @@ impl SoftStateMetrics {
             ),
             identified: f.counters(
                 "identified_tokens_total",
-                "Prompt tokens that were identified: known from a checkpoint, or computed.",
+                "Prompt tokens that were identified: known from an earlier step or a checkpoint, or computed.",
                 &["source"],
             ),
             routers: f.gauge("soft_state_routers", "Routers that share soft state, as far as known."),
@@ -85,7 +86,8 @@ impl SoftStateMetrics {
             LOOKUPS.iter().for_each(|outcome| drop(metrics.lookups.with_label_values(&[kind.as_str(), outcome])));
             WRITES.iter().for_each(|outcome| drop(metrics.writes.with_label_values(&[kind.as_str(), outcome])));
         }
-        ["checkpoint", "computed"].iter().for_each(|source| drop(metrics.identified.with_label_values(&[source])));
+        let sources = ["conversation", "checkpoint", "computed"];
+        sources.iter().for_each(|source| drop(metrics.identified.with_label_values(&[source])));
         RESOLVED.iter().for_each(|outcome| drop(metrics.resolved.with_label_values(&[outcome])));
         metrics
     }

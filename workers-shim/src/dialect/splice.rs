@@ -1,6 +1,7 @@
 //! A JSON object's fields where they stand, and new bodies made by exchanging some of them.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -40,6 +41,15 @@ impl JsonFields {
         &self.body
     }
 
+    /// All fields in their order: the name as a JSON reader reads it, and where its value lies.
+    pub fn all(&self) -> impl Iterator<Item = (Cow<'_, str>, Range<usize>)> {
+        self.fields.iter().map(|field| {
+            let written = String::from_utf8_lossy(&self.body[field.name.clone()]);
+            let name = if written.contains('\\') { self.read_name(field).map_or(written, Cow::Owned) } else { written };
+            (name, field.value.clone())
+        })
+    }
+
     /// The text of the value of `name`, as the client wrote it; `null` is a value too.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.place(name).map(|place| &self.body[self.fields[place].value.clone()])
@@ -69,8 +79,12 @@ impl JsonFields {
         if !written.contains(&b'\\') {
             return written == name.as_bytes();
         }
-        let quoted = &self.body[field.name.start - 1..field.name.end + 1];
-        serde_json::from_slice::<Cow<'_, str>>(quoted).is_ok_and(|read| read == name)
+        self.read_name(field).is_some_and(|read| read == name)
+    }
+
+    /// A name with its escapes read; none where they are no text.
+    fn read_name(&self, field: &Field) -> Option<String> {
+        serde_json::from_slice(&self.body[field.name.start - 1..field.name.end + 1]).ok()
     }
 }
 

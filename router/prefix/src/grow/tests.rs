@@ -47,7 +47,8 @@ fn memory(trails: &Trails) -> Memory<'_> {
 fn checked(identifier: &Identifier, body: &str, memory: Memory<'_>, now: WallTime) -> Rung {
     let asked = Asked { keys: RootKeys::default(), now };
     let whole = identifier.chat(body.as_bytes(), asked);
-    match identifier.grow(body.as_bytes(), asked, memory) {
+    let layout = ChatLayout::read(body.as_bytes());
+    match layout.and_then(|layout| identifier.grow(layout, asked, memory)) {
         Some(Grown { prompt, known, rung }) => {
             assert_eq!((prompt.identity, &prompt.detail), (whole.identity, &whole.detail), "{body}");
             assert_eq!(prompt.chain, whole.chain, "{body}");
@@ -56,7 +57,8 @@ fn checked(identifier: &Identifier, body: &str, memory: Memory<'_>, now: WallTim
             rung
         }
         None => {
-            assert_eq!(identifier.begin(body.as_bytes(), asked, None, memory).prompt, whole);
+            let begun = layout.map(|layout| identifier.begin(layout, asked, None, memory).prompt);
+            assert!(begun.is_none_or(|begun| begun == whole));
             Rung::Cold
         }
     }
@@ -209,29 +211,46 @@ fn whoever_may_not_share_a_conversation_does_not_find_it() {
     let (trails, tiny) = (trails(), model("tiny"));
     let text = body(&talk()[..4]).to_string();
     assert_eq!(checked(tiny, &text, memory(&trails), WallTime::default()), Rung::Cold);
+    let layout = ChatLayout::read(text.as_bytes()).unwrap();
     let other = Memory { tenant: "u", ..memory(&trails) };
-    assert!(tiny.grow(text.as_bytes(), Asked::default(), other).is_none());
+    assert!(tiny.grow(layout, Asked::default(), other).is_none());
     let keys = RootKeys { salt: Some("s"), ..RootKeys::default() };
-    assert!(tiny.grow(text.as_bytes(), Asked { keys, now: WallTime::default() }, memory(&trails)).is_none());
-    assert!(model("qwen_like").grow(text.as_bytes(), Asked::default(), memory(&trails)).is_none());
-    assert!(tiny.grow(text.as_bytes(), Asked::default(), memory(&trails)).is_some());
+    assert!(tiny.grow(layout, Asked { keys, now: WallTime::default() }, memory(&trails)).is_none());
+    assert!(model("qwen_like").grow(layout, Asked::default(), memory(&trails)).is_none());
+    assert!(tiny.grow(layout, Asked::default(), memory(&trails)).is_some());
 }
 
 #[test]
-fn settings_after_the_messages_count_as_well_as_those_before_them() {
+fn settings_that_decide_the_prompt_count_and_others_do_not_wherever_they_stand() {
     let (trails, tiny) = (trails(), model("tiny"));
-    let ask = |before: &str, after: &str, more: &str| {
-        let body = format!(r#"{{{before}"messages":[{}{more}]{after}}}"#, user(&"hi ".repeat(200)));
+    let messages = format!("{},{}", user(&"hi ".repeat(200)), json!({"role": "assistant", "content": "ho"}));
+    let mut said = 0;
+    let mut ask = |before: &str, after: &str| {
+        said += 1;
+        let body = format!(r#"{{{before}"messages":[{messages},{}]{after}}}"#, user(&format!("ha {said}")));
         checked(tiny, &body, memory(&trails), WallTime::default())
     };
-    let more = format!(",{},{}", json!({"role": "assistant", "content": "ho"}), user("ha"));
-    let tools = format!(r#","tools":{}"#, tools());
-    assert_eq!(ask("", "", ""), Rung::Cold);
-    assert_eq!(ask("", &tools, &more), Rung::Cold);
-    assert_eq!(ask(r#""n":1,"#, &tools, &more), Rung::Cold);
-    assert_eq!(ask("", &tools, &more), Rung::Leading, "not the session's newest, but known");
-    assert_eq!(ask("", r#","add_generation_prompt":false"#, &more), Rung::Cold);
-    assert_eq!(ask("", r#","messages":[]"#, &more), Rung::Cold, "twice: refused as a whole");
+    let tools = tools();
+    let (first, last) = (format!(r#""tools":{tools},"#), format!(r#","tools":{tools}"#));
+    assert_eq!(ask("", ""), Rung::Cold);
+    assert_eq!(ask(r#""max_tokens":7,"model":"m","#, r#","stream":true"#), Rung::Segment);
+    assert_eq!(ask("", &last), Rung::Cold);
+    assert_eq!(ask(&first, r#","n":1"#), Rung::Segment, "at another place");
+    assert_eq!(ask(&first, r#","add_generation_prompt":false"#), Rung::Cold);
+    assert_eq!(ask(&first, &last), Rung::Cold, "twice: refused as a whole");
+    assert_eq!(ask(&first, r#","messages":[]"#), Rung::Cold, "twice: refused as a whole");
+    assert_eq!(ask("", r#","chat_template_kwargs":null"#), Rung::Cold);
+    assert_eq!(ask("", ""), Rung::Segment, "still known");
+}
+
+#[test]
+fn what_is_new_and_very_long_is_left_to_the_whole_way() {
+    let (trails, tiny) = (trails(), model("tiny"));
+    let long = |kilobytes: usize| user(&"hello there ".repeat(kilobytes * 1024 / 12));
+    let said = json!({"role": "assistant", "content": "ho"});
+    assert_eq!(step(tiny, &body(&[user("hi")]), memory(&trails)), Rung::Cold);
+    assert_eq!(step(tiny, &body(&[user("hi"), said.clone(), long(100)]), memory(&trails)), Rung::Session);
+    assert_eq!(step(tiny, &body(&[user("hi"), said, long(100), long(300)]), memory(&trails)), Rung::Cold);
 }
 
 #[test]

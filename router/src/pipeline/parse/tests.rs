@@ -108,8 +108,9 @@ fn a_clients_own_salt_counts_where_tenants_are_not_kept_apart_and_makes_other_bl
     let plain = parsed(Endpoint::Completions, &body.replace(r#","cache_salt":"mine""#, "")).unwrap();
     let model = crate::catalog::Catalog::default().model(&plain.model);
     let root = |request| {
-        let pin = crate::pipeline::identify::pin(&request);
-        crate::pipeline::identify::identify(request, model.clone(), (pin, None)).0.prompt.chain.root
+        let request = crate::pipeline::identify::Unnamed::new(request, model.clone());
+        let found = request.whole(&prefix::Trails::new(vocabulary::Bytes::ZERO), None);
+        request.named(found).0.prompt.chain.root
     };
     assert_ne!(root(own), root(plain));
 }

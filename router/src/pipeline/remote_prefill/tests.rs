@@ -52,8 +52,9 @@ fn step(gateway: &Arc<Gateway>) -> Classified {
     };
     let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();
     let model = gateway.catalog().model(&request.model);
-    let pin = identify::pin(&request);
-    plan::classify(gateway, locate::locate(gateway, identify::identify(request, model, (pin, None)).0))
+    let request = identify::Unnamed::new(request, model);
+    let found = request.whole(&gateway.remembered.identity.trails, None);
+    plan::classify(gateway, locate::locate(gateway, request.named(found).0))
 }
 
 /// The value of one of the worker's metrics, all labels together.

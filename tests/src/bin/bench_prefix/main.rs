@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prefix::{
-    Asked, Identifier, IdentifierOptions, Limits, Memory, ModelText, ModelTextSource, PrefixError, Rung, Trails,
+    Asked, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelText, ModelTextSource, PrefixError, Rung,
+    Trails,
 };
 use residency::{Change, Index, Shape};
 use serde::Serialize;
@@ -181,6 +182,10 @@ fn bytes_a_token(identifier: &Identifier) -> f64 {
     talk.bytes() as f64 / prompt.chain.tokens.0 as f64
 }
 
+fn walked(tokens: u64, body: &str) -> Result<ChatLayout<'_>, BenchError> {
+    ChatLayout::read(body.as_bytes()).ok_or_else(|| BenchError::Wrong { tokens, what: "no messages".into() })
+}
+
 fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<Row, BenchError> {
     let wrong = |what: String| BenchError::Wrong { tokens, what };
     let size = bytes_a_token(identifier);
@@ -197,14 +202,16 @@ fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<R
             talk.step(step);
         }
         // The steps before: one as a whole and one along it, as they leave a running conversation.
-        let known = identifier.begin(talk.body().as_bytes(), Asked::default(), None, memory);
+        let known = identifier.begin(walked(tokens, &talk.body())?, Asked::default(), None, memory);
         talk.step(step);
-        identifier.grow(talk.body().as_bytes(), Asked::default(), memory);
+        identifier.grow(walked(tokens, &talk.body())?, Asked::default(), memory);
         fleet.hold(number, &known.prompt.chain);
         talk.step(step);
         let body = talk.body();
+        // Requests are walked over once in any case.
+        let layout = walked(tokens, &body)?;
         let since = Instant::now();
-        let grown = identifier.grow(body.as_bytes(), Asked::default(), memory);
+        let grown = identifier.grow(layout, Asked::default(), memory);
         let identity = since.elapsed();
         let grown = grown.filter(|grown| grown.rung == Rung::Session);
         let grown = grown.ok_or_else(|| wrong("the step was not gone on with where the last one ended".into()))?;

@@ -129,3 +129,12 @@ proptest! {
         prop_assert_eq!(read, model, "{} became {}", text, result);
     }
 }
+
+#[test]
+fn all_fields_are_told_by_the_names_that_a_reader_reads() {
+    let body = br#"{"a":1, "\u0062" : [2] ,"\ud800":3,"a":"x"}"#;
+    let fields = JsonFields::scan(Bytes::from_static(body), &[]).unwrap();
+    let all: Vec<_> = fields.all().map(|(name, value)| (name.into_owned(), &body[value])).collect();
+    let known = [("a", &b"1"[..]), ("b", b"[2]"), ("\\ud800", b"3"), ("a", b"\"x\"")];
+    assert_eq!(all, known.map(|(name, value)| (name.to_owned(), value)));
+}

@@ -1,0 +1,99 @@
+//! A step that was known from the one before it, encoded again as a whole and compared. Off the request path, one at a
+//! time, a few waiting.
+
+use std::sync::Arc;
+
+use prefix::{Difference, Identified, Prompt, Rung};
+use tokio::sync::mpsc;
+use vocabulary::{RequestId, SessionId, TenantId, Tokens};
+
+use crate::checkpoints::{Checkpoints, Tokenized};
+use crate::pipeline::identify::Prefixed;
+use crate::pipeline::token_ids::Written;
+use crate::telemetry::identity::IdentityMetrics;
+
+/// Steps that wait to be looked at; others are left out.
+const WAITING: usize = 4;
+
+/// A step to be looked at.
+pub(super) struct Look {
+    written: Written,
+    prompt: Prompt,
+    rung: Rung,
+    known: Tokens,
+    request: RequestId,
+    tenant: TenantId,
+    pin: SessionId,
+}
+
+impl Look {
+    pub(super) fn at(prefixed: &Prefixed, rung: Rung, known: Tokens) -> Self {
+        Self {
+            written: Written::of(prefixed),
+            prompt: prefixed.prompt.clone(),
+            rung,
+            known,
+            request: prefixed.request.incoming.id,
+            tenant: prefixed.request.incoming.tenant.clone(),
+            pin: prefixed.pin,
+        }
+    }
+
+    /// What differs, and what the whole prompt leaves.
+    fn taken(&self) -> (Option<Difference>, Identified) {
+        let whole = self.written.identify();
+        (self.prompt.difference(&whole.prompt), whole)
+    }
+}
+
+/// The way to whoever looks.
+#[derive(Debug)]
+pub(super) struct Looks {
+    waiting: mpsc::Sender<Look>,
+    metrics: IdentityMetrics,
+}
+
+impl Looks {
+    pub(super) fn start(checkpoints: Arc<Checkpoints>, metrics: IdentityMetrics) -> Self {
+        let (waiting, mut next) = mpsc::channel::<Look>(WAITING);
+        let looking = metrics.clone();
+        tokio::spawn(async move {
+            while let Some(look) = next.recv().await {
+                let taken = tokio::task::spawn_blocking(move || (look.taken(), look)).await;
+                let Ok(((difference, whole), look)) = taken else { continue };
+                told(&looking, &look, difference);
+                if difference.is_none() {
+                    let body_bytes = look.written.bytes();
+                    let tokenized = Tokenized { known: look.known, next: whole.next, body_bytes };
+                    checkpoints.keep(&look.tenant, look.pin, tokenized);
+                }
+            }
+        });
+        Self { waiting, metrics }
+    }
+
+    /// Has it looked at, unless too many wait.
+    pub(super) fn take(&self, look: Look) {
+        if self.waiting.try_send(look).is_err() {
+            self.metrics.looks.with_label_values(&["left_out"]).inc();
+        }
+    }
+}
+
+fn told(metrics: &IdentityMetrics, look: &Look, difference: Option<Difference>) {
+    let outcome = difference.map_or("same", Difference::label);
+    metrics.looks.with_label_values(&[outcome]).inc();
+    let Some(difference) = difference else { return };
+    let model = look.written.model();
+    if model.distrust() {
+        tracing::error!(
+            model = %model.identifier.namespace().model, request = %look.request, rung = look.rung.label(),
+            cause = difference.label(), tokens = look.prompt.chain.tokens.0,
+            "a prompt that was put together from an earlier step differs from the whole one; prompts of this model are \
+             computed as a whole until this router is started again"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

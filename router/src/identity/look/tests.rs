@@ -1,0 +1,119 @@
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{HeaderMap, Method};
+use prefix::Content;
+use serde_json::{Value, json};
+use vocabulary::{Chain, PrefixId};
+
+use super::*;
+use crate::catalog::Model;
+use crate::incoming::{Endpoint, Incoming, new_request_id};
+use crate::pipeline::identify::Unnamed;
+use crate::pipeline::parse::parse;
+use crate::pipeline::token_ids::TokenIds;
+use crate::testing::{Front, Worker, front, get, post, until};
+
+const PATH: &str = "/v1/chat/completions";
+const SETTINGS: [&str; 2] = ["models.tiny.text=builtin", "identity.look_every=1"];
+
+fn body(turns: usize, settings: &Value) -> String {
+    let mut messages = vec![json!({"role": "system", "content": "You are kind. ".repeat(60)})];
+    for n in 0..turns {
+        messages.push(json!({"role": "user", "content": format!("question {n}")}));
+        messages.push(json!({"role": "assistant", "content": format!("answer {n}")}));
+    }
+    messages.push(json!({"role": "user", "content": format!("question {turns}")}));
+    let mut body = json!({"model": "tiny", "messages": messages});
+    body.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    body.to_string()
+}
+
+async fn ask(front: &Front, turns: usize, settings: Value) -> Option<&'static str> {
+    let got = post(front.proxy_address(), PATH, body(turns, &settings)).await;
+    assert_eq!(got.status, 200);
+    front.gateway.receipts.newest(1, |_| true)[0].known.rung
+}
+
+fn looks(front: &Front, outcome: &str) -> u64 {
+    front.gateway.metrics.identity.looks.with_label_values(&[outcome]).get()
+}
+
+#[tokio::test]
+async fn steps_are_known_from_the_one_before_whatever_else_they_ask_for_and_looked_at() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS).await;
+    assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
+    assert_eq!(ask(&front, 1, json!({})).await, Some("leading"));
+    assert_eq!(ask(&front, 2, json!({"prompt_cache_key": "s"})).await, Some("leading"), "named only now");
+    assert_eq!(ask(&front, 3, json!({"prompt_cache_key": "s"})).await, Some("session"));
+    let bound = json!({"prompt_cache_key": "s", "max_tokens": 7, "temperature": 0.5, "user": "u"});
+    assert_eq!(ask(&front, 4, bound).await, Some("session"), "what decides no prompt may change");
+    assert_eq!(front.gateway.metrics.identity.steps.with_label_values(&["cold"]).get(), 1);
+    until("all have been looked at", || looks(&front, "same") + looks(&front, "left_out") == 4).await;
+    assert!(looks(&front, "same") > 0);
+    let known = front.gateway.metrics.soft_state.identified.with_label_values(&["conversation"]).get();
+    assert!(known > 0 && !front.gateway.remembered.identity.trails.is_empty());
+}
+
+/// A step that is known from the one before it.
+fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
+    let trails = &gateway.remembered.identity.trails;
+    let unnamed = |turns: usize| {
+        let body = body(turns, &json!({}));
+        let incoming = Incoming {
+            id: new_request_id(),
+            tenant: TenantId::default(),
+            method: Method::POST,
+            path: PATH.to_owned(),
+            headers: HeaderMap::new(),
+            body: body.into(),
+            arrived: Instant::now(),
+            reserved: None,
+        };
+        Unnamed::new(parse(incoming, Endpoint::ChatCompletions, None).unwrap(), model.clone())
+    };
+    unnamed(0).whole(trails, None);
+    let step = unnamed(1);
+    let found = step.grown(trails).unwrap();
+    step.named(found).0
+}
+
+#[tokio::test]
+async fn a_difference_ends_it_for_the_model_and_everything_says_so() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS[..1]).await;
+    let model = front.gateway.catalog().model(&"tiny".into());
+    let mut step = grown(&front.gateway, &model);
+    let taken = |step: &Prefixed| Look::at(step, Rung::Leading, Tokens::ZERO).taken().0;
+    assert_eq!(taken(&step), None);
+    let ids = TokenIds::of(&step).unwrap().read(&step.prompt.chain).unwrap().into_owned();
+    assert_eq!(ids.len() as u64, step.prompt.chain.tokens.0);
+    let other = Chain::over_tokens(PrefixId(7), model.identifier.seed(), model.identifier.block(), &ids);
+    assert!(TokenIds::of(&step).unwrap().read(&other).is_none(), "leads elsewhere");
+    step.prompt.content = Content::Tail(vec![1]);
+    assert_eq!(taken(&step), Some(Difference::Tokens));
+
+    assert_ne!(ask(&front, 2, json!({})).await, Some("cold"));
+    let identity = &front.gateway.remembered.identity;
+    identity.looks.take(Look::at(&step, Rung::Leading, Tokens::ZERO));
+    until("the difference is found", || model.is_distrusted()).await;
+    assert_eq!(looks(&front, "tokens"), 1);
+    assert_eq!(ask(&front, 3, json!({})).await, Some("cold"));
+    assert!(front.gateway.receipts.newest(1, |_| true)[0].known.distrusted);
+    let ready = get(front.operator_address(), "/readyz").await.json();
+    assert_eq!(
+        (&ready["degraded"][0]["what"], &ready["degraded"][0]["cause"]),
+        (&json!("identity"), &json!("distrusted"))
+    );
+    let metrics = get(front.operator_address(), "/metrics").await;
+    assert!(String::from_utf8_lossy(&metrics.body).contains("ownerserve_identity_distrusted_models 1"));
+}
+
+#[tokio::test]
+async fn no_memory_has_every_prompt_computed_as_a_whole() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[SETTINGS[0], "identity.memory=0"]).await;
+    assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
+    assert_eq!(ask(&front, 1, json!({})).await, Some("cold"));
+}

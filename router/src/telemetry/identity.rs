@@ -1,0 +1,48 @@
+//! Metrics of knowing prompts: by what each was recognised, and what the looks at them found.
+
+use prefix::{Difference, Rung};
+use prometheus::{IntCounterVec, IntGauge};
+
+use super::families::Families;
+
+/// Counted where it happens; clones share their values.
+#[derive(Clone, Debug)]
+pub struct IdentityMetrics {
+    /// `identified_steps_total{rung}`: by what each chat prompt was recognised.
+    pub steps: IntCounterVec,
+    /// `identity_looks_total{outcome}`: steps that were encoded again as a whole: `same`, what differed, or `left_out`.
+    pub looks: IntCounterVec,
+    /// `identity_conversations`, refreshed when scraped.
+    pub conversations: IntGauge,
+    /// `identity_memory_bytes`, refreshed when scraped.
+    pub memory_bytes: IntGauge,
+    /// `identity_distrusted_models`, refreshed when scraped.
+    pub distrusted: IntGauge,
+}
+
+impl IdentityMetrics {
+    pub(super) fn new(f: &Families<'_>) -> Self {
+        let metrics = Self {
+            steps: f.counters(
+                "identified_steps_total",
+                "Chat prompts by what they were recognised by: session, leading bytes, segment, checkpoint, or cold.",
+                &["rung"],
+            ),
+            looks: f.counters(
+                "identity_looks_total",
+                "Prompts known from an earlier step that were encoded again as a whole: same, or what differed.",
+                &["outcome"],
+            ),
+            conversations: f.gauge("identity_conversations", "Conversations whose next step is known in advance."),
+            memory_bytes: f.gauge("identity_memory_bytes", "Memory that these take."),
+            distrusted: f.gauge(
+                "identity_distrusted_models",
+                "Models whose prompts are computed as a whole because a look found a difference.",
+            ),
+        };
+        Rung::ALL.iter().for_each(|rung| drop(metrics.steps.with_label_values(&[rung.label()])));
+        let outcomes = Difference::ALL.into_iter().map(Difference::label).chain(["same", "left_out"]);
+        outcomes.for_each(|outcome| drop(metrics.looks.with_label_values(&[outcome])));
+        metrics
+    }
+}
