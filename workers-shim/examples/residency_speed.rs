@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use residency::{Change, EngineHash, Event, Feed, Index, Removed, Shape, Slot, SourceRules, SpecKind, Stored};
-use vocabulary::{BlockHash, Chain, DpRank, Knowledge, Namespace, RootKeys, Seed, Tier, Tokens, WorkerId};
+use residency::{Change, EngineHash, Event, Feed, Index, Near, Removed, Shape, Slot, SourceRules, SpecKind, Stored};
+use vocabulary::{BlockHash, Chain, DpRank, Knowledge, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens, WorkerId};
 use workers_shim::events::SharedIndex;
 
 const WORKERS: u64 = 32;
@@ -98,7 +98,30 @@ fn lookups(index: &Index, sessions: &[Vec<BlockHash>]) -> Result<(), Failure> {
         "lookup of {CHAIN} blocks, another session each time: {}",
         of(&|round| (round * 31) % sessions.len())
     ))?;
-    say(format_args!("lookup of {CHAIN} blocks, the same session again: {}", of(&|_| 3)))
+    say(format_args!("lookup of {CHAIN} blocks, the same session again: {}", of(&|_| 3)))?;
+    let chains: Vec<Chain> = sessions.iter().map(|session| prompt(session)).collect();
+    let near = Near::of(&index.overlaps(&sessions[0])).depths();
+    let told = |which: &dyn Fn(usize) -> usize| {
+        let took = (0..LOOKUPS).map(|round| {
+            let chain = &chains[which(round)];
+            let started = Instant::now();
+            black_box(index.overlaps_near(black_box(chain), &near));
+            started.elapsed()
+        });
+        Spread::of(took.collect())
+    };
+    say(format_args!(
+        "told where its holders ended, another session each time: {}",
+        told(&|round| (round * 31) % chains.len())
+    ))?;
+    say(format_args!("told where its holders ended, the same session again: {}", told(&|_| 3)))
+}
+
+/// A session's next prompt, with some blocks that nobody holds yet.
+fn prompt(session: &[BlockHash]) -> Chain {
+    let new = (1..=50).map(|at| BlockHash(spread(at << 50)));
+    let ids = session.iter().copied().chain(new).map(|hash| PrefixId(u128::from(hash.0))).collect();
+    Chain { root: PrefixId(0), block: Tokens(BLOCK), ids, tokens: Tokens(0) }
 }
 
 /// Events of three workers that hold the same, then of one while another thread looks.

@@ -89,11 +89,11 @@ impl Located {
 /// Reads ledger view, residency and fleet, and what this router has done and the view does not show yet.
 pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
     let pin = prefixed.pin;
-    let overlaps = gateway.index().read().overlaps_of(&prefixed.prompt.chain);
     let workers = gateway.fleet().snapshot();
     let view = gateway.directory().view();
     let (found, place) = place(gateway, &view, &prefixed);
     let chain = &prefixed.prompt.chain;
+    let overlaps = gateway.index().overlaps(pin, chain, found.known());
     let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
         HeadRelation::of(sealable(&prefixed, &workers), head.blocks, shared)
     });

@@ -152,49 +152,62 @@ impl Index {
     /// Who holds the leading blocks of `chain` without a hole, and how many. A slower tier is listed where it reaches
     /// further than the faster ones alone. Sorted by worker, rank and tier; nobody is listed with nothing.
     pub fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap> {
-        self.find(chain.len(), |at| chain[at])
+        self.find(chain.len(), &[], |at| chain[at])
     }
 
     /// The same for a prompt's chain.
     pub fn overlaps_of(&self, chain: &Chain) -> Vec<Overlap> {
-        self.find(chain.ids.len(), |at| chain.ids[at].block_hash())
+        self.overlaps_near(chain, &[])
     }
 
-    fn find(&self, length: usize, chain: impl Fn(usize) -> BlockHash) -> Vec<Overlap> {
+    /// The same, told sooner where holders end at one of a few depths. What is told does not depend on them.
+    pub fn overlaps_near(&self, chain: &Chain, near: &[Blocks]) -> Vec<Overlap> {
+        self.find(chain.ids.len(), near, |at| chain.ids[at].block_hash())
+    }
+
+    pub(crate) fn find(&self, length: usize, near: &[Blocks], chain: impl Fn(usize) -> BlockHash) -> Vec<Overlap> {
         let mut found = Vec::new();
         if length == 0 {
             return found;
         }
+        // Whoever ends at a depth holds that many blocks, and not one more.
+        let mut near: Vec<usize> =
+            near.iter().map(|depth| depth.0 as usize).flat_map(|depth| [depth, depth.saturating_add(1)]).collect();
+        near.sort_unstable();
         // Word by word, as most fleets have one, and most words nobody who holds even the first block.
         for (word, whole) in self.whole.iter().enumerate().filter(|(_, whole)| **whole != 0) {
             let first = self.reach(chain(0), word)[0];
-            self.bisect((1, length), &chain, (word, whole & first), &mut found);
+            self.bisect(Span { low: 1, high: length, near: &near }, &chain, (word, whole & first), &mut found);
         }
-        let holed = self.live.iter().zip(&self.whole).map(|(live, whole)| live & !whole).collect();
-        self.walk((0..length).map(&chain), holed, &mut found);
+        if self.live != self.whole {
+            let holed = self.live.iter().zip(&self.whole).map(|(live, whole)| live & !whole).collect();
+            self.walk((0..length).map(&chain), holed, &mut found);
+        }
         self.tidy(found)
     }
 
-    /// Finds the depths of the sources in one word of bits, all of them whole, which lie from `low` to `high`.
+    /// Finds the depths of the sources in one word of bits, all of them whole, which lie in `span`.
     fn bisect(
         &self,
-        (mut low, mut high): (usize, usize),
+        mut span: Span<'_>,
         chain: &impl Fn(usize) -> BlockHash,
         (word, mut sources): (usize, u64),
         found: &mut Vec<Overlap>,
     ) {
-        while sources != 0 && low < high {
-            let middle = low + (high - low).div_ceil(2);
-            let deeper = sources & self.reach(chain(middle - 1), word)[0];
+        while sources != 0
+            && let Some(depth) = span.next()
+        {
+            let deeper = sources & self.reach(chain(depth - 1), word)[0];
             if deeper == sources {
-                low = middle;
+                span.low = depth;
             } else {
-                self.bisect((middle, high), chain, (word, deeper), found);
+                // The greater ones of `near` were looked at.
+                self.bisect(Span { low: depth, high: span.high, near: &[] }, chain, (word, deeper), found);
                 sources &= !deeper;
-                high = middle - 1;
+                span.high = depth - 1;
             }
         }
-        self.note(sources, (word, 0, low as u64), found);
+        self.note(sources, (word, 0, span.low as u64), found);
     }
 
     /// Finds the depths of `sources`, whatever their shape.
@@ -253,6 +266,27 @@ impl Index {
             !repeats
         });
         found
+    }
+}
+
+/// Depths that are still possible.
+struct Span<'a> {
+    low: usize,
+    high: usize,
+    /// Depths that are likely, least first.
+    near: &'a [usize],
+}
+
+impl Span<'_> {
+    /// Where to look next: at what is likely first, the greatest of it, then in the middle.
+    fn next(&mut self) -> Option<usize> {
+        while let [rest @ .., last] = self.near {
+            self.near = rest;
+            if (self.low + 1..=self.high).contains(last) {
+                return Some(*last);
+            }
+        }
+        (self.low < self.high).then(|| self.low + (self.high - self.low).div_ceil(2))
     }
 }
 

@@ -2,20 +2,25 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use residency::{Change, Feed, Index, Routed, RoutedLimits, Settled, Slot, TooManySources};
-use vocabulary::{Chain, DpRank, Knowledge, Micros, WorkerId};
+use residency::{Change, Feed, Index, Near, Routed, RoutedLimits, Settled, Slot, TooManySources};
+use vocabulary::{Blocks, Chain, DpRank, Knowledge, Micros, Overlap, SessionId, WorkerId};
 
 /// Changes applied while readers wait: about 1 us, as what they touch was fetched before.
 const PORTION: usize = 64;
+/// Sessions whose last lookup is remembered, at most.
+const NEAR: usize = 4096;
 
 /// A handle to the index. Clones share it.
 #[derive(Clone)]
 pub struct SharedIndex {
     index: Arc<RwLock<Index>>,
     guesses: Arc<Mutex<HashMap<WorkerId, Guesses>>>,
+    /// What sessions' last lookups found, one place for several sessions: who comes last has it.
+    near: Arc<[AtomicU64]>,
     started: Instant,
 }
 
@@ -35,7 +40,8 @@ enum Mode {
 
 impl Default for SharedIndex {
     fn default() -> Self {
-        Self { index: Arc::default(), guesses: Arc::default(), started: Instant::now() }
+        let near = std::iter::repeat_with(AtomicU64::default).take(NEAR).collect();
+        Self { index: Arc::default(), guesses: Arc::default(), near, started: Instant::now() }
     }
 }
 
@@ -48,6 +54,16 @@ impl SharedIndex {
     /// For lookups. Hold it briefly, never across an await.
     pub fn read(&self) -> RwLockReadGuard<'_, Index> {
         self.index.read()
+    }
+
+    /// Who holds how much of a prompt of `session`, which the ledger knows down to `known`. Looks first where the session's
+    /// holders ended last time; tells what is true now.
+    pub fn overlaps(&self, session: SessionId, chain: &Chain, known: Blocks) -> Vec<Overlap> {
+        let place = &self.near[session.0 as usize % NEAR];
+        let [least, middle, deepest] = Near::numbered(place.load(Relaxed)).depths();
+        let found = self.read().overlaps_near(chain, &[least, middle, deepest, known]);
+        place.store(Near::of(&found).number(), Relaxed);
+        found
     }
 
     /// A worker exists; until its events are heard it is known by what is routed there.

@@ -70,6 +70,10 @@ fn bisection_finds_every_depth_of_whole_sources_and_holed_ones_are_walked() {
     assert_eq!(index.overlaps(&prompt), expected);
     assert_eq!(index.overlaps(&prompt), index.walked(&prompt));
     assert_eq!(index.overlaps(&prompt[..1]).len(), expected.len());
+    for near in 0..40 {
+        let near = [Blocks(near * 7 % 40), Blocks(near), Blocks(u64::from(u32::MAX))];
+        assert_eq!(index.find(prompt.len(), &near, |at| prompt[at]), expected, "near {near:?}");
+    }
 }
 
 #[test]

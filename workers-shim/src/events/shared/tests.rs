@@ -43,3 +43,21 @@ fn ranks_are_guessed_apart() {
     let depths: Vec<(u16, u64)> = overlaps.iter().map(|overlap| (overlap.rank.0, overlap.blocks.0)).collect();
     assert_eq!(depths, [(0, 2), (1, 5)]);
 }
+
+#[test]
+fn a_session_is_told_what_is_true_now_wherever_its_holders_ended_before() {
+    let index = SharedIndex::new();
+    index.admit(WORKER, RoutedLimits { blocks: 5_000, ..RoutedLimits::default() });
+    let (session, other) = (SessionId(7), SessionId(7 + NEAR as u128));
+    let asked = |session, blocks, known| {
+        let found = index.overlaps(session, &chain(blocks), Blocks(known));
+        found.first().map_or(0, |overlap| overlap.blocks.0)
+    };
+    assert_eq!(asked(session, 100, 50), 0);
+    index.note_routed(WORKER, RANK, &chain(60));
+    assert_eq!((asked(session, 100, 50), asked(session, 100, 60), asked(session, 10, 60)), (60, 60, 10));
+    index.note_routed(WORKER, RANK, &chain(3_000));
+    assert_eq!((asked(session, 4_000, 60), asked(other, 70, 60), asked(session, 4_000, 0)), (3_000, 70, 3_000));
+    index.guessed(WORKER);
+    assert_eq!((asked(session, 4_000, 3_000), asked(other, 70, 70)), (0, 0));
+}

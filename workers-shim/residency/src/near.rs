@@ -1,0 +1,64 @@
+//! Where a session's last lookup found its holders to end: where the next one looks first. A guess and no more, as every
+//! depth is looked at before it is told.
+
+use vocabulary::{Blocks, Overlap};
+
+/// Up to three depths in one number, none of them 0.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Near(u64);
+
+impl Near {
+    const DEPTHS: usize = 3;
+    const BITS: u32 = 21;
+
+    /// From what was found: the deepest, and the least, where those end that only share how conversations begin.
+    pub fn of(found: &[Overlap]) -> Self {
+        let mut depths: Vec<u64> =
+            found.iter().map(|overlap| overlap.blocks.0).filter(|n| n >> Self::BITS == 0).collect();
+        depths.sort_unstable();
+        depths.dedup();
+        if depths.len() > Self::DEPTHS {
+            depths.drain(Self::DEPTHS - 1..depths.len() - 1);
+        }
+        Self(depths.into_iter().fold(0, |all, depth| all << Self::BITS | depth))
+    }
+
+    /// From [`Self::number`].
+    pub fn numbered(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// To be kept somewhere.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// Least first; 0 for none.
+    pub fn depths(self) -> [Blocks; Self::DEPTHS] {
+        [2, 1, 0].map(|place| Blocks(self.0 >> (place * Self::BITS) & ((1 << Self::BITS) - 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vocabulary::{DpRank, Tier, WorkerId};
+
+    use super::*;
+
+    fn near(depths: &[u64]) -> [u64; 3] {
+        let overlap =
+            |blocks: &u64| Overlap { worker: WorkerId(1), rank: DpRank(0), tier: Tier::Hbm, blocks: Blocks(*blocks) };
+        let near = Near::of(&depths.iter().map(overlap).collect::<Vec<_>>());
+        assert_eq!(Near::numbered(near.number()), near);
+        near.depths().map(|depth| depth.0)
+    }
+
+    #[test]
+    fn up_to_three_depths_are_kept_and_of_more_the_deepest_and_the_least() {
+        assert_eq!(near(&[]), [0, 0, 0]);
+        assert_eq!(near(&[7]), [0, 0, 7]);
+        assert_eq!(near(&[8000, 512, 512]), [0, 512, 8000]);
+        assert_eq!(near(&[30, 5, 20, 10, 40, 5]), [5, 10, 40]);
+        assert_eq!(near(&[1 << 21, 6, (1 << 21) - 1]), [0, 6, (1 << 21) - 1], "too deep to be kept");
+    }
+}
