@@ -1,4 +1,5 @@
-//! The first batch of a writer, whose answer is lost while the ledger forgets the client: it is executed once.
+//! A batch of a writer, whose answer is lost while the ledger forgets the client: it is executed once, and what comes next
+//! is sent as a new client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +51,17 @@ async fn lose_one_answer(core: Arc<Core>, mut asked: mpsc::Receiver<Asked>) {
 
 #[tokio::test]
 async fn a_first_batch_that_is_tried_again_after_its_client_was_forgotten_is_not_executed_twice() {
+    retried_after_its_client_was_forgotten(&[]).await;
+}
+
+#[tokio::test]
+async fn nothing_more_is_sent_as_a_client_of_which_an_outcome_is_unknown() {
+    // The client is open by then.
+    retried_after_its_client_was_forgotten(&[Command::CloseSession(SESSION)]).await;
+}
+
+/// Sends these, then a batch whose answer is lost while its client is forgotten, then one more.
+async fn retried_after_its_client_was_forgotten(before: &[Command]) {
     let folder = tempfile::tempdir().unwrap();
     let directory = Directory::open(Options::new(folder.path())).await.unwrap();
     let real = directory.core();
@@ -73,6 +85,9 @@ async fn a_first_batch_that_is_tried_again_after_its_client_was_forgotten_is_not
         queue.try_send(Queued::new(command, answer).unwrap()).unwrap();
         Ticket(ticket)
     };
+    for command in before {
+        assert_eq!(submit(command.clone()).await, Ok(Outcome::Done));
+    }
     let (tenant, model) = (TenantId::default(), ModelId::from("m"));
     let open = OpenSession { session: SESSION, tenant, model, parent: None };
     let first = submit(Command::OpenSession(open)).await;

@@ -161,8 +161,8 @@ struct Answered {
 
 /// What became of the client of a batch before it was sent.
 enum Opened {
-    /// It was open.
-    Before,
+    /// It was open as this one.
+    Before(ClientId),
     /// It was opened for it.
     As(ClientId),
     /// It could not be.
@@ -224,7 +224,7 @@ impl Writer {
             known @ (ClientIs::Opening | ClientIs::Open) => {
                 self.client_is = known;
                 let delivery = Delivery::new(core.clone(), submissions(commands, first, self.client), deadline);
-                Sent::First(delivery.first_attempt().await)
+                Sent::First(self.client, delivery.first_attempt().await)
             }
         };
         async move {
@@ -236,9 +236,17 @@ impl Writer {
     fn answer(&mut self, Answered { first, answers, result, client }: Answered) {
         self.unanswered.remove(&first);
         match client {
-            Opened::Before => {}
+            // By now another one may have been opened, or is just being.
+            Opened::Before(client) if client == self.client && self.client_is == ClientIs::Open => {
+                if is_over(&result) {
+                    self.client_is = ClientIs::New;
+                }
+            }
+            Opened::Before(_) => {}
             // A client whose first batch was not answered may be forgotten already.
-            Opened::As(client) if result.is_ok() => (self.client, self.client_is) = (client, ClientIs::Open),
+            Opened::As(client) if !is_over(&result) && result.is_ok() => {
+                (self.client, self.client_is) = (client, ClientIs::Open)
+            }
             Opened::As(_) | Opened::Not => self.client_is = ClientIs::New,
         }
         match result {
@@ -250,15 +258,17 @@ impl Writer {
                 }
             }
             Ok(outcomes) => {
-                for (answer, outcome) in answers.into_iter().zip(outcomes) {
-                    // While the next client is being opened, this is told of the one before.
-                    if outcome == Outcome::Refused(Refusal::UnknownClient) && self.client_is == ClientIs::Open {
-                        self.client_is = ClientIs::New;
-                    }
-                    drop(answer.send(Ok(outcome)));
-                }
+                answers.into_iter().zip(outcomes).for_each(|(answer, outcome)| drop(answer.send(Ok(outcome))));
             }
         }
+    }
+}
+
+/// Whether nothing more is sent as the client of a batch that was answered so: the ledger forgot it, or may have.
+fn is_over(result: &Result<Vec<Outcome>, SubmitError>) -> bool {
+    match result {
+        Ok(outcomes) => outcomes.contains(&Outcome::Refused(Refusal::UnknownClient)),
+        Err(error) => *error == SubmitError::UnknownOutcome,
     }
 }
 
@@ -266,8 +276,8 @@ impl Writer {
 enum Sent {
     /// Its client is opened first.
     Unopened(Vec<Command>),
-    /// Its first attempt is on its way.
-    First(Delivery),
+    /// Its first attempt is on its way, as this client.
+    First(ClientId, Delivery),
 }
 
 impl Sent {
@@ -279,7 +289,7 @@ impl Sent {
         deadline: Instant,
     ) -> (Opened, Result<Vec<Outcome>, SubmitError>) {
         let commands = match self {
-            Self::First(delivery) => return (Opened::Before, delivery.finish().await),
+            Self::First(client, delivery) => return (Opened::Before(client), delivery.finish().await),
             Self::Unopened(commands) => commands,
         };
         match open_client(&core, ClientSerial(first - 1), deadline).await {
