@@ -99,6 +99,51 @@ fn is_due(in_flight: usize, last_sent: Duration) -> bool {
     in_flight < IN_FLIGHT || last_sent >= HURRY
 }
 
+/// What the writer does next, besides taking answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    /// Sends a batch of what waits.
+    Send,
+    /// Takes commands from the queue.
+    Take,
+    /// Looks again when another batch is due.
+    Later,
+    /// Nothing, until a batch is answered.
+    Rest,
+}
+
+/// Whether a batch can be sent now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pace {
+    /// No room for another one.
+    Full,
+    /// Not yet.
+    Early,
+    /// It is due.
+    Due,
+}
+
+/// What there is to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Left {
+    /// Commands that were taken.
+    Taken,
+    /// What may come from the queue.
+    Queue,
+    /// Nothing any more.
+    Nothing,
+}
+
+/// Decides the next step from one look at the clock: what is not due yet is waited for.
+fn next(pace: Pace, left: Left) -> Next {
+    match (pace, left) {
+        (_, Left::Nothing) | (Pace::Full, _) => Next::Rest,
+        (Pace::Early, _) => Next::Later,
+        (Pace::Due, Left::Taken) => Next::Send,
+        (Pace::Due, Left::Queue) => Next::Take,
+    }
+}
+
 /// Takes what else is being submitted right now: an answer wakes many who ask again at once. It ends when the others
 /// had their turn and brought nothing.
 async fn gather(queue: &mut mpsc::Receiver<Queued>, taken: &mut Vec<Queued>) {
@@ -182,19 +227,24 @@ impl Writer {
         let (mut taken, mut waiting) = (Vec::new(), VecDeque::new());
         let mut is_closed = false;
         loop {
-            while !waiting.is_empty() && self.has_room() && self.is_due() {
+            let left = match is_closed {
+                _ if !waiting.is_empty() => Left::Taken,
+                false => Left::Queue,
+                true => Left::Nothing,
+            };
+            let next = next(self.pace(), left);
+            if next == Next::Send {
                 in_flight.push(self.send(next_batch(&mut waiting)).await);
+                continue;
             }
-            let (has_room, is_due) = (self.has_room() && !(is_closed && waiting.is_empty()), self.is_due());
-            let takes = has_room && is_due && waiting.is_empty();
             tokio::select! {
-                count = queue.recv_many(&mut taken, BATCH), if takes => {
+                count = queue.recv_many(&mut taken, BATCH), if next == Next::Take => {
                     is_closed = count == 0;
                     gather(&mut queue, &mut taken).await;
                     waiting.extend(taken.drain(..));
                 }
                 Some(answered) = in_flight.next() => self.answer(answered),
-                () = tokio::time::sleep_until(self.last_sent + HURRY), if has_room && !is_due => {}
+                () = tokio::time::sleep_until(self.last_sent + HURRY), if next == Next::Later => {}
                 else => return,
             }
         }
@@ -205,8 +255,12 @@ impl Writer {
         self.client_is != ClientIs::Opening && self.serial + BATCH as u64 <= oldest + WINDOW - 2
     }
 
-    fn is_due(&self) -> bool {
-        is_due(self.unanswered.len(), self.last_sent.elapsed())
+    fn pace(&self) -> Pace {
+        match is_due(self.unanswered.len(), self.last_sent.elapsed()) {
+            _ if !self.has_room() => Pace::Full,
+            true => Pace::Due,
+            false => Pace::Early,
+        }
     }
 
     /// Sends a batch on its way. When this returns, it has its place before every later one.
@@ -362,5 +416,16 @@ mod tests {
         assert!(is_due(0, Duration::ZERO) && is_due(1, Duration::ZERO));
         assert!(!is_due(2, HURRY / 2));
         assert!(is_due(2, HURRY) && is_due(3, HURRY));
+    }
+
+    #[test]
+    fn a_batch_that_waits_is_sent_or_its_time_is_waited_for() {
+        for left in [Left::Taken, Left::Queue] {
+            assert_eq!((next(Pace::Early, left), next(Pace::Full, left)), (Next::Later, Next::Rest));
+        }
+        assert_eq!((next(Pace::Due, Left::Taken), next(Pace::Due, Left::Queue)), (Next::Send, Next::Take));
+        for pace in [Pace::Full, Pace::Early, Pace::Due] {
+            assert_eq!(next(pace, Left::Nothing), Next::Rest);
+        }
     }
 }
