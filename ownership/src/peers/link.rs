@@ -8,7 +8,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader, BufWriter, WriteHalf};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use crate::peers::error::PeerError;
@@ -107,7 +106,7 @@ impl Link {
     ) -> Result<(Speaker, Answers), PeerError> {
         let (answers, answered) = mpsc::channel(expected);
         let exchange = self.open(method, payload, Waiting::Many(answers)).await?;
-        Ok((Speaker { outgoing: self.outgoing.clone(), exchange }, answered))
+        Ok((Speaker { outgoing: self.outgoing.clone(), exchange, is_over: false }, answered))
     }
 
     async fn open(&self, method: Method, payload: Bytes, waiting: Waiting) -> Result<u64, PeerError> {
@@ -134,10 +133,12 @@ impl Pending {
 /// The answers of a conversation.
 pub(crate) type Answers = mpsc::Receiver<Result<Bytes, PeerError>>;
 
-/// The asking side of a conversation.
+/// The asking side of a conversation. Dropped, it says that nothing more comes: else the other side would wait for it
+/// and keep what it holds for it.
 pub(crate) struct Speaker {
     outgoing: mpsc::Sender<Outgoing>,
     exchange: u64,
+    is_over: bool,
 }
 
 impl Speaker {
@@ -146,8 +147,26 @@ impl Speaker {
     }
 
     /// Nothing more will be said.
-    pub(crate) async fn end(self) -> Result<(), PeerError> {
-        self.outgoing.send(Outgoing::End { exchange: self.exchange }).await.map_err(|_| gone())
+    pub(crate) async fn end(mut self) -> Result<(), PeerError> {
+        self.outgoing.send(Outgoing::End { exchange: self.exchange }).await.map_err(|_| gone())?;
+        self.is_over = true;
+        Ok(())
+    }
+}
+
+impl Drop for Speaker {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let (outgoing, end) = (self.outgoing.clone(), Outgoing::End { exchange: self.exchange });
+        // Behind what waits to be written; the task ends with the link at the latest. A link that is gone has told the
+        // other side already.
+        if let Err(mpsc::error::TrySendError::Full(end)) = outgoing.try_send(end)
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move { outgoing.send(end).await.is_ok() });
+        }
     }
 }
 
@@ -375,21 +394,28 @@ async fn listen<R: AsyncRead + Unpin>(from: R, calls: Calls, heard: Arc<Heard>) 
     }
 }
 
-/// A task that ends with its handle.
-#[derive(Debug)]
-pub(crate) struct Task(pub(crate) JoinHandle<()>);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Task {
-    /// Ends it, and waits until it has let go of all that it held.
-    pub(crate) async fn end(mut self) {
-        self.0.abort();
-        // It was aborted, or panicked and said so.
-        drop((&mut self.0).await);
+    fn speaker() -> (Speaker, mpsc::Receiver<Outgoing>) {
+        let (outgoing, queue) = mpsc::channel(1);
+        (Speaker { outgoing, exchange: 7, is_over: false }, queue)
     }
-}
 
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
+    #[tokio::test]
+    async fn a_conversation_that_is_dropped_is_ended_once_also_behind_a_full_queue() {
+        let (dropped, mut queue) = speaker();
+        drop(dropped);
+        assert!(matches!(queue.recv().await, Some(Outgoing::End { exchange: 7 })));
+        assert!(queue.recv().await.is_none());
+        let (full, mut queue) = speaker();
+        full.say(Bytes::new()).await.unwrap();
+        drop(full);
+        assert!(matches!(queue.recv().await, Some(Outgoing::More { .. })));
+        assert!(matches!(queue.recv().await, Some(Outgoing::End { exchange: 7 })));
+        let (ended, mut queue) = speaker();
+        ended.end().await.unwrap();
+        assert!(matches!(queue.recv().await, Some(Outgoing::End { .. })) && queue.recv().await.is_none());
     }
 }

@@ -11,6 +11,7 @@ mod registry;
 mod serving;
 pub(crate) mod socket;
 mod strangers;
+mod task;
 pub(crate) mod tls;
 
 use std::fmt;
@@ -24,12 +25,13 @@ use vocabulary::NodeId;
 
 pub use error::{PeerError, Refusal};
 pub(crate) use handshake::Lane;
-pub(crate) use link::{Answers, Link, Pending, Speaker, Task};
+pub(crate) use link::{Answers, Link, Pending, Speaker};
 pub(crate) use listener::Listener;
 pub(crate) use method::Method;
 pub(crate) use registry::Registry;
 pub(crate) use serving::{Answerer, Exchange, Replies};
 pub(crate) use socket::Whom;
+pub(crate) use task::Task;
 pub(crate) use tls::Tls;
 pub use tls::TlsFiles;
 
