@@ -128,7 +128,10 @@ impl Core {
             return Err(PeerError::Garbled("the snapshot is newer than the leader that sends it".into()));
         }
         tracing::info!(bytes, upto = meta.last_log_id.map_or(0, |id| id.index), "a snapshot is on its way here");
-        let snapshot = snapshot_stream::receive(&self.folder, bytes, (chunks, CHUNK_WITHIN)).await?;
+        // Held until it is kept.
+        let mut reserved = self.registry.space.reserve(&self.folder, bytes)?;
+        let place = (self.folder.as_path(), &mut reserved);
+        let snapshot = snapshot_stream::receive(place, bytes, (chunks, CHUNK_WITHIN)).await?;
         let snapshot = snapshot_stream::checked(snapshot, &meta).await?;
         let snapshot = consensus::Snapshot { meta, snapshot };
         encode(&self.raft.install_full_snapshot(vote, snapshot).await.map_err(failed)?)

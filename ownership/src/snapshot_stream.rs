@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,17 +26,61 @@ pub(crate) struct SnapshotHead {
     pub(crate) bytes: u64,
 }
 
-/// Whether a snapshot of so many bytes fits where `free` are left: once as it arrives, and once as it is kept, while the
-/// old one is still there.
-fn check_fits(bytes: u64, free: u64) -> Result<(), PeerError> {
-    let needed = bytes.saturating_mul(2);
-    let what = || {
-        format!(
-            "a snapshot of {bytes} bytes needs {needed} on the disk of the node that is to take it, and {free} are \
-             free there: free space in its data directory"
-        )
-    };
-    if needed <= free { Ok(()) } else { Err(PeerError::Failed(what())) }
+/// Bytes of the disk that snapshots on their way here will still need: each alone would fit, and not all of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Space(Arc<Mutex<u64>>);
+
+/// A part of the space that is one snapshot's until it is kept or given up.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    space: Space,
+    bytes: u64,
+}
+
+impl Space {
+    /// Room for a snapshot of so many bytes in `folder`.
+    pub(crate) fn reserve(&self, folder: &Path, bytes: u64) -> Result<Reserved, PeerError> {
+        self.reserve_of(free(folder).map_err(disk)?, bytes)
+    }
+
+    /// Room where `free` bytes are left: once as it arrives, and once as it is kept, while the old one is still there.
+    fn reserve_of(&self, free: u64, bytes: u64) -> Result<Reserved, PeerError> {
+        let needed = bytes.saturating_mul(2);
+        let mut taken = self.taken();
+        let others = *taken;
+        if needed > free.saturating_sub(others) {
+            return Err(PeerError::Failed(format!(
+                "a snapshot of {bytes} bytes needs {needed} on the disk of the node that is to take it, and {free} are \
+                 free there, {others} of them for others that are on their way: free space in its data directory"
+            )));
+        }
+        *taken += needed;
+        drop(taken);
+        Ok(Reserved { space: self.clone(), bytes: needed })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reserved {
+    /// So many bytes are on the disk by now, and count as used there.
+    fn use_up(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        *self.space.taken() -= bytes;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.use_up(self.bytes);
+    }
+}
+
+fn disk(error: io::Error) -> PeerError {
+    PeerError::Failed(format!("the snapshot could not be written: {error}"))
 }
 
 fn free(folder: &Path) -> io::Result<u64> {
@@ -46,12 +91,10 @@ fn free(folder: &Path) -> io::Result<u64> {
 /// Writes what arrives into a file in `folder`; nothing is left of it when it is closed or the process dies. Each chunk
 /// must come within a bound.
 pub(crate) async fn receive(
-    folder: &Path,
+    (folder, reserved): (&Path, &mut Reserved),
     bytes: u64,
     (mut chunks, within): (mpsc::Receiver<Bytes>, Duration),
 ) -> Result<File, PeerError> {
-    let disk = |error: io::Error| PeerError::Failed(format!("the snapshot could not be written: {error}"));
-    check_fits(bytes, free(folder).map_err(disk)?)?;
     let mut file = tokio::fs::File::from_std(nameless(folder).map_err(disk)?);
     let mut received = 0u64;
     // A sender that gave up may say no word more.
@@ -62,6 +105,7 @@ pub(crate) async fn receive(
             return Err(PeerError::Garbled(format!("{received} bytes of a snapshot of {bytes}")));
         }
         file.write_all(&chunk).await.map_err(disk)?;
+        reserved.use_up(chunk.len() as u64);
     }
     if received < bytes {
         return Err(PeerError::Garbled(format!("the snapshot broke off after {received} of {bytes} bytes")));
@@ -111,7 +155,8 @@ mod tests {
             sender.send(Bytes::from_static(chunk)).await.unwrap();
         }
         drop(sender);
-        let mut file = receive(folder.path(), bytes, (receiver, Duration::from_secs(60))).await?;
+        let mut reserved = Space::default().reserve(folder.path(), bytes)?;
+        let mut file = receive((folder.path(), &mut reserved), bytes, (receiver, Duration::from_secs(60))).await?;
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
         let mut whole = Vec::new();
         file.read_to_end(&mut whole).unwrap();
@@ -136,7 +181,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (sender, receiver) = mpsc::channel(8);
         sender.send(Bytes::from_static(b"snap")).await.unwrap();
-        let given_up = receive(folder.path(), 9, (receiver, Duration::from_millis(20))).await.unwrap_err();
+        let mut reserved = Space::default().reserve(folder.path(), 9).unwrap();
+        let place = (folder.path(), &mut reserved);
+        let given_up = receive(place, 9, (receiver, Duration::from_millis(20))).await.unwrap_err();
         assert!(matches!(given_up, PeerError::TimedOut { millis: 20 }), "{given_up}");
         assert!(sender.is_closed());
     }
@@ -145,7 +192,21 @@ mod tests {
     async fn one_that_does_not_fit_on_the_disk_is_refused_before_a_byte_of_it_is_written() {
         let error = check(u64::MAX / 4, &[b"snap"]).await.unwrap_err().to_string();
         assert!(error.contains("free space in its data directory"), "{error}");
-        assert!(check_fits(50, 100).is_ok() && check_fits(51, 100).is_err());
+        assert!(Space::default().reserve_of(100, 50).is_ok() && Space::default().reserve_of(100, 51).is_err());
+    }
+
+    #[test]
+    fn two_that_fit_alone_and_not_together_do_not_both_begin() {
+        let space = Space::default();
+        let mut first = space.reserve_of(100, 30).unwrap();
+        let refused = space.reserve_of(100, 30).unwrap_err().to_string();
+        assert!(refused.contains("60 of them for others"), "{refused}");
+        // What has arrived is no longer free, and not reserved beside that.
+        first.use_up(30);
+        assert!(space.reserve_of(70, 20).is_ok() && space.reserve_of(70, 21).is_err());
+        drop(first);
+        assert!(space.reserve_of(70, 35).is_ok());
+        assert_eq!(*space.taken(), 0);
     }
 
     #[tokio::test]

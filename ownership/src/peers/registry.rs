@@ -18,6 +18,7 @@ use crate::peers::socket::{Dialer, Directions, Greeted, Missed, Whom};
 use crate::peers::strangers::Strangers;
 use crate::peers::tls::Tls;
 use crate::peers::{PeerService, Topic};
+use crate::snapshot_stream::Space;
 
 /// Snapshots that may come from other nodes at once: one, and what a leader that was lost meanwhile left behind.
 const INCOMING: usize = 2;
@@ -41,6 +42,8 @@ pub(crate) struct Registry {
     pub(crate) strangers: Strangers,
     /// Places for snapshots on their way here.
     pub(crate) incoming: Semaphore,
+    /// What these will need on the disk.
+    pub(crate) space: Space,
     tls: Option<Tls>,
 }
 
@@ -63,6 +66,7 @@ impl Registry {
             missed: Mutex::default(),
             strangers: Strangers::default(),
             incoming: Semaphore::new(INCOMING),
+            space: Space::default(),
             tls,
         })
     }
