@@ -24,6 +24,7 @@ use crate::peers::{PeerService, Peers, Task, Topic};
 use crate::raft::{Machine, Types};
 use crate::read::{self, ReadError};
 use crate::starting::{self, START_WITHIN, Started};
+use crate::watch::Observer;
 use crate::writer::{Ticket, Writer};
 
 /// How long a leader that closes waits for another one to take over.
@@ -107,6 +108,10 @@ impl Directory {
 
     pub(crate) fn raft(&self) -> &Raft<Types, Machine> {
         &self.core.raft
+    }
+
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.core.observer
     }
 
     #[cfg(test)]

@@ -14,7 +14,7 @@ use vocabulary::LedgerTime;
 
 use crate::core::{Core, Parts, is_retired};
 use crate::error::OwnershipError;
-use crate::failure::cause;
+use crate::failure::{cause, too_old};
 use crate::joining::{self, Joining, Stranger};
 use crate::log_store::LogStore;
 use crate::network::Network;
@@ -66,10 +66,11 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
     let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
     let registry = Registry::new(folder.identity, (options.levels(), tls), publisher.clone());
-    let machine = Machine::new(snapshots, publisher, observer.clone());
+    let machine = Machine::new(snapshots, publisher, (observer.clone(), options.levels()));
     let config = Arc::new(options.peering.timers.raft()?);
     let network = Network { registry: registry.clone() };
-    let raft = Raft::new(folder.identity.node.0, config, network, log.clone(), machine).await.map_err(quorum)?;
+    let raft = Raft::new(folder.identity.node.0, config, network, log.clone(), machine).await;
+    let raft = raft.map_err(|error| too_old(&observer).unwrap_or_else(|| quorum(error)))?;
     let (proposals, asked) = mpsc::channel(DESK);
     let (queue, queued) = mpsc::channel(options.queue.max(1));
     let patience = options.peering.timers.election_max + options.peering.timers.election_min;

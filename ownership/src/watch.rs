@@ -1,8 +1,8 @@
 //! What this node's state machine does, as its counters and its watchers see it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use consensus::{Applied, Feed, Witness};
+use consensus::{Applied, Feed, Unreadable, Witness};
 use ledger::Ledger;
 use openraft::impls::TokioRuntime;
 
@@ -16,11 +16,13 @@ const CAPACITY: usize = 1 << 16;
 pub(crate) struct Observer {
     pub(crate) counters: Arc<Counters>,
     pub(crate) feed: Arc<Feed<TokioRuntime>>,
+    /// What ended it, if this release is too old.
+    pub(crate) unreadable: OnceLock<Unreadable>,
 }
 
 impl Default for Observer {
     fn default() -> Self {
-        Self { counters: Arc::default(), feed: Arc::new(Feed::new(CAPACITY)) }
+        Self { counters: Arc::default(), feed: Arc::new(Feed::new(CAPACITY)), unreadable: OnceLock::new() }
     }
 }
 
@@ -32,6 +34,12 @@ impl Witness for Observer {
 
     fn installed(&self, ledger: &Ledger) {
         self.feed.installed(ledger);
+    }
+
+    fn unreadable(&self, unreadable: Unreadable) {
+        if self.unreadable.set(unreadable).is_ok() {
+            tracing::error!(%unreadable, "this node applies nothing any more");
+        }
     }
 
     fn published(&self, ledger: &Ledger) {
@@ -64,11 +72,14 @@ mod tests {
         ledger
     }
 
+    fn id(index: u64) -> LogId {
+        LogId::new(<LeaderId<u64, u64> as RaftLeaderIdExt>::new_committed(1, 1), index)
+    }
+
     /// An entry is applied, and not published yet.
     fn apply(observer: &Observer, revision: u64, changes: &[Changed]) -> Ledger {
-        let id = LogId::new(<LeaderId<u64, u64> as RaftLeaderIdExt>::new_committed(1, 1), revision);
         let ledger = at(revision);
-        observer.applied(&Applied { id, entry: None, outcomes: &[], changes, ledger: &ledger });
+        observer.applied(&Applied { id: id(revision), entry: None, outcomes: &[], changes, ledger: &ledger });
         ledger
     }
 
@@ -128,6 +139,34 @@ mod tests {
         let mut anew = observer.feed.watch(51).unwrap();
         publish(&observer, 51, &[put(2)]);
         assert_eq!(revisions(&mut anew, 1).await, [51]);
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_a_newer_release_wrote_stops_the_machine_and_is_not_skipped() {
+        use consensus::{Levels, Payload, Proposal, Publisher};
+        use ledger::{Command, Entry, Submission};
+        use openraft::storage::RaftStateMachine;
+        use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId};
+
+        use crate::raft::{LogEntry, Machine, Types};
+        use crate::snapshots::SnapshotFile;
+
+        let (folder, observer) = (tempfile::tempdir().unwrap(), Arc::new(Observer::default()));
+        let snapshots = SnapshotFile::at(folder.path().join("snapshot"), crate::ClusterId(1));
+        let levels = Levels { lowest: 1, highest: 1 };
+        let mut machine = Machine::new(snapshots, Arc::<Publisher>::default(), (observer.clone(), levels));
+        let entry = |index, command| {
+            let submissions = vec![Submission { client: ClientId(1), serial: ClientSerial(index), command }];
+            let proposal = Proposal(Arc::new(Entry { time: LedgerTime(0), submissions }));
+            Ok((LogEntry { log_id: id(index), payload: Payload::Normal(proposal) }, None))
+        };
+        let entries = [entry(1, Command::OpenClient(NodeId(1))), entry(2, Command::RaiseLevel(u32::MAX))];
+        let applied = RaftStateMachine::<Types>::apply(&mut machine, futures::stream::iter(entries)).await;
+        let why = applied.unwrap_err().to_string();
+        assert!(why.contains("install the newer release"), "{why}");
+        assert_eq!(observer.unreadable.get().map(|found| found.level), Some(u32::MAX));
+        let (upto, _) = RaftStateMachine::<Types>::applied_state(&mut machine).await.unwrap();
+        assert_eq!(upto, Some(id(1)), "what came before is kept");
     }
 
     #[tokio::test]

@@ -24,7 +24,11 @@ impl Levels {
 
     /// Refuses an entry that the release cannot read. It must stop there and not skip it.
     pub fn check(self, entry: &Entry) -> Result<(), Unreadable> {
-        let level = entry.known_from();
+        self.check_level(entry.known_from())
+    }
+
+    /// Refuses what a newer release wrote at `level`.
+    pub fn check_level(self, level: u32) -> Result<(), Unreadable> {
         if level > self.highest { Err(Unreadable { level, levels: self }) } else { Ok(()) }
     }
 }
@@ -35,9 +39,9 @@ impl std::fmt::Display for Levels {
     }
 }
 
-/// An entry that a newer release wrote.
+/// An entry or a snapshot that a newer release wrote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("an entry of feature level {level}, and this binary reads {levels}: install the newer release")]
+#[error("the ledger is at feature level {level}, and this binary reads {levels}: install the newer release")]
 pub struct Unreadable {
     /// The entry's.
     pub level: u32,

@@ -8,6 +8,7 @@ use ledger::{Changed, Entry, Ledger, Outcome};
 use openraft::storage::{ApplyResponder, EntryResponder, RaftStateMachine};
 use openraft::{AsyncRuntime, EntryPayload, OptionalSend, RaftSnapshotBuilder};
 
+use crate::levels::{Levels, Unreadable};
 use crate::snapshot::{Body, SnapshotStore};
 use crate::types::{Answers, LogId, Payload, Snapshot, SnapshotMeta, StoredMembership, Types};
 use crate::view::Publisher;
@@ -40,6 +41,11 @@ pub trait Witness: Send + Sync + 'static {
         let _ = ledger;
     }
 
+    /// An entry or a snapshot that this release cannot read: nothing is applied any more.
+    fn unreadable(&self, unreadable: Unreadable) {
+        let _ = unreadable;
+    }
+
     /// Readers see what was applied or installed so far.
     fn published(&self, ledger: &Ledger) {
         let _ = ledger;
@@ -55,20 +61,33 @@ pub struct Machine<S, W> {
     snapshots: S,
     publisher: Arc<Publisher>,
     witness: Arc<W>,
+    /// What this release can read.
+    levels: Levels,
 }
 
 impl<S: SnapshotStore, W: Witness> Machine<S, W> {
     /// A machine that has applied nothing; Raft brings it up from the snapshot and the log.
-    pub fn new(snapshots: S, publisher: Arc<Publisher>, witness: Arc<W>) -> Self {
+    pub fn new(snapshots: S, publisher: Arc<Publisher>, (witness, levels): (Arc<W>, Levels)) -> Self {
         let (ledger, membership) = (Ledger::default(), StoredMembership::default());
-        Self { ledger, applied: None, membership, snapshots, publisher, witness }
+        Self { ledger, applied: None, membership, snapshots, publisher, witness, levels }
+    }
+
+    /// Whoever cannot read something stops before it, wherever it came from: to skip it would make another ledger of it.
+    fn readable(&self, read: Result<(), Unreadable>) -> Result<(), io::Error> {
+        read.map_err(|unreadable| {
+            self.witness.unreadable(unreadable);
+            io::Error::other(unreadable)
+        })
     }
 
     fn meta(&self) -> SnapshotMeta {
         SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() }
     }
 
-    fn apply_one(&mut self, id: LogId, payload: Payload) -> Answers {
+    fn apply_one(&mut self, id: LogId, payload: Payload) -> Result<Answers, io::Error> {
+        if let EntryPayload::Normal(proposal) = &payload {
+            self.readable(self.levels.check(&proposal.0))?;
+        }
         self.applied = Some(id);
         match payload {
             EntryPayload::Normal(proposal) => {
@@ -76,14 +95,14 @@ impl<S: SnapshotStore, W: Witness> Machine<S, W> {
                 let changes = self.ledger.take_changes();
                 let (entry, ledger) = (Some(&*proposal.0), &self.ledger);
                 self.witness.applied(&Applied { id, entry, outcomes: &outcomes, changes: &changes, ledger });
-                return Answers(outcomes);
+                return Ok(Answers(outcomes));
             }
             EntryPayload::Membership(membership) => self.membership = StoredMembership::new(Some(id), membership),
             EntryPayload::Blank => {}
         }
         self.ledger.skip(id.index);
         self.witness.applied(&Applied { id, entry: None, outcomes: &[], changes: &[], ledger: &self.ledger });
-        Answers::default()
+        Ok(Answers::default())
     }
 
     /// Publishes what was applied, then answers: who has an answer finds it in the view.
@@ -115,7 +134,7 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> f
         let mut answers = Vec::new();
         while let Some(next) = entries.next().await {
             let (entry, responder) = next?;
-            let answer = self.apply_one(entry.log_id, entry.payload);
+            let answer = self.apply_one(entry.log_id, entry.payload)?;
             answers.push((responder, answer));
             if answers.len() >= PUBLISH_EVERY {
                 self.publish(&mut answers);
@@ -132,6 +151,7 @@ impl<R: AsyncRuntime, S: SnapshotStore, W: Witness> RaftStateMachine<Types<R>> f
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: S::Handle) -> Result<(), io::Error> {
         let body = self.snapshots.install(snapshot).await?;
+        self.readable(self.levels.check_level(body.ledger.level()))?;
         self.ledger = body.ledger;
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();

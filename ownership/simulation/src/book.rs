@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use consensus::{Applied, Change, Cursor, Feed, Levels, Witness};
+use consensus::{Applied, Change, Cursor, Feed, Levels, Unreadable, Witness};
 use ledger::{Command, Ledger, Outcome};
 use vocabulary::{Incarnation, LedgerTime, WorkerId};
 
@@ -287,6 +287,10 @@ impl Witness for Probe {
         self.book.note(checked);
         self.book.count("snapshots installed");
         self.feed.installed(ledger);
+    }
+
+    fn unreadable(&self, unreadable: Unreadable) {
+        self.book.note(levels::given(self.node, unreadable));
     }
 
     fn published(&self, ledger: &Ledger) {

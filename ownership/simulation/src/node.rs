@@ -125,7 +125,7 @@ impl Node {
         let publisher = Arc::<Publisher>::default();
         let feed = Arc::new(Feed::new(world.plan.kept.changes));
         let probe = Arc::new(Probe::new(id, levels, (world.book.clone(), feed.clone())));
-        let machine = Machine::new(Snapshots::on(disk.clone()), publisher.clone(), probe);
+        let machine = Machine::new(Snapshots::on(disk.clone()), publisher.clone(), (probe, levels));
         let links = Links { world: world.clone(), from: id };
         let committed = disk.read(|log| log.committed.map_or(0, |id| id.index));
         let raft = Raft::new(id, config(&world.plan), links, LogStore::on(disk.clone()), machine).await.ok()?;

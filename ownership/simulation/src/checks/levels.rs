@@ -1,6 +1,6 @@
 //! No node is given what its release cannot read: neither in an entry nor in a snapshot.
 
-use consensus::Levels;
+use consensus::{Levels, Unreadable};
 use ledger::{Entry, Ledger};
 
 use crate::book::Checked;
@@ -12,6 +12,11 @@ const READABLE: &str = "no node is given what its release cannot read";
 pub fn check_entry(node: u64, levels: Levels, entry: &Entry) -> Checked {
     let read = levels.check(entry);
     ensure!(read.is_ok(), READABLE, "node {node}: {read:?}")
+}
+
+/// A node was given what it could not read, and stopped there.
+pub fn given(node: u64, unreadable: Unreadable) -> Checked {
+    ensure!(false, READABLE, "node {node}: {unreadable}")
 }
 
 /// Checks a state that a node takes over.
