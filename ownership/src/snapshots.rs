@@ -122,6 +122,14 @@ impl SnapshotFile {
         }
     }
 
+    /// What is wrong with the current snapshot, in this room's own words: Raft tells it in its own.
+    pub(crate) fn damage(&self) -> Option<OwnershipError> {
+        match self.open() {
+            Ok(file) => read(&mut file?, &self.path).err(),
+            Err(error) => Some(OwnershipError::io(&self.path)(error)),
+        }
+    }
+
     /// Reads the current snapshot's metadata only; whoever installs it checks the whole.
     pub(crate) fn meta(&self) -> Result<Option<SnapshotMeta>, OwnershipError> {
         Ok(self.found()?.map(|(meta, _)| meta))

@@ -66,11 +66,12 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
     let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
     let registry = Registry::new(folder.identity, (options.levels(), tls), publisher.clone());
-    let machine = Machine::new(snapshots, publisher, (observer.clone(), options.levels()));
+    let machine = Machine::new(snapshots.clone(), publisher, (observer.clone(), options.levels()));
     let config = Arc::new(options.peering.timers.raft()?);
     let network = Network { registry: registry.clone() };
     let raft = Raft::new(folder.identity.node.0, config, network, log.clone(), machine).await;
-    let raft = raft.map_err(|error| too_old(&observer).unwrap_or_else(|| quorum(error)))?;
+    let raft =
+        raft.map_err(|error| too_old(&observer).or_else(|| snapshots.damage()).unwrap_or_else(|| quorum(error)))?;
     let (proposals, asked) = mpsc::channel(DESK);
     let (queue, queued) = mpsc::channel(options.queue.max(1));
     let patience = options.peering.timers.election_max + options.peering.timers.election_min;

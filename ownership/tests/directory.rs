@@ -371,6 +371,7 @@ async fn a_flipped_byte_in_a_snapshot_is_refused_naming_file_and_offset() {
         let error = Directory::open(options(folder.path())).await.unwrap_err().to_string();
         let named = error.contains(path.to_str().unwrap()) && error.contains("offset");
         assert!(named && error.contains("snapshot restore"), "byte {at}: {error}");
+        assert!(error.starts_with(&path.display().to_string()), "in this room's words, not in Raft's: {error}");
     }
     std::fs::write(&path, &good).unwrap();
     let directory = open(folder.path()).await;
