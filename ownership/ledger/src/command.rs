@@ -7,7 +7,7 @@ use vocabulary::{
 };
 
 use crate::artifact::{Origin, Scope};
-use crate::control::{AdmitNode, DrainWorker, Pin, SetQuota};
+use crate::control::{AdmitNode, DrainWorker, Pin, RetireLife, SetQuota};
 use crate::limits::Limits;
 use crate::record::WorkerSpec;
 use crate::{Point, Run};
@@ -75,7 +75,7 @@ pub enum Command {
     Migrate(Migrate),
     /// A life of a worker begins, or is confirmed.
     RegisterWorker(RegisterWorker),
-    /// A worker is taken out.
+    /// A worker is taken out, whatever it was granted since somebody looked.
     RetireWorker(WorkerId),
     /// An extent is put into a group, or out of any.
     SetGroup(SetGroup),
@@ -103,6 +103,8 @@ pub enum Command {
     DrainWorker(DrainWorker),
     /// A tenant's entries are bounded, or no longer.
     SetQuota(SetQuota),
+    /// A life of a worker is taken out, unless another grant was made since.
+    RetireLife(RetireLife),
     /// Nothing changes. Whoever is answered knows that a quorum writes, and everything before is applied.
     Barrier,
 }
@@ -137,6 +139,7 @@ impl Command {
             Command::Evict(_) => "evict",
             Command::DrainWorker(_) => "drain_worker",
             Command::SetQuota(_) => "set_quota",
+            Command::RetireLife(_) => "retire_life",
             Command::Barrier => "barrier",
         }
     }
@@ -151,7 +154,8 @@ impl Command {
             | Command::Pin(_)
             | Command::Evict(_)
             | Command::DrainWorker(_)
-            | Command::SetQuota(_) => 2,
+            | Command::SetQuota(_)
+            | Command::RetireLife(_) => 2,
             Command::Barrier => 3,
             Command::Batch(commands) => commands.iter().map(Command::level).max().unwrap_or(1),
             _ => 1,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vocabulary::{ArtifactId, TenantId, WorkerId};
+use vocabulary::{ArtifactId, Epoch, TenantId, WorkerId};
 
 /// The highest feature level that this release works at.
 ///
@@ -74,6 +74,15 @@ pub struct DrainWorker {
     pub worker: WorkerId,
     /// Draining from now on or not.
     pub draining: Draining,
+}
+
+/// Takes a worker out as it was seen: one that was granted a lease anew meanwhile stays.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct RetireLife {
+    /// Which worker.
+    pub worker: WorkerId,
+    /// The grant that was seen.
+    pub seen: Epoch,
 }
 
 /// How many entries a tenant may have: so many extents, and so many sessions.

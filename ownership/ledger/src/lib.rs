@@ -35,7 +35,7 @@ pub use command::{
     Advance, ClaimOwner, Command, DropReplica, Entry, Expire, Fork, Migrate, OpenSession, Place, RegisterWorker,
     Release, RenewLease, ReplicateReadonly, Seal, SetGroup, SetIntent, Subject, Submission,
 };
-pub use control::{AdmitNode, DrainWorker, Draining, LEVEL, NEXT_LEVEL, Pin, Pinned, SetQuota};
+pub use control::{AdmitNode, DrainWorker, Draining, LEVEL, NEXT_LEVEL, Pin, Pinned, RetireLife, SetQuota};
 pub use ledger::{Ledger, Restore, Usage};
 pub use limits::Limits;
 pub use locate::{Lineage, Located, Query, Sealed, Standing};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ledger::{
     AdmitNode, ClaimOwner, Command, Custody, DrainWorker, Draining, DropReplica, Expire, Fork, KvFormat, KvKinds,
     KvShape, Lease, Migrate, OpenSession, Pin, Pinned, Place, Point, Query, RegisterWorker, Release, ReplicateReadonly,
-    Scope, SetIntent, SetQuota, StepCommit, Subject, WorkerKind, WorkerSpec,
+    RetireLife, Scope, SetIntent, SetQuota, StepCommit, Subject, WorkerKind, WorkerSpec,
 };
 use vocabulary::{
     ArtifactId, Blocks, Bytes, Chain, DpRank, Epoch, Incarnation, Micros, ModelId, NodeId, Owner, PrefixId, Role, Seed,
@@ -214,6 +214,7 @@ fn lives(rng: &mut Rng, view: &ledger::Ledger) -> Command {
     let seen = view.worker(WorkerId(worker));
     let known = seen.map_or(1, |worker| worker.incarnation.0);
     match (rng.below(5), seen.map(|worker| (worker.epoch, worker.lease))) {
+        (0, Some((seen, _))) if rng.chance(500) => Command::RetireLife(RetireLife { worker: WorkerId(worker), seen }),
         (0, _) => Command::RetireWorker(WorkerId(worker)),
         // Nobody but a leader should propose this, and never so early.
         (1, Some((epoch, Lease::Held { until: deadline }))) => {

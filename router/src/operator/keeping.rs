@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use ownership::ledger::{Command, DrainWorker, Draining, Outcome, Pin, Pinned, RenewLease, SetGroup};
+use ownership::ledger::{Command, DrainWorker, Draining, Outcome, Pin, Pinned, RenewLease, RetireLife, SetGroup};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -220,13 +220,18 @@ pub(super) async fn retire(
     Named(id): Named<WorkerId>,
     fence: Fence,
 ) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(leases::known(&*newest(&gateway).await?, id)?.epoch)?;
+    let view = newest(&gateway).await?;
+    let seen = leases::known(&view, id)?.epoch;
+    fence.allowed(seen)?;
     let fleet = gateway.fleet().snapshot();
     if fleet.iter().any(|worker| worker.id == id && worker.health != Health::Unreachable) {
         let detail = "Nothing was changed: the worker answers, and would be registered again. Stop it first, or take it \
                       out of the configuration; PUT /ownerserve/v1/workers/ID/draining empties it before.";
         return Err(Problem::new(Kind::Conflict, detail).caused("worker_answers"));
     }
-    write(&gateway, Command::RetireWorker(id)).await?;
+    let fenced = Command::RetireLife(RetireLife { worker: id, seen });
+    // A cluster at level 1 has no word for what was seen.
+    let retire = if fenced.level() <= view.level() { fenced } else { Command::RetireWorker(id) };
+    write(&gateway, retire).await?;
     Ok(Done::plain(&gateway, "the worker is retired: it owns nothing any more"))
 }

@@ -119,6 +119,7 @@ impl Ledger {
             Command::Evict(artifact) => self.evict(*artifact),
             Command::DrainWorker(drain) => self.drain_worker(*drain),
             Command::SetQuota(set) => self.set_quota(set),
+            Command::RetireLife(retire) => self.retire_life(*retire),
         };
         answer.unwrap_or_else(Outcome::Refused)
     }

@@ -4,6 +4,7 @@ use vocabulary::{Epoch, Owner, WorkerId};
 
 use super::Answer;
 use crate::command::{Expire, RegisterWorker, RenewLease};
+use crate::control::RetireLife;
 use crate::ledger::Ledger;
 use crate::outcome::{Outcome, Refusal};
 use crate::record::{Lease, Worker, WorkerSpec};
@@ -73,6 +74,13 @@ impl Ledger {
             self.put_worker(worker);
         }
         Outcome::Done
+    }
+
+    pub(super) fn retire_life(&mut self, retire: RetireLife) -> Answer {
+        match self.worker(retire.worker).map(|worker| worker.epoch) {
+            Some(current) if current != retire.seen => Err(Refusal::Stale { current }),
+            _ => Ok(self.retire_worker(retire.worker)),
+        }
     }
 
     /// Whether `owner` may be granted what it does not have: not while its worker is being emptied.

@@ -206,6 +206,7 @@ fn worker_command(ledger: &Ledger, worker: u64, incarnation: u64, kind: u8) -> C
             alive: ledger.workers().map(|worker| (worker.id, worker.incarnation)).collect(),
             ttl: TTL,
         }),
+        (3, Some((seen, _))) if incarnation == 2 => Command::RetireLife(RetireLife { worker: WorkerId(worker), seen }),
         (3, _) if incarnation == 3 => Command::RetireWorker(WorkerId(worker)),
         (4, Some(_)) => register(worker, incarnation),
         _ => register(worker, known.map_or(1, |known| known.incarnation.0)),

@@ -43,6 +43,7 @@ fn what_is_above_the_level_is_refused_until_it_is_raised() {
         Command::Evict(vocabulary::ArtifactId(1)),
         Command::DrainWorker(DrainWorker { worker: WorkerId(1), draining: Draining::Yes }),
         Command::SetQuota(SetQuota { tenant: tenant(), artifacts: Some(1) }),
+        Command::RetireLife(RetireLife { worker: WorkerId(1), seen: Epoch::default() }),
     ];
     for command in commands {
         assert_eq!((command.level(), command.known_from()), (2, 2));

@@ -79,6 +79,23 @@ fn a_retired_worker_stays_out_until_it_is_registered_again() {
 }
 
 #[test]
+fn a_late_retirement_does_not_take_out_a_worker_that_was_registered_anew() {
+    let mut bench = Bench::new();
+    let seen = lease(&bench, 3).0;
+    let retire = Command::RetireLife(RetireLife { worker: WorkerId(3), seen });
+    bench.end_lease(3);
+    let current = epoch_of(&bench.run(register(3, 2)));
+    assert_eq!(bench.run(retire), Outcome::Refused(Refusal::Stale { current }));
+    assert_eq!(bench.run(renew(3, 2)), Outcome::Renewed { renewed: 1, refused: vec![] });
+    let retire = Command::RetireLife(RetireLife { worker: WorkerId(3), seen: current });
+    assert_eq!(bench.run(retire.clone()), Outcome::Done);
+    assert_eq!(bench.run(retire), Outcome::Done, "told twice it is one outcome");
+    assert_eq!(bench.run(renew(3, 2)), Outcome::Renewed { renewed: 0, refused: vec![WorkerId(3)] });
+    let unknown = RetireLife { worker: WorkerId(99), seen: current };
+    assert_eq!(bench.run(Command::RetireLife(unknown)), Outcome::Done);
+}
+
+#[test]
 fn the_clock_moves_a_second_an_entry_at_most_and_never_back() {
     let mut bench = Bench::new();
     let before = bench.ledger.now();
