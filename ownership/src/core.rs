@@ -275,6 +275,10 @@ impl Core {
         if is_retired(&self.view(), self.node()) {
             self.registry.retire();
         }
+        if self.registry.is_retired() {
+            // It has no voice: everybody would refuse it, and Raft say so at every attempt.
+            self.raft.runtime_config().elect(false);
+        }
         let leader = now.current_leader.map(NodeId);
         let quorum = Quorum { term: now.current_term, leader, stale: self.is_stale(now) };
         self.registry.publisher.quorum(quorum);

@@ -196,7 +196,7 @@ impl Directory {
             queue_depth: self.core.queue_depth(),
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
-            strangers: self.core.registry.strangers.count(),
+            strangers: self.core.registry.failures.strangers.count(),
             ..self.core.counters().read()
         }
     }

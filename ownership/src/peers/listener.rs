@@ -53,7 +53,7 @@ impl Listener {
                 let _place = place;
                 if let Err(error) = serve(socket, &registry, answerer).await {
                     match complaint(&error) {
-                        Some(why) => registry.strangers.came(from, &why),
+                        Some(why) => registry.failures.strangers.came(from, &why),
                         None => tracing::debug!(%from, %error, "a connection of another node ended"),
                     }
                 }
@@ -72,9 +72,6 @@ async fn serve<A: Answerer>(socket: TcpStream, registry: &Registry, answerer: Ar
         let hello: Hello = handshake::hear(&mut stream).await?;
         let greeted = registry.judge(&hello);
         handshake::say(&mut stream, &greeted).await?;
-        if let Err(refusal) = &greeted {
-            tracing::warn!(node = ?hello.node, %refusal, "a node was refused");
-        }
         Ok::<_, std::io::Error>(greeted.ok().map(|_| (stream, hello)))
     };
     let greeted = timeout(GREET_WITHIN, greet).await.map_err(|_| std::io::ErrorKind::TimedOut)??;

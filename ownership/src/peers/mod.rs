@@ -7,6 +7,7 @@ pub(crate) mod handshake;
 mod link;
 mod listener;
 pub(crate) mod method;
+mod refused;
 mod registry;
 mod serving;
 pub(crate) mod socket;

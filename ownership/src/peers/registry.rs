@@ -14,6 +14,7 @@ use crate::node_folder::Identity;
 use crate::peers::error::Refusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
 use crate::peers::link::Link;
+use crate::peers::refused::Refused;
 use crate::peers::socket::{Dialer, Directions, Greeted, Missed, Whom};
 use crate::peers::strangers::Strangers;
 use crate::peers::tls::Tls;
@@ -36,15 +37,22 @@ pub(crate) struct Registry {
     services: Mutex<BTreeMap<Topic, Arc<dyn PeerService>>>,
     retired: OnceLock<()>,
     too_old: OnceLock<()>,
-    /// Why members could not be talked with when they were last called, and when that was.
-    missed: Mutex<BTreeMap<NodeId, (Missed, Instant)>>,
-    /// Callers whose TLS was refused here, or who refused this node's.
-    pub(crate) strangers: Strangers,
+    pub(crate) failures: Failures,
     /// Places for snapshots on their way here.
     pub(crate) incoming: Semaphore,
     /// What these will need on the disk.
     pub(crate) space: Space,
     tls: Option<Tls>,
+}
+
+/// What went wrong between this node and others, as far as people are told of it.
+#[derive(Default)]
+pub(crate) struct Failures {
+    /// Why members could not be talked with when they were last called, and when that was.
+    missed: Mutex<BTreeMap<NodeId, (Missed, Instant)>>,
+    /// Callers whose TLS was refused here, or who refused this node's.
+    pub(crate) strangers: Strangers,
+    refused: Mutex<Refused>,
 }
 
 impl Registry {
@@ -63,8 +71,7 @@ impl Registry {
             services: Mutex::default(),
             retired: OnceLock::new(),
             too_old: OnceLock::new(),
-            missed: Mutex::default(),
-            strangers: Strangers::default(),
+            failures: Failures::default(),
             incoming: Semaphore::new(INCOMING),
             space: Space::default(),
             tls,
@@ -76,7 +83,7 @@ impl Registry {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.retain(|(node, _), _| book.contains_key(node));
         drop(links);
-        self.missed.lock().unwrap_or_else(PoisonError::into_inner).retain(|node, _| book.contains_key(node));
+        self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner).retain(|node, _| book.contains_key(node));
         self.book.store(Arc::new(book));
     }
 
@@ -122,7 +129,7 @@ impl Registry {
 
     /// Why a node could not be talked with when it was called lately; none where it could, or was not called.
     pub(crate) fn missed(&self, node: NodeId) -> Option<String> {
-        let all = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner);
         let (Missed::Tls(why) | Missed::Other(why), at) = all.get(&node)?;
         (at.elapsed() < LATELY).then(|| why.clone())
     }
@@ -155,7 +162,18 @@ impl Registry {
             Some(node) if is_retired(&view, node) => Retired::Yes,
             _ => Retired::No,
         };
-        judge(hello, Callee { welcome: &self.own, level: view.level(), is_retired })?;
+        let judged = judge(hello, Callee { welcome: &self.own, level: view.level(), is_retired });
+        let mut refused = self.failures.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        match &judged {
+            Ok(()) => refused.came_in(hello.node),
+            Err(refusal) if refused.is_news(hello.node, refusal) => {
+                let caller = hello.node.map_or_else(|| "a node without an id".into(), |node| format!("node {node}"));
+                tracing::warn!("{caller} is refused, and not told of again until that changes: {refusal}");
+            }
+            Err(_) => {}
+        }
+        drop(refused);
+        judged?;
         if let Some(node) = hello.node {
             self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(node, hello.levels);
         }
@@ -191,7 +209,7 @@ impl Directions for Registry {
         match greeted {
             Ok(Welcome { node, levels, .. }) => {
                 self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(*node, *levels);
-                self.missed.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
+                self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
             }
             Err(Refusal::Retired { node }) if *node == self.own.node => self.retire(),
             Err(refusal @ Refusal::Level { .. }) if self.too_old.set(()).is_ok() => {
@@ -202,7 +220,7 @@ impl Directions for Registry {
     }
 
     fn missed(&self, node: NodeId, missed: Missed) {
-        let mut all = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known = all.get(&node).is_some_and(|(known, _)| *known == missed);
         if let (Missed::Tls(why), false) = (&missed, is_known) {
             let address = self.address(node).unwrap_or_default();

@@ -21,6 +21,10 @@ pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlErr
         let of = word(answer.get("endpoint"));
         if let Some(error) = answer["error"].as_str() {
             found.push(alarm(&of, "unreachable", error));
+        } else if answer["answer"]["removed"] == true {
+            let what = "it was removed from the cluster and only serves its last view; stop it, or start it with an empty \
+                        data directory and --join";
+            found.push(alarm(&of, "removed", what));
         } else if answer["answer"]["stale"] == true {
             found.push(alarm(&of, "no_quorum", "no leader is known; serving goes on with the last view"));
         }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ownership::Directory;
+use ownership::{Directory, Quorum};
 use serde::Deserialize;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -29,20 +29,38 @@ pub enum OnFailure {
 pub enum Trouble {
     /// There is no quorum that this node knows of: ownership stands still.
     NoQuorum,
+    /// This node was taken out of the cluster.
+    Removed,
     /// The log could not be written: this node takes no part in the quorum until it is started again.
     Failed,
     /// Its folder is gone from the disk: what is there cannot survive this process.
     FolderGone,
 }
 
+/// Whether a node belongs to its cluster.
+#[derive(Clone, Copy)]
+enum NodeStanding {
+    Member,
+    Removed,
+}
+
 impl Trouble {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::NoQuorum, Self::Failed, Self::FolderGone];
+    pub const ALL: [Self; 4] = [Self::NoQuorum, Self::Removed, Self::Failed, Self::FolderGone];
+
+    /// What ails a node's quorum. One that was removed does not wait for any.
+    fn of_quorum(standing: NodeStanding, view: &Quorum) -> Option<Self> {
+        match standing {
+            NodeStanding::Removed => Some(Self::Removed),
+            NodeStanding::Member => view.stale.then_some(Self::NoQuorum),
+        }
+    }
 
     /// The word for metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Trouble::NoQuorum => "no_quorum",
+            Trouble::Removed => "removed",
             Trouble::Failed => "failed",
             Trouble::FolderGone => "folder_gone",
         }
@@ -53,6 +71,10 @@ impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Trouble::NoQuorum => "no quorum, so that ownership stands still and steps are served on the last view",
+            Trouble::Removed => {
+                "this node was removed from the cluster and only serves its last view; stop it, or start it with an \
+                 empty data directory and --join"
+            }
             Trouble::Failed => "it could not be written and has stopped; start this node again",
             Trouble::FolderGone => "its folder is gone from the disk; start this node again with a new one",
         })
@@ -75,9 +97,11 @@ impl LedgerWatch {
 
     /// What is wrong now.
     pub fn troubles(&self, directory: &Directory) -> impl Iterator<Item = Trouble> {
-        let is_wrong =
-            [directory.view().quorum().stale, self.failed.get().is_some(), self.is_gone.load(Ordering::Relaxed)];
-        Trouble::ALL.into_iter().zip(is_wrong).filter(|(_, is_wrong)| *is_wrong).map(|(trouble, _)| trouble)
+        let standing = if directory.is_removed() { NodeStanding::Removed } else { NodeStanding::Member };
+        let quorum = Trouble::of_quorum(standing, &directory.view().quorum());
+        let failed = self.failed.get().map(|()| Trouble::Failed);
+        let gone = self.is_gone.load(Ordering::Relaxed).then_some(Trouble::FolderGone);
+        [quorum, failed, gone].into_iter().flatten()
     }
 
     /// The ledger has stopped for good.
@@ -104,7 +128,17 @@ impl LedgerWatch {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::testing::{Worker, front_of, get, post, until};
+
+    #[test]
+    fn a_removed_node_does_not_wait_for_a_quorum_and_says_what_to_do() {
+        let (stale, fresh) = (Quorum { stale: true, ..Quorum::default() }, Quorum::default());
+        assert_eq!(Trouble::of_quorum(NodeStanding::Removed, &stale), Some(Trouble::Removed));
+        assert_eq!(Trouble::of_quorum(NodeStanding::Member, &stale), Some(Trouble::NoQuorum));
+        assert_eq!(Trouble::of_quorum(NodeStanding::Member, &fresh), None);
+        assert!(Trouble::Removed.to_string().contains("empty data directory and --join"));
+    }
 
     #[tokio::test]
     async fn every_step_is_served_while_the_ledgers_folder_is_gone_and_readiness_says_so() {

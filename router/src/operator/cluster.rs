@@ -29,6 +29,8 @@ pub(super) struct Cluster {
     cluster: String,
     /// The node that answers.
     node: u64,
+    /// Whether it was removed from the cluster, and only has its last view.
+    removed: bool,
     /// The cluster's feature level.
     level: u32,
     /// How often the ledger was restored from a backup.
@@ -53,6 +55,7 @@ pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): See
     let cluster = Cluster {
         cluster: directory.cluster().to_string(),
         node: directory.node().0,
+        removed: directory.is_removed(),
         level: view.level(),
         generation: view.generation(),
         holds: Counts {

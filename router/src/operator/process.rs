@@ -38,8 +38,8 @@ enum StandingNow {
 struct Degraded {
     /// `workers`, `ledger`, `soft_state` or `identity`.
     what: &'static str,
-    /// As the metrics call it: `no_quorum`, `failed`, `folder_gone`; of workers `draining`; of Redis how it stands; of a
-    /// model `distrusted`.
+    /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
+    /// stands; of a model `distrusted`.
     cause: &'static str,
     /// In words.
     detail: String,

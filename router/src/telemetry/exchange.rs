@@ -21,7 +21,7 @@ pub struct ExchangeMetrics {
     pub unapplied: IntGauge,
     /// Sessions whose last step was forgotten before that.
     pub dropped: IntCounter,
-    /// 1 for what is wrong with this node's ledger: no_quorum, failed, folder_gone.
+    /// 1 for what is wrong with this node's ledger: no_quorum, removed, failed, folder_gone.
     pub trouble: IntGaugeVec,
 }
 
