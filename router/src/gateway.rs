@@ -27,7 +27,7 @@ use crate::remembered::Remembered;
 use crate::rooms::{Rooms, RoomsError};
 use crate::roster::Roster;
 use crate::salts::Salts;
-use crate::soft_state::SoftStateError;
+use crate::soft_state::{SoftState, SoftStateError};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::{Upstream, request_headers};
 
@@ -81,6 +81,7 @@ impl Gateway {
     pub async fn open(config: Config) -> Result<Self, GatewayError> {
         let keys = Arc::new(Keys::open(&config.auth)?);
         let metrics = Metrics::default();
+        SoftState::check(&config.soft_state)?;
         let rooms = Rooms::open(&config, metrics.exchange.clone()).await?;
         let salts = match &config.auth.keys_file {
             Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),

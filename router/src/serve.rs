@@ -63,7 +63,7 @@ impl Serving {
         if let Some(tls) = &tls {
             operator = operator.with_tls(tls);
         }
-        Desk::check(&config.operator)?;
+        Desk::check(&config)?;
         let gateway = Arc::new(Gateway::open(config).await?);
         let desk = Desk::open(&gateway)?;
         let settings = &gateway.config.proxy;
@@ -185,5 +185,25 @@ pub async fn asked_to_end() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Overrides;
+
+    #[tokio::test]
+    async fn an_audit_log_that_cannot_be_opened_is_refused_before_a_cluster_is_founded() {
+        let data = tempfile::tempdir().unwrap();
+        let folder = format!("ledger.data_dir={:?}", data.path());
+        let settings = ["proxy.listen=127.0.0.1:0", "operator.listen=127.0.0.1:0", &folder];
+        let settings = settings.into_iter().map(str::to_owned).collect();
+        let config = Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap();
+        std::fs::write(data.path().join("audit"), "a file where a folder should be").unwrap();
+        let refused = Serving::start(config).await.unwrap_err().to_string();
+        assert!(refused.contains("the audit log in"), "{refused}");
+        let left: Vec<_> = std::fs::read_dir(data.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["audit"], "nothing was founded");
     }
 }

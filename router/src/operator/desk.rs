@@ -7,12 +7,12 @@ use std::time::Duration;
 use axum::extract::FromRef;
 use tokio::sync::Semaphore;
 
-use super::OperatorConfig;
 use super::access::{Tokens, TokensError};
 use super::audit::Audit;
 use super::document::Document;
 use super::repeats::Repeats;
 use super::watch::WATCHERS;
+use crate::config::Config;
 use crate::gateway::Gateway;
 
 /// Why the operators' listener cannot be opened.
@@ -45,17 +45,16 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// Whether the tokens can be read, before anything is opened.
-    pub fn check(config: &OperatorConfig) -> Result<(), DeskError> {
-        Tokens::open(config.tokens_file.as_deref()).map(drop).map_err(DeskError::from)
+    /// Whether the tokens can be read and the audit log can be opened, before the ledger is.
+    pub fn check(config: &Config) -> Result<(), DeskError> {
+        Tokens::open(config.operator.tokens_file.as_deref())?;
+        open_audit(config).map(drop)
     }
 
     /// Reads the tokens and opens the audit log.
     pub fn open(gateway: &Arc<Gateway>) -> Result<Self, DeskError> {
         let config = &gateway.config;
-        let folder = config.ledger.data_dir.join("audit");
-        let audit = Audit::open(&folder, config.operator.audit_size.0 as u64);
-        let audit = audit.map_err(|source| DeskError::Audit { folder, source })?;
+        let audit = open_audit(config)?;
         Ok(Self {
             gateway: gateway.clone(),
             tokens: Arc::new(Tokens::open(config.operator.tokens_file.as_deref())?),
@@ -91,6 +90,12 @@ impl Desk {
     pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + 'static {
         self.tokens.clone().follow_file(Duration::from_secs(5))
     }
+}
+
+fn open_audit(config: &Config) -> Result<Audit, DeskError> {
+    let folder = config.ledger.data_dir.join("audit");
+    let audit = Audit::open(&folder, config.operator.audit_size.0 as u64);
+    audit.map_err(|source| DeskError::Audit { folder, source })
 }
 
 impl FromRef<Desk> for Arc<Gateway> {

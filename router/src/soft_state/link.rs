@@ -69,6 +69,11 @@ impl std::fmt::Debug for Link {
     }
 }
 
+/// Whether an address can be used; connects to nobody.
+pub(super) fn check(url: &RedisUrl) -> Result<(), RedisError> {
+    Client::open(url.connection()).map(drop)
+}
+
 impl Link {
     /// Connects to nobody yet.
     pub(super) fn new(url: &RedisUrl, config: &SoftStateConfig, metrics: SoftStateMetrics) -> Result<Self, RedisError> {

@@ -70,7 +70,19 @@ pub struct SoftStateError {
     reason: String,
 }
 
+impl SoftStateError {
+    fn of(url: &RedisUrl, error: &redis::RedisError) -> Self {
+        Self { place: url.place().to_owned(), reason: error.to_string() }
+    }
+}
+
 impl SoftState {
+    /// Whether the address of Redis can be used, before the ledger is opened. Nobody is called.
+    pub fn check(config: &SoftStateConfig) -> Result<(), SoftStateError> {
+        let Some(url) = &config.redis else { return Ok(()) };
+        link::check(url).map_err(|error| SoftStateError::of(url, &error))
+    }
+
     /// Remembers for itself at once; with Redis as soon as it answers. `cluster` names the keys where no namespace is
     /// configured.
     pub fn start(config: &SoftStateConfig, cluster: &str, metrics: SoftStateMetrics) -> Result<Self, SoftStateError> {
@@ -79,11 +91,7 @@ impl SoftState {
         let shared = match &config.redis {
             None => None,
             Some(url) => {
-                let refused = |error: redis::RedisError| SoftStateError {
-                    place: url.place().to_owned(),
-                    reason: error.to_string(),
-                };
-                let link = Link::new(url, config, metrics.clone()).map_err(refused)?;
+                let link = Link::new(url, config, metrics.clone()).map_err(|error| SoftStateError::of(url, &error))?;
                 let namespace = config.namespace.clone().unwrap_or_else(|| cluster.to_owned());
                 Some(Shared { link, namespace, writes, owes: AtomicBool::new(false) })
             }
