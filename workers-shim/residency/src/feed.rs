@@ -82,7 +82,7 @@ impl Feed {
         }
         match self.steps.back_mut() {
             Some(Step::Changes(last, _)) => last.extend_from_slice(&self.changes),
-            _ => self.steps.push_back(Step::Changes(self.changes.clone(), 0)),
+            _ => self.steps.push_back(Step::Changes(std::mem::take(&mut self.changes), 0)),
         }
         self.changes.clear();
         self.tell(self.source.shape());
@@ -179,6 +179,10 @@ impl Feed {
                 }
                 if done + cost < changes.len() {
                     self.steps.push_front(Step::Changes(changes, done + cost));
+                } else if self.changes.capacity() == 0 {
+                    // The next event's changes go where these were.
+                    self.changes = changes;
+                    self.changes.clear();
                 }
                 return Ok(cost);
             }

@@ -297,6 +297,9 @@ fn extra_keys(event: &Stored, position: usize) -> impl Iterator<Item = &ExtraKey
 }
 
 fn extra_of(event: &Stored, position: usize) -> Box<[u8]> {
+    if event.extra.is_empty() {
+        return Box::default();
+    }
     encode(extra_keys(event, position))
 }
 
