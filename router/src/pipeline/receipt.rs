@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use planner::{Action, Decision};
 use serde::Serialize;
-use vocabulary::{Bytes, Epoch, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId};
+use vocabulary::{Bytes, Epoch, Knowledge, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId};
 
 use super::locate::Grounds;
 use super::session_key::KeySource;
@@ -77,6 +77,9 @@ pub struct Attempt {
     pub prefill: WorkerId,
     /// Who was to answer.
     pub decode: WorkerId,
+    /// How the blocks of these two are known, of both the least: `fallback` where they are guessed from what was routed
+    /// there.
+    pub knowledge: Knowledge,
     /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
     pub remarks: Vec<Remark>,
 }

@@ -42,8 +42,10 @@ struct Tried {
 impl Tried {
     fn note(&mut self, remarks: Vec<Remark>) {
         let Some(Planned { plan, .. }) = &self.planned else { return };
-        let Plan { action, prefill, decode, .. } = plan;
-        self.attempts.push(Attempt { action: *action, prefill: prefill.worker, decode: decode.worker, remarks });
+        let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
+        let legs = self.step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
+        let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
+        self.attempts.push(Attempt { action, prefill, decode, knowledge, remarks });
     }
 }
 

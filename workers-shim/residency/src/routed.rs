@@ -45,6 +45,11 @@ impl Routed {
         Self { limits, stamps: MixMap::default(), touches: VecDeque::new(), stamp: 0 }
     }
 
+    /// The worker's cache has room for so many chain blocks.
+    pub fn bound(&mut self, blocks: usize) {
+        self.limits.blocks = blocks;
+    }
+
     /// A prompt was served there. `now` must not go backwards.
     pub fn note(&mut self, chain: &Chain, now: Micros, out: &mut Vec<Change>) {
         // Deepest first, so that leaves are older than what they hang on and go before it.

@@ -30,8 +30,6 @@ use crate::fleet::{EventsAt, RulesOf};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Between two tries to reach a publisher.
 const RETRY: Duration = Duration::from_millis(200);
-/// Between two looks for a worker's sources when it had none.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// A fresh subscription may miss what is said before it takes effect: so long after it, what was missed is asked for.
 const FIRST_CHECK: Duration = Duration::from_millis(300);
 /// Messages can be lost without a later one that shows the gap, so now and then it is asked for.
@@ -48,27 +46,38 @@ pub(crate) struct Following {
     pub(crate) rules: RulesOf,
     /// The other routers, where there are any.
     pub(crate) imprints: Option<Arc<dyn Imprints>>,
+    /// Between two looks for a worker's sources when it had none.
+    pub(crate) look_again: Duration,
 }
 
 /// Follows a worker until aborted.
 pub(crate) async fn follow(member: Arc<Member>, with: Following) {
     let mut life = member.life();
+    // The life without events of which something may have been guessed.
+    let mut guessed = None;
     loop {
         let Some(incarnation) = *life.borrow_and_update() else {
+            // Without an identity whoever answers next may be another one.
+            guessed = guessed.filter(|life| *life != Incarnation(0));
             if life.changed().await.is_err() {
                 return;
             }
             continue;
         };
         let worker = Worker { member: member.clone(), with: with.clone(), incarnation };
-        with.index.guessed(member.id);
-        let (sources, rules) = (worker.sources().await, worker.rules());
-        match rules.filter(|_| !sources.is_empty()) {
-            Some(rules) => worker.observe(sources, rules, &life).await,
-            None => {
-                let _ = timeout(LOOK_AGAIN, ended(life.clone(), incarnation)).await;
-            }
+        if guessed == Some(incarnation) {
+            with.index.age(member.id);
+        } else {
+            with.index.guessed(member.id);
         }
+        let (sources, rules) = (worker.sources().await, worker.rules());
+        guessed = match rules.filter(|_| !sources.is_empty()) {
+            Some(rules) => {
+                worker.observe(sources, rules, &life).await;
+                None
+            }
+            None => timeout(with.look_again, ended(life.clone(), incarnation)).await.is_err().then_some(incarnation),
+        };
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use residency::{Change, Feed, Index, Near, Routed, RoutedLimits, Settled, Slot, TooManySources};
-use vocabulary::{Blocks, Chain, DpRank, Knowledge, Micros, Overlap, SessionId, WorkerId};
+use vocabulary::{Blocks, Chain, DpRank, Knowledge, Micros, Overlap, SessionId, Tokens, WorkerId};
 
 /// Changes applied while readers wait: about 1 us, as what they touch was fetched before.
 const PORTION: usize = 64;
@@ -82,8 +82,9 @@ impl SharedIndex {
         }
     }
 
-    /// A prompt was served there. Returns how the worker's blocks are known; only guesses are changed by this.
-    pub fn note_routed(&self, worker: WorkerId, rank: DpRank, chain: &Chain) -> Knowledge {
+    /// A prompt was served there, by a worker whose rank has `room` for so many tokens, where that is known. Returns how the
+    /// worker's blocks are known; only guesses are changed by this.
+    pub fn note_routed(&self, (worker, rank): (WorkerId, DpRank), chain: &Chain, room: Option<Tokens>) -> Knowledge {
         let now = Micros::of(self.started.elapsed());
         let mut all = self.guesses.lock();
         let Some(guesses) = all.get_mut(&worker).filter(|guesses| guesses.mode == Mode::Guessed) else {
@@ -97,10 +98,23 @@ impl SharedIndex {
             guesses.ranks.insert(rank, (Routed::new(guesses.limits), slot));
         }
         let Some((routed, slot)) = guesses.ranks.get_mut(&rank) else { return Knowledge::Fallback };
+        let room = room.map_or(usize::MAX, |room| room.whole_blocks(chain.block).0 as usize);
+        routed.bound(guesses.limits.blocks.min(room));
         let mut changes = Vec::new();
         routed.note(chain, now, &mut changes);
         self.apply(*slot, &changes);
         Knowledge::Fallback
+    }
+
+    /// Drops guesses that are too old, also where nothing is routed any more.
+    pub(crate) fn age(&self, worker: WorkerId) {
+        let now = Micros::of(self.started.elapsed());
+        let mut all = self.guesses.lock();
+        for (routed, slot) in all.get_mut(&worker).into_iter().flat_map(|guesses| guesses.ranks.values_mut()) {
+            let mut changes = Vec::new();
+            routed.expire(now, &mut changes);
+            self.apply(*slot, &changes);
+        }
     }
 
     /// Events are heard from now on, so guesses go.

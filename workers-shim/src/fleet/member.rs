@@ -267,7 +267,7 @@ enum Figures {
 }
 
 impl Seen {
-    fn capacity(&self) -> Capacity {
+    pub(super) fn capacity(&self) -> Capacity {
         let capacity = self.scrape.cache.capacity;
         if self.context > Tokens::ZERO { Capacity { context: self.context, ..capacity } } else { capacity }
     }

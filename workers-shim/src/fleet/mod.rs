@@ -37,6 +37,9 @@ use member::Member;
 use overlay::Overlay;
 use probe::Prober;
 
+/// Probes between two looks for the events of a worker that had none.
+const LOOK_EVERY: u32 = 60;
+
 /// A fleet that cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
@@ -119,6 +122,7 @@ impl Fleet {
             index: options.index.clone(),
             rules: options.rules,
             imprints: options.imprints,
+            look_again: options.pace.every.saturating_mul(LOOK_EVERY),
         };
         for spec in options.workers {
             let member = Arc::new(Member::new(spec, revision.clone(), options.pace.usual_prompt));
@@ -194,7 +198,8 @@ impl Fleet {
 
     /// A prompt was served there. Only workers without events are remembered by that.
     pub fn note_routed(&self, worker: WorkerId, rank: DpRank, chain: &Chain) {
-        if self.index.note_routed(worker, rank, chain) == Knowledge::Fallback {
+        let room = self.member(worker).map(|member| member.seen().capacity().kv).filter(|room| *room > Tokens::ZERO);
+        if self.index.note_routed((worker, rank), chain, room) == Knowledge::Fallback {
             self.revision.fetch_add(1, Ordering::Release);
         }
     }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use http::Request;
 use ownership::ledger::Ledger;
-use vocabulary::{ModelId, SessionId, TenantId};
+use vocabulary::{Knowledge, ModelId, SessionId, TenantId};
 
 use crate::pipeline::receipt::{Ending, Receipt, Remark};
 use crate::testing::{Front, Worker, front, post, raw, send, until};
@@ -33,6 +33,7 @@ async fn a_worker_without_room_is_told_as_such_when_there_is_no_other() {
     assert_eq!(ending(receipt), (Ending::Failed, 429));
     assert_eq!(receipt.attempts.len(), 1);
     assert_eq!(receipt.attempts[0].remarks, [Remark::DecodeBusy]);
+    assert_eq!(receipt.attempts[0].knowledge, Knowledge::Fallback, "it tells no events");
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(!text.contains("ownerserve_retries_total"), "nothing was tried again");
     assert!(text.contains("ownerserve_fallback_total{cause=\"decode_busy\"} 1"), "{text}");

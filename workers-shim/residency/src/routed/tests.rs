@@ -83,3 +83,13 @@ fn repeated_prompts_take_no_more_memory() {
     }
     assert!(routed.touches.len() < 2_500, "{} touches for {} blocks", routed.touches.len(), routed.stamps.len());
 }
+
+#[test]
+fn what_no_longer_fits_goes_with_the_next_prompt() {
+    let mut routed = Routed::new(RoutedLimits { blocks: 100, age: Micros(10) });
+    let mut held = Held(BTreeSet::new());
+    note(&mut routed, &mut held, &chain(1, 9), 0);
+    routed.bound(6);
+    note(&mut routed, &mut held, &chain(2, 4), 1);
+    assert_eq!((held.depth(&chain(2, 4)), held.depth(&chain(1, 9)), held.0.len()), (4, 4, 6));
+}

@@ -17,17 +17,17 @@ fn depth(index: &SharedIndex, chain: &Chain) -> u64 {
 fn guesses_stand_until_events_are_heard() {
     let index = SharedIndex::new();
     let prompt = chain(2_000);
-    assert_eq!(index.note_routed(WORKER, RANK, &prompt), Knowledge::Fallback);
+    assert_eq!(index.note_routed((WORKER, RANK), &prompt, None), Knowledge::Fallback);
     assert_eq!(depth(&index, &prompt), 0, "nobody admitted that worker");
     index.admit(WORKER, RoutedLimits::default());
-    index.note_routed(WORKER, RANK, &prompt);
+    index.note_routed((WORKER, RANK), &prompt, None);
     assert_eq!(depth(&index, &prompt), 2_000);
     index.observed(WORKER);
     assert_eq!((depth(&index, &prompt), index.read().blocks(), index.read().sources()), (0, 0, 0));
-    index.note_routed(WORKER, RANK, &prompt);
+    index.note_routed((WORKER, RANK), &prompt, None);
     assert_eq!(depth(&index, &prompt), 0, "events say it better");
     index.guessed(WORKER);
-    index.note_routed(WORKER, RANK, &prompt);
+    index.note_routed((WORKER, RANK), &prompt, None);
     assert_eq!(depth(&index, &prompt), 2_000);
     index.guessed(WORKER);
     assert_eq!(depth(&index, &prompt), 0, "a restart voids guesses");
@@ -37,8 +37,8 @@ fn guesses_stand_until_events_are_heard() {
 fn ranks_are_guessed_apart() {
     let index = SharedIndex::new();
     index.admit(WORKER, RoutedLimits::default());
-    index.note_routed(WORKER, DpRank(0), &chain(2));
-    index.note_routed(WORKER, DpRank(1), &chain(5));
+    index.note_routed((WORKER, DpRank(0)), &chain(2), None);
+    index.note_routed((WORKER, DpRank(1)), &chain(5), None);
     let overlaps = index.read().overlaps_of(&chain(9));
     let depths: Vec<(u16, u64)> = overlaps.iter().map(|overlap| (overlap.rank.0, overlap.blocks.0)).collect();
     assert_eq!(depths, [(0, 2), (1, 5)]);
@@ -54,10 +54,32 @@ fn a_session_is_told_what_is_true_now_wherever_its_holders_ended_before() {
         found.first().map_or(0, |overlap| overlap.blocks.0)
     };
     assert_eq!(asked(session, 100, 50), 0);
-    index.note_routed(WORKER, RANK, &chain(60));
+    index.note_routed((WORKER, RANK), &chain(60), None);
     assert_eq!((asked(session, 100, 50), asked(session, 100, 60), asked(session, 10, 60)), (60, 60, 10));
-    index.note_routed(WORKER, RANK, &chain(3_000));
+    index.note_routed((WORKER, RANK), &chain(3_000), None);
     assert_eq!((asked(session, 4_000, 60), asked(other, 70, 60), asked(session, 4_000, 0)), (3_000, 70, 3_000));
     index.guessed(WORKER);
     assert_eq!((asked(session, 4_000, 3_000), asked(other, 70, 70)), (0, 0));
+}
+
+#[test]
+fn no_more_is_guessed_than_the_worker_has_room_for() {
+    let index = SharedIndex::new();
+    index.admit(WORKER, RoutedLimits { blocks: 50, ..RoutedLimits::default() });
+    index.note_routed((WORKER, RANK), &chain(60), None);
+    assert_eq!(depth(&index, &chain(60)), 50);
+    index.note_routed((WORKER, RANK), &chain(60), Some(Tokens(4 * 20 + 3)));
+    assert_eq!((depth(&index, &chain(60)), index.read().blocks()), (20, 20));
+}
+
+#[test]
+fn guesses_grow_old_also_where_nothing_is_routed_any_more() {
+    let index = SharedIndex::new();
+    index.admit(WORKER, RoutedLimits { age: Micros(0), ..RoutedLimits::default() });
+    index.note_routed((WORKER, RANK), &chain(60), None);
+    let started = Instant::now();
+    while index.read().blocks() > 0 && started.elapsed().as_secs() < 10 {
+        index.age(WORKER);
+    }
+    assert_eq!((index.read().blocks(), depth(&index, &chain(60))), (0, 0));
 }

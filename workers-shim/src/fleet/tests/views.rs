@@ -1,6 +1,9 @@
 //! What the fleet shows of workers.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use axum::Router;
+use axum::http::StatusCode;
 use axum::routing::get;
 use tokio::net::TcpListener;
 use vocabulary::{Blocks, DpRank, Health, Incarnation, ModelId};
@@ -111,10 +114,17 @@ async fn draining_is_said_and_taken_back() {
 
 /// A server that knows its models and nothing else.
 async fn plain_server() -> SocketAddr {
+    serve(plain_routes()).await
+}
+
+fn plain_routes() -> Router {
+    let models = || async { r#"{"object":"list","data":[{"id":"tiny"},{"id":"other"}]}"# };
+    Router::new().route("/v1/models", get(models))
+}
+
+async fn serve(server: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let models = || async { r#"{"object":"list","data":[{"id":"tiny"},{"id":"other"}]}"# };
-    let server = Router::new().route("/v1/models", get(models));
     tokio::spawn(async move { axum::serve(listener, server).await });
     address
 }
@@ -133,6 +143,27 @@ async fn a_server_without_figures_or_events_is_known_by_what_is_routed_there() {
     assert_eq!((watch.depth(&prompt), watch.view(0).knowledge), (5, Knowledge::Fallback));
     let longer = [&prompt[..], &[9; 8]].concat();
     assert_eq!(watch.overlaps(&longer)[0].blocks, Blocks(5));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guesses_outlive_the_looks_for_events() {
+    let looks = Arc::new(AtomicUsize::new(0));
+    let counted = looks.clone();
+    let server = plain_routes().route(
+        "/kv_event_sources",
+        get(move || async move {
+            counted.fetch_add(1, Ordering::Relaxed);
+            StatusCode::NOT_FOUND
+        }),
+    );
+    let worker = WorkerSpec::at(&url(serve(server).await), Role::Hybrid);
+    let watch = Watch::paced(vec![worker], Pace { every: Duration::from_millis(5), ..quick() });
+    until_ready(&watch).await;
+    watch.until("looked for events", |_| looks.load(Ordering::Relaxed) >= 1).await;
+    let prompt = prompt(1, 20);
+    watch.fleet.note_routed(watch.id(0), DpRank(0), &chain(&prompt));
+    watch.until("looked again, and again", |_| looks.load(Ordering::Relaxed) >= 4).await;
+    assert_eq!(watch.depth(&prompt), 5);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
