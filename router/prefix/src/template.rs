@@ -1,5 +1,6 @@
 //! Chat templates rendered as `transformers`' `apply_chat_template` renders them, within bounds.
 
+use std::fmt::{self, Write as _};
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
@@ -25,6 +26,8 @@ pub(crate) struct ChatTemplate {
     has_generation_tags: bool,
     heeds: Vec<Box<str>>,
     format: ContentFormat,
+    /// Most bytes that may come out.
+    longest: usize,
 }
 
 /// A template's text, and the other one that some models use when there are tools.
@@ -37,7 +40,8 @@ pub(crate) struct TemplateText {
 impl ChatTemplate {
     /// Compiles a model's templates.
     pub(crate) fn compile(text: TemplateText, limits: &Limits) -> Result<Self, PrefixError> {
-        let mut environment = environment(limits);
+        let longest = usize::try_from(limits.rendered.0).unwrap_or(usize::MAX);
+        let mut environment = environment(limits, longest);
         let format = ContentFormat::of(&text.plain);
         let plain = without_generation_tags(&text.plain);
         let has_generation_tags = plain != text.plain;
@@ -48,7 +52,7 @@ impl ChatTemplate {
         if let Some(with_tools) = text.with_tools {
             environment.add_template_owned(WITH_TOOLS, without_generation_tags(&with_tools))?;
         }
-        Ok(Self { environment, source: text.plain, has_tool_template, has_generation_tags, heeds, format })
+        Ok(Self { environment, source: text.plain, has_tool_template, has_generation_tags, heeds, format, longest })
     }
 
     /// The shape in which messages' content must be given.
@@ -72,9 +76,10 @@ impl ChatTemplate {
         let names = [Some(DEFAULT), self.has_tool_template.then_some(WITH_TOOLS)];
         let refuses = |name| {
             let tried = self.environment.get_template(name);
+            let variables = context! { messages => turns.to_vec(), add_generation_prompt => false };
             tried
                 .and_then(|template| {
-                    template.render(context! { messages => turns.to_vec(), add_generation_prompt => false })
+                    template.render_captured_to(variables, &mut Bounded::new(0, self.longest)).map(drop)
                 })
                 .is_err()
         };
@@ -94,7 +99,7 @@ impl ChatTemplate {
         let tools = variables.iter().any(|(name, value)| name.as_str() == Some("tools") && !value.is_none());
         let name = if tools && self.has_tool_template { WITH_TOOLS } else { DEFAULT };
         variables.push((Value::from("strftime_now"), strftime_now(now)));
-        let mut out = Bounded { bytes: Vec::with_capacity(size.hint.min(size.limit)), limit: size.limit };
+        let mut out = Bounded::new(size.hint, size.limit);
         self.environment.get_template(name)?.render_captured_to(Value::from_pairs(variables), &mut out)?;
         String::from_utf8(out.bytes).map_err(|_| Error::new(ErrorKind::BadSerialization, "rendered text is not UTF-8"))
     }
@@ -107,44 +112,69 @@ pub(crate) struct Size {
     pub limit: usize,
 }
 
-fn environment(limits: &Limits) -> Environment<'static> {
+fn environment(limits: &Limits, longest: usize) -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the default delimiters are valid"));
     environment.set_recursion_limit(MAX_RECURSION);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_debug(false);
-    environment.set_formatter(print);
-    environment.add_filter("string", |value: &Value| printed(value).unwrap_or_else(|| value.to_string()));
+    environment.set_formatter(move |out, state, value| print(out, state, value, longest));
+    environment
+        .add_filter("string", move |value: &Value| printed(value, longest).unwrap_or_else(|| text(value, longest)));
     environment.set_fuel(Some(limits.template_steps));
     environment.set_unknown_method_callback(python::method);
     environment.add_filter("tojson", to_json::filter);
-    environment.add_filter("trim", trim);
+    environment.add_filter("trim", move |value: &Value, chars: Option<&str>| trim(&text(value, longest)?, chars));
     environment.add_function("raise_exception", raise_exception);
     environment
 }
 
 /// Prints what `{{ }}` holds.
-fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    match printed(value) {
-        Some(text) => Ok(out.write_str(&text)?),
+fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value, longest: usize) -> Result<(), Error> {
+    match printed(value, longest) {
+        Some(text) => Ok(out.write_str(&text?)?),
         None => minijinja::escape_formatter(out, state, value),
     }
 }
 
 /// A list's or map's text; the engine's own is Python's but for characters that Python does not print.
-fn printed(value: &Value) -> Option<String> {
+fn printed(value: &Value, longest: usize) -> Option<Result<String, Error>> {
     let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
-    is_container.then(|| python::escape_unprintable(value.to_string()))
+    is_container.then(|| text(value, longest).map(python::escape_unprintable))
 }
 
-/// Like Jinja's, of anything that prints; nothing is the empty text.
-fn trim(value: &Value, chars: Option<&str>) -> String {
-    let text = value.to_string();
-    match chars {
+/// A value's text, unless it is longer than a prompt may be: a short expression can make a list of millions.
+fn text(value: &Value, longest: usize) -> Result<String, Error> {
+    let mut text = Short { text: String::new(), longest };
+    match write!(text, "{value}") {
+        Ok(()) => Ok(text.text),
+        Err(_) => Err(Error::new(ErrorKind::InvalidOperation, "a value's text is over the prompt's limit")),
+    }
+}
+
+/// A text that refuses to grow beyond its limit.
+struct Short {
+    text: String,
+    longest: usize,
+}
+
+impl fmt::Write for Short {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        if self.text.len() + more.len() > self.longest {
+            return Err(fmt::Error);
+        }
+        self.text.push_str(more);
+        Ok(())
+    }
+}
+
+/// Like Jinja's; nothing is the empty text.
+fn trim(text: &str, chars: Option<&str>) -> Result<String, Error> {
+    Ok(match chars {
         Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
         None => text.trim_matches(python::is_space).to_owned(),
-    }
+    })
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
@@ -187,6 +217,12 @@ fn without_generation_tags(template: &str) -> String {
 struct Bounded {
     bytes: Vec<u8>,
     limit: usize,
+}
+
+impl Bounded {
+    fn new(expected: usize, limit: usize) -> Self {
+        Self { bytes: Vec::with_capacity(expected.min(limit)), limit }
+    }
 }
 
 impl io::Write for Bounded {

@@ -117,3 +117,21 @@ fn the_tool_template_is_taken_only_when_there_are_tools() {
     assert_eq!(render(Value::from(())), "plain");
     assert_eq!(render(Value::from(vec![1])), "tools");
 }
+
+#[test]
+fn a_text_that_is_too_long_for_a_prompt_is_refused_before_it_is_made() {
+    let limits = Limits { rendered: vocabulary::Bytes(10_000), ..Limits::default() };
+    let compile = |plain: &str| {
+        let text = TemplateText { plain: plain.into(), with_tools: None };
+        ChatTemplate::compile(text, &limits).unwrap()
+    };
+    let long = "([1] * 90000000)";
+    for expression in [long.to_owned(), format!("{long} | string"), format!("{long} | trim"), "'a' * 10001".to_owned()]
+    {
+        let template = compile(&format!("{{{{ {expression} }}}}"));
+        let rendered = template.render(vec![], WallTime { unix_seconds: 0 }, Size { hint: 0, limit: 10_000 });
+        assert!(rendered.is_err(), "{expression}");
+        assert_eq!(template.system_place(), SystemPlace::Head, "{expression}: it is not tried any further either");
+    }
+    assert_eq!(compile("{{ 'a' * 10000 }}").system_place(), SystemPlace::Anywhere);
+}
