@@ -72,6 +72,20 @@ bench-ledger *options: build
 bench-residency:
     cargo run --release --locked -p workers-shim --example residency_speed
 
+# Made-up input for whatever reads what engines and clients send: so many seconds for each target, or for one. Needs nightly and
+# `cargo install cargo-fuzz`. What it finds lies in target/fuzz-corpus: with its mend it belongs into tests/fuzz/corpus, which
+# `./test unit` replays without either.
+fuzz seconds="60" *targets:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    targets="{{targets}}"
+    for target in ${targets:-events bodies answers prompts templates}; do
+        mkdir -p target/fuzz-corpus/$target
+        cargo +nightly fuzz run -s none --fuzz-dir tests/fuzz --target-dir target/fuzz $target \
+            target/fuzz-corpus/$target tests/fuzz/corpus/$target -- -max_total_time={{seconds}} -timeout=10 \
+            -rss_limit_mb=1024 -malloc_limit_mb=256 -max_len=16384 -print_final_stats=1 -artifact_prefix=target/fuzz-corpus/$target-
+    done
+
 # Real vLLM with a small cache against the residency index, so many random requests of them.
 residency requests="10000":
     RESIDENCY_REQUESTS={{requests}} tests/engines/run -s -k residency

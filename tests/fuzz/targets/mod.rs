@@ -1,0 +1,107 @@
+//! What is done with made-up bytes: everything that reads what an engine or a client sends, and what must hold then.
+//!
+//! libFuzzer calls these with what it makes up, the test suite with the corpus beside this folder. Anything may be
+//! refused; nothing may panic, take long, or take memory that the bytes do not account for.
+
+pub mod text;
+
+use bytes::Bytes;
+use residency::{Event, Feed, ImprintReader, Index, Limits, Settled, SourceRules, decode};
+use vocabulary::{DpRank, Incarnation, Namespace, Seed, Tokens, WorkerId};
+use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, SseScanner, UsageEvent};
+
+const WORKER: WorkerId = WorkerId(1);
+
+fn rules() -> SourceRules {
+    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "t".into() };
+    SourceRules { most_blocks: 4096, most_orphans: 64, ..SourceRules::new(Tokens(4), Seed(1), namespace) }
+}
+
+/// A message of an engine's: decoded, applied, looked up, written down, taken over, forgotten.
+pub fn events(bytes: &[u8]) {
+    let Ok(batch) = decode(bytes, &Limits::default()) else { return };
+    let (mut feed, mut index) = (Feed::new(WORKER, DpRank(0), rules()), Index::new());
+    for event in &batch.events {
+        if let Event::Stored(stored) = event {
+            assert!(
+                stored.hashes.len() + stored.tokens.len() + stored.extra.len() <= bytes.len(),
+                "bytes account for all"
+            );
+        }
+        feed.take(event);
+    }
+    settle(&mut feed, &mut index);
+    assert!(feed.blocks() <= rules().most_blocks);
+    let written: Vec<Vec<u8>> = feed.imprint(Incarnation(1), 1).collect();
+    let mut reader = ImprintReader::new((WORKER, DpRank(0)), Incarnation(1), rules());
+    let mut adopted = None;
+    for chunk in &written {
+        // A block with more tokens than a chunk holds makes a chunk that nobody takes.
+        match reader.take(chunk) {
+            Ok(residency::Taken::More(next)) => reader = next,
+            Ok(residency::Taken::Whole(imprint)) => {
+                adopted = Some(imprint);
+                break;
+            }
+            Err(error) => {
+                assert_eq!(error, residency::ImprintError::TooMuch);
+                break;
+            }
+        }
+    }
+    if let Some(imprint) = adopted {
+        let (mut other, mut copy) = (Feed::new(WORKER, DpRank(0), rules()), Index::new());
+        other.adopt(imprint);
+        settle(&mut other, &mut copy);
+        assert_eq!((other.blocks(), copy.blocks()), (feed.blocks(), index.blocks()));
+    }
+    feed.reset();
+    settle(&mut feed, &mut index);
+    assert_eq!((feed.blocks(), index.blocks()), (0, 0));
+}
+
+fn settle(feed: &mut Feed, index: &mut Index) {
+    while feed.settle(index, 7).is_ok_and(|settled| settled == Settled::More) {}
+}
+
+/// A client's body: every leg that is made of it is JSON again, and says nothing that only routers may say.
+pub fn bodies(bytes: &[u8]) {
+    let Ok(body) = RequestBody::read(Bytes::copy_from_slice(bytes)) else { return };
+    let apis = [Api::Chat, Api::Completions, Api::Responses, Api::Messages];
+    for (api, salt) in apis.into_iter().flat_map(|api| [(api, None), (api, Some("s".into()))]) {
+        let options = LegOptions { api, salt, usage: UsageEvent::Always };
+        let plain = body.plain(&options);
+        assert!(plain.len() <= bytes.len() + 200, "little is added");
+        let again = RequestBody::read(plain.clone()).expect("what was read can be read again");
+        assert_eq!(again.stripped(&LegOptions::default()), Default::default(), "nothing is left to remove");
+        assert_eq!(again.plain(&options), plain, "what is clean stays as it is");
+        let prefill = RequestBody::read(body.prefill(&options)).expect("a leg is JSON");
+        assert!(!prefill.streams());
+    }
+}
+
+/// An engine's answer, whole or as a stream: in chunks of any size it says the same, and nothing is lost.
+pub fn answers(bytes: &[u8]) {
+    let Some((size, bytes)) = bytes.split_first() else { return };
+    let whole = Bytes::copy_from_slice(bytes);
+    if let Ok(answer) = Answer::read(&whole)
+        && let Some(handoff) = answer.handoff
+        && let Ok(body) = RequestBody::read(Bytes::from_static(br#"{"prompt":"a"}"#))
+    {
+        RequestBody::read(body.decode(&LegOptions::default(), handoff)).expect("a leg is JSON");
+    }
+    let scan = |size: usize, mut scanner: SseScanner| {
+        let mut out = Vec::new();
+        for chunk in whole.chunks(size) {
+            scanner.push(whole.slice_ref(chunk), &mut out);
+        }
+        scanner.finish(&mut out);
+        (scanner.facts().clone(), out.concat())
+    };
+    let at_once = scan(whole.len().max(1), SseScanner::new());
+    assert_eq!(scan(usize::from(*size).max(1), SseScanner::new()), at_once);
+    assert_eq!(at_once.1, whole);
+    let hiding = scan(whole.len().max(1), SseScanner::hiding_usage());
+    assert_eq!(scan(usize::from(*size).max(1), SseScanner::hiding_usage()), hiding);
+    assert_eq!(hiding.0, at_once.0);
+}

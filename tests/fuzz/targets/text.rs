@@ -1,0 +1,82 @@
+//! Prompts and templates: rendered, tokenized and hashed, whole and step by step.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+use prefix::{
+    Asked, ChatBody, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelFiles, ModelText, ModelTextSource,
+    Trails, WallTime,
+};
+use vocabulary::{Bytes, Namespace, Seed, Tokens};
+
+/// Far less than in production, so that what is not bounded shows.
+const LIMITS: Limits =
+    Limits { rendered: Bytes(1 << 20), template_steps: 200_000, prompts: 64, segment_cache: Bytes(1 << 20) };
+/// One of each way in which templates treat earlier turns.
+const MODELS: [&str; 4] = ["chatml", "qwen_like", "llama_like", "harmony"];
+
+static IDENTIFIERS: LazyLock<Vec<Identifier>> = LazyLock::new(|| MODELS.map(|name| identifier(files(name))).into());
+
+fn folder(name: &str) -> PathBuf {
+    // The programs are built two folders below the root, the tests one.
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root =
+        here.ancestors().find(|folder| folder.join("router/prefix/testdata").is_dir()).expect("in the repository");
+    root.join("router/prefix/testdata/models").join(name)
+}
+
+fn files(name: &str) -> ModelFiles<'static> {
+    ModelFiles::read(&folder(name)).expect("a committed model")
+}
+
+fn identifier(files: ModelFiles<'_>) -> Identifier {
+    let text = ModelText::load_within(ModelTextSource::Files(files), LIMITS).expect("a model that loads");
+    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let text = Some(Arc::new(text));
+    Identifier::new(IdentifierOptions { namespace, seed: Seed(1), block: Tokens(4), text, limits: LIMITS })
+}
+
+/// Two bodies of one conversation, a line each: a step that is grown is what it is when it is computed as a whole.
+pub fn prompts(bytes: &[u8]) {
+    let (first, second) = match bytes.iter().position(|byte| *byte == b'\n') {
+        Some(at) => (&bytes[..at], &bytes[at + 1..]),
+        None => (bytes, bytes),
+    };
+    let asked = Asked { now: WallTime::default(), ..Asked::default() };
+    for identifier in IDENTIFIERS.iter() {
+        let trails = Trails::new(Bytes(1 << 20));
+        let memory = Memory { trails: &trails, tenant: "t", session: Some(1) };
+        let begun = ChatLayout::read(first).map(|layout| identifier.begin(layout, asked, None, memory));
+        let whole = identifier.chat(second, asked);
+        let checkpoint = begun.and_then(|begun| begun.next);
+        let resumed = identifier.chat_from(second, asked, checkpoint.as_ref());
+        assert_eq!(resumed.prompt.chain, whole.chain, "from a checkpoint");
+        if let Some(grown) = ChatLayout::read(second).and_then(|layout| identifier.grow(layout, asked, memory)) {
+            assert_eq!(grown.prompt.chain, whole.chain, "along a trail");
+        }
+        identifier.completion(second, asked);
+        identifier.messages(second, asked);
+        identifier.responses(second, asked);
+    }
+}
+
+/// A model's template: loaded, judged, and rendered over a conversation with tools.
+pub fn templates(bytes: &[u8]) {
+    static TINY: LazyLock<ModelFiles<'static>> = LazyLock::new(|| files("chatml"));
+    static CHAT: LazyLock<ChatBody> = LazyLock::new(|| {
+        let body = r#"{"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"a"}]},
+            {"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f",
+            "arguments":"{\"x\":1}"}}]},{"role":"tool","tool_call_id":"1","content":"r"},{"role":"user","content":"b"}],
+            "tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}]}"#;
+        ChatBody::parse(body.as_bytes()).expect("a body that parses")
+    });
+    // The engine multiplies texts and lists up to a hundred million: a template is the operator's own file.
+    if bytes.split(|byte| !byte.is_ascii_digit()).any(|number| number.len() > 4) {
+        return;
+    }
+    let files = ModelFiles { chat_template: Some(bytes.into()), ..TINY.clone() };
+    let Ok(text) = ModelText::load_within(ModelTextSource::Files(files), LIMITS) else { return };
+    if let Ok(rendered) = text.render(&CHAT, WallTime::default()) {
+        assert!(rendered.len() as u64 <= LIMITS.rendered.0, "{} bytes", rendered.len());
+    }
+}
