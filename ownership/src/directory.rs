@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use consensus::{Compacted, Consistency, View, Watch};
 use futures::future::BoxFuture;
 use ledger::Command;
 use openraft::Raft;
 use openraft::async_runtime::watch::WatchReceiver;
+use openraft::metrics::WaitError;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
@@ -32,6 +33,9 @@ const HAND_OVER_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long a node that closes waits for the commands that it took: the other nodes may be ending as well.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long a snapshot is waited for before it is asked for once more.
+const ASKED_AGAIN: Duration = Duration::from_millis(200);
 
 /// A node of the quorum that runs the ledger. Cheap to share behind an `Arc`; close it before the runtime ends.
 #[derive(Debug)]
@@ -209,12 +213,17 @@ impl Directory {
     async fn snapshot_written(&self) -> Result<(), OwnershipError> {
         let quorum = |error: &dyn std::fmt::Display| OwnershipError::Quorum(error.to_string());
         let raft = &self.core.raft;
-        let applied = raft.metrics().borrow_watched().last_applied;
-        raft.trigger().snapshot().await.map_err(|error| quorum(&error))?;
-        let Some(applied) = applied else { return Ok(()) };
-        let wait = raft.wait(Some(START_WITHIN));
-        let written = wait.metrics(|metrics| metrics.snapshot >= Some(applied), "a snapshot").await;
-        written.map(drop).map_err(|error| quorum(&error))
+        let Some(applied) = raft.metrics().borrow_watched().last_applied else { return Ok(()) };
+        let until = Instant::now() + START_WITHIN;
+        loop {
+            // Raft takes no notice while it builds one, which may end before what is wanted here.
+            raft.trigger().snapshot().await.map_err(|error| quorum(&error))?;
+            let wait = raft.wait(Some(ASKED_AGAIN));
+            match wait.metrics(|metrics| metrics.snapshot >= Some(applied), "a snapshot").await {
+                Err(WaitError::Timeout(..)) if Instant::now() < until => {}
+                written => return written.map(drop).map_err(|error| quorum(&error)),
+            }
+        }
     }
 
     /// Takes no more commands, lets another voter lead, answers the commands that were taken, and stops.

@@ -155,6 +155,24 @@ async fn snapshots_replace_the_log_and_a_restart_needs_both() {
 }
 
 #[tokio::test]
+async fn snapshots_that_several_ask_for_while_it_is_written_are_all_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(folder.path()).await;
+    let asked = async || {
+        for _ in 0..10 {
+            directory.snapshot().await.unwrap();
+        }
+    };
+    let writing = async {
+        for n in 0..400 {
+            directory.submit(open_session(n)).unwrap().await.unwrap();
+        }
+    };
+    tokio::join!(asked(), asked(), asked(), writing);
+    directory.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_ledger_is_given_the_room_that_its_leader_is_configured_with_and_keeps_it() {
     let folder = tempfile::tempdir().unwrap();
     let room = Room { artifacts: Some(10_000_000), sessions: Some(4_000_000) };
