@@ -241,10 +241,8 @@ impl Identifier {
         let last = next.last().filter(|last| last.body > known.body);
         let next = last.map(|last| (last.body, last.tokens / size)).map(|(body, depth)| {
             let mut leads = trail.leads.clone();
-            if trail.known.last().is_some_and(|end| end.body > body) {
-                leads.truncate((0..).map_while(crate::trail::lead).take_while(|lead| *lead <= body).count());
-            }
-            // The digest at the last place was taken in this pass; a lead before it asks for one more.
+            // Those past the place are of the body that went another way.
+            leads.truncate((0..).map_while(crate::trail::lead).take_while(|lead| *lead <= known.body).count());
             let mut leading = found.leading.clone();
             leading.leads(&mut leads, body);
             let blocks = trail.blocks.extended(base, &prompt.chain.ids[base..depth]);

@@ -24,7 +24,8 @@ const CALL: &str = "abcdef123";
 /// Bytes after the mark within which the cut must come.
 const LONGEST_GAP: usize = 2048;
 /// Directives of a time finer than a day.
-const FINER_THAN_A_DAY: [&str; 13] = ["%H", "%I", "%M", "%S", "%f", "%p", "%c", "%X", "%T", "%-H", "%-I", "%-M", "%-S"];
+const FINER_THAN_A_DAY: [&str; 14] =
+    ["%H", "%I", "%M", "%S", "%f", "%p", "%c", "%X", "%T", "%R", "%-H", "%-I", "%-M", "%-S"];
 
 /// What the template is shown of what stands before the messages: system prompt and tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -207,6 +207,21 @@ fn what_went_another_way_is_gone_on_with_where_it_was_the_same() {
 }
 
 #[test]
+fn conversations_that_part_before_a_lead_and_are_of_one_length_are_not_taken_for_each_other() {
+    let (trails, tiny) = (trails(), model("tiny"));
+    let unnamed = Memory { session: None, ..memory(&trails) };
+    let talk = |letter: &str| -> Vec<Value> {
+        let turn = |role: &str, length| json!({"role": role, "content": letter.repeat(length)});
+        let system = json!({"role": "system", "content": "s".repeat(600)});
+        vec![system, turn("user", 60), turn("assistant", 60), turn("user", 300), turn("assistant", 9), turn("user", 9)]
+    };
+    let (one, other) = (talk("a"), talk("b"));
+    for (messages, end) in [(&one, 2), (&one, 4), (&other, 4), (&one, 6), (&other, 6)] {
+        step(tiny, &body(&messages[..end]), unnamed);
+    }
+}
+
+#[test]
 fn whoever_may_not_share_a_conversation_does_not_find_it() {
     let (trails, tiny) = (trails(), model("tiny"));
     let text = body(&talk()[..4]).to_string();
