@@ -385,6 +385,15 @@ mod tests {
     }
 
     #[test]
+    fn no_two_panels_of_the_dashboard_have_one_id() {
+        let dashboard = include_str!("../../../configs/grafana/ownerserve.json");
+        let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+        let ids: Vec<_> =
+            json["panels"].as_array().unwrap().iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{ids:?}");
+    }
+
+    #[test]
     fn a_worker_that_is_gone_leaves_no_series() {
         let metrics = Metrics::default();
         metrics.workers.running.with_label_values(&["127.0.0.1:1"]).set(3);
