@@ -409,8 +409,8 @@ def test_what_one_router_has_tokenized_the_other_one_need_not(redis, workers):
         assert alone.metric("identified_tokens_total", source="computed") == usage["prompt_tokens"]
         assert blocks(alone) == blocks(other)
         ask(other, [*messages, {"role": "user", "content": "and further"}])
-        assert lookups(other, "near", "checkpoint") == 0, "the next one it knows itself, by its beginning"
-        assert other.metric("identified_steps_total", rung="leading") == 1
+        assert lookups(other, "near", "checkpoint") == 0, "the next one it knows itself, by its session"
+        assert other.metric("identified_steps_total", rung="session") == 1
         # One that is torn, and one of another conversation, change nothing.
         (key,) = redis.keys("*:checkpoint:*")
         redis.ask("SETRANGE", key, "500", "torn")
