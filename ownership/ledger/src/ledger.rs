@@ -299,11 +299,6 @@ impl Ledger {
         self.index.boundaries.keeper(prefix, scope, &self.records.artifacts)
     }
 
-    /// The session with a head there; of several the one that was written last.
-    pub fn session_by_head(&self, scope: Scope, prefix: PrefixId) -> Option<Session> {
-        self.with_head(&self.keeper(prefix, scope)?, prefix)
-    }
-
     /// Of the sessions with a head at this prefix in an extent, the one that was written last.
     pub(crate) fn with_head(&self, artifact: &Artifact, prefix: PrefixId) -> Option<Session> {
         let has = |s: &Session| s.heads.iter().any(|head| head.artifact == artifact.id && head.point.id == prefix);
