@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use consensus::{Freshness, Office, Quorum, View, check_gate};
+use consensus::{Freshness, InTurn, Office, Quorum, Turn, View, check_gate};
 use ledger::{Command, Ledger, Outcome};
 use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::{RecvError, WatchReceiver};
@@ -19,7 +19,7 @@ use vocabulary::{LedgerTime, Micros, NodeId};
 use crate::counters::Counters;
 use crate::error::SubmitError;
 use crate::log_store::LogStore;
-use crate::members;
+use crate::members::{self, MemberError};
 use crate::peers::Registry;
 use crate::proposer::Asked;
 use crate::raft::{LogId, Machine, Types};
@@ -46,7 +46,7 @@ pub(crate) struct Core {
     pub(crate) proposals: mpsc::Sender<Asked>,
     pub(crate) heard: HeardLeader,
     pub(crate) freshness: Freshness<InstantOf<Types>>,
-    duty: Mutex<Duty>,
+    seat: Seat,
     /// Commands of this node; none once it is closing.
     queue: Mutex<Option<mpsc::Sender<Queued>>>,
 }
@@ -119,6 +119,13 @@ struct Duty {
     leader: Option<LeaderId>,
 }
 
+/// What a leader needs for its office.
+#[derive(Debug, Default)]
+struct Seat {
+    duty: Mutex<Duty>,
+    turn: Turn,
+}
+
 /// When this node last heard of its leader.
 #[derive(Debug)]
 pub(crate) struct HeardLeader {
@@ -149,19 +156,18 @@ impl Core {
     pub(crate) fn new(parts: Parts, queue: mpsc::Sender<Queued>) -> Arc<Self> {
         let Parts { raft, registry, observer, log, folder, proposals, patience } = parts;
         let (leader, heard) = (watch::Sender::new(Known::Nobody), HeardLeader::new(patience));
-        let (reports, duty) = (Reports::default(), Mutex::default());
         Arc::new(Self {
             raft,
             registry,
             observer,
-            reports,
+            reports: Reports::default(),
             log,
             folder,
             leader,
             proposals,
             heard,
             freshness: Freshness::default(),
-            duty,
+            seat: Seat::default(),
             queue: Mutex::new(Some(queue)),
         })
     }
@@ -234,8 +240,14 @@ impl Core {
         self.heard.patience
     }
 
+    /// The turn to let a node in or to raise the level.
+    pub(crate) fn turn(&self) -> Result<InTurn<'_>, MemberError> {
+        let leadership = self.duty().leader.ok_or(MemberError::NoLeader)?;
+        self.seat.turn.take(leadership).ok_or(MemberError::InProgress)
+    }
+
     fn duty(&self) -> std::sync::MutexGuard<'_, Duty> {
-        self.duty.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seat.duty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows Raft until it stops: keeps the office, the address book and the view's word on the quorum true.

@@ -83,12 +83,14 @@ pub(crate) async fn admit(core: &Core, application: Application) -> Result<Admis
 pub(crate) struct Enrolment {
     pub(crate) node: NodeId,
     pub(crate) address: String,
+    /// What its release can work at: the leader may not have met it.
+    pub(crate) levels: Levels,
 }
 
 /// A member's answer to an enrolment; carried out by the leader, passed on once by others.
 pub(crate) async fn enrol(core: &Core, from: NodeId, enrolment: Enrolment) -> Result<(), MemberError> {
     if core.leads() {
-        return members::enrol(core, enrolment.node, enrolment.address).await;
+        return members::enrol(core, enrolment).await;
     }
     if from != enrolment.node {
         return Err(MemberError::NoLeader);
@@ -212,12 +214,12 @@ fn decode<A: serde::de::DeserializeOwned>(answer: &[u8]) -> Result<A, PeerError>
 
 /// Sees to it that the cluster knows this node under `address`; ends when it does.
 pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<String>) {
-    let enrolment = Enrolment { node: core.node(), address };
+    let enrolment = Enrolment { node: core.node(), address, levels: core.registry.own.levels };
     let question = Bytes::from(rmp_serde::to_vec(&enrolment).expect("plain values encode"));
     let mut ways: Vec<Whom> = seeds.into_iter().map(Whom::Address).collect();
     while !is_enrolled(&core, &enrolment) && !core.registry.is_retired() {
         if core.leads() {
-            if let Err(error) = members::enrol(&core, enrolment.node, enrolment.address.clone()).await {
+            if let Err(error) = members::enrol(&core, enrolment.clone()).await {
                 tracing::warn!(%error, "this node's address is not known to the cluster yet");
             }
         } else {

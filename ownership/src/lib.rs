@@ -51,6 +51,8 @@ pub use writer::Ticket;
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
+mod newcomer_tests;
+#[cfg(test)]
 mod retry_tests;
 #[cfg(test)]
 mod unfinished_tests;

@@ -15,6 +15,7 @@ mod machine;
 mod office;
 mod signs;
 mod snapshot;
+mod turn;
 mod types;
 mod unfinished;
 mod view;
@@ -29,6 +30,9 @@ pub use machine::{Applied, Builder, Machine, Witness};
 pub use office::{Office, Room, expiries, renewal, widening};
 pub use signs::Signs;
 pub use snapshot::{Body, SnapshotStore};
-pub use types::{Answers, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote};
+pub use turn::{InTurn, Newcomer, NotWritten, Turn};
+pub use types::{
+    Answers, Leadership, LogEntry, LogId, Payload, Proposal, Snapshot, SnapshotMeta, StoredMembership, Types, Vote,
+};
 pub use unfinished::Unfinished;
 pub use view::{Outdated, Publisher, Quorum, View};

@@ -30,22 +30,23 @@ pub struct Answers(pub Vec<Outcome>);
 pub struct Types<R>(PhantomData<fn() -> R>);
 
 type LeaderId = leader_id_adv::LeaderId<u64, u64>;
-type CommittedLeaderId = <LeaderId as RaftLeaderId>::Committed;
 
+/// A term of office, and whose it is.
+pub type Leadership = <LeaderId as RaftLeaderId>::Committed;
 /// A place in the log.
-pub type LogId = openraft::LogId<CommittedLeaderId>;
+pub type LogId = openraft::LogId<Leadership>;
 /// A term, and whom it was given to.
 pub type Vote = openraft::impls::Vote<LeaderId>;
 /// What one slot of the log says.
 pub type Payload = EntryPayload<Proposal, u64, BasicNode>;
 /// One slot of the log.
-pub type LogEntry = openraft::Entry<CommittedLeaderId, Payload>;
+pub type LogEntry = openraft::Entry<Leadership, Payload>;
 /// Who the members are, and since which entry.
-pub type StoredMembership = openraft::StoredMembership<CommittedLeaderId, u64, BasicNode>;
+pub type StoredMembership = openraft::StoredMembership<Leadership, u64, BasicNode>;
 /// How far a snapshot goes.
-pub type SnapshotMeta = openraft::storage::SnapshotMeta<CommittedLeaderId, u64, BasicNode>;
+pub type SnapshotMeta = openraft::storage::SnapshotMeta<Leadership, u64, BasicNode>;
 /// A snapshot, and where its bytes are.
-pub type Snapshot<H> = openraft::storage::Snapshot<CommittedLeaderId, u64, BasicNode, H>;
+pub type Snapshot<H> = openraft::storage::Snapshot<Leadership, u64, BasicNode, H>;
 
 impl<R: AsyncRuntime> RaftTypeConfig for Types<R> {
     type D = Proposal;

@@ -12,7 +12,8 @@ use vocabulary::{ArtifactId, Epoch, TenantId, WorkerId};
 pub const LEVEL: u32 = 2;
 
 /// The level that is being made. Its commands are known here and behind the gate, but a node offers it only where it is
-/// told to, so that no cluster comes to it by itself, and a level can still change until it is `LEVEL`.
+/// told to, so that no cluster comes to it by itself. What a level means is settled by the first release that ships it as its
+/// `LEVEL`; until then words may still join it, as `RetireLife` has joined level 2.
 pub const NEXT_LEVEL: u32 = 3;
 
 /// Gives a new node its id. The same nonce is given the same id, and its newest address counts.

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use consensus::{
-    Consistency, Feed, Freshness, Levels, Machine, Office, Proposal, Publisher, Signs, Types, Unfinished, View,
-    check_gate, expiries, raft_config, read_index, renewal,
+    Consistency, Feed, Freshness, InTurn, Levels, Machine, Newcomer, Office, Proposal, Publisher, Signs, Turn, Types,
+    Unfinished, View, check_gate, expiries, raft_config, read_index, renewal,
 };
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
@@ -15,7 +15,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::type_config::alias::CommittedLeaderIdOf;
-use openraft::{AsyncRuntime, ChangeMembers, Config, Raft};
+use openraft::{AsyncRuntime, BasicNode, ChangeMembers, Config, Raft};
 use vocabulary::{ClientId, ClientSerial, Incarnation, LedgerTime, Micros, NodeId, WorkerId};
 
 use crate::book::Probe;
@@ -88,6 +88,7 @@ pub struct Node {
     signs: Mutex<Signs<Moment>>,
     queue: mpsc::UnboundedSender<Queued>,
     own: Mutex<(ClientId, u64)>,
+    turn: Turn,
 }
 
 /// What readers and watchers see of a node.
@@ -144,6 +145,7 @@ impl Node {
             signs: Mutex::default(),
             queue,
             own,
+            turn: Turn::default(),
         });
         drop(Sim::spawn(node.clone().write(queued)));
         drop(Sim::spawn(node.clone().tick()));
@@ -332,6 +334,29 @@ impl Node {
                 self.world.book.count("snapshots asked for");
             }
         }
+    }
+
+    /// The turn to let a node in or to raise the level; none where this node does not lead, or somebody has it.
+    pub fn turn(&self) -> Option<InTurn<'_>> {
+        self.turn.take(self.leadership()?)
+    }
+
+    /// Lets a node in as a learner. False where it is not, or nobody knows.
+    pub async fn let_in(&self, id: u64, levels: Levels) -> bool {
+        let Some(turn) = self.turn() else { return false };
+        let newcomer = Newcomer { id, node: BasicNode::default(), levels };
+        turn.let_in(&self.raft, newcomer, || self.view().level()).await.is_ok()
+    }
+
+    /// Raises the level. False where it is not, or nobody knows.
+    pub async fn raise(&self, turn: &InTurn<'_>, level: u32) -> bool {
+        let Some((time, leader)) = self.time().filter(|(_, leader)| *leader == turn.leadership()) else { return false };
+        self.world.book.proposed(time, (leader.term, leader.node_id));
+        let client = ClientId(1 << 127 | u128::from(self.id) << 64 | u128::from(time.0));
+        let commands = [Command::OpenClient(NodeId(self.id)), Command::RaiseLevel(level)];
+        let submission = |(serial, command)| Submission { client, serial: ClientSerial(serial), command };
+        let submissions = (0..).zip(commands).map(submission).collect();
+        turn.write(&self.raft, Entry { time, submissions }).await.is_ok()
     }
 
     /// Finishes a change of the voters that another leader left half done.

@@ -5,7 +5,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use openraft::{AsyncRuntime, BasicNode, ChangeMembers};
+use consensus::Levels;
+use openraft::{AsyncRuntime, ChangeMembers};
 
 use crate::disk::Ending;
 use crate::node::Node;
@@ -15,7 +16,7 @@ use crate::runtime::Sim;
 use crate::world::World;
 
 /// Nodes at most, those that are gone included.
-const MOST: usize = 9;
+const MOST: u64 = 9;
 /// How long one change may take.
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -31,16 +32,23 @@ where
     matches!(Sim::timeout(PATIENCE, task).await, Ok(Ok(true)))
 }
 
-/// Adds a node under a number that nobody had, as a learner.
-async fn join(world: &Arc<World>, id: u64) -> bool {
-    world.add(id);
+/// Puts up a node under a number that nobody had; none when there are enough.
+pub async fn put_up(world: &Arc<World>, release: u32) -> Option<u64> {
+    let id = world.ids().last().map_or(1, |last| last + 1);
+    if id > MOST {
+        return None;
+    }
+    world.add(id, release);
     world.start(id);
     Sim::sleep(Duration::from_millis(200)).await;
-    at_leader(
-        world,
-        move |leader| async move { leader.raft.add_learner(id, BasicNode::default(), false).await.is_ok() },
-    )
-    .await
+    Some(id)
+}
+
+/// Lets a node that was put up in, as a learner.
+pub async fn let_in(world: &Arc<World>, id: u64) -> bool {
+    let levels = Levels { lowest: 1, highest: world.release(id) };
+    at_leader(world, move |leader| async move { leader.let_in(id, levels).await }).await
+        && count(world, "learners joined")
 }
 
 /// Changes the voters; now and then the leader is lost in the middle of it.
@@ -85,10 +93,10 @@ pub async fn operate(world: Arc<World>) {
         let Some((voters, all)) = members(&world) else { continue };
         let learners: Vec<u64> = all.difference(&voters).copied().collect();
         let done = match rng.below(6) {
-            0 if world.ids().len() < MOST => {
-                let id = world.ids().last().copied().unwrap_or(0) + 1;
-                join(&world, id).await && count(&world, "learners joined")
-            }
+            0 if world.ids().len() < MOST as usize => match put_up(&world, world.newest()).await {
+                Some(id) => let_in(&world, id).await,
+                None => false,
+            },
             1 | 2 if !learners.is_empty() => swap(&world, &mut rng, (voters, learners)).await,
             3 if !learners.is_empty() => {
                 let Some(id) = rng.pick(&learners).copied() else { continue };

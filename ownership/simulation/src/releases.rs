@@ -2,23 +2,27 @@
 //! first to be raised, and raised once all can read what that brings.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use consensus::{Release, check_raise};
-use futures::future::join_all;
-use ledger::{Command, LEVEL};
+use futures::future::{join, join_all};
+use ledger::LEVEL;
 use openraft::AsyncRuntime;
 use vocabulary::NodeId;
 
 use crate::disk::Ending;
 use crate::network::ask;
 use crate::node::{Node, PATIENCE};
-use crate::operator::{at_leader, members};
+use crate::operator::{at_leader, let_in, put_up};
 use crate::rng::Rng;
 use crate::runtime::Sim;
 use crate::world::World;
 
 /// The older release's level.
 pub const OLD: u32 = LEVEL - 1;
+
+/// How long a node of the older release asks to be let in beside a raise.
+const ASKS_FOR: Duration = Duration::from_millis(60);
 
 /// Swaps releases and raises the level until it is stopped.
 pub async fn change(world: Arc<World>) {
@@ -37,10 +41,31 @@ pub async fn change(world: Arc<World>) {
         };
         match swapped {
             Some((id, level)) => swap(&world, &mut rng, (id, level)).await,
-            None if raise(&world).await => world.book.count("raises asked for"),
-            None => world.book.count("raises refused"),
+            None => raise_beside_a_newcomer(&world, &mut rng).await,
         }
     }
+}
+
+/// Raises the level, while somebody now and then lets a node of the older release in.
+async fn raise_beside_a_newcomer(world: &Arc<World>, rng: &mut Rng) {
+    let newcomer = if rng.chance(400) { put_up(world, OLD).await } else { None };
+    let after = rng.micros(0, 10_000);
+    // Who gives up at once leaves the raise on its way.
+    let patience = if rng.chance(500) { rng.micros(100, 6_000) } else { PATIENCE };
+    let joining = async {
+        let Some(newcomer) = newcomer else { return };
+        Sim::sleep(after).await;
+        // As a node that joins does, it asks until it is let in.
+        let asks = async {
+            while !let_in(world, newcomer).await {
+                Sim::sleep(Duration::from_micros(500)).await;
+            }
+        };
+        let was_let_in = Sim::timeout(ASKS_FOR, asks).await.is_ok();
+        world.book.count(if was_let_in { "let in beside a raise" } else { "not let in beside a raise" });
+    };
+    let (raised, ()) = join(raise(world, patience), joining).await;
+    world.book.count(if raised { "raises done" } else { "raises refused" });
 }
 
 /// Restarts a node as another release.
@@ -53,10 +78,11 @@ async fn swap(world: &Arc<World>, rng: &mut Rng, (id, level): (u64, u32)) {
 }
 
 /// Lets the leader ask every member what it can read, and raise the level when all can.
-async fn raise(world: &Arc<World>) -> bool {
-    let Some((_, all)) = members(world) else { return false };
+async fn raise(world: &Arc<World>, patience: Duration) -> bool {
     let asking = world.clone();
     at_leader(world, move |leader| async move {
+        let Some(turn) = leader.turn() else { return false };
+        let Ok(members) = turn.members(&leader.raft).await else { return false };
         let release = |id: u64| {
             let (asking, from) = (asking.clone(), leader.id);
             async move {
@@ -64,12 +90,9 @@ async fn raise(world: &Arc<World>) -> bool {
                 (NodeId(id), levels.map_or(Release::Silent, Release::Reads))
             }
         };
-        let members = join_all(all.into_iter().map(release)).await;
+        let members = join_all(members.into_iter().map(release)).await;
         let may = check_raise(LEVEL, members).is_ok();
-        if may {
-            leader.submit_own(Command::RaiseLevel(LEVEL));
-        }
-        may
+        may && matches!(Sim::timeout(patience, leader.raise(&turn, LEVEL)).await, Ok(true))
     })
     .await
 }

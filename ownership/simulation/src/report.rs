@@ -62,7 +62,13 @@ impl fmt::Display for Totals {
             "leader transfers asked for",
         ];
         writeln!(f, "membership: {}", of(&change))?;
-        let levels = ["releases swapped", "levels raised", "raises refused"];
+        let levels = [
+            "releases swapped",
+            "levels raised",
+            "raises refused",
+            "let in beside a raise",
+            "not let in beside a raise",
+        ];
         writeln!(f, "releases: {}", of(&levels))?;
         let raft = ["elections", "snapshots asked for", "snapshots installed", "starts", "messages", "messages lost"];
         writeln!(f, "raft: {}", of(&raft))?;

@@ -145,7 +145,7 @@ async fn play(world: Arc<World>) {
 async fn found(world: &Arc<World>) {
     let (voters, learners) = (world.plan.voters.clone(), world.plan.learners.clone());
     for id in voters.union(&learners) {
-        world.add(*id);
+        world.add(*id, world.newest());
         world.start(*id);
     }
     let first = loop {

@@ -99,10 +99,14 @@ impl World {
         self.trace.load(Relaxed)
     }
 
-    /// Puts up a node with an empty disk.
-    pub fn add(&self, id: u64) {
+    /// The release that is installed on a new node.
+    pub fn newest(&self) -> u32 {
+        if self.is_raised() { LEVEL } else { OLD }
+    }
+
+    /// Puts up a node with an empty disk and this release.
+    pub fn add(&self, id: u64, release: u32) {
         let disk = Disk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
-        let release = if self.is_raised() { LEVEL } else { OLD };
         lock(&self.slots).insert(id, Slot { disk, pid: None, boots: 0, release });
     }
 

@@ -4,17 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use consensus::{NotRaised, Release, check_raise};
-use ledger::{Command, Outcome};
+use consensus::{Newcomer, NotRaised, NotWritten, Release, check_raise};
+use futures::future::join_all;
+use ledger::{Command, Entry, Outcome, Submission};
 use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver;
-use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
 use openraft::{BasicNode, ChangeMembers};
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
-use vocabulary::NodeId;
+use vocabulary::{ClientId, ClientSerial, NodeId};
 
 use crate::core::{Core, Known};
+use crate::joining::Enrolment;
 use crate::members::{Member, MemberChange, MemberError, Standing, next_voters};
+use crate::node_folder::random;
 use crate::peers::{Lane, Method};
 use crate::raft::Types;
 
@@ -73,7 +76,6 @@ pub(crate) async fn carry_out(core: &Core, change: MemberChange) -> Result<(), M
     if !core.leads() {
         return Err(MemberError::NoLeader);
     }
-    let late = |_| MemberError::Unknowable(format!("not done within {} s", CHANGE_WITHIN.as_secs()));
     tracing::info!(?change, "a change of the membership was asked for");
     timeout(CHANGE_WITHIN, decide(core, change)).await.map_err(late)?
 }
@@ -98,24 +100,59 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
             change_raft(core, ChangeMembers::RemoveNodes(BTreeSet::from([node.0]))).await
         }
         MemberChange::TransferLeader(node) => transfer(core, node).await,
-        MemberChange::RaiseLevel(level) => {
-            let release = |member: Member| match member.level.filter(|_| member.answers == Some(true)) {
-                Some(levels) => (member.node, Release::Reads(levels)),
-                None => (member.node, Release::Silent),
-            };
-            check_raise(level, members.into_iter().map(release)).map_err(|error| match error {
-                NotRaised::Silent(node) => MemberError::Silent(node),
-                NotRaised::CannotRead(node, levels) => MemberError::Level { node, level, levels },
-            })?;
-            submit(core, Command::RaiseLevel(level)).await
-        }
+        MemberChange::RaiseLevel(level) => raise(core, level).await,
     }
+}
+
+/// Raises the level over the members that answer right now with a release that can work at it.
+async fn raise(core: &Core, level: u32) -> Result<(), MemberError> {
+    let all = |core: &Core| list(core).into_iter().map(|member| member.node).collect::<BTreeSet<_>>();
+    check_level(core, level, &all(core))?;
+    let turn = core.turn()?;
+    let members: BTreeSet<NodeId> = turn.members(&core.raft).await?.into_iter().map(NodeId).collect();
+    let others = members.iter().filter(|node| **node != core.node());
+    // What was said in an earlier life of a node says nothing of this one.
+    for asked in join_all(others.map(|node| check_answers(core, *node))).await {
+        asked?;
+    }
+    check_level(core, level, &members)?;
+    let (time, leadership) = core.entry_time().ok_or(MemberError::NoLeader)?;
+    if leadership != turn.leadership() {
+        return Err(MemberError::NoLeader);
+    }
+    // As a client of its own, which nobody tries again.
+    let client = ClientId(random());
+    let commands = [Command::OpenClient(core.node()), Command::RaiseLevel(level)];
+    let submission = |(serial, command)| Submission { client, serial: ClientSerial(serial), command };
+    let submissions = (0..).zip(commands).map(submission).collect();
+    match turn.write(&core.raft, Entry { time, submissions }).await?.pop() {
+        Some(Outcome::Done) => Ok(()),
+        outcome => Err(MemberError::Refused(format!("{outcome:?}"))),
+    }
+}
+
+/// Whether these members can work at a level, as far as this node knows.
+fn check_level(core: &Core, level: u32, members: &BTreeSet<NodeId>) -> Result<(), MemberError> {
+    let known: BTreeMap<NodeId, Member> = list(core).into_iter().map(|member| (member.node, member)).collect();
+    let release = |node: &NodeId| {
+        let answering = known.get(node).filter(|member| member.answers == Some(true));
+        (*node, answering.and_then(|member| member.level).map_or(Release::Silent, Release::Reads))
+    };
+    check_raise(level, members.iter().map(release)).map_err(|error| match error {
+        NotRaised::Silent(node) => MemberError::Silent(node),
+        NotRaised::CannotRead(node, levels) => MemberError::Level { node, level, levels },
+    })
+}
+
+/// Whether a member answers over a connection that is open now, and so that greeted with the levels that are known of it.
+async fn check_answers(core: &Core, node: NodeId) -> Result<(), MemberError> {
+    let asked = core.registry.link(node, Lane::Call).call(Method::Members, Bytes::new(), LATELY).await;
+    asked.map(drop).map_err(|_| MemberError::Silent(node))
 }
 
 /// A voter that is not there would stop the quorum instead of widening it.
 async fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
-    let asked = core.registry.link(node, Lane::Call).call(Method::Members, Bytes::new(), LATELY).await;
-    asked.map_err(|_| MemberError::Silent(node))?;
+    check_answers(core, node).await?;
     let metrics: Metrics = core.raft.metrics().borrow_watched().clone();
     let matched = metrics.replication.as_ref().and_then(|replication| replication.get(&node.0)).copied().flatten();
     let behind = metrics.last_log_index.unwrap_or(0).saturating_sub(matched.map_or(0, |log| log.index));
@@ -123,29 +160,50 @@ async fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
 }
 
 /// Adds a learner, or notes where a known node listens now.
-pub(crate) async fn enrol(core: &Core, node: NodeId, address: String) -> Result<(), MemberError> {
+pub(crate) async fn enrol(core: &Core, enrolment: Enrolment) -> Result<(), MemberError> {
     if !core.leads() {
         return Err(MemberError::NoLeader);
     }
-    let known = list(core).into_iter().find(|member| member.node == node);
-    let nodes = BTreeMap::from([(node.0, BasicNode::new(&address))]);
-    match known {
+    timeout(CHANGE_WITHIN, in_turn(core, enrolment)).await.map_err(late)?
+}
+
+async fn in_turn(core: &Core, Enrolment { node, address, levels }: Enrolment) -> Result<(), MemberError> {
+    let turn = core.turn()?;
+    match list(core).into_iter().find(|member| member.node == node) {
         Some(member) if member.address == address => Ok(()),
-        Some(_) => change_raft(core, ChangeMembers::SetNodes(nodes)).await,
-        None => change_raft(core, ChangeMembers::AddNodes(nodes)).await,
+        Some(_) => {
+            let moved = BTreeMap::from([(node.0, BasicNode::new(&address))]);
+            change_raft(core, ChangeMembers::SetNodes(moved)).await
+        }
+        None => {
+            let newcomer = Newcomer { id: node.0, node: BasicNode::new(&address), levels };
+            let let_in = turn.let_in(&core.raft, newcomer, || core.view().level()).await;
+            let_in.map_err(|error| match error {
+                NotWritten::Level(level) => MemberError::Level { node, level, levels },
+                error => error.into(),
+            })
+        }
     }
+}
+
+fn late(_: Elapsed) -> MemberError {
+    MemberError::Unknowable(format!("not done within {} s", CHANGE_WITHIN.as_secs()))
 }
 
 async fn change_raft(core: &Core, change: ChangeMembers<u64, BasicNode>) -> Result<(), MemberError> {
     // A voter that is replaced stays as a learner.
     let changed = core.raft.change_membership(change, true).await;
-    changed.map(drop).map_err(|error| match error {
-        RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => MemberError::NoLeader,
-        RaftError::APIError(ClientWriteError::ChangeMembershipError(ChangeMembershipError::InProgress(_))) => {
-            MemberError::InProgress
+    changed.map(drop).map_err(|error| NotWritten::from(error).into())
+}
+
+impl From<NotWritten> for MemberError {
+    fn from(error: NotWritten) -> Self {
+        match error {
+            NotWritten::NotLeading => Self::NoLeader,
+            NotWritten::InProgress => Self::InProgress,
+            error @ (NotWritten::Level(_) | NotWritten::Unknown(_)) => Self::Unknowable(error.to_string()),
         }
-        error => MemberError::Unknowable(error.to_string()),
-    })
+    }
 }
 
 async fn submit(core: &Core, command: Command) -> Result<(), MemberError> {

@@ -1,0 +1,90 @@
+//! A node that asks to be added, over the real leader: its release has to work at the cluster's level, and one change is made
+//! at a time.
+
+use consensus::{Leadership, Levels, Newcomer, NotWritten, Turn};
+use futures::FutureExt;
+use ledger::{Command, Entry, LEVEL, NEXT_LEVEL, Submission};
+use vocabulary::{ClientId, ClientSerial, NodeId};
+
+use crate::core::Core;
+use crate::joining::Enrolment;
+use crate::members::{MemberError, enrol};
+use crate::{Directory, Options, Peering};
+
+const NEWCOMER: NodeId = NodeId(2);
+
+fn asks(highest: u32) -> Enrolment {
+    Enrolment { node: NEWCOMER, address: "127.0.0.1:1".into(), levels: Levels { lowest: 1, highest } }
+}
+
+async fn open(folder: &tempfile::TempDir, max_level: u32) -> Directory {
+    let peering = Peering { listen: Some("127.0.0.1:0".into()), ..Peering::default() };
+    Directory::open(Options { peering, max_level: Some(max_level), ..Options::new(folder.path()) }).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_cannot_work_at_the_level_is_not_added_whomever_it_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let founder = open(&folder, NEXT_LEVEL).await;
+    // Nobody here has met it: it may have asked a member that had not heard of the level yet.
+    let refused = enrol(founder.core(), asks(LEVEL)).await.unwrap_err();
+    let levels = Levels { lowest: 1, highest: LEVEL };
+    assert_eq!(refused, MemberError::Level { node: NEWCOMER, level: NEXT_LEVEL, levels });
+    assert_eq!(founder.members().len(), 1);
+    enrol(founder.core(), asks(NEXT_LEVEL)).await.unwrap();
+    assert_eq!(founder.members().len(), 2);
+    founder.halt().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_adds_nobody_while_it_raises_the_level_and_does_not_raise_it_while_it_adds() {
+    let folder = tempfile::tempdir().unwrap();
+    let founder = open(&folder, NEXT_LEVEL).await;
+    let turn = founder.core().turn().unwrap();
+    assert_eq!(enrol(founder.core(), asks(NEXT_LEVEL)).await, Err(MemberError::InProgress));
+    assert_eq!(founder.raise_level(NEXT_LEVEL).await, Err(MemberError::InProgress));
+    assert_eq!(founder.members().len(), 1);
+    drop(turn);
+    founder.raise_level(NEXT_LEVEL).await.unwrap();
+    enrol(founder.core(), asks(NEXT_LEVEL)).await.unwrap();
+    founder.halt().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_raise_of_which_nobody_waits_for_the_outcome_is_known_to_who_lets_the_next_node_in() {
+    let folder = tempfile::tempdir().unwrap();
+    open(&folder, LEVEL).await.close().await.unwrap();
+    let founder = open(&folder, NEXT_LEVEL).await;
+    let core = founder.core();
+    let turn = core.turn().unwrap();
+    let sent = turn.write(founder.raft(), raise(core)).now_or_never();
+    assert!(sent.is_none() && founder.view().level() == LEVEL, "it is on its way: {sent:?}");
+    drop(turn);
+    let refused = enrol(core, asks(LEVEL)).await.unwrap_err();
+    assert!(matches!(refused, MemberError::Level { level: NEXT_LEVEL, .. }), "{refused}");
+    assert_eq!(founder.members().len(), 1);
+    founder.halt().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_decided_in_another_leadership_is_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    open(&folder, LEVEL).await.close().await.unwrap();
+    let founder = open(&folder, NEXT_LEVEL).await;
+    let own = founder.core().turn().unwrap().leadership();
+    let turn = Turn::default();
+    let turn = turn.take(Leadership { term: own.term + 1, ..own }).unwrap();
+    let levels = Levels { lowest: 1, highest: NEXT_LEVEL };
+    let newcomer = Newcomer { id: NEWCOMER.0, node: openraft::BasicNode::default(), levels };
+    assert_eq!(turn.let_in(founder.raft(), newcomer, || LEVEL).await, Err(NotWritten::NotLeading));
+    assert_eq!(turn.write(founder.raft(), raise(founder.core())).await, Err(NotWritten::NotLeading));
+    assert_eq!((founder.members().len(), founder.view().level()), (1, LEVEL));
+    founder.halt().await.unwrap();
+}
+
+fn raise(core: &Core) -> Entry {
+    let commands = [Command::OpenClient(core.node()), Command::RaiseLevel(NEXT_LEVEL)];
+    let submission = |(n, command)| Submission { client: ClientId(7), serial: ClientSerial(n), command };
+    let (time, _) = core.entry_time().unwrap();
+    Entry { time, submissions: (0..).zip(commands).map(submission).collect() }
+}
