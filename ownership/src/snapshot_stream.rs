@@ -40,14 +40,16 @@ pub(crate) struct Reserved {
 impl Space {
     /// Room for a snapshot of so many bytes in `folder`.
     pub(crate) fn reserve(&self, folder: &Path, bytes: u64) -> Result<Reserved, PeerError> {
-        self.reserve_of(free(folder).map_err(disk)?, bytes)
+        self.reserve_of(|| free(folder), bytes)
     }
 
-    /// Room where `free` bytes are left: once as it arrives, and once as it is kept, while the old one is still there.
-    fn reserve_of(&self, free: u64, bytes: u64) -> Result<Reserved, PeerError> {
+    /// Room where `free` finds it: once as it arrives, and once as it is kept, while the old one is still there.
+    fn reserve_of(&self, free: impl FnOnce() -> io::Result<u64>, bytes: u64) -> Result<Reserved, PeerError> {
         let needed = bytes.saturating_mul(2);
         let mut taken = self.taken();
-        let others = *taken;
+        // Looked at while nobody gives anything back: what another one wrote since would be free still, and not be reserved
+        // for it any more.
+        let (free, others) = (free().map_err(disk)?, *taken);
         if needed > free.saturating_sub(others) {
             return Err(PeerError::Failed(format!(
                 "a snapshot of {bytes} bytes needs {needed} on the disk of the node that is to take it, and {free} are \
@@ -148,6 +150,10 @@ mod tests {
     use super::*;
     use crate::raft::Types;
 
+    fn of(space: &Space, free: u64, bytes: u64) -> Result<Reserved, PeerError> {
+        space.reserve_of(|| Ok(free), bytes)
+    }
+
     async fn check(bytes: u64, chunks: &[&'static [u8]]) -> Result<Vec<u8>, PeerError> {
         let folder = tempfile::tempdir().unwrap();
         let (sender, receiver) = mpsc::channel(8);
@@ -192,21 +198,38 @@ mod tests {
     async fn one_that_does_not_fit_on_the_disk_is_refused_before_a_byte_of_it_is_written() {
         let error = check(u64::MAX / 4, &[b"snap"]).await.unwrap_err().to_string();
         assert!(error.contains("free space in its data directory"), "{error}");
-        assert!(Space::default().reserve_of(100, 50).is_ok() && Space::default().reserve_of(100, 51).is_err());
+        assert!(of(&Space::default(), 100, 50).is_ok() && of(&Space::default(), 100, 51).is_err());
     }
 
     #[test]
     fn two_that_fit_alone_and_not_together_do_not_both_begin() {
         let space = Space::default();
-        let mut first = space.reserve_of(100, 30).unwrap();
-        let refused = space.reserve_of(100, 30).unwrap_err().to_string();
+        let mut first = of(&space, 100, 30).unwrap();
+        let refused = of(&space, 100, 30).unwrap_err().to_string();
         assert!(refused.contains("60 of them for others"), "{refused}");
         // What has arrived is no longer free, and not reserved beside that.
         first.use_up(30);
-        assert!(space.reserve_of(70, 20).is_ok() && space.reserve_of(70, 21).is_err());
+        assert!(of(&space, 70, 20).is_ok() && of(&space, 70, 21).is_err());
         drop(first);
-        assert!(space.reserve_of(70, 35).is_ok());
+        assert!(of(&space, 70, 35).is_ok());
         assert_eq!(*space.taken(), 0);
+    }
+
+    #[test]
+    fn the_disk_is_looked_at_while_nobody_takes_or_gives_back() {
+        let space = Space::default();
+        let mut first = of(&space, 100, 30).unwrap();
+        let second = space.reserve_of(
+            || {
+                assert!(space.0.try_lock().is_err(), "the first could write and give back after this look");
+                Ok(100)
+            },
+            20,
+        );
+        first.use_up(30);
+        assert_eq!(second.unwrap().bytes, 40);
+        assert!(space.reserve_of(|| Err(io::ErrorKind::NotFound.into()), 1).is_err());
+        assert_eq!(*space.taken(), 30);
     }
 
     #[tokio::test]
