@@ -1,8 +1,8 @@
 //! Who the other nodes are, where they listen, the links to them, and who answers what they ask.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use consensus::{Levels, Publisher};
@@ -14,6 +14,7 @@ use crate::node_folder::Identity;
 use crate::peers::error::Refusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
 use crate::peers::link::Link;
+use crate::peers::misses::Misses;
 use crate::peers::refused::Refused;
 use crate::peers::socket::{Dialer, Directions, Greeted, Missed, Whom};
 use crate::peers::strangers::Strangers;
@@ -24,8 +25,8 @@ use crate::snapshot_stream::Space;
 /// Snapshots that may come from other nodes at once: one, and what a leader that was lost meanwhile left behind.
 const INCOMING: usize = 2;
 
-/// For how long a call that failed says something: whom this node needs it calls every second.
-const LATELY: Duration = Duration::from_secs(30);
+/// Nodes whose releases are remembered; beyond it only members' are. A caller may say that it is any node.
+const MOST_MET: usize = 4_096;
 
 /// What this node knows of the others. Shared by everything that calls or is called.
 pub(crate) struct Registry {
@@ -48,8 +49,8 @@ pub(crate) struct Registry {
 /// What went wrong between this node and others, as far as people are told of it.
 #[derive(Default)]
 pub(crate) struct Failures {
-    /// Why members could not be talked with when they were last called, and when that was.
-    missed: Mutex<BTreeMap<NodeId, (Missed, Instant)>>,
+    /// Members that could not be talked with.
+    misses: Mutex<Misses>,
     /// Callers whose TLS was refused here, or who refused this node's.
     pub(crate) strangers: Strangers,
     refused: Mutex<Refused>,
@@ -83,7 +84,7 @@ impl Registry {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.retain(|(node, _), _| book.contains_key(node));
         drop(links);
-        self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner).retain(|node, _| book.contains_key(node));
+        self.misses().keep(|node| book.contains_key(&node));
         self.book.store(Arc::new(book));
     }
 
@@ -129,9 +130,21 @@ impl Registry {
 
     /// Why a node could not be talked with when it was called lately; none where it could, or was not called.
     pub(crate) fn missed(&self, node: NodeId) -> Option<String> {
-        let all = self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner);
-        let (Missed::Tls(why) | Missed::Other(why), at) = all.get(&node)?;
-        (at.elapsed() < LATELY).then(|| why.clone())
+        self.misses().lately(node, Instant::now())
+    }
+
+    fn misses(&self) -> MutexGuard<'_, Misses> {
+        self.failures.misses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what a node's release can work at.
+    fn learn(&self, node: NodeId, levels: Levels) {
+        let mut known = self.levels.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST_MET && !known.contains_key(&node) {
+            let book = self.book.load();
+            known.retain(|node, _| book.contains_key(node));
+        }
+        known.insert(node, levels);
     }
 
     pub(crate) fn serve(&self, topic: Topic, service: Arc<dyn PeerService>) {
@@ -166,17 +179,17 @@ impl Registry {
         let mut refused = self.failures.refused.lock().unwrap_or_else(PoisonError::into_inner);
         match &judged {
             Ok(()) => refused.came_in(hello.node),
-            Err(refusal) if refused.is_news(hello.node, refusal) => {
-                let caller = hello.node.map_or_else(|| "a node without an id".into(), |node| format!("node {node}"));
-                tracing::warn!("{caller} is refused, and not told of again until that changes: {refusal}");
+            Err(refusal) => {
+                if let Some(untold) = refused.news(hello.node, refusal, Instant::now()) {
+                    let caller =
+                        hello.node.map_or_else(|| "a node without an id".into(), |node| format!("node {node}"));
+                    tracing::warn!(untold, "{caller} is refused, and not told of again until that changes: {refusal}");
+                }
             }
-            Err(_) => {}
         }
         drop(refused);
         judged?;
-        if let Some(node) = hello.node {
-            self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(node, hello.levels);
-        }
+        hello.node.into_iter().for_each(|node| self.learn(node, hello.levels));
         Ok(self.own.clone())
     }
 }
@@ -208,8 +221,8 @@ impl Directions for Registry {
     fn met(&self, greeted: &Greeted) {
         match greeted {
             Ok(Welcome { node, levels, .. }) => {
-                self.levels.lock().unwrap_or_else(PoisonError::into_inner).insert(*node, *levels);
-                self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
+                self.learn(*node, *levels);
+                self.misses().met(*node);
             }
             Err(Refusal::Retired { node }) if *node == self.own.node => self.retire(),
             Err(refusal @ Refusal::Level { .. }) if self.too_old.set(()).is_ok() => {
@@ -220,12 +233,11 @@ impl Directions for Registry {
     }
 
     fn missed(&self, node: NodeId, missed: Missed) {
-        let mut all = self.failures.missed.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = all.get(&node).is_some_and(|(known, _)| *known == missed);
-        if let (Missed::Tls(why), false) = (&missed, is_known) {
+        let (Missed::Tls(why) | Missed::Other(why)) = missed.clone();
+        let news = self.misses().note(node, missed, Instant::now());
+        if let Some(untold) = news {
             let address = self.address(node).unwrap_or_default();
-            tracing::warn!(%node, address, why, "another node cannot be talked with until its certificate, or this node's, is mended");
+            tracing::warn!(%node, address, why, untold, "another node cannot be talked with until its certificate, or this node's, is mended");
         }
-        all.insert(node, (missed, Instant::now()));
     }
 }
