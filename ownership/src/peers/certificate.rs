@@ -10,7 +10,7 @@ use tokio_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use tokio_rustls::rustls::{CertificateError, Error, RootCertStore};
+use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, RootCertStore};
 
 use crate::error::OwnershipError;
 use crate::peers::tls::TlsFiles;
@@ -131,9 +131,7 @@ pub(crate) fn complaint(error: &io::Error) -> Option<String> {
         }
         Error::InvalidCertificate(error) => format!("its certificate is refused: {error}"),
         Error::NoCertificatesPresented => "it showed no certificate, and cluster.tls asks for one".into(),
-        Error::AlertReceived(alert) => {
-            format!("it refused this node's certificate (TLS alert {alert:?}); its own log says why")
-        }
+        Error::AlertReceived(alert) => format!("{} (TLS alert {alert:?}); its own log may say more", of_alert(*alert)),
         Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
             "it does not speak TLS: cluster.tls is needed at every node or at none".into()
         }
@@ -141,9 +139,65 @@ pub(crate) fn complaint(error: &io::Error) -> Option<String> {
     })
 }
 
+/// What the other side meant by an alert, and what to mend.
+fn of_alert(alert: AlertDescription) -> &'static str {
+    use AlertDescription as Alert;
+    match alert {
+        // Another authority of the same name has another key: then the signature is what does not fit.
+        Alert::UnknownCA | Alert::DecryptError => {
+            "it refused this node's certificate: another authority signed it than the one in cluster.tls.ca there"
+        }
+        Alert::CertificateExpired => {
+            "it refused this node's certificate: it is expired, or not valid yet, by the clock there"
+        }
+        Alert::CertificateRevoked => "it refused this node's certificate: it was revoked",
+        Alert::UnsupportedCertificate => {
+            "it refused this node's certificate: it has to be good for a server and a client \
+             (extendedKeyUsage=serverAuth,clientAuth)"
+        }
+        Alert::BadCertificate | Alert::CertificateUnknown | Alert::AccessDenied => {
+            "it refused this node's certificate: see that it names the address that others dial, and is whole"
+        }
+        Alert::CertificateRequired | Alert::NoCertificate => {
+            "it asks for a certificate, and this node showed none that it asked for: set cluster.tls, with one of its authority"
+        }
+        Alert::HandshakeFailure | Alert::InsufficientSecurity => {
+            "both have no cipher or signature scheme in common: see what signed the certificates, and what is between both"
+        }
+        Alert::ProtocolVersion => "both have no version of TLS in common: 1.2 and 1.3 are spoken here",
+        Alert::UnrecognisedName => "it knows no certificate for the name under which it was called",
+        Alert::InternalError => "it failed by itself",
+        _ => "it broke off TLS",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn alerts_are_told_apart_with_what_to_mend() {
+        let told = |alert| complaint(&io::Error::other(Error::AlertReceived(alert))).unwrap();
+        for (alert, words) in [
+            (AlertDescription::UnknownCA, "another authority"),
+            (AlertDescription::DecryptError, "another authority"),
+            (AlertDescription::CertificateExpired, "expired, or not valid yet"),
+            (AlertDescription::CertificateRevoked, "revoked"),
+            (AlertDescription::UnsupportedCertificate, "extendedKeyUsage=serverAuth,clientAuth"),
+            (AlertDescription::BadCertificate, "names the address"),
+            (AlertDescription::CertificateRequired, "showed none"),
+            (AlertDescription::HandshakeFailure, "no cipher"),
+            (AlertDescription::ProtocolVersion, "no version of TLS"),
+        ] {
+            let told = told(alert);
+            assert!(told.contains(words) && told.contains(&format!("TLS alert {alert:?}")), "{told}");
+        }
+        for alert in
+            [AlertDescription::HandshakeFailure, AlertDescription::ProtocolVersion, AlertDescription::InternalError]
+        {
+            assert!(!told(alert).contains("refused this node's certificate"), "{}", told(alert));
+        }
+    }
 
     #[test]
     fn names_read_as_people_write_them() {
