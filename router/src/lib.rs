@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 mod ctl;
 pub mod demo;
+mod drains;
 pub mod error;
 pub mod exchange;
 mod following;

@@ -3,22 +3,22 @@
 //! They do not know each other. What one of them tells the other goes through here: probes become leases.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
-use ownership::ledger::{Command, Draining, Key, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
-use ownership::{Change, Directory, Options, OwnershipError, Room, View};
+use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
+use ownership::{Directory, Options, OwnershipError, Room};
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use vocabulary::{Health, Micros, ModelId, WorkerId};
+use vocabulary::{Micros, ModelId, WorkerId};
 use workers_shim::events::SharedIndex;
 use workers_shim::fleet::{Alive, EventsAt, Fleet, FleetError, FleetOptions, Pace, RulesOf, WorkerSpec};
 
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::{Config, WorkerConfig};
+use crate::drains;
 use crate::exchange::trouble::LedgerWatch;
 use crate::exchange::unapplied::Unapplied;
 use crate::exchange::{Borrower, Exchange, Neighbours};
@@ -95,7 +95,7 @@ impl Rooms {
         exchange.serve(&directory);
         let known = config.workers.clone();
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
-        let drains = tokio::spawn(follow_drains(directory.clone(), Arc::downgrade(&fleet)));
+        let drains = tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet)));
         let watch = LedgerWatch::new(config.ledger.data_dir.clone());
         let tasks = [leases, drains, tokio::spawn(exchange.run()), tokio::spawn(watch.clone().run())];
         Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), watch, tasks })
@@ -151,46 +151,6 @@ async fn keep_leases(directory: Arc<Directory>, workers: Vec<WorkerConfig>, mut 
     }
 }
 
-/// Between two attempts to follow the ledger's changes, where they outran the view that was begun from.
-const OUTRUN: Duration = Duration::from_millis(100);
-
-/// Obeys what operators say of workers as soon as the ledger shows it here, whichever router they said it to.
-async fn follow_drains(directory: Arc<Directory>, fleet: Weak<Fleet>) {
-    loop {
-        let view = directory.view();
-        let Some(all) = fleet.upgrade() else { return };
-        view.workers().for_each(|worker| obey_drain(&view, &all, worker.id));
-        drop(all);
-        let Ok(mut changes) = directory.watch(view.applied() + 1) else {
-            tokio::time::sleep(OUTRUN).await;
-            continue;
-        };
-        drop(view);
-        loop {
-            match changes.next().await {
-                Some(Ok(Change { key: Key::Worker(worker), .. })) => {
-                    let Some(fleet) = fleet.upgrade() else { return };
-                    obey_drain(&directory.view(), &fleet, worker);
-                }
-                Some(Ok(_)) => {}
-                // Too slow for them: once more from the view.
-                Some(Err(_)) => break,
-                None => return,
-            }
-        }
-    }
-}
-
-/// Takes a worker out of service, or back into it, as the ledger says: operators say it there for all routers.
-fn obey_drain(view: &View, fleet: &Fleet, worker: WorkerId) {
-    let Some(record) = view.worker(worker) else { return };
-    let wanted = match record.draining {
-        Draining::Yes => Health::Draining,
-        Draining::No => Health::Ready,
-    };
-    fleet.set_draining(worker, wanted);
-}
-
 async fn register(directory: &Directory, alive: Alive, command: Command) {
     let Ok(ticket) = directory.submit(command) else { return };
     match ticket.await {
@@ -220,7 +180,8 @@ fn registration(workers: &[WorkerConfig], alive: Alive, lease: Duration) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use ownership::ledger::DrainWorker;
+    use ownership::ledger::{DrainWorker, Draining};
+    use vocabulary::Health;
 
     use super::*;
     use crate::testing::{Worker, until};
@@ -246,7 +207,7 @@ mod tests {
         let fleet = Arc::new(fleet.unwrap());
         let tasks = [
             tokio::spawn(keep_leases(directory.clone(), vec![config], reports)),
-            tokio::spawn(follow_drains(directory.clone(), Arc::downgrade(&fleet))),
+            tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
         ];
         until("the worker is registered", || directory.view().worker(id).is_some()).await;
         let health = || fleet.snapshot().iter().find(|worker| worker.id == id).map(|worker| worker.health);

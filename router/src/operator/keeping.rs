@@ -16,6 +16,7 @@ use super::tags::Fence;
 use super::words::{ArtifactWord, GroupWord, WorkerWord};
 use super::writes::{Done, FenceAllowed, Nothing, newest, write};
 use super::{artifacts, leases};
+use crate::drains;
 use crate::gateway::Gateway;
 
 /// Whether it is to be kept.
@@ -204,8 +205,9 @@ pub(super) async fn drain(
         false => (Draining::No, "the worker takes sessions"),
     };
     write(&gateway, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
-    // The other routers hear of it from the ledger, as this one would in a moment.
-    gateway.fleet().set_draining(id, if body.draining { Health::Draining } else { Health::Ready });
+    // What the ledger says by now, and not what was asked: it may have been told otherwise since. The other routers hear of
+    // it from the ledger, as this one would in a moment.
+    drains::obey(gateway.directory(), gateway.fleet(), id);
     Ok(Done::plain(&gateway, did))
 }
 
