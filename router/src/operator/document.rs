@@ -207,7 +207,8 @@ fn add_parameter(operation: &mut Value, parameter: Value) {
 /// The header of a write that may be sent again.
 fn repeatable() -> Value {
     let description = "Sent again under the same key within an hour, the write is not done again: this router answers \
-                       as it did, with Idempotency-Replayed. Another write under it is refused (422).";
+                       as it did, with Idempotency-Replayed. Of an answer of more than 16 KiB only that the write was done \
+                       is kept: sent again, it is refused (409, answer_not_kept). Another write under it is refused (422).";
     json!({"name": "Idempotency-Key", "in": "header", "required": false, "description": description,
         "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"}})
 }

@@ -2,13 +2,14 @@
 //!
 //! Remembered by this router, in memory, within bounds of number, size and age. What was refused, failed or ended with an
 //! unknown outcome is not remembered: sent again, it is tried again, which every write allows. One that still runs is
-//! never forgotten, or it could be done twice: where only such are left, a new one is refused.
+//! never forgotten, or it could be done twice: where only such are left, a new one is refused. Of one whose answer is too
+//! large to keep it is remembered that it was done, and since when: sent again, it is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes, HttpBody as _, to_bytes};
 use axum::extract::Request;
 use axum::response::{IntoResponse as _, Response};
 use http::header::IF_MATCH;
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
 
 use super::access::Who;
+use super::fresh::REVISION;
 use super::problem::{Kind, Problem};
 
 /// The header.
@@ -94,6 +96,8 @@ impl Answer {
 enum State {
     Running,
     Answered(Answer),
+    /// It was done, by this revision of the ledger, and its answer is not kept.
+    Done(Option<HeaderValue>),
 }
 
 /// The writes that carried a key.
@@ -103,7 +107,7 @@ pub(super) struct Repeats(Mutex<Shelf>);
 #[derive(Debug, Default)]
 struct Shelf {
     by_name: HashMap<Digest, (Digest, State)>,
-    /// The answered ones.
+    /// Those that are over.
     by_age: VecDeque<(Instant, Digest)>,
 }
 
@@ -141,9 +145,9 @@ impl Shelf {
         oldest.is_some_and(|(_, name)| self.by_name.remove(&name).is_some())
     }
 
-    fn answered(&mut self, name: Digest, answer: Answer, now: Instant) {
+    fn ended(&mut self, name: Digest, end: State, now: Instant) {
         if let Some((_, state)) = self.by_name.get_mut(&name) {
-            *state = State::Answered(answer);
+            *state = end;
             self.by_age.push_back((now, name));
         }
     }
@@ -191,6 +195,7 @@ impl Repeats {
             Begin::Known(_, State::Answered(answer)) => {
                 return answer.response(Some(HeaderValue::from_static("true")));
             }
+            Begin::Known(_, State::Done(revision)) => done_before(revision.as_ref()),
             Begin::Known(_, State::Running) => {
                 let detail = "The write under this Idempotency-Key is still under way. Send it again shortly.";
                 Problem::new(Kind::Conflict, detail).caused("under_way")
@@ -200,19 +205,36 @@ impl Repeats {
     }
 }
 
+/// What is said to a write that was done under its key, and whose answer nobody has any more.
+fn done_before(revision: Option<&HeaderValue>) -> Problem {
+    let since = revision.and_then(|revision| revision.to_str().ok());
+    let since = since.map_or_else(String::new, |revision| format!(" by revision {revision}"));
+    let detail = format!(
+        "Nothing was changed now: the write under this Idempotency-Key was done before{since}, and its answer of more than \
+         {LARGEST} bytes was not kept. Read with consistency=linearizable what it was about."
+    );
+    Problem::new(Kind::Conflict, detail).caused("answer_not_kept")
+}
+
 impl Begun {
     async fn remember(self, response: Response) -> Response {
         if !response.status().is_success() {
             return response;
         }
+        if response.body().size_hint().upper().is_none_or(|most| most > LARGEST as u64) {
+            let revision = response.headers().get(REVISION).cloned();
+            self.repeats.0.lock().ended(self.name, State::Done(revision), Instant::now());
+            return response;
+        }
         let (parts, body) = response.into_parts();
+        // It is in memory, and so small: that it cannot be read does not happen.
         let Ok(body) = to_bytes(body, LARGEST).await else {
-            return Problem::new(Kind::Internal, "The answer is larger than what is kept; the write was done.")
-                .into_response();
+            self.repeats.0.lock().ended(self.name, State::Done(None), Instant::now());
+            return Problem::new(Kind::Internal, "The write was done, and its answer cannot be read.").into_response();
         };
         let kind = parts.extensions.get::<Kind>().copied();
         let answer = Answer { status: parts.status, headers: parts.headers, body, kind };
-        self.repeats.0.lock().answered(self.name, answer.clone(), Instant::now());
+        self.repeats.0.lock().ended(self.name, State::Answered(answer.clone()), Instant::now());
         answer.response(None)
     }
 }
@@ -258,13 +280,34 @@ mod tests {
         assert!(status == 409 && problem.contains("under_way"), "{status} {problem}");
     }
 
+    #[tokio::test]
+    async fn what_was_done_with_an_answer_too_large_to_keep_is_not_done_again() {
+        let repeats = Arc::<Repeats>::default();
+        let long = "x".repeat(LARGEST + 1);
+        let request = || Request::new(Body::empty());
+        let done = ([(REVISION, "77")], long.clone());
+        let first = repeats.clone().once(keyed("k", "1"), (request(), async |_| done.into_response())).await;
+        assert_eq!(first.status(), 200);
+        assert_eq!(to_bytes(first.into_body(), usize::MAX).await.unwrap(), long.as_bytes(), "it is told whole, once");
+        let (status, problem, replayed) = send(&repeats, keyed("k", "1"), (StatusCode::OK, "done twice")).await;
+        assert!(status == 409 && !replayed, "{status} {problem}");
+        for told in ["answer_not_kept", "by revision 77", "Nothing was changed now", "consistency=linearizable"] {
+            assert!(problem.contains(told), "{problem}");
+        }
+        let (status, problem, _) = send(&repeats, keyed("k", "2"), (StatusCode::OK, "other")).await;
+        assert!(status == 422 && problem.contains("idempotency_key_reused"), "{status} {problem}");
+        let at_most = send(&repeats, keyed("l", "1"), (StatusCode::OK, "x".repeat(LARGEST).leak())).await;
+        let again = send(&repeats, keyed("l", "1"), (StatusCode::OK, "second")).await;
+        assert_eq!((again.0, again.1, again.2), (200, at_most.1, true));
+    }
+
     fn named(n: usize) -> Keyed {
         Keyed { name: digest(&[&n.to_le_bytes()]), asked: [0; 32] }
     }
 
     fn answer(shelf: &mut Shelf, n: usize, now: Instant) {
         let answer = Answer { status: StatusCode::OK, headers: HeaderMap::new(), body: Bytes::new(), kind: None };
-        shelf.answered(named(n).name, answer, now);
+        shelf.ended(named(n).name, State::Answered(answer), now);
     }
 
     #[test]
