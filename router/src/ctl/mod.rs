@@ -43,7 +43,8 @@ pub(crate) struct CtlArgs {
     /// How answers are printed.
     #[arg(short, long, value_enum, global = true, default_value_t)]
     output: Output,
-    /// An operators' address; may be repeated. The first that can be reached is asked, `status` and `hashkv` ask all.
+    /// An operators' address; may be repeated. The first that can be reached is asked. All are by `status`, `hashkv`,
+    /// `member list`, `mode` (which sets all of them, too) and `alarm` (about the cluster; about workers the first).
     #[arg(
         long = "endpoint",
         global = true,
@@ -372,4 +373,19 @@ fn complete(shell: clap_complete::Shell) {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut crate::cli::Cli::command(), "ownerserve", &mut script);
     say(&String::from_utf8_lossy(&script));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_says_which_commands_ask_every_endpoint() {
+        let ctl = CtlArgs::augment_args(clap::Command::new("ctl"));
+        let endpoint = ctl.get_arguments().find(|argument| argument.get_long() == Some("endpoint")).unwrap();
+        let help = endpoint.get_help().unwrap().to_string();
+        for command in ["status", "hashkv", "member list", "mode", "alarm"] {
+            assert!(help.contains(&format!("`{command}`")), "{help}");
+        }
+    }
 }
