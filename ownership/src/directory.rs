@@ -21,7 +21,8 @@ use crate::leading;
 use crate::members::{self, Member, MemberChange, MemberError};
 use crate::node_folder::{ClusterId, NodeFolder};
 use crate::options::Options;
-use crate::peers::{PeerService, Peers, Task, Topic};
+use crate::peers::socket::Directions as _;
+use crate::peers::{PeerService, Peers, Task, Tls, Topic};
 use crate::raft::{Machine, Types};
 use crate::read::{self, ReadError};
 use crate::starting::{self, START_WITHIN, Started};
@@ -186,6 +187,12 @@ impl Directory {
     /// Answers other nodes' calls on a topic from now on.
     pub fn serve_peers(&self, topic: Topic, service: Arc<dyn PeerService>) {
         self.core.registry.serve(topic, service);
+    }
+
+    /// Reads the files of `Peering::tls` anew, for connections from now on; nothing to do without it. What cannot be used,
+    /// or would be refused by the others, is said, and what was read before stays.
+    pub fn reread_certificates(&self) -> Result<(), OwnershipError> {
+        self.core.registry.tls().map_or(Ok(()), Tls::reread)
     }
 
     /// Whether this node was removed from the cluster: then it only has its last view.

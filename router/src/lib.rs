@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod catalog;
+mod certificates;
 pub mod checkpoints;
 pub mod cli;
 pub mod config;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exchange::keeper;
 use crate::exchange::trouble::OnFailure;
@@ -13,6 +14,9 @@ use crate::gateway::{Gateway, GatewayError};
 use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsError};
 use crate::{operator, proxy};
+
+/// How often files that are read anew are looked at.
+const FILES_EVERY: Duration = Duration::from_secs(5);
 
 /// Why it did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +67,7 @@ impl Serving {
         if let Some(tls) = &tls {
             operator = operator.with_tls(tls);
         }
+        let certificates = Certificates::look(&config);
         Desk::check(&config)?;
         let gateway = Arc::new(Gateway::open(config).await?);
         let desk = Desk::open(&gateway)?;
@@ -85,11 +90,12 @@ impl Serving {
         let operator = Server::start(operator, operator::routes(&desk), small, uncounted)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let mut background = vec![
-            tokio::spawn(gateway.keys.clone().follow_file(Duration::from_secs(5))),
+            tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY)),
             tokio::spawn(keeper::keep(gateway.clone())),
             tokio::spawn(desk.follow_tokens()),
         ];
-        background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(Duration::from_secs(5)))));
+        background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(FILES_EVERY))));
+        background.extend(certificates.map(|files| tokio::spawn(files.follow(gateway.clone(), FILES_EVERY))));
         let serving = Self { gateway, desk, proxy, operator, background };
         serving.announce();
         Ok(serving)

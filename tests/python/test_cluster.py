@@ -91,6 +91,29 @@ def test_a_member_whose_certificate_is_refused_is_named_with_the_cause_and_the_r
             second.stop()
 
 
+def test_the_clusters_certificates_are_read_anew_while_a_router_runs(tmp_path):
+    (tmp_path / "after").mkdir()
+    before, after = Authority(tmp_path), Authority(tmp_path / "after")
+    ports = free_ports(2)
+    first = Serve([], "--node-listen", f"127.0.0.1:{ports[0]}", settings=(before.node("one", "IP:127.0.0.1"),))
+    second = None
+    try:
+        first.process.wait_for_port(first.operator_port)
+        after.node("one", "IP:127.0.0.1")
+        for name in "one.key", "one.pem", "ca.pem":
+            (tmp_path / name).write_bytes((tmp_path / "after" / name).read_bytes())
+        until("the new files are taken", lambda: "the cluster's certificates were read anew" in log_of(first))
+        second = Serve([], "--node-listen", f"127.0.0.1:{ports[1]}", "--join", f"127.0.0.1:{ports[0]}",
+                       settings=(after.node("two", "IP:127.0.0.1"),))
+        second.process.wait_for_port(second.operator_port)
+        members = lambda: json.loads(ctl("--endpoint", first.operator, "member", "list", "-o", "json").stdout)["members"]  # noqa: E731
+        until("who has one of the new authority is a member", lambda: len(members()) == 2)
+    finally:
+        first.stop()
+        if second:
+            second.stop()
+
+
 def founders(count: int) -> list[Serve]:
     """So many clusters of one node each."""
     found = [Serve([], "--node-listen", f"127.0.0.1:{port}") for port in free_ports(count)]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
@@ -27,9 +28,17 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Both sides of TLS, as this node does it.
+/// Both sides of TLS, as this node does it. Clones are one.
 #[derive(Clone)]
 pub(crate) struct Tls {
+    files: TlsFiles,
+    /// Under which others dial this node.
+    address: String,
+    sides: Arc<ArcSwap<Sides>>,
+}
+
+/// What the files made.
+struct Sides {
     acceptor: TlsAcceptor,
     connector: TlsConnector,
 }
@@ -43,6 +52,35 @@ impl fmt::Debug for Tls {
 impl Tls {
     /// Reads the files, and holds the certificate against what others will ask of a node that they dial at `address`.
     pub(crate) fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
+        let sides = Arc::new(ArcSwap::from_pointee(Sides::load(files, address)?));
+        Ok(Self { files: files.clone(), address: address.to_owned(), sides })
+    }
+
+    /// Reads the files anew, for connections from now on. Those that cannot be used, or that others would refuse, leave
+    /// everything as it was.
+    pub(crate) fn reread(&self) -> Result<(), OwnershipError> {
+        self.sides.store(Arc::new(Sides::load(&self.files, &self.address)?));
+        Ok(())
+    }
+
+    /// The calling side, towards `address`.
+    pub(crate) async fn connect(&self, address: &str, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
+        let name = ServerName::try_from(host(address).to_owned()).map_err(std::io::Error::other)?;
+        let connector = self.sides.load().connector.clone();
+        let connected = connector.connect(name, stream).await;
+        connected.map(|stream| Box::new(stream) as Box<dyn Stream>)
+    }
+
+    /// The answering side; refuses whoever shows no certificate of the authority.
+    pub(crate) async fn accept(&self, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
+        let acceptor = self.sides.load().acceptor.clone();
+        let accepted = acceptor.accept(stream).await;
+        accepted.map(|stream| Box::new(stream) as Box<dyn Stream>)
+    }
+}
+
+impl Sides {
+    fn load(files: &TlsFiles, address: &str) -> Result<Self, OwnershipError> {
         let provider = Arc::new(ring::default_provider());
         let authority = certificates(&files.ca)?;
         let mut roots = RootCertStore::empty();
@@ -62,19 +100,6 @@ impl Tls {
             .and_then(|builder| builder.with_client_auth_cert(own, key))
             .map_err(|error| refused(&files.certificate, &error))?;
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(server)), connector: TlsConnector::from(Arc::new(client)) })
-    }
-
-    /// The calling side, towards `address`.
-    pub(crate) async fn connect(&self, address: &str, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
-        let name = ServerName::try_from(host(address).to_owned()).map_err(std::io::Error::other)?;
-        let connected = self.connector.connect(name, stream).await;
-        connected.map(|stream| Box::new(stream) as Box<dyn Stream>)
-    }
-
-    /// The answering side; refuses whoever shows no certificate of the authority.
-    pub(crate) async fn accept(&self, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
-        let accepted = self.acceptor.accept(stream).await;
-        accepted.map(|stream| Box::new(stream) as Box<dyn Stream>)
     }
 }
 
