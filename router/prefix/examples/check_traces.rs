@@ -37,10 +37,12 @@ fn main() -> ExitCode {
 }
 
 fn report(name: &str, checked: &recorded::Checked) {
-    let recorded::Checked { steps, refused, tokens, known, too_large, differences } = checked;
+    let recorded::Checked { steps, refused, tokens, known, grown, too_large, differences } = checked;
     println!(
-        "{name}: {steps} steps, {tokens} tokens ({known} from checkpoints), {refused} refused by the template, \
-         {too_large} over a bound, {} differences",
+        "{name}: {steps} steps, {tokens} tokens ({known} from checkpoints), {} steps grown ({} tokens known), \
+         {refused} refused by the template, {too_large} over a bound, {} differences",
+        grown.0,
+        grown.1,
         differences.len()
     );
     differences.iter().take(SHOWN).for_each(|difference| println!("  {difference}"));

@@ -1,5 +1,5 @@
-//! Recorded sessions against what `transformers` makes of each of their steps, in full and from checkpoints. Shared by
-//! the test over the committed dialogues and by the example that checks whole trace folders.
+//! Recorded sessions against what `transformers` makes of each of their steps: in full, from checkpoints, and grown from
+//! the step before. Shared by the test over the committed dialogues and by the example that checks whole trace folders.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prefix::{
-    Asked, Checkpoint, FallbackReason, Identifier, IdentifierOptions, Identity, Limits, ModelText, ModelTextSource,
-    WallTime,
+    Asked, ChatLayout, Checkpoint, FallbackReason, Identifier, IdentifierOptions, Identity, Limits, Memory, ModelText,
+    ModelTextSource, Trails, WallTime,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::{Namespace, Seed, Tokens};
+use vocabulary::{Bytes, Namespace, Seed, Tokens};
 
 /// Digests of what `transformers` makes of sessions, by model and by the session's place in its file.
 #[derive(Deserialize)]
@@ -69,6 +69,8 @@ pub(crate) struct Checked {
     pub(crate) tokens: u64,
     /// Tokens that checkpoints knew.
     pub(crate) known: u64,
+    /// Steps that were grown from the one before, and the tokens that it left known.
+    pub(crate) grown: (usize, u64),
     /// Steps that only the bound on endless words keeps from being exact.
     pub(crate) too_large: usize,
     pub(crate) differences: Vec<String>,
@@ -80,6 +82,8 @@ impl std::ops::AddAssign for Checked {
         self.refused += more.refused;
         self.tokens += more.tokens;
         self.known += more.known;
+        self.grown.0 += more.grown.0;
+        self.grown.1 += more.grown.1;
         self.too_large += more.too_large;
         self.differences.extend(more.differences);
     }
@@ -103,7 +107,11 @@ pub(crate) fn check(sessions: &Path, goldens: &Path) -> BTreeMap<String, Checked
         let identifier = identifier(model);
         let mut checked = Checked::default();
         for (at, steps) in expected {
-            let mut run = Run { identifier: &identifier, asked: Asked { now, ..Asked::default() }, known: None };
+            let asked = Asked { now, ..Asked::default() };
+            let trails = Trails::new(Bytes(64 << 20));
+            // Every other client names its conversations.
+            let session = (at % 2 == 0).then_some(*at as u128);
+            let mut run = Run { identifier: &identifier, asked, known: None, trails, session };
             for (n, (step, expected)) in sessions[*at].steps().iter().zip(steps).enumerate() {
                 let body = sessions[*at].body(step, goldens.tools.as_deref());
                 run.step(&body, expected.as_ref(), &mut checked, || format!("{model}, session {at}, step {n}"));
@@ -137,6 +145,8 @@ struct Run<'a> {
     identifier: &'a Identifier,
     asked: Asked<'a>,
     known: Option<Checkpoint>,
+    trails: Trails,
+    session: Option<u128>,
 }
 
 impl Run<'_> {
@@ -149,6 +159,19 @@ impl Run<'_> {
         }
         checked.known += from.known.0;
         self.known = from.next.or(self.known.take());
+        let layout = ChatLayout::read(body.as_bytes()).expect("a chat body with messages");
+        let memory = Memory { trails: &self.trails, tenant: "recorded", session: self.session };
+        match self.identifier.grow(layout, self.asked, memory) {
+            Some(grown) => {
+                checked.grown.0 += 1;
+                checked.grown.1 += grown.known.0;
+                if let Some(difference) = grown.prompt.difference(&full) {
+                    let (name, rung) = (name(), grown.rung.label());
+                    checked.differences.push(format!("{name}: grown by {rung} it is another prompt: {difference:?}"));
+                }
+            }
+            None => drop(self.identifier.begin(layout, self.asked, None, memory)),
+        }
         match (full.tokens(), expected) {
             (Some(ids), Some(expected)) if IdsDigest::of(ids) == *expected => checked.tokens += ids.len() as u64,
             (None, None) => checked.refused += 1,

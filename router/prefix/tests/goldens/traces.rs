@@ -1,4 +1,5 @@
-//! Every step of recorded dialogues has the token ids that `transformers` gives it, in full and from checkpoints.
+//! Every step of recorded dialogues has the token ids that `transformers` gives it, in full, from checkpoints and
+//! grown from the step before.
 
 use std::path::Path;
 
@@ -19,4 +20,6 @@ fn recorded_dialogues_have_transformers_ids_at_every_step() {
     let known: u64 = by_model.values().map(|checked| checked.known).sum();
     let tokens: u64 = by_model.values().map(|checked| checked.tokens).sum();
     assert!(known * 2 > tokens, "checkpoints knew only {known} of {tokens} tokens");
+    let grown: u64 = by_model.values().map(|checked| checked.grown.1).sum();
+    assert!(grown * 2 > tokens, "the steps before knew only {grown} of {tokens} tokens");
 }
