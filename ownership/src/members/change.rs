@@ -91,6 +91,7 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
             for node in next.difference(&voters) {
                 check_keeps_up(core, *node).await?;
             }
+            check_majority(core, &next).await?;
             let next: BTreeSet<u64> = next.into_iter().map(|node| node.0).collect();
             change_raft(core, ChangeMembers::ReplaceAllVoters(next)).await
         }
@@ -148,6 +149,19 @@ fn check_level(core: &Core, level: u32, members: &BTreeSet<NodeId>) -> Result<()
 async fn check_answers(core: &Core, node: NodeId) -> Result<(), MemberError> {
     let asked = core.registry.link(node, Lane::Call).call(Method::Members, Bytes::new(), LATELY).await;
     asked.map(drop).map_err(|_| MemberError::Silent(node))
+}
+
+/// Whether most of these voters answer: fewer could neither write nor bring another voter in.
+async fn check_majority(core: &Core, voters: &BTreeSet<NodeId>) -> Result<(), MemberError> {
+    let answers = async |node: NodeId| node == core.node() || check_answers(core, node).await.is_ok();
+    let asked = join_all(voters.iter().map(|node| async { (*node, answers(*node).await) })).await;
+    let answering = asked.iter().filter(|(_, answers)| *answers).count();
+    match asked.into_iter().find(|(_, answers)| !answers) {
+        Some((silent, _)) if answering * 2 <= voters.len() => {
+            Err(MemberError::NoMajority { voters: voters.len(), answering, silent })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A voter that is not there would stop the quorum instead of widening it.
@@ -219,6 +233,7 @@ async fn transfer(core: &Core, to: NodeId) -> Result<(), MemberError> {
     if to == core.node() {
         return Ok(());
     }
+    check_answers(core, to).await?;
     let stopped = |_| MemberError::Unknowable("this node is closing".into());
     core.raft.trigger().transfer_leader(to.0).await.map_err(|error| MemberError::Unknowable(error.to_string()))?;
     let mut leaders = core.leader.subscribe();

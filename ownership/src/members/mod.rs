@@ -105,6 +105,19 @@ pub enum MemberError {
         "node {0} does not answer the leader now; nothing was changed, see that it runs and can be reached, or remove it"
     )]
     Silent(NodeId),
+    /// Too few of the voters that would be left answer.
+    #[error(
+        "of the {voters} voters that there would be only {answering} answer, and node {silent} does not: nothing could be \
+         written or changed any more. Nothing was changed; bring it back, or replace it by a learner that answers first"
+    )]
+    NoMajority {
+        /// How many voters there would be.
+        voters: usize,
+        /// How many of them answer now.
+        answering: usize,
+        /// One that does not.
+        silent: NodeId,
+    },
     /// A member's binary is too old.
     #[error("node {node} can work at level {levels}, not at {level}; upgrade every member first")]
     Level {

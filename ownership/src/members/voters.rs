@@ -24,6 +24,7 @@ pub(crate) fn next_voters(
                 demote(&mut next, members, *node)?;
             }
         }
+        MemberChange::Replace { old, new } if old == new => return Err(MemberError::AlreadyVoter(*new)),
         MemberChange::Replace { old, new } => {
             demote(&mut next, members, *old)?;
             promote(&mut next, members, *new)?;
@@ -101,6 +102,8 @@ mod tests {
     fn a_lost_voter_is_replaced_and_a_learner_removed() {
         let replace = MemberChange::Replace { old: NodeId(3), new: NodeId(4) };
         assert_eq!(check(&[1, 2, 3], replace), Ok(vec![1, 2, 4]));
+        let itself = MemberChange::Replace { old: NodeId(3), new: NodeId(3) };
+        assert_eq!(check(&[1, 2, 3], itself), Err(MemberError::AlreadyVoter(NodeId(3))));
         assert_eq!(check(&[1, 2, 3], MemberChange::Remove(NodeId(4))), Ok(vec![1, 2, 3]));
         assert_eq!(check(&[1, 2, 3], MemberChange::Remove(NodeId(3))), Err(MemberError::StillVoter(NodeId(3))));
         assert_eq!(check(&[1, 2, 3], MemberChange::Remove(NodeId(9))), Err(MemberError::Unknown(NodeId(9))));

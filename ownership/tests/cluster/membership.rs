@@ -111,3 +111,23 @@ async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
     nodes.converge().await;
     nodes.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_change_is_begun_that_a_silent_voter_would_have_to_decide() {
+    let mut nodes = Nodes::three(0).await;
+    let leader = nodes.leader().await;
+    let lost = if leader == 3 { 2 } else { 3 };
+    nodes.kill(lost).await;
+    let [one, other] = [1, 2, 3].map(NodeId).into_iter().filter(|id| id.0 != lost).collect::<Vec<_>>()[..] else {
+        panic!("two are left")
+    };
+    let stranded = nodes.node(leader).demote([one, other]).await.unwrap_err();
+    assert_eq!(stranded, MemberError::NoMajority { voters: 1, answering: 0, silent: NodeId(lost) });
+    let silent = nodes.node(leader).transfer_leader(NodeId(lost)).await.unwrap_err();
+    assert_eq!(silent, MemberError::Silent(NodeId(lost)));
+    nodes.node(leader).submit(open_session(1)).unwrap().await.unwrap();
+    assert_eq!(nodes.leader().await, leader);
+    nodes.restart(lost).await;
+    nodes.converge().await;
+    nodes.close().await;
+}

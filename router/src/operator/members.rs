@@ -216,6 +216,7 @@ fn refused(error: &MemberError) -> Problem {
         MemberError::InProgress => "change_in_progress",
         MemberError::Lagging { .. } => "lagging",
         MemberError::Silent(_) => "silent",
+        MemberError::NoMajority { .. } => "no_majority",
         MemberError::Level { .. } => "level",
         MemberError::NoLeader => "no_leader",
         MemberError::Unknowable(_) => "unknown_outcome",
