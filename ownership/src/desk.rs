@@ -58,7 +58,13 @@ impl Core {
             Method::Append => {
                 let request = self.readable(&question)?;
                 self.hear_of(from);
-                encode(&self.raft.append_entries(request).await.map_err(failed)?)
+                // A heartbeat names the last entry that this node is known to have.
+                let known = request.prev_log_id.filter(|_| request.entries.is_empty());
+                let answer = self.raft.append_entries(request).await.map_err(failed)?;
+                if let Some(known) = known {
+                    self.note_heartbeat(known.index, &answer);
+                }
+                encode(&answer)
             }
             Method::Vote => encode(&self.raft.vote(decode(&question)?).await.map_err(failed)?),
             Method::PreVote => encode(&self.raft.pre_vote(decode(&question)?).await.map_err(failed)?),

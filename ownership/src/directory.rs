@@ -119,7 +119,6 @@ impl Directory {
         &self.core.observer
     }
 
-    #[cfg(test)]
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }

@@ -88,6 +88,21 @@ pub enum OwnershipError {
         /// The binary's.
         highest: u32,
     },
+    /// The log lacks what this node has acknowledged.
+    #[error(
+        "{path}: the log ends at entry {last}, but this node has acknowledged entries up to {acknowledged}: an older copy \
+         of the folder was put back, or its disk lost what it had synced. Nobody can rely on it: let a learner take its \
+         place (`ownerserve ctl member replace`), remove it, empty the folder, and let it join again",
+        path = path.display()
+    )]
+    Reverted {
+        /// The data directory.
+        path: PathBuf,
+        /// The last entry that is there.
+        last: u64,
+        /// The last one that the leader knows to be here.
+        acknowledged: u64,
+    },
     /// The options do not fit together.
     #[error("{0}")]
     Options(String),

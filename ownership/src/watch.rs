@@ -7,6 +7,7 @@ use ledger::Ledger;
 use openraft::impls::TokioRuntime;
 
 use crate::counters::Counters;
+use crate::failure::Reversion;
 
 /// Changes that are kept for watchers.
 const CAPACITY: usize = 1 << 16;
@@ -18,11 +19,17 @@ pub(crate) struct Observer {
     pub(crate) feed: Arc<Feed<TokioRuntime>>,
     /// What ended it, if this release is too old.
     pub(crate) unreadable: OnceLock<Unreadable>,
+    pub(crate) reversion: Reversion,
 }
 
 impl Default for Observer {
     fn default() -> Self {
-        Self { counters: Arc::default(), feed: Arc::new(Feed::new(CAPACITY)), unreadable: OnceLock::new() }
+        Self {
+            counters: Arc::default(),
+            feed: Arc::new(Feed::new(CAPACITY)),
+            unreadable: OnceLock::new(),
+            reversion: Reversion::default(),
+        }
     }
 }
 

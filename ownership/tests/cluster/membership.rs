@@ -1,10 +1,13 @@
 //! Who belongs to a cluster, and how that changes.
 
+use std::path::Path;
+use std::process;
+
 use ledger::{Command, Outcome, Refusal};
-use ownership::{Consistency, MemberError, Standing};
+use ownership::{Consistency, MemberError, OwnershipError, Standing};
 use vocabulary::{NodeId, SessionId};
 
-use crate::nodes::{Nodes, eventually, open_session};
+use crate::nodes::{Nodes, PATIENCE, eventually, open_session};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_becomes_three_with_a_learner_and_two_are_refused() {
@@ -129,5 +132,39 @@ async fn no_change_is_begun_that_a_silent_voter_would_have_to_decide() {
     assert_eq!(nodes.leader().await, leader);
     nodes.restart(lost).await;
     nodes.converge().await;
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
+    let mut nodes = Nodes::three(0).await;
+    let leader = nodes.leader().await;
+    let put_back = if leader == 3 { 2 } else { 3 };
+    let write = async |nodes: &Nodes, n: u128| nodes.node(leader).submit(open_session(n)).unwrap().await.unwrap();
+    nodes.kill(put_back).await;
+    let older = tempfile::tempdir().unwrap();
+    let copy = |from: &Path, to: &Path| {
+        let copied = process::Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
+        assert!(copied.unwrap().success());
+    };
+    copy(nodes.folders[&put_back].path(), older.path());
+    nodes.restart(put_back).await;
+    for n in 0..20 {
+        write(&nodes, n).await;
+    }
+    nodes.converge().await;
+    nodes.kill(put_back).await;
+    nodes.folders.insert(put_back, older);
+    let again = nodes.reopen(put_back).await;
+    let failed = match again {
+        Ok(node) => {
+            let failed = tokio::time::timeout(PATIENCE, node.failed()).await.expect("it notices");
+            node.halt().await.unwrap();
+            failed
+        }
+        Err(failed) => failed,
+    };
+    assert!(matches!(failed, OwnershipError::Reverted { last, acknowledged, .. } if last < acknowledged), "{failed}");
+    write(&nodes, 30).await;
     nodes.close().await;
 }
