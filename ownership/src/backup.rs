@@ -18,7 +18,7 @@ use vocabulary::{Micros, NodeId};
 use crate::directory::Directory;
 use crate::error::OwnershipError;
 use crate::log_store::LogStore;
-use crate::node_folder::{ClusterId, NodeFolder, random};
+use crate::node_folder::{Claimed, ClusterId, IDENTITY, LOCK, NodeFolder, random};
 use crate::raft::{LogId, SnapshotMeta, Types, Vote};
 use crate::snapshots::{self, SnapshotFile, Whole};
 
@@ -147,8 +147,8 @@ pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
 /// Makes a data directory of a new cluster with one node from a snapshot.
 ///
 /// It gets a new cluster id, so that no node of the old cluster talks to it, and the next generation, so that its grants
-/// outrank all that the old cluster made after the snapshot. The directory must be empty or missing; it is there as a
-/// whole or not at all.
+/// outrank all that the old cluster made after the snapshot. The directory must be empty or missing, and may be a mounted
+/// volume; its identity comes last, so that no node starts in a part of it.
 pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<Restored, OwnershipError>> {
     Box::pin(restored(snapshot, data_dir))
 }
@@ -163,36 +163,52 @@ async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, Ownershi
     let ledger = ledger.restored(Restore { applied, clock: ledger.now().after(Micros::of(lost)) });
     let restored =
         Restored { cluster: ClusterId(random()), node: ledger::FOUNDER, generation: ledger.generation(), applied };
-    let unfinished = unfinished(data_dir);
-    fs::create_dir_all(&unfinished).map_err(OwnershipError::io(&unfinished))?;
-    write(&unfinished, restored.cluster, ledger).await?;
-    let moved = match fs::remove_dir(data_dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => fs::rename(&unfinished, data_dir),
+    let claimed = Claimed::new(data_dir)?;
+    let unfinished = data_dir.join(UNFINISHED);
+    let written = match write(&unfinished, restored.cluster, ledger).await {
+        Ok(()) => move_in(&unfinished, data_dir).map_err(OwnershipError::io(data_dir)),
+        Err(error) => Err(error),
     };
-    let parent = data_dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let synced = moved.and_then(|()| File::open(parent)?.sync_all());
-    synced.map_err(OwnershipError::io(data_dir)).map(|()| restored)
+    // What could not be put there takes no space.
+    let cleared = fs::remove_dir_all(&unfinished).map_err(OwnershipError::io(&unfinished));
+    drop(claimed);
+    written.and(cleared).map(|()| restored)
 }
 
-fn unfinished(data_dir: &Path) -> std::path::PathBuf {
-    let mut name = data_dir.file_name().unwrap_or_default().to_owned();
-    name.push(".unfinished-restore");
-    data_dir.with_file_name(name)
-}
+/// Where a restore writes until all of it is there.
+const UNFINISHED: &str = "unfinished-restore";
 
-fn refuse_used(data_dir: &Path) -> Result<(), OwnershipError> {
-    for path in [data_dir.to_owned(), unfinished(data_dir)] {
-        let used = match fs::read_dir(&path) {
-            Ok(mut entries) => entries.next().is_some(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-            Err(error) => return Err(OwnershipError::io(&path)(error)),
-        };
-        if used {
-            return Err(OwnershipError::NotEmpty { path });
-        }
+/// Puts what was written where it belongs: whose it is at last, since nothing starts without.
+fn move_in(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
+    let names = fs::read_dir(unfinished)?.map(|entry| Ok(entry?.file_name()));
+    let names = names.collect::<std::io::Result<Vec<_>>>()?;
+    let (identity, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name == IDENTITY);
+    for name in others.iter().filter(|name| *name != LOCK) {
+        fs::rename(unfinished.join(name), data_dir.join(name))?;
     }
-    Ok(())
+    File::open(data_dir)?.sync_all()?;
+    for name in &identity {
+        fs::rename(unfinished.join(name), data_dir.join(name))?;
+    }
+    File::open(data_dir)?.sync_all()?;
+    // The directory itself may be new.
+    match fs::canonicalize(data_dir)?.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a directory in which anything is but what a new volume has and what an earlier try locked.
+fn refuse_used(data_dir: &Path) -> Result<(), OwnershipError> {
+    let is_used = |entry: std::io::Result<fs::DirEntry>| {
+        entry.map_or(true, |entry| entry.file_name() != LOCK && entry.file_name() != "lost+found")
+    };
+    let used = match fs::read_dir(data_dir) {
+        Ok(mut entries) => entries.any(is_used),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        Err(error) => return Err(OwnershipError::io(data_dir)(error)),
+    };
+    if used { Err(OwnershipError::NotEmpty { path: data_dir.to_owned() }) } else { Ok(()) }
 }
 
 async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Result<(), OwnershipError> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -55,7 +56,10 @@ pub(crate) enum Found {
     Ledger,
 }
 
-const IDENTITY: &str = "identity.json";
+/// Whose a data directory is.
+pub(crate) const IDENTITY: &str = "identity.json";
+/// Whose process works in it.
+pub(crate) const LOCK: &str = "lock";
 
 /// An opened data directory; the lock goes with it.
 #[derive(Debug)]
@@ -75,7 +79,7 @@ pub(crate) struct Claimed {
 impl Claimed {
     /// Claims the directory; made when it is not there.
     pub(crate) fn new(root: &Path) -> Result<Self, OwnershipError> {
-        fs::create_dir_all(root).map_err(OwnershipError::io(root))?;
+        private_folder(root).map_err(OwnershipError::io(root))?;
         Ok(Self { root: root.to_owned(), lock: lock(root)? })
     }
 
@@ -152,8 +156,8 @@ impl NodeFolder {
 }
 
 fn lock(root: &Path) -> Result<File, OwnershipError> {
-    let path = root.join("lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let path = root.join(LOCK);
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.map_err(OwnershipError::io(&path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -162,10 +166,15 @@ fn lock(root: &Path) -> Result<File, OwnershipError> {
     }
 }
 
+/// Makes a folder, where it is not there, that only its owner can look into: a ledger names tenants and what they asked.
+pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
 /// Replaces a file so that after a crash either the old or the new content is there, never a part.
 pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
     let new = path.with_extension("new");
-    let mut file = File::options().create(true).truncate(true).read(true).write(true).open(&new)?;
+    let mut file = File::options().create(true).truncate(true).read(true).write(true).mode(0o600).open(&new)?;
     // What could not be written takes no space.
     write(&mut file).and_then(|()| file.sync_all()).inspect_err(|_| drop(fs::remove_file(&new)))?;
     fs::rename(&new, path)?;

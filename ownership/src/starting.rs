@@ -273,11 +273,14 @@ pub(crate) async fn settle(
     let settled = tokio::time::timeout(options.peering.join_within, async {
         // It only ends when the cluster knows this node.
         drop((&mut enrolling).await);
-        crate::read::view(core, Consistency::Linearizable).await
+        // A long log takes longer than a read may.
+        while crate::read::view(core, Consistency::Linearizable).await.is_err() {
+            tracing::info!("this node has not caught up with the cluster yet");
+        }
     });
     match settled.await {
-        Ok(Ok(_)) => Ok(None),
-        _ => {
+        Ok(()) => Ok(None),
+        Err(_) => {
             enrolling.abort();
             let why = "it has an id, but was not added or did not catch up in time; start it again, it goes on there";
             Err(OwnershipError::NotJoined { seeds: options.peering.join.join(", "), why: why.into() })

@@ -21,6 +21,7 @@ use crate::chunks::{Survey, TornEnd, damaged};
 use crate::committed::{Durable, Marked, Marks};
 use crate::error::OwnershipError;
 use crate::flush::Flushed;
+use crate::node_folder::private_folder;
 use crate::raft::{LogId, Payload, Vote};
 
 /// The longest record that is read back.
@@ -108,7 +109,7 @@ fn weight(command: &Command) -> u64 {
 /// Opens the log and raises the marks to its end.
 pub(crate) fn open(folder: &Path, marks: &Marks, chunk: ChunkBytes) -> Result<RaftLog<WalTypes>, OwnershipError> {
     let io = |error| OwnershipError::io(folder)(error);
-    std::fs::create_dir_all(folder).map_err(io)?;
+    private_folder(folder).map_err(io)?;
     let survey = Survey::of(folder)?;
     judge(folder, &survey, marks)?;
     cut(folder, &survey)?;

@@ -400,6 +400,7 @@ async fn a_flipped_byte_in_a_snapshot_is_refused_naming_file_and_offset() {
 #[tokio::test]
 async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_ones() {
     use std::io::Read;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     let folder = tempfile::tempdir().unwrap();
     // Without ticks nothing is written but what is submitted.
@@ -427,8 +428,15 @@ async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_one
 
     let used = ownership::restore(&file, &folder.path().join("old")).await.unwrap_err();
     assert!(matches!(used, OwnershipError::NotEmpty { .. }), "{used}");
+    // A volume is mounted where the data directory is, and brings a folder of its own.
     let new = folder.path().join("new");
+    std::fs::create_dir_all(new.join("lost+found")).unwrap();
+    let place = std::fs::metadata(&new).unwrap().ino();
     let restored = ownership::restore(&file, &new).await.unwrap();
+    assert_eq!(std::fs::metadata(&new).unwrap().ino(), place);
+    assert!(!new.join("unfinished-restore").exists());
+    let private = |name: &str| std::fs::metadata(new.join(name)).unwrap().permissions().mode() & 0o077;
+    assert_eq!(["identity.json", "snapshot", "log", "lock"].map(private), [0; 4]);
     assert_ne!(restored.cluster, directory.cluster());
     for life in 0..3u128 {
         let directory = open(&new).await;

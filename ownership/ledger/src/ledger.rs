@@ -201,6 +201,11 @@ impl Ledger {
         self.records.cluster.iter().flat_map(|cluster| cluster.quotas.iter()).map(|(tenant, quota)| (tenant, *quota))
     }
 
+    /// How many tenants have a quota.
+    pub fn quota_count(&self) -> usize {
+        self.records.cluster.as_ref().map_or(0, |cluster| cluster.quotas.len())
+    }
+
     /// What a tenant has.
     pub fn usage(&self, tenant: &TenantId) -> Usage {
         self.index.usage.get(tenant).copied().unwrap_or_default()

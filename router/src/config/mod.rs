@@ -215,6 +215,9 @@ impl Config {
         if self.proxy.connections == 0 || self.proxy.connections > 1_000_000 {
             return invalid("proxy.connections", "accepted is 1 to 1000000".into());
         }
+        if !(units::Span::seconds(1)..=units::Span::seconds(3600)).contains(&self.ledger.lease) {
+            return invalid("ledger.lease", "accepted is 1s to 1h".into());
+        }
         if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
             return invalid(&format!("models.{name}.block"), "accepted is 1 to 4096".into());
         }

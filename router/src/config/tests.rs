@@ -58,6 +58,7 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ("", &["proxy.listen=localhost"], "proxy.listen: invalid socket address syntax; accepted is IP:PORT"),
         ("", &["mode"], "expected PATH=VALUE"),
         ("", &[".=1"], "expected PATH=VALUE"),
+        ("", &["ledger.lease=0s"], "ledger.lease: accepted is 1s to 1h"),
         ("[proxy]\nconnections = 5", &["proxy.connections.max=1"], "connections is not a section"),
         ("[[workers]]\nurl = \"ftp://a\"", &[], "workers[0].url: \"ftp://a\" is neither http nor https"),
         ("[[workers]]\nurl = \"http://a\"\n[[workers]]\nurl = \"http://a/\"", &[], "listed twice"),

@@ -192,7 +192,9 @@ fn advice(refusal: &Refusal) -> &'static str {
         Refusal::UnknownPrefix => "It was never sealed, was merged into a longer artifact, or is gone.",
         Refusal::BadRun | Refusal::BadBatch => "This is an error of the router; its log has it.",
         Refusal::UnknownClient => "Send it again.",
-        Refusal::Full => "Evict artifacts, close sessions, or retire workers first.",
+        Refusal::Full => {
+            "Evict artifacts, close sessions, retire workers, or take back quotas, whichever this was one more of."
+        }
         Refusal::Level { .. } => "PUT /ownerserve/v1/cluster/level raises it; there is no way back.",
         Refusal::OverQuota { .. } => "Raise the tenant's quota, or evict what it does not need.",
         Refusal::Draining => "Choose another worker, or end the drain.",

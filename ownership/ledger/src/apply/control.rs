@@ -113,7 +113,7 @@ impl Ledger {
 
     pub(super) fn set_quota(&mut self, set: &SetQuota) -> Answer {
         let known = self.quota(&set.tenant).is_some();
-        if set.artifacts.is_some() && !known && self.quotas().count() >= MAX_QUOTAS {
+        if set.artifacts.is_some() && !known && self.quota_count() >= MAX_QUOTAS {
             return Err(Refusal::Full);
         }
         self.put_quota(&set.tenant, set.artifacts);

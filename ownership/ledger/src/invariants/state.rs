@@ -128,7 +128,7 @@ pub(super) fn tables_are_bounded(ledger: &Ledger) -> Checked {
         (records.intents.len(), limits.intents),
         (records.clients.len(), limits.clients),
         (ledger.nodes().count(), MAX_NODES as u32),
-        (ledger.quotas().count(), MAX_QUOTAS as u32),
+        (ledger.quota_count(), MAX_QUOTAS as u32),
         (records.clients.values().map(|client| client.outcomes().len()).max().unwrap_or(0), limits.outcomes),
         (ledger.sessions().map(|session| session.heads.len()).max().unwrap_or(0), limits.heads),
         (ledger.artifacts().map(|artifact| artifact.replicas.len()).max().unwrap_or(0), limits.replicas),
