@@ -12,7 +12,6 @@ use crate::gateway::Gateway;
 use crate::incoming::Incoming;
 use crate::relay::{Observer, is_event_stream, relay};
 use crate::resources::listener::{Form, Listener};
-use crate::resources::transcript::Asked;
 use crate::roster::Sent;
 use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
 
@@ -29,12 +28,12 @@ pub enum Where<'a> {
 }
 
 /// What is to be learned from the answer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Learn {
     /// Nothing.
     Nothing,
     /// The id of the response that the worker made, and what it says where its transcript is kept.
-    Response(Option<Asked>),
+    Response,
 }
 
 /// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
@@ -123,10 +122,10 @@ fn listener(
     (learn, worker): (Learn, WorkerId),
     answer: &http::Response<WorkerBody>,
 ) -> Option<Listener> {
-    let Learn::Response(asked) = learn else { return None };
     let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
     let responses = gateway.remembered.responses.clone();
-    answer.status().is_success().then(|| Listener::new(responses, request, worker, (asked, form)))
+    let is_wanted = learn == Learn::Response && answer.status().is_success();
+    is_wanted.then(|| Listener::new(responses, request, worker, form))
 }
 
 /// Keeps the request counted at its worker while the answer runs, and learns from it.

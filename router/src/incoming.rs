@@ -8,12 +8,14 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
+use prefix::ChatForm;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{RequestId, TenantId};
 
 use crate::error::ApiError;
 use crate::quotas::Reserved;
+use crate::resources::transcript::Asked;
 
 /// Which of the generation endpoints was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -22,6 +24,10 @@ pub enum Endpoint {
     ChatCompletions,
     /// `/v1/completions`.
     Completions,
+    /// `/v1/messages`.
+    Messages,
+    /// `/v1/responses`.
+    Responses,
 }
 
 impl Endpoint {
@@ -30,6 +36,27 @@ impl Endpoint {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
+        }
+    }
+
+    /// The field in which its conversation or prompt stands.
+    pub fn input(self) -> &'static str {
+        match self {
+            Self::ChatCompletions | Self::Messages => "messages",
+            Self::Completions => "prompt",
+            Self::Responses => "input",
+        }
+    }
+
+    /// In whose words its conversation comes; none where it is a prompt.
+    pub fn form(self) -> Option<ChatForm> {
+        match self {
+            Self::ChatCompletions => Some(ChatForm::Chat),
+            Self::Completions => None,
+            Self::Messages => Some(ChatForm::Messages),
+            Self::Responses => Some(ChatForm::Responses),
         }
     }
 }
@@ -53,6 +80,8 @@ pub struct Incoming {
     pub arrived: Instant,
     /// Tokens taken for it from its tenant's quota, where there is one.
     pub reserved: Option<Reserved>,
+    /// Of `/v1/responses`: what it adds to the transcript that is kept of its conversation.
+    pub(crate) adds: Option<Asked>,
 }
 
 /// A new request id: unique over processes and their restarts, and not to be guessed.
@@ -68,6 +97,9 @@ pub fn new_request_id() -> RequestId {
 pub struct Envelope<'a> {
     /// The model, if the client named one.
     pub model: Option<std::borrow::Cow<'a, str>>,
+    /// Of `/v1/responses`: whether it is more than a step that is answered now: one that goes on by itself, or one
+    /// without input.
+    pub is_apart: bool,
     /// Of `/v1/responses`: the response that this one follows.
     pub previous_response_id: Option<std::borrow::Cow<'a, str>>,
 }
@@ -80,6 +112,10 @@ struct RawEnvelope<'a> {
     stream: Option<&'a RawValue>,
     #[serde(borrow)]
     previous_response_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    background: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input: Option<&'a RawValue>,
 }
 
 impl<'a> Envelope<'a> {
@@ -99,6 +135,7 @@ impl<'a> Envelope<'a> {
         }
         Ok(Self {
             model: text_field("model", raw.model)?,
+            is_apart: raw.input.is_none() || raw.background.is_some_and(|background| background.get() != "false"),
             previous_response_id: text_field("previous_response_id", raw.previous_response_id)?,
         })
     }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::response::Response;
-use prefix::Checkpoint;
+use prefix::{Checkpoint, Trails};
 
 use crate::error::ApiError;
 use crate::gateway::Gateway;
@@ -75,9 +75,10 @@ pub async fn serve_generation(
 async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<Prefixed, ApiError> {
     let model = gateway.catalog().model(&request.model);
     let has_text = model.identifier.text().is_some();
-    let request = Unnamed::new(request, model);
     let remembered = &gateway.remembered;
-    let (request, found) = match request.grown(&remembered.identity.trails) {
+    let trails = &remembered.identity.trails;
+    let request = converted(Unnamed::new(request, model), trails).await?;
+    let (request, found) = match request.grown(trails) {
         Some(found) => (request, found),
         None => {
             let incoming = &request.request().incoming;
@@ -92,6 +93,20 @@ async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<Pre
     let (prefixed, known, next) = request.named(found);
     remembered.keep(&prefixed, known, next);
     Ok(prefixed)
+}
+
+/// What comes in another endpoint's words, in those of chat.
+async fn converted(request: Unnamed, trails: &Trails) -> Result<Unnamed, ApiError> {
+    let incoming = &request.request().incoming;
+    if !request.is_foreign(trails) {
+        return Ok(request);
+    }
+    if incoming.body.len() < LONG_BODY {
+        return Ok(request.converted());
+    }
+    let id = incoming.id;
+    let converted = tokio::task::spawn_blocking(move || request.converted());
+    converted.await.map_err(|_| ApiError::Internal { request: id.to_string() })
 }
 
 async fn whole(

@@ -98,7 +98,7 @@ async fn dispatch(
     let mut headers = head.headers;
     headers.remove(http::header::CONTENT_ENCODING);
     let path = head.uri.path_and_query().map_or(head.uri.path(), |path| path.as_str()).to_owned();
-    let incoming = Incoming { id, tenant, method: head.method, path, headers, body, arrived, reserved };
+    let incoming = Incoming { id, tenant, method: head.method, path, headers, body, arrived, reserved, adds: None };
     let answer = answer(gateway, route, incoming).await;
     match quotas {
         None => answer,
@@ -159,7 +159,7 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
             let envelope = Envelope::read(&request.body)?;
             forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
         }
-        Served::NewResponse => new_response(gateway, cleaned(gateway, request)?).await,
+        Served::NewResponse => new_response(gateway, request).await,
         Served::StoredResponse => stored_response(gateway, &request).await,
         Served::Models => crate::models::list(gateway).await,
         Served::OneModel => {

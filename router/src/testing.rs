@@ -150,9 +150,11 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
         "fail" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "refuse" => (StatusCode::UNPROCESSABLE_ENTITY, [("x-engine", "said no")], "engine's own words").into_response(),
+        "forgotten" if asked["previous_response_id"].is_string() => StatusCode::NOT_FOUND.into_response(),
         _ => {
             let id = format!("resp_{}", worker.name);
-            let json = serde_json::json!({"id": id, "served_by": worker.name});
+            let item = serde_json::json!({"type": "message", "role": "assistant", "content": "an answer"});
+            let json = serde_json::json!({"id": id, "served_by": worker.name, "output": [item]});
             ([("x-engine", "yes"), ("connection", "close")], axum::Json(json)).into_response()
         }
     }

@@ -10,52 +10,86 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::chat::CallOrder;
-use crate::{Asked, ChatBody, FallbackReason, Identifier, PrefixError, Prompt};
+use crate::{Asked, ChatBody, ChatLayout, FallbackReason, Identifier, PrefixError, Prompt};
 
 pub(crate) use messages::{MessagesHabits, SystemPlace};
 
-impl Identifier {
-    /// Identifies a `/v1/messages` request by its whole body.
-    pub fn messages(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
-        self.converted(self.chat_of_messages(body), body, asked)
-    }
+/// Whose words a conversation comes in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ChatForm {
+    /// `/v1/chat/completions`: as it is rendered.
+    #[default]
+    Chat,
+    /// `/v1/messages`.
+    Messages,
+    /// `/v1/responses`.
+    Responses,
+}
 
-    /// Identifies a `/v1/responses` request by its whole body.
-    pub fn responses(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
-        self.converted(self.chat_of_responses(body), body, asked)
-    }
-
-    /// The chat request that a `/v1/messages` request means to this model.
-    pub fn chat_of_messages(&self, body: &[u8]) -> Result<ChatBody, PrefixError> {
-        ChatBody::parse(&self.messages_as_chat(body)?)
-    }
-
-    /// The body of that chat request.
-    pub fn messages_as_chat(&self, body: &[u8]) -> Result<Vec<u8>, PrefixError> {
-        messages::chat(body, self.text().map(|text| text.messages_habits()).unwrap_or_default())
-    }
-
-    /// The chat request that a `/v1/responses` request means.
-    pub fn chat_of_responses(&self, body: &[u8]) -> Result<ChatBody, PrefixError> {
-        Ok(ChatBody::parse(&responses::chat(body)?)?.with_call_order(CallOrder::NameFirst))
-    }
-
-    fn converted(&self, chat: Result<ChatBody, PrefixError>, body: &[u8], asked: Asked<'_>) -> Prompt {
-        let encoded = chat.and_then(|chat| match self.text() {
-            Some(text) => text.encode_chat(&chat, asked.now),
-            None => Err(PrefixError::unforeseeable(
-                FallbackReason::NoTokenizer,
-                "no tokenizer is configured for this model",
-            )),
-        });
-        match encoded {
-            Ok(ids) => self.exact(ids, asked.keys),
-            Err(error) => self.fallback(body, &error, asked.keys),
+impl ChatForm {
+    pub(crate) fn call_order(self) -> CallOrder {
+        match self {
+            Self::Chat | Self::Messages => CallOrder::Declared,
+            Self::Responses => CallOrder::NameFirst,
         }
     }
 }
 
-/// A chat request, as far as it decides a prompt.
+/// A request of another endpoint as the chat request that its engine makes of it.
+#[derive(Debug)]
+pub struct Converted {
+    form: ChatForm,
+    body: Vec<u8>,
+    /// After the opening of the list of messages, which comes last.
+    start: usize,
+}
+
+impl Converted {
+    /// The chat request's body.
+    pub fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    /// Where its messages lie.
+    pub fn layout(&self) -> ChatLayout<'_> {
+        ChatLayout::converted(self.form, &self.body, self.start)
+    }
+
+    fn chat(&self) -> Result<ChatBody, PrefixError> {
+        Ok(ChatBody::parse(&self.body)?.with_call_order(self.form.call_order()))
+    }
+}
+
+impl Identifier {
+    /// Identifies a `/v1/messages` request by its whole body.
+    pub fn messages(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
+        self.conversation(ChatForm::Messages, body, (asked, None)).prompt
+    }
+
+    /// Identifies a `/v1/responses` request by its whole body.
+    pub fn responses(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
+        self.conversation(ChatForm::Responses, body, (asked, None)).prompt
+    }
+
+    /// The chat request that a request means to this model. None where it is one.
+    pub fn converted(&self, form: ChatForm, body: &[u8]) -> Option<Result<Converted, PrefixError>> {
+        match form {
+            ChatForm::Chat => None,
+            ChatForm::Messages => {
+                let habits = self.text().map(|text| text.messages_habits()).unwrap_or_default();
+                Some(messages::chat(body, habits))
+            }
+            ChatForm::Responses => Some(responses::chat(body)),
+        }
+    }
+
+    /// The chat request that a request means to this model, read.
+    pub fn chat_of(&self, form: ChatForm, body: &[u8]) -> Result<ChatBody, PrefixError> {
+        self.converted(form, body).map_or_else(|| ChatBody::parse(body), |converted| converted?.chat())
+    }
+}
+
+/// What of a chat request decides its prompt beside the messages.
 #[derive(Default, Serialize)]
 struct Chat<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,12 +102,21 @@ struct Chat<'a> {
     add_generation_prompt: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     continue_final_message: Option<bool>,
-    messages: Vec<Message<'a>>,
 }
 
 impl Chat<'_> {
-    fn written(&self) -> Result<Vec<u8>, PrefixError> {
-        Ok(serde_json::to_vec(self)?)
+    /// As a body, the messages last.
+    fn with(&self, messages: &[Message<'_>], form: ChatForm) -> Result<Converted, PrefixError> {
+        let mut body = serde_json::to_vec(self)?;
+        body.pop();
+        if body.len() > 1 {
+            body.push(b',');
+        }
+        body.extend_from_slice(b"\"messages\":");
+        let start = body.len() + 1;
+        serde_json::to_writer(&mut body, messages)?;
+        body.push(b'}');
+        Ok(Converted { form, body, start })
     }
 }
 

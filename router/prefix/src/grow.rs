@@ -92,9 +92,9 @@ impl Identifier {
         known: Option<&Checkpoint>,
         memory: Memory<'_>,
     ) -> Identified {
-        let computed = self.rendered(layout.body, asked.now).and_then(|(chat, prompt)| {
-            let tokenized = self.model_text()?.encode_rendered(&prompt, &chat, known)?;
-            Ok((chat, prompt, tokenized))
+        let computed = self.rendered(layout, asked.now).and_then(|(chat, rendered)| {
+            let tokenized = self.model_text()?.encode_rendered(&rendered, &chat, known)?;
+            Ok((chat, rendered, tokenized))
         });
         match computed {
             Ok((chat, rendered, Tokenized { ids, known, next })) => {
@@ -111,16 +111,16 @@ impl Identifier {
         }
     }
 
-    fn rendered(&self, body: &[u8], now: WallTime) -> Result<(ChatBody, String), PrefixError> {
+    fn rendered(&self, layout: ChatLayout<'_>, now: WallTime) -> Result<(ChatBody, String), PrefixError> {
         let text = self.model_text()?;
-        let chat = ChatBody::parse(body)?;
+        let chat = ChatBody::parse(layout.body)?.with_call_order(layout.order);
         let rendered = text.render(&chat, now)?;
         Ok((chat, rendered))
     }
 
     fn step<'a>(&'a self, layout: ChatLayout<'a>, asked: Asked<'_>) -> Option<Step<'a>> {
         let text = self.text()?;
-        let windowing = text.windowing()?;
+        let windowing = text.windowing().filter(|windowing| windowing.shows(layout.order))?;
         Some(Step { text, windowing, layout, root: self.root(asked.keys), now: asked.now })
     }
 
@@ -279,7 +279,7 @@ impl Step<'_> {
     fn cut(&self, frame: &Frame, (before, turn): (&Before, Turn), new: &[u8], suffix: &[u8]) -> Option<Cut> {
         let heads = self.windowing.heads(turn, before)?;
         let head = self.layout.head(*frame.head_ends.get(before.leads.len())?)?;
-        let shown = (heads, &frame.variables, Around { head, suffix });
+        let shown = (heads, &frame.variables, Around { head, suffix, order: self.layout.order });
         self.text.cut((before, new), shown, self.now).ok()?
     }
 

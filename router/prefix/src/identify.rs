@@ -5,10 +5,11 @@ use std::sync::Arc;
 use vocabulary::{Bytes, Chain, Namespace, PrefixId, RootKeys, Seed, Tokens};
 
 use crate::canonical::canonical;
+use crate::chat::CallOrder;
 use crate::completion::{CompletionBody, OnePrompt};
 use crate::{
-    ChatBody, Checkpoint, Content, FallbackReason, Identity, ModelText, PrefixError, Prompt, SpecialTokens, Tokenized,
-    WallTime,
+    ChatBody, ChatForm, Checkpoint, Content, Converted, FallbackReason, Identity, ModelText, PrefixError, Prompt,
+    SpecialTokens, Tokenized, WallTime,
 };
 
 /// Characters of an error's text that are kept for the log.
@@ -116,15 +117,30 @@ impl Identifier {
 
     /// Identifies a chat request by its whole body.
     pub fn chat(&self, body: &[u8], asked: Asked<'_>) -> Prompt {
-        self.chat_from(body, asked, None).prompt
+        self.conversation(ChatForm::Chat, body, (asked, None)).prompt
     }
 
-    /// Identifies a chat request, as far as possible from what is `known` of an earlier prompt that began like it.
-    pub fn chat_from(&self, body: &[u8], asked: Asked<'_>, known: Option<&Checkpoint>) -> Identified {
-        match self.chat_ids(body, asked.now, known) {
+    /// Identifies a conversation's request by its whole body, as far as possible from what is `known` of an earlier
+    /// prompt that began like it.
+    pub fn conversation(
+        &self,
+        form: ChatForm,
+        body: &[u8],
+        (asked, known): (Asked<'_>, Option<&Checkpoint>),
+    ) -> Identified {
+        let (converted, refused) = match self.converted(form, body).transpose() {
+            Ok(converted) => (converted, None),
+            Err(error) => (None, Some(error)),
+        };
+        let chat = converted.as_ref().map_or(body, Converted::body);
+        let computed = match refused {
+            Some(error) => Err(error),
+            None => self.chat_ids((form.call_order(), chat), asked.now, known),
+        };
+        match computed {
             Ok(Tokenized { ids, known, next }) => Identified { prompt: self.exact(ids, asked.keys), known, next },
             Err(error) => {
-                let prompt = self.fallback(body, &error, asked.keys);
+                let prompt = self.fallback(chat, &error, asked.keys);
                 Identified { prompt, known: Tokens::ZERO, next: None }
             }
         }
@@ -165,9 +181,14 @@ impl Identifier {
         })
     }
 
-    fn chat_ids(&self, body: &[u8], now: WallTime, known: Option<&Checkpoint>) -> Result<Tokenized, PrefixError> {
+    fn chat_ids(
+        &self,
+        (order, body): (CallOrder, &[u8]),
+        now: WallTime,
+        known: Option<&Checkpoint>,
+    ) -> Result<Tokenized, PrefixError> {
         let text = self.model_text()?;
-        text.encode_chat_from(&ChatBody::parse(body)?, now, known)
+        text.encode_chat_from(&ChatBody::parse(body)?.with_call_order(order), now, known)
     }
 
     fn completion_ids(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, PrefixError> {

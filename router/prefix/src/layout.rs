@@ -10,6 +10,9 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::chat::CallOrder;
+use crate::converted::ChatForm;
+
 /// The fields of a body that its prompt depends on, beside its messages and what the root of its chain is made of.
 const DECIDES: [&str; 9] = [
     "tools",
@@ -32,6 +35,8 @@ pub struct ChatLayout<'a> {
     start: usize,
     /// Digest of the other fields that decide the prompt.
     pub(crate) others: u128,
+    /// In which the template is shown the fields of calls.
+    pub(crate) order: CallOrder,
 }
 
 impl<'a> ChatLayout<'a> {
@@ -55,7 +60,16 @@ impl<'a> ChatLayout<'a> {
         }
         let list = messages?;
         let start = body.get(list.clone())?.starts_with(b"[").then_some(list.start + 1)?;
-        Some(Self { body, start, others: others.digest128() })
+        Some(Self { body, start, others: others.digest128(), order: CallOrder::default() })
+    }
+
+    /// Of a body that was made of another one, with nothing after its messages, which begin at `start`: all that
+    /// stands before them decides.
+    pub(crate) fn converted(form: ChatForm, body: &'a [u8], start: usize) -> Self {
+        let mut others = Xxh3::new();
+        others.update(&[form as u8]);
+        others.update(&body[..start]);
+        Self { body, start, others: others.digest128(), order: form.call_order() }
     }
 
     /// Walks over a body.

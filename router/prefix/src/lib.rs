@@ -34,6 +34,7 @@ mod window;
 
 pub use chat::ChatBody;
 pub use checkpoint::{Checkpoint, Tokenized};
+pub use converted::{ChatForm, Converted};
 pub use decoder::TextDecoder;
 pub use error::PrefixError;
 pub use folder::{ModelFiles, ModelTextSource};

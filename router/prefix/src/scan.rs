@@ -69,7 +69,7 @@ pub(crate) struct Place {
     pub(crate) role: Role,
     /// Where it ends in the body.
     pub(crate) end: usize,
-    /// Whether it is nothing but a text, so that another text may stand for it.
+    /// Whether it is nothing but one text, so that another text may stand for it.
     pub(crate) plain: bool,
     /// Whether it calls tools.
     pub(crate) calls: bool,
@@ -168,7 +168,7 @@ impl Place {
         let brief: Brief<'_> = serde_json::from_str(message).ok()?;
         let role = Role::read(&brief.role)?;
         let content = brief.content.map_or("", RawValue::get);
-        let is_text = content.starts_with('"') && content.len() > 2;
+        let is_text = is_some_text(content) || is_one_part(content);
         if role == Role::User && says_any(content, heeds) {
             return None;
         }
@@ -176,6 +176,25 @@ impl Place {
         let calls = brief.tool_calls.is_some_and(|calls| calls.get() != "[]");
         Some(Self { role, end, plain, calls })
     }
+}
+
+/// Whether it is a text that says something.
+fn is_some_text(json: &str) -> bool {
+    json.starts_with('"') && json.len() > 2
+}
+
+/// Whether it is a list of one text: templates are shown it as the text itself.
+fn is_one_part(content: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Part<'a> {
+        #[serde(borrow)]
+        r#type: Cow<'a, str>,
+        #[serde(borrow)]
+        text: &'a RawValue,
+    }
+    let part = || serde_json::from_str::<[Part<'_>; 1]>(content).ok();
+    let is_text = |part: &Part<'_>| matches!(&*part.r#type, "text" | "input_text" | "output_text");
+    content.starts_with('[') && part().is_some_and(|[part]| is_text(&part) && is_some_text(part.text.get()))
 }
 
 /// Whether a template may take this for something else than a user's question.
@@ -283,11 +302,24 @@ mod tests {
     }
 
     #[test]
-    fn a_name_parts_and_no_text_are_not_plain() {
-        for content in [r#""""#, "null", r#"[{"type":"text","text":"x"}]"#, r#""x","name":"n""#] {
-            let scan = of(&format!(r#"{{"role":"user","content":{content}}}"#)).unwrap();
-            assert!(!scan.messages[0].plain, "{content}");
+    fn a_name_several_parts_and_no_text_are_not_plain() {
+        let plain = |content: &str| of(&format!(r#"{{"role":"user","content":{content}}}"#)).unwrap().messages[0].plain;
+        let part = r#"{"type":"text","text":"x","cache_control":{}}"#;
+        let two = format!("[{part},{part}]");
+        for content in [
+            r#""""#,
+            "null",
+            "[]",
+            &two,
+            r#""x","name":"n""#,
+            r#"[{"type":"text","text":""}]"#,
+            r#"[{"type":"image_url","text":"x"}]"#,
+            r#"[{"type":"text"}]"#,
+            r#"["x"]"#,
+        ] {
+            assert!(!plain(content), "{content}");
         }
+        assert!(plain(r#""x""#) && plain(&format!("[ {part} ]")) && plain(r#"[{"type":"input_text","text":"x"}]"#));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use minijinja::Value;
 
-use crate::chat::Variables;
+use crate::chat::{CallOrder, Variables};
 use crate::scan::{Asked, Role};
 use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
 
@@ -80,6 +80,8 @@ pub(crate) struct Windowing {
     pub(crate) dated: bool,
     /// Whether that holds with system messages among the others too, which some templates gather in front.
     pub(crate) late_system: bool,
+    /// Whether it holds for calls as they are shown of `/v1/responses`.
+    pub(crate) name_first: bool,
 }
 
 impl Windowing {
@@ -88,6 +90,11 @@ impl Windowing {
         // Tools may be written with the first question.
         self.proven[Follows::of(turn, before) as usize]
             .map(|heads| if before.asked != Asked::Never || before.last == Role::User { heads } else { Heads::Real })
+    }
+
+    /// Whether it is known of calls whose fields are shown in this order.
+    pub(crate) fn shows(&self, order: CallOrder) -> bool {
+        order == CallOrder::Declared || self.name_first
     }
 
     /// Whether the text before a cut holds for a longer conversation. `cut_in` says whether, when it was made, a user
@@ -115,6 +122,8 @@ pub(crate) struct Around<'a> {
     pub(crate) head: &'a [u8],
     /// From the end of the list of messages on.
     pub(crate) suffix: &'a [u8],
+    /// In which the fields of calls are shown.
+    pub(crate) order: CallOrder,
 }
 
 /// What a template renders around a cut.
@@ -219,9 +228,10 @@ impl ModelText {
         now: WallTime,
     ) -> Result<Option<Cut>, PrefixError> {
         let (heads, variables, around) = shown;
+        let chat = |body: Vec<u8>| Ok::<_, PrefixError>(ChatBody::parse(&body)?.with_call_order(around.order));
         let rendered = match heads {
-            Heads::Elided => self.render_with(&ChatBody::parse(&before.elided(new))?, variables.clone(), now)?,
-            Heads::Real => self.render(&ChatBody::parse(&before.real(around, new))?, now)?,
+            Heads::Elided => self.render_with(&chat(before.elided(new))?, variables.clone(), now)?,
+            Heads::Real => self.render(&chat(before.real(around, new))?, now)?,
         };
         let Some(end) = rendered.find(MARK).map(|at| at + MARK.len()) else { return Ok(None) };
         let after = &rendered[end..];

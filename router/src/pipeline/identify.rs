@@ -5,14 +5,14 @@
 use std::sync::Arc;
 
 use prefix::{
-    Asked, ChatLayout, Checkpoint, FallbackReason, Grown, Identified, Identity, Memory, Prompt, Rung, Trails, WallTime,
+    Asked, ChatForm, ChatLayout, Checkpoint, Converted, FallbackReason, Grown, Identified, Identity, Memory, Prompt,
+    Rung, Trails, WallTime,
 };
 use vocabulary::{RootKeys, SessionId, Tokens};
 
 use super::opening::opening;
 use super::parse::Request;
 use crate::catalog::Model;
-use crate::incoming::Endpoint;
 
 /// A request whose prompt has a name.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct Prefixed {
     pub model: Arc<Model>,
     /// The prompt: the first one of a batch.
     pub prompt: Prompt,
-    /// By what a chat prompt was recognised; none where its token ids are unknown, and for completions.
+    /// By what a conversation was recognised; none where its token ids are unknown, and for completions.
     pub rung: Option<Rung>,
     /// The time for templates that print it.
     pub now: WallTime,
@@ -63,6 +63,8 @@ pub struct Unnamed {
     named: Option<SessionId>,
     /// What must be stable over a conversation's steps: the client's name for it, else how it began.
     pub pin: SessionId,
+    /// What its engine makes of it, where it comes in another endpoint's words and may go on with what is remembered.
+    chat: Option<Converted>,
 }
 
 impl Unnamed {
@@ -71,7 +73,20 @@ impl Unnamed {
         let key = request.session_key.as_ref();
         let named = key.map(|key| SessionId::of_key(&request.incoming.tenant, &request.model, &key.name));
         let pin = named.unwrap_or_else(|| opening(&request));
-        Self { now: wall_time(), named, pin, request, model }
+        Self { now: wall_time(), named, pin, request, model, chat: None }
+    }
+
+    /// Whether it must be converted before anything can be remembered of it.
+    pub fn is_foreign(&self, trails: &Trails) -> bool {
+        let is_remembered = self.model.identifier.text().is_some() && self.memory(trails).is_some();
+        is_remembered && self.request.endpoint.form().is_some_and(|form| form != ChatForm::Chat)
+    }
+
+    /// With what its engine makes of it: as long as reading all of it takes.
+    pub fn converted(self) -> Self {
+        let body = &self.request.incoming.body;
+        let chat = self.request.endpoint.form().and_then(|form| self.model.identifier.converted(form, body)?.ok());
+        Self { chat, ..self }
     }
 
     /// The request.
@@ -85,15 +100,19 @@ impl Unnamed {
     }
 
     fn layout(&self) -> Option<ChatLayout<'_>> {
-        let fields = self.request.body.fields();
-        ChatLayout::new(fields.body(), fields.all())
+        match self.request.endpoint.form()? {
+            ChatForm::Chat => {
+                let fields = self.request.body.fields();
+                ChatLayout::new(fields.body(), fields.all())
+            }
+            ChatForm::Messages | ChatForm::Responses => self.chat.as_ref().map(Converted::layout),
+        }
     }
 
     fn memory<'a>(&'a self, trails: &'a Trails) -> Option<Memory<'a>> {
-        let is_chat = self.request.endpoint == Endpoint::ChatCompletions;
         let tenant = &self.request.incoming.tenant.0;
         let session = self.named.map(|session| session.0);
-        (is_chat && !self.model.is_distrusted()).then_some(Memory { trails, tenant, session })
+        (!self.model.is_distrusted()).then_some(Memory { trails, tenant, session })
     }
 
     /// The prompt at the cost of what is new in it; none where it must be computed as a whole.
@@ -107,10 +126,10 @@ impl Unnamed {
     pub fn whole(&self, trails: &Trails, known: Option<&Checkpoint>) -> Found {
         let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.asked());
         let remembered = self.memory(trails).and_then(|memory| Some((self.layout()?, memory)));
-        let Identified { prompt, known, next } = match (self.request.endpoint, remembered) {
-            (Endpoint::ChatCompletions, Some((layout, memory))) => identifier.begin(layout, asked, known, memory),
-            (Endpoint::ChatCompletions, None) => identifier.chat_from(body, asked, known),
-            (Endpoint::Completions, _) => {
+        let Identified { prompt, known, next } = match (self.request.endpoint.form(), remembered) {
+            (Some(_), Some((layout, memory))) => identifier.begin(layout, asked, known, memory),
+            (Some(form), None) => identifier.conversation(form, body, (asked, known)),
+            (None, _) => {
                 let prompt = identifier.completion(body, asked).swap_remove(0);
                 return Found { prompt, rung: None, known: Tokens::ZERO, next: None };
             }
@@ -123,7 +142,7 @@ impl Unnamed {
     /// The request with its prompt's name.
     pub fn named(self, found: Found) -> (Prefixed, Tokens, Option<Checkpoint>) {
         let Found { prompt, rung, known, next } = found;
-        let Self { request, model, now, named, pin } = self;
+        let Self { request, model, now, named, pin, .. } = self;
         (Prefixed { request, model, prompt, rung, now, named, pin }, known, next)
     }
 }

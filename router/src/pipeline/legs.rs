@@ -220,6 +220,8 @@ pub fn options(request: &Request) -> LegOptions {
         api: match request.endpoint {
             Endpoint::ChatCompletions => Api::Chat,
             Endpoint::Completions => Api::Completions,
+            Endpoint::Messages => Api::Messages,
+            Endpoint::Responses => Api::Responses,
         },
         salt: request.salt.clone(),
         usage: match request.delivery {

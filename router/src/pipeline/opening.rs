@@ -1,10 +1,11 @@
 //! How a conversation began, for clients that name no session: what stays the same in all its steps.
 
-use prefix::Asked;
+use bytes::Bytes;
+use prefix::{Asked, Prompt};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{Blocks, RootKeys, SessionId};
-use workers_shim::dialect::Splice;
+use workers_shim::dialect::{JsonFields, Splice};
 
 use super::identify::Prefixed;
 use super::parse::Request;
@@ -20,8 +21,9 @@ const PROMPT_OPENING: usize = 1024;
 pub fn opening(request: &Request) -> SessionId {
     let field = |name| request.body.fields().get(name).and_then(|raw| std::str::from_utf8(raw).ok());
     let text = match request.endpoint {
-        Endpoint::ChatCompletions => field("messages").and_then(first_messages),
+        Endpoint::ChatCompletions | Endpoint::Messages => field("messages").and_then(first_messages),
         Endpoint::Completions => field("prompt").map(start_of_prompt),
+        Endpoint::Responses => field("input").and_then(|input| first_messages(input).or(Some(start_of_prompt(input)))),
     };
     let opening = format!("opening {}", text.unwrap_or_default());
     SessionId::of_key(&request.incoming.tenant, &request.model, &opening)
@@ -30,20 +32,26 @@ pub fn opening(request: &Request) -> SessionId {
 /// Blocks of the prompt that tools and the messages before the first user's fill. Many conversations begin with them,
 /// so that sharing no more than these makes nobody's fork. Renders and tokenizes them anew: for rare cases only.
 pub fn preamble(prefixed: &Prefixed) -> Blocks {
+    preamble_prompt(prefixed).map_or(Blocks::ZERO, |opening| {
+        let ids = &prefixed.prompt.chain.ids;
+        Blocks(opening.chain.ids.iter().zip(ids).take_while(|(a, b)| a == b).count() as u64)
+    })
+}
+
+fn preamble_prompt(prefixed: &Prefixed) -> Option<Prompt> {
     let request = &prefixed.request;
-    let fields = request.body.fields();
-    let messages = fields.get("messages").and_then(|raw| std::str::from_utf8(raw).ok());
-    let Some(before) = messages.and_then(before_user).filter(|_| request.endpoint == Endpoint::ChatCompletions) else {
-        return Blocks::ZERO;
-    };
+    let identifier = &prefixed.model.identifier;
+    let sent = request.body.fields();
+    let converted = identifier.converted(request.endpoint.form()?, sent.body()).transpose().ok()?;
+    let chat = converted.map(|chat| JsonFields::scan(Bytes::copy_from_slice(chat.body()), &[])).transpose().ok()?;
+    let fields = chat.as_ref().unwrap_or(sent);
+    let before = fields.get("messages").and_then(|raw| std::str::from_utf8(raw).ok()).and_then(before_user)?;
     let mut splice = Splice::new(fields);
     splice.set("messages", format!("[{before}]").into_bytes());
     splice.set("add_generation_prompt", b"false".as_slice());
+    splice.remove("continue_final_message");
     let keys = RootKeys { salt: request.cache_salt(), ..RootKeys::default() };
-    let asked = Asked { keys, ..Asked::default() };
-    let opening = prefixed.model.identifier.chat(&splice.finish(), asked).chain;
-    let ids = &prefixed.prompt.chain.ids;
-    Blocks(opening.ids.iter().zip(ids).take_while(|(a, b)| a == b).count() as u64)
+    Some(identifier.chat(&splice.finish(), Asked { keys, now: prefixed.now }))
 }
 
 /// The text of the messages before the first user's; none when there are none.

@@ -65,7 +65,8 @@ pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> 
     let body = RequestBody::read(incoming.body.clone()).map_err(ApiError::unreadable)?;
     let fields = body.fields();
     match endpoint {
-        Endpoint::ChatCompletions => require(fields, "messages", "an array of messages", b"[")?,
+        Endpoint::ChatCompletions | Endpoint::Messages => require(fields, "messages", "an array of messages", b"[")?,
+        Endpoint::Responses => require(fields, "input", "a text, or an array of items", b"\"[")?,
         Endpoint::Completions => require(fields, "prompt", "a text, or an array of texts or of token ids", b"\"[")?,
     }
     let model = match read::<Text<'_>>(fields, "model", "a text")? {
@@ -74,9 +75,9 @@ pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> 
     };
     let delivery = match read::<bool>(fields, "stream", "true or false")?.unwrap_or(false) {
         false => Delivery::Whole,
-        true => Delivery::Stream { usage_wanted: wants_usage(fields)? },
+        true => Delivery::Stream { usage_wanted: wants_usage(endpoint, fields)? },
     };
-    let answer = answer_tokens(fields)?.unwrap_or(USUAL_ANSWER);
+    let answer = answer_tokens(endpoint, fields)?.unwrap_or(USUAL_ANSWER);
     let session_key = SessionKey::find(&incoming.headers, session_in_body(fields).as_deref());
     let bar = transfer_bar(fields)?;
     let own_salt = fields.read::<String>("cache_salt").filter(|_| salt.is_none()).map(Arc::from);
@@ -102,7 +103,11 @@ fn require(fields: &JsonFields, name: &str, accepted: &str, starts: &[u8]) -> Re
     }
 }
 
-fn wants_usage(fields: &JsonFields) -> Result<bool, ApiError> {
+fn wants_usage(endpoint: Endpoint, fields: &JsonFields) -> Result<bool, ApiError> {
+    if matches!(endpoint, Endpoint::Messages | Endpoint::Responses) {
+        // Their streams always end with it.
+        return Ok(true);
+    }
     #[derive(Deserialize)]
     struct Options {
         include_usage: Option<bool>,
@@ -111,10 +116,13 @@ fn wants_usage(fields: &JsonFields) -> Result<bool, ApiError> {
     Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
 }
 
-fn answer_tokens(fields: &JsonFields) -> Result<Option<Tokens>, ApiError> {
-    let accepted = "a positive integer";
-    let newer = read::<u64>(fields, "max_completion_tokens", accepted)?;
-    let tokens = newer.or(read::<u64>(fields, "max_tokens", accepted)?);
+fn answer_tokens(endpoint: Endpoint, fields: &JsonFields) -> Result<Option<Tokens>, ApiError> {
+    let bound = |name| read::<u64>(fields, name, "a positive integer");
+    let tokens = match endpoint {
+        Endpoint::ChatCompletions | Endpoint::Completions => bound("max_completion_tokens")?.or(bound("max_tokens")?),
+        Endpoint::Messages => bound("max_tokens")?,
+        Endpoint::Responses => bound("max_output_tokens")?,
+    };
     // A bound of thousands says what is allowed, not what is expected.
     Ok(tokens.map(|tokens| Tokens(tokens.min(1024))))
 }

@@ -13,7 +13,6 @@ use super::locate::Located;
 use super::steering::Mode;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
-use crate::incoming::Endpoint;
 
 /// The two policies that may be in force for a step.
 #[derive(Debug)]
@@ -137,10 +136,7 @@ fn no_plan(why: NoPlan, step: &Classified) -> ApiError {
         NoPlan::NoneReady => ApiError::NoWorker { model: shortened(&step.ask.model.0) },
         NoPlan::AllExcluded => ApiError::WorkerFailed { detail: "every worker that could serve this failed".into() },
         NoPlan::TooLong { longest } => ApiError::TooLong {
-            param: match step.located.prefixed.request.endpoint {
-                Endpoint::ChatCompletions => "messages",
-                Endpoint::Completions => "prompt",
-            },
+            param: step.located.prefixed.request.endpoint.input(),
             longest,
             prompt: step.ask.prompt,
         },

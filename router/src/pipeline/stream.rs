@@ -19,7 +19,9 @@ use super::legs::Opened;
 use super::parse::Delivery;
 use super::receipt::Ending;
 use crate::error::ApiError;
+use crate::incoming::Endpoint;
 use crate::relay::error_event;
+use crate::resources::listener::{Form, Listener};
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
 /// The client's response.
@@ -28,6 +30,9 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
     let (delivery, several) = (request.delivery, request.bar == Some(TransferBar::SeveralChoices));
     match opened {
         Opened::Whole(answer, told) => {
+            if let Some(mut listener) = listener(&finish, &answer, Form::Whole) {
+                listener.piece(answer.body());
+            }
             // Its first and its last token came together: when the first one was there is not known.
             finish.first_byte = None;
             finish.status = answer.status().as_u16();
@@ -38,6 +43,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
         Opened::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
             finish.status = head.status.as_u16();
+            let listener = listener(&finish, &Response::from_parts(head.clone(), ()), Form::Events);
             if let Some(in_flight) = &mut finish.in_flight {
                 in_flight.first_token();
             }
@@ -46,7 +52,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
                 Delivery::Stream { usage_wanted: true } | Delivery::Whole => SseScanner::new(),
             };
             let mut events =
-                Events { rest, scanner, ready: VecDeque::new(), finish: Some(finish), several, over: false };
+                Events { rest, scanner, ready: VecDeque::new(), finish: Some(finish), several, listener, over: false };
             events.take(first);
             let mut response = Response::new(Body::new(events));
             *response.status_mut() = head.status;
@@ -66,11 +72,23 @@ struct Events {
     finish: Option<Finish>,
     /// Whether more than one choice was asked for.
     several: bool,
+    listener: Option<Listener>,
     over: bool,
+}
+
+/// Who listens to the answer of a new response.
+fn listener<T>(finish: &Finish, answer: &Response<T>, form: Form) -> Option<Listener> {
+    let request = &finish.step.located.prefixed.request;
+    let is_wanted = request.endpoint == Endpoint::Responses && answer.status().is_success();
+    let responses = &finish.gateway.remembered.responses;
+    is_wanted.then(|| Listener::new(responses.clone(), &request.incoming, finish.server(), form))
 }
 
 impl Events {
     fn take(&mut self, piece: Bytes) {
+        if let Some(listener) = &mut self.listener {
+            listener.piece(&piece);
+        }
         let mut passes = Vec::new();
         self.scanner.push(piece, &mut passes);
         self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));

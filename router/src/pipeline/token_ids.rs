@@ -5,15 +5,16 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use prefix::{Asked, Content, Identified, WallTime};
+use prefix::{Asked, ChatForm, Content, Identified, WallTime};
 use vocabulary::{Chain, RootKeys};
 
 use super::identify::Prefixed;
 use crate::catalog::Model;
 
-/// A chat request as it was written, and all else that its prompt depends on.
+/// A conversation's request as it was written, and all else that its prompt depends on.
 #[derive(Clone, Debug)]
 pub struct Written {
+    form: ChatForm,
     body: Bytes,
     model: Arc<Model>,
     salt: Option<Box<str>>,
@@ -21,10 +22,11 @@ pub struct Written {
 }
 
 impl Written {
-    /// This request.
+    /// This request; one that holds a prompt is written in nobody's words.
     pub fn of(prefixed: &Prefixed) -> Self {
         let request = &prefixed.request;
         Self {
+            form: request.endpoint.form().unwrap_or_default(),
             body: request.incoming.body.clone(),
             model: prefixed.model.clone(),
             salt: request.cache_salt().map(Box::from),
@@ -42,10 +44,13 @@ impl Written {
         self.body.len()
     }
 
+    fn asked(&self) -> Asked<'_> {
+        Asked { keys: RootKeys { salt: self.salt.as_deref(), ..RootKeys::default() }, now: self.now }
+    }
+
     /// Its prompt, computed as a whole: milliseconds for a long one.
     pub fn identify(&self) -> Identified {
-        let keys = RootKeys { salt: self.salt.as_deref(), ..RootKeys::default() };
-        self.model.identifier.chat_from(&self.body, Asked { keys, now: self.now }, None)
+        self.model.identifier.conversation(self.form, &self.body, (self.asked(), None))
     }
 }
 

@@ -11,7 +11,7 @@ pub(super) enum Served {
     Generation(Endpoint),
     /// Forwarded to a worker that serves the model in the body.
     ByModel,
-    /// As `ByModel`, and remembered who made it.
+    /// As `Generation` where nothing but its body decides what it is, and remembered who made it.
     NewResponse,
     /// Forwarded to who made it.
     StoredResponse,
@@ -66,7 +66,7 @@ pub(super) static ROUTES: &[Route] = &[
     route("/v1/models", Served::Models, GET),
     route("/v1/models/{*model}", Served::OneModel, GET),
     route("/v1/embeddings", Served::ByModel, POST),
-    route("/v1/messages", Served::ByModel, POST),
+    route("/v1/messages", Served::Generation(Endpoint::Messages), POST),
     route("/v1/messages/count_tokens", Served::ByModel, POST),
     route("/tokenize", Served::ByModel, POST),
     route("/detokenize", Served::ByModel, POST),

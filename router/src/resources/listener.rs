@@ -31,15 +31,10 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// For an answer that `worker` gives; without `asked` no transcript is kept.
-    pub(crate) fn new(
-        resources: Arc<Resources>,
-        request: &Incoming,
-        worker: WorkerId,
-        (asked, form): (Option<Asked>, Form),
-    ) -> Self {
+    /// For an answer that `worker` gives; where the request adds nothing to one no transcript is kept.
+    pub(crate) fn new(resources: Arc<Resources>, request: &Incoming, worker: WorkerId, form: Form) -> Self {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
-        let (tenant, reserved) = (request.tenant.clone(), request.reserved.clone());
+        let (tenant, reserved, asked) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone());
         Self { resources, tenant, worker, sniffer: IdSniffer::default(), asked, reserved, collector }
     }
 

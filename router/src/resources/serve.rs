@@ -15,9 +15,10 @@ use vocabulary::{Health, WorkerId};
 use super::transcript::Asked;
 use super::{IdSniffer, is_response_id};
 use crate::error::{ApiError, shortened};
-use crate::forward::{Learn, Where, forward};
+use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
-use crate::incoming::{Envelope, Incoming};
+use crate::incoming::{Endpoint, Envelope, Incoming};
+use crate::pipeline::serve_generation;
 use crate::roster::Member;
 use crate::upstream::Outgoing;
 
@@ -35,16 +36,17 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
         // The answer is read here as it passes.
         request.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    let asked = Asked::read(&request.body).filter(|_| gateway.remembered.state.transcript_limit() > 0);
+    request.adds = Asked::read(&request.body).filter(|_| gateway.remembered.state.transcript_limit() > 0);
     let body = request.body.clone();
     let envelope = Envelope::read(&body)?;
-    let anywhere = Where::Model(envelope.model.as_deref());
     let Some(previous) = envelope.previous_response_id.as_deref() else {
-        return forward(gateway, &request, anywhere, Learn::Response(asked)).await;
+        return anywhere(gateway, request, &envelope).await;
     };
     let followed = match maker(gateway, &request, previous).await {
         Ok(maker) if can_answer(gateway, maker) => {
-            forward(gateway, &request, Where::Only(maker), Learn::Response(asked.clone())).await
+            // What it is prompted with lies there: it is served as it is.
+            let request = cleaned(gateway, request.clone())?;
+            forward(gateway, &request, Where::Only(maker), Learn::Response).await
         }
         Ok(_) => Err(ApiError::WorkerFailed { detail: "the one that made the response before is gone".into() }),
         Err(error) => Err(error),
@@ -57,9 +59,17 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
     let Some(body) = resolved else { return followed };
     tracing::info!(request = %request.id, "a response is continued away from its maker, with its history as input");
     request.body = body;
-    let mut response = forward(gateway, &request, anywhere, Learn::Response(asked)).await?;
+    let mut response = anywhere(gateway, request, &envelope).await?;
     response.headers_mut().insert(RESOLVED, HeaderValue::from_static("transcript"));
     Ok(response)
+}
+
+/// Served by whoever does it best, as any other step.
+async fn anywhere(gateway: &Arc<Gateway>, request: Incoming, envelope: &Envelope<'_>) -> Result<Response, ApiError> {
+    match envelope.model.as_deref() {
+        Some(_) if !envelope.is_apart => serve_generation(gateway, Endpoint::Responses, request).await,
+        model => forward(gateway, &cleaned(gateway, request)?, Where::Model(model), Learn::Response).await,
+    }
 }
 
 /// `GET`, `DELETE` and the sub-resources of `/v1/responses/{id}`.

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use prefix::{
-    Asked, ChatBody, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelFiles, ModelText, ModelTextSource,
-    Trails, WallTime,
+    Asked, ChatBody, ChatForm, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelFiles, ModelText,
+    ModelTextSource, Trails, WallTime,
 };
 use vocabulary::{Bytes, Namespace, Seed, Tokens};
 
@@ -49,15 +49,29 @@ pub fn prompts(bytes: &[u8]) {
         let begun = ChatLayout::read(first).map(|layout| identifier.begin(layout, asked, None, memory));
         let whole = identifier.chat(second, asked);
         let checkpoint = begun.and_then(|begun| begun.next);
-        let resumed = identifier.chat_from(second, asked, checkpoint.as_ref());
+        let resumed = identifier.conversation(ChatForm::Chat, second, (asked, checkpoint.as_ref()));
         assert_eq!(resumed.prompt.chain, whole.chain, "from a checkpoint");
         if let Some(grown) = ChatLayout::read(second).and_then(|layout| identifier.grow(layout, asked, memory)) {
             assert_eq!(grown.prompt.chain, whole.chain, "along a trail");
         }
         identifier.completion(second, asked);
-        identifier.messages(second, asked);
-        identifier.responses(second, asked);
+        for form in [ChatForm::Messages, ChatForm::Responses] {
+            converted(identifier, form, (first, second));
+        }
     }
+}
+
+/// The same of bodies that become chat requests first.
+fn converted(identifier: &Identifier, form: ChatForm, (first, second): (&[u8], &[u8])) {
+    let trails = Trails::new(Bytes(1 << 20));
+    let memory = Memory { trails: &trails, tenant: "t", session: Some(1) };
+    let chat = |body| identifier.converted(form, body).and_then(Result::ok);
+    if let Some(first) = chat(first) {
+        identifier.begin(first.layout(), Asked::default(), None, memory);
+    }
+    let whole = identifier.conversation(form, second, (Asked::default(), None)).prompt;
+    let grown = chat(second).and_then(|second| identifier.grow(second.layout(), Asked::default(), memory));
+    assert!(grown.is_none_or(|grown| grown.prompt.chain == whole.chain), "along a trail of {form:?}");
 }
 
 /// A model's template: loaded, judged, and rendered over a conversation with tools.

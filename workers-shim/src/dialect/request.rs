@@ -146,6 +146,10 @@ impl RequestBody {
         splice.remove("min_tokens");
         splice.remove("stream_options");
         splice.set("stream", b"false".as_slice());
+        if options.api == Api::Responses {
+            // Nobody will ever ask for this one.
+            splice.set("store", b"false".as_slice());
+        }
         // Only a leg that ends by its length hands its blocks over, and engines look for a stop first.
         splice.remove("stop_token_ids");
         splice.set("ignore_eos", b"true".as_slice());

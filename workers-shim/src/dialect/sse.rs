@@ -1,8 +1,11 @@
 //! A streamed answer, read while it passes: nothing is copied but events that are cut by a chunk's end.
 
+use std::borrow::Cow;
+
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use super::answer::{Usage, UsageFields};
 
@@ -22,7 +25,7 @@ pub struct StreamFacts {
     pub usage: Option<Usage>,
     /// The engine's own error event.
     pub error: Option<String>,
-    /// `[DONE]` was seen.
+    /// `[DONE]` was seen, or the event that stands for it.
     pub done: bool,
     /// Events that could not be read.
     pub unread: u64,
@@ -52,6 +55,8 @@ pub struct SseScanner {
     searched: usize,
     /// Inside an event that is too long to keep.
     overlong: bool,
+    /// Whether that one ends the answer, by its name.
+    last: bool,
 }
 
 impl SseScanner {
@@ -66,7 +71,7 @@ impl SseScanner {
     }
 
     fn with(usage: UsageEvents) -> Self {
-        Self { facts: StreamFacts::default(), usage, tail: BytesMut::new(), searched: 0, overlong: false }
+        Self { facts: StreamFacts::default(), usage, tail: BytesMut::new(), searched: 0, overlong: false, last: false }
     }
 
     /// What is known so far.
@@ -112,7 +117,9 @@ impl SseScanner {
         let (mut unpassed, mut at) = (0, 0);
         while let Some(length) = event_end(&bytes[at..]) {
             let event = at..at + length;
-            let only_usage = !std::mem::take(&mut self.overlong) && self.event(&bytes[event.clone()]);
+            let overlong = std::mem::take(&mut self.overlong);
+            self.facts.done |= std::mem::take(&mut self.last);
+            let only_usage = !overlong && self.event(&bytes[event.clone()]);
             if only_usage && self.usage == UsageEvents::Hidden {
                 if unpassed < at {
                     pass(bytes.slice(unpassed..at));
@@ -132,7 +139,10 @@ impl SseScanner {
     fn keep_tail(&mut self, pass: &mut dyn FnMut(Bytes)) {
         self.searched = self.tail.len();
         if self.overlong || self.tail.len() > LONGEST_EVENT {
-            self.facts.unread += u64::from(!self.overlong);
+            if !self.overlong {
+                self.facts.unread += 1;
+                self.last = ends_answer(name_of(&self.tail));
+            }
             self.overlong = true;
             // The last bytes may be the first of the event's end.
             let kept = self.tail.split_off(self.tail.len().saturating_sub(3));
@@ -165,14 +175,20 @@ impl SseScanner {
             self.facts.unread += 1;
             return false;
         };
+        let kind = chunk.r#type.as_deref().unwrap_or_default();
+        let inner = chunk.response.or(chunk.message).and_then(|raw| serde_json::from_str::<Inner>(raw.get()).ok());
+        let inner = inner.unwrap_or_default();
         if self.facts.id.is_none() {
-            self.facts.id = chunk.id;
+            self.facts.id = chunk.id.or(inner.id);
         }
-        if let Some(error) = chunk.error {
+        self.facts.done |= ends_answer(kind.as_bytes());
+        let failed = chunk.error.or(inner.error).or_else(|| (kind == "error").then(EngineError::default));
+        if let Some(error) = failed {
             self.facts.error = Some(error.message.unwrap_or_else(|| "unspecified".into()));
         }
-        let usage = chunk.usage.map(UsageFields::usage);
+        let usage = chunk.usage.or(inner.usage).map(UsageFields::usage);
         let choices = chunk.choices.unwrap_or_default();
+        self.facts.outputs += u64::from(kind.ends_with("delta") && kind != "message_delta");
         self.facts.outputs += u64::from(choices.iter().any(Choice::has_output));
         if let Some(finish) = choices.iter().rev().find_map(|choice| choice.finish_reason.clone()) {
             self.facts.finish = Some(finish);
@@ -189,6 +205,17 @@ impl Default for SseScanner {
     }
 }
 
+/// The name in an event's first line, where it stands there.
+fn name_of(event: &[u8]) -> &[u8] {
+    let line = event.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    line.strip_prefix(b"event:").unwrap_or_default().trim_ascii()
+}
+
+/// Whether an event of this name is the last one of an answer, as `[DONE]` is elsewhere.
+fn ends_answer(name: &[u8]) -> bool {
+    matches!(name, b"message_stop" | b"response.completed" | b"response.incomplete" | b"response.failed")
+}
+
 /// Where the first event ends: after its blank line.
 fn event_end(bytes: &[u8]) -> Option<usize> {
     let mut from = 0;
@@ -203,8 +230,12 @@ fn event_end(bytes: &[u8]) -> Option<usize> {
     None
 }
 
+/// An event of any of the four APIs.
 #[derive(Deserialize)]
-struct Chunk {
+struct Chunk<'a> {
+    /// Of `/v1/messages` and `/v1/responses`.
+    #[serde(borrow, default)]
+    r#type: Option<Cow<'a, str>>,
     #[serde(default)]
     id: Option<String>,
     #[serde(default)]
@@ -213,9 +244,24 @@ struct Chunk {
     usage: Option<UsageFields>,
     #[serde(default)]
     error: Option<EngineError>,
+    /// The answer so far of `/v1/responses`, and the head of one of `/v1/messages`; errors have a text of that name.
+    #[serde(borrow, default)]
+    response: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    message: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
+struct Inner {
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    usage: Option<UsageFields>,
+    #[serde(default)]
+    error: Option<EngineError>,
+}
+
+#[derive(Deserialize, Default)]
 struct EngineError {
     #[serde(default)]
     message: Option<String>,

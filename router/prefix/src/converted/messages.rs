@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    Call, CallFunction, Chat, Content, Message, Part, Tool, ToolFunction, malformed, media, raw, text, unsupported,
+    Call, CallFunction, Chat, ChatForm, Content, Converted, Message, Part, Tool, ToolFunction, malformed, media, raw,
+    text, unsupported,
 };
 use crate::chat::BILLING;
 use crate::{ChatBody, ModelText, PrefixError, WallTime};
@@ -30,8 +31,9 @@ pub(crate) struct MessagesHabits {
 }
 
 impl Default for MessagesHabits {
+    /// Of a model without a template: its prompts are known by their bytes, which shall only grow.
     fn default() -> Self {
-        Self { system: SystemPlace::Head, disabled: "low" }
+        Self { system: SystemPlace::Anywhere, disabled: "low" }
     }
 }
 
@@ -158,7 +160,7 @@ impl<'a> Blocks<'a> {
 }
 
 /// The chat request that a body means.
-pub(super) fn chat(body: &[u8], habits: MessagesHabits) -> Result<Vec<u8>, PrefixError> {
+pub(super) fn chat(body: &[u8], habits: MessagesHabits) -> Result<Converted, PrefixError> {
     let body: Body<'_> = serde_json::from_slice(body)?;
     let mut messages = Vec::with_capacity(body.messages.len() + 1);
     let mut system: Vec<&str> = body.system.as_ref().map_or(Ok(Vec::new()), |system| system.system_texts())?;
@@ -187,14 +189,9 @@ pub(super) fn chat(body: &[u8], habits: MessagesHabits) -> Result<Vec<u8>, Prefi
         _ => body.output_config.and_then(|config| config.effort),
     };
     let tools = body.tools.map(|tools| tools.into_iter().map(Declared::tool).collect::<Result<_, _>>()).transpose()?;
-    Chat {
-        tools,
-        chat_template_kwargs: body.chat_template_kwargs,
-        reasoning_effort: effort,
-        messages,
-        ..Chat::default()
-    }
-    .written()
+    let kwargs = body.chat_template_kwargs;
+    let chat = Chat { tools, chat_template_kwargs: kwargs, reasoning_effort: effort, ..Chat::default() };
+    chat.with(&messages, ChatForm::Messages)
 }
 
 impl<'a> Turn<'a> {

@@ -6,7 +6,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::{Call, CallFunction, Chat, Content, Message, Tool, ToolFunction, malformed, raw, text, unsupported};
+use super::{
+    Call, CallFunction, Chat, ChatForm, Content, Converted, Message, Tool, ToolFunction, malformed, raw, text,
+    unsupported,
+};
 use crate::PrefixError;
 
 /// What a freeform tool is shown to the model as.
@@ -30,6 +33,12 @@ struct Body<'a> {
     previous_input_messages: Option<IgnoredAny>,
     #[serde(default)]
     prompt: Option<IgnoredAny>,
+    #[serde(borrow, default = "disabled")]
+    truncation: Option<Cow<'a, str>>,
+}
+
+fn disabled() -> Option<Cow<'static, str>> {
+    Some("disabled".into())
 }
 
 #[derive(Deserialize)]
@@ -92,10 +101,14 @@ struct Said<'a> {
 }
 
 /// The chat request that a body means.
-pub(super) fn chat(body: &[u8]) -> Result<Vec<u8>, PrefixError> {
+pub(super) fn chat(body: &[u8]) -> Result<Converted, PrefixError> {
     let body: Body<'_> = serde_json::from_slice(body)?;
     if body.previous_response_id.is_some() || body.previous_input_messages.is_some() || body.prompt.is_some() {
         return Err(unsupported("a conversation or prompt that the engine keeps"));
+    }
+    // vLLM takes null for `auto`; how much it leaves out depends on how much the model takes.
+    if body.truncation != disabled() {
+        return Err(unsupported("truncation of what is too long"));
     }
     let instructions = body.instructions.filter(|text| !text.is_empty());
     let mut messages: Vec<Message<'_>> =
@@ -112,15 +125,14 @@ pub(super) fn chat(body: &[u8]) -> Result<Vec<u8>, PrefixError> {
         }
     }
     let tools = body.tools.filter(|tools| !tools.is_empty()).map(all_tools).transpose()?;
-    Chat {
+    let chat = Chat {
         tools,
         chat_template_kwargs: body.chat_template_kwargs,
         reasoning_effort: body.reasoning.and_then(|reasoning| reasoning.effort),
         add_generation_prompt: continues.then_some(false),
         continue_final_message: continues.then_some(true),
-        messages,
-    }
-    .written()
+    };
+    chat.with(&messages, ChatForm::Responses)
 }
 
 impl<'a> Item<'a> {

@@ -10,11 +10,17 @@ use crate::{IdentifierOptions, Identity, Limits, ModelFiles, ModelText, ModelTex
 const CANDID: MessagesHabits = MessagesHabits { system: SystemPlace::Anywhere, disabled: "none" };
 
 fn of_messages(body: &str) -> Result<String, PrefixError> {
-    messages::chat(body.as_bytes(), CANDID).map(|chat| String::from_utf8(chat).unwrap())
+    messages::chat(body.as_bytes(), CANDID).map(text_of)
 }
 
 fn of_responses(body: &str) -> Result<String, PrefixError> {
-    responses::chat(body.as_bytes()).map(|chat| String::from_utf8(chat).unwrap())
+    responses::chat(body.as_bytes()).map(text_of)
+}
+
+fn text_of(converted: Converted) -> String {
+    let read = ChatLayout::read(&converted.body).map(|layout| layout.list().to_vec());
+    assert_eq!(read.as_deref(), Some(converted.layout().list()), "messages lie where they are said to");
+    String::from_utf8(converted.body).unwrap()
 }
 
 fn identifier(template: Option<&str>) -> Identifier {
@@ -73,6 +79,11 @@ fn what_only_the_engine_knows_is_not_guessed() {
         r#"{"messages":[{"role":"assistant","content":[{"type":"tool_result","content":[{"type":"text","text":"a"}]}]}]}"#
     ));
     assert!(of_responses(r#"{"input":[{"type":"item_reference","id":"x"}]}"#).is_err());
+    for truncation in [r#""auto""#, "null"] {
+        let refused = of_responses(&format!(r#"{{"input":"a","truncation":{truncation}}}"#)).unwrap_err();
+        assert_eq!(refused.reason(), FallbackReason::UnsupportedOption);
+    }
+    assert!(of_responses(r#"{"input":"a","truncation":"disabled"}"#).is_ok());
 }
 
 #[test]
@@ -108,7 +119,7 @@ fn system_turns_move_to_the_head_only_where_the_template_takes_them_nowhere_else
     let body = br#"{"system":"a","messages":[{"role":"user","content":"b"},{"role":"system","content":"c"}]}"#;
     let merged = messages::chat(body, MessagesHabits { system: SystemPlace::Head, ..CANDID }).unwrap();
     let expected = r#"{"messages":[{"role":"system","content":"ac"},{"role":"user","content":"b"}]}"#;
-    assert_eq!(String::from_utf8(merged).unwrap(), expected);
+    assert_eq!(text_of(merged), expected);
 }
 
 #[test]
@@ -165,8 +176,8 @@ proptest! {
     fn nothing_that_arrives_is_a_panic(body in prop::collection::vec(any::<u8>(), 0..64), cut in 0..200_usize) {
         let whole = br#"{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text"}]}]}],"tools":[]}"#;
         for body in [&body[..], &whole[..cut.min(whole.len())]] {
-            let _ = messages::chat(body, MessagesHabits::default()).map(|chat| crate::ChatBody::parse(&chat).unwrap());
-            let _ = responses::chat(body).map(|chat| crate::ChatBody::parse(&chat).unwrap());
+            let _ = messages::chat(body, MessagesHabits::default()).map(|converted| converted.chat().unwrap());
+            let _ = responses::chat(body).map(|converted| converted.chat().unwrap());
         }
     }
 }

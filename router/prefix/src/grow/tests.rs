@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use vocabulary::{Bytes, Namespace, RootKeys, Seed};
 
 use super::*;
-use crate::{IdentifierOptions, Limits, ModelFiles, ModelTextSource};
+use crate::{ChatForm, Converted, IdentifierOptions, Limits, ModelFiles, ModelTextSource};
 
 /// Every committed model with a tokenizer and a template.
 static MODELS: LazyLock<Vec<(String, Identifier)>> = LazyLock::new(|| {
@@ -45,9 +45,17 @@ fn memory(trails: &Trails) -> Memory<'_> {
 
 /// As a request is identified: from what is remembered, else as a whole. Both ways are compared.
 fn checked(identifier: &Identifier, body: &str, memory: Memory<'_>, now: WallTime) -> Rung {
+    checked_as(ChatForm::Chat, identifier, (body, now), memory)
+}
+
+fn checked_as(form: ChatForm, identifier: &Identifier, (body, now): (&str, WallTime), memory: Memory<'_>) -> Rung {
     let asked = Asked { keys: RootKeys::default(), now };
-    let whole = identifier.chat(body.as_bytes(), asked);
-    let layout = ChatLayout::read(body.as_bytes());
+    let whole = identifier.conversation(form, body.as_bytes(), (asked, None)).prompt;
+    let converted = identifier.converted(form, body.as_bytes());
+    let layout = match &converted {
+        None => ChatLayout::read(body.as_bytes()),
+        Some(converted) => converted.as_ref().ok().map(Converted::layout),
+    };
     match layout.and_then(|layout| identifier.grow(layout, asked, memory)) {
         Some(Grown { prompt, known, rung }) => {
             assert_eq!((prompt.identity, &prompt.detail), (whole.identity, &whole.detail), "{body}");
@@ -87,6 +95,75 @@ fn tools() -> Value {
 
 fn body(messages: &[Value]) -> Value {
     json!({"model": "m", "messages": messages, "tools": tools()})
+}
+
+/// The same conversation in another endpoint's words.
+fn worded(form: ChatForm, messages: &[Value]) -> Value {
+    let body = json!({"model": "m", "max_tokens": 9});
+    let (list, tools): (&str, Value) = match form {
+        ChatForm::Chat => ("messages", tools()),
+        ChatForm::Messages => ("messages", json!([{"name": "look", "description": "Looks", "input_schema": {}}])),
+        ChatForm::Responses => {
+            ("input", json!([{"type": "function", "name": "look", "parameters": {"type": "object"}}]))
+        }
+    };
+    let mut body = body;
+    body["tools"] = tools;
+    body[list] = match form {
+        ChatForm::Chat => messages.into(),
+        ChatForm::Messages => messages.iter().map(of_messages).collect(),
+        ChatForm::Responses => messages.iter().flat_map(of_responses).collect(),
+    };
+    body
+}
+
+fn calls(message: &Value) -> impl Iterator<Item = &Value> {
+    message["tool_calls"].as_array().into_iter().flatten()
+}
+
+fn of_messages(message: &Value) -> Value {
+    let block = |text: &Value| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}});
+    if message["role"] == "tool" {
+        let result =
+            json!({"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]});
+        return json!({"role": "user", "content": [result]});
+    }
+    let thought =
+        message["reasoning"].as_str().map(|text| json!({"type": "thinking", "thinking": text, "signature": "s"}));
+    let said = match &message["content"] {
+        Value::Array(parts) => parts.iter().map(|part| block(&part["text"])).collect(),
+        Value::String(text) => vec![block(&json!(text))],
+        _ => Vec::new(),
+    };
+    let calls = calls(message).map(|call| {
+        let input: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        json!({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": input})
+    });
+    let blocks: Vec<Value> = thought.into_iter().chain(said).chain(calls).collect();
+    json!({"role": message["role"], "content": blocks})
+}
+
+fn of_responses(message: &Value) -> Vec<Value> {
+    if message["role"] == "tool" {
+        let id = &message["tool_call_id"];
+        return vec![json!({"type": "function_call_output", "call_id": id, "output": message["content"]})];
+    }
+    let thought = message["reasoning"].as_str().map(|text| {
+        json!({"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})
+    });
+    let kind = if message["role"] == "assistant" { "output_text" } else { "input_text" };
+    let said = match &message["content"] {
+        Value::String(text) if !text.is_empty() => {
+            Some(json!({"role": message["role"], "content": [{"type": kind, "text": text}]}))
+        }
+        Value::Array(_) => Some(json!({"role": message["role"], "content": message["content"]})),
+        _ => None,
+    };
+    let calls = calls(message).map(|call| {
+        let (name, arguments) = (&call["function"]["name"], &call["function"]["arguments"]);
+        json!({"type": "function_call", "call_id": call["id"], "name": name, "arguments": arguments})
+    });
+    thought.into_iter().chain(said).chain(calls).collect()
 }
 
 /// Question, calls and their results, answer, question.
@@ -151,6 +228,39 @@ fn questions_and_answers_are_gone_on_with_from_the_last_answer_or_before_the_tur
     ];
     let whole: (&[&str], &str) = (&["harmony", "mistral_like"], "cold cold cold cold cold");
     check_rungs(&talk, &[2, 4, 6, 8, 10], &[&expected[..], &[whole]].concat());
+}
+
+#[test]
+fn conversations_in_the_words_of_other_endpoints_are_gone_on_with_as_well() {
+    let of = |form, name: &str, ends: &[usize]| -> Vec<&str> {
+        let (trails, talk) = (trails(), talk());
+        let step = |end: &usize| {
+            let body = worded(form, &talk[..*end]).to_string();
+            checked_as(form, model(name), (&body, WallTime::default()), memory(&trails)).label()
+        };
+        ends.iter().map(step).collect()
+    };
+    for form in [ChatForm::Messages, ChatForm::Responses] {
+        assert_eq!(
+            of(form, "tiny", &[2, 4, 6, 8, 10]),
+            ["cold", "session", "session", "session", "session"],
+            "{form:?}"
+        );
+        let rewriting = ["cold", "session", "session", "segment", "session"];
+        assert_eq!(of(form, "qwen_like", &[2, 4, 6, 8, 10]), rewriting, "{form:?}");
+    }
+}
+
+#[test]
+fn one_conversation_in_the_words_of_two_endpoints_is_two() {
+    let (trails, tiny) = (trails(), model("tiny"));
+    let known = |form, end: usize| {
+        let body = worded(form, &talk()[..end]).to_string();
+        checked_as(form, tiny, (&body, WallTime::default()), memory(&trails))
+    };
+    assert_eq!(known(ChatForm::Responses, 4), Rung::Cold);
+    assert_eq!(known(ChatForm::Messages, 4), Rung::Cold, "their calls are shown in another order");
+    assert_eq!(known(ChatForm::Chat, 4), Rung::Cold);
 }
 
 #[test]
@@ -344,6 +454,7 @@ fn message() -> impl Strategy<Value = Value> {
         (_, 4) => json!({"role": role, "content": [{"type": "text", "text": text}, {"type": "text", "text": "b"}]}),
         (_, 5) => json!({"role": role, "content": text, "name": "n"}),
         (_, 6) => json!({"role": role, "content": Value::Null}),
+        (_, 7) => json!({"role": role, "content": [{"type": "text", "text": text}]}),
         _ => json!({"role": role, "content": text}),
     })
 }
@@ -378,12 +489,23 @@ fn written(messages: &[Value], settings: usize) -> String {
     }
 }
 
-fn differs_nowhere(first: Vec<Value>, changes: &[Change]) {
+fn differs_nowhere(form: ChatForm, first: Vec<Value>, changes: &[Change]) {
+    let written = |messages: &[Value], settings| match form {
+        ChatForm::Chat => written(messages, settings),
+        _ => {
+            let mut body = worded(form, messages);
+            if settings == 2 {
+                body["chat_template_kwargs"] = json!({"enable_thinking": false});
+            }
+            body.to_string()
+        }
+    };
     for (_, identifier) in MODELS.iter() {
         let trails = trails();
+        let step = |body: &str| checked_as(form, identifier, (body, WallTime::default()), memory(&trails));
         let (mut messages, mut settings) = (first.clone(), 0);
         for change in changes {
-            checked(identifier, &written(&messages, settings), memory(&trails), WallTime::default());
+            step(&written(&messages, settings));
             match change.clone() {
                 Change::Grow(more) => messages.extend(more),
                 Change::Shorten(by) => messages.truncate(messages.len().saturating_sub(by).max(1)),
@@ -391,8 +513,7 @@ fn differs_nowhere(first: Vec<Value>, changes: &[Change]) {
                 Change::Rewrite(..) => {}
                 Change::Settings(other) => settings = other,
             }
-            let body = written(&messages, settings);
-            checked(identifier, &body, memory(&trails), WallTime::default());
+            step(&written(&messages, settings));
         }
     }
 }
@@ -410,8 +531,9 @@ proptest! {
         system in prop::option::of(text()),
         question in text(),
         changes in prop::collection::vec(change(), 1..10),
+        form in prop::sample::select(vec![ChatForm::Chat, ChatForm::Chat, ChatForm::Messages, ChatForm::Responses]),
     ) {
         let system = system.map(|text| json!({"role": "system", "content": text}));
-        differs_nowhere(system.into_iter().chain([user(&question)]).collect(), &changes);
+        differs_nowhere(form, system.into_iter().chain([user(&question)]).collect(), &changes);
     }
 }

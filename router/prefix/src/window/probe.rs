@@ -1,7 +1,7 @@
 //! The proof, at load, that a template's prompts can be put together from an old part and a new one.
 
 use super::{Around, Before, Cut, Follows, Heads, Turn, Windowing, short};
-use crate::chat::Variables;
+use crate::chat::{CallOrder, Variables};
 use crate::grow::turn_of;
 use crate::scan::{Asked, Scan};
 use crate::{ChatBody, ModelText, TemplateKind, WallTime};
@@ -59,6 +59,7 @@ const LATE_PROBES: [Probe; 3] = [
 
 /// A conversation up to one of its steps.
 struct Step {
+    order: CallOrder,
     body: String,
     prompt: String,
     variables: Variables,
@@ -81,8 +82,11 @@ impl Windowing {
         if kind == TemplateKind::Unsafe || dated && !text.is_at_most_dated() {
             return None;
         }
-        let probes: Vec<Vec<Step>> = PROBES.iter().map(|probe| steps(text, *probe)).collect();
-        let shown = |proven| Self { kind, proven, dated, late_system: false };
+        let all = |probes: &[Probe], order| -> Vec<Vec<Step>> {
+            probes.iter().map(|probe| steps(text, *probe, order)).collect()
+        };
+        let probes = all(&PROBES, CallOrder::Declared);
+        let shown = |proven| Self { kind, proven, dated, late_system: false, name_first: false };
         let least = |follows| {
             let heads = [Heads::Elided, Heads::Real].into_iter();
             heads.map(Some).find(|heads| shown([*heads; 3]).is_proven(text, &probes, follows)).flatten()
@@ -92,8 +96,8 @@ impl Windowing {
         if !windowing.holds_for(text, &probes) {
             return None;
         }
-        let late: Vec<Vec<Step>> = LATE_PROBES.iter().map(|probe| steps(text, *probe)).collect();
-        windowing.late_system = windowing.holds_for(text, &late);
+        windowing.late_system = windowing.holds_for(text, &all(&LATE_PROBES, CallOrder::Declared));
+        windowing.name_first = windowing.holds_for(text, &all(&PROBES, CallOrder::NameFirst));
         Some(windowing)
     }
 
@@ -151,7 +155,7 @@ impl Windowing {
             leads: leads[..shown].into(),
         };
         let head = if shown == 0 { step.scan.start } else { messages[shown - 1].end };
-        let around = Around { head: &body[..head], suffix: &body[step.scan.end..] };
+        let around = Around { head: &body[..head], suffix: &body[step.scan.end..], order: step.order };
         let new = &body[messages[after].end..step.scan.end - 1];
         let heads = self.heads(turn, &before)?;
         let cut = text.cut((&before, new), (heads, &step.variables, around), WallTime::default()).ok()??;
@@ -170,17 +174,17 @@ impl Windowing {
     }
 }
 
-fn steps(text: &ModelText, (head, messages): Probe) -> Vec<Step> {
+fn steps(text: &ModelText, (head, messages): Probe, order: CallOrder) -> Vec<Step> {
     let asked = |message: &str| message.contains(r#""role":"user""#) || message.contains(r#""role":"tool""#);
     let ends = (1..=messages.len()).filter(|end| asked(messages[end - 1]));
-    ends.filter_map(|end| step(text, head, &messages[..end])).collect()
+    ends.filter_map(|end| step(text, (head, &messages[..end]), order)).collect()
 }
 
-fn step(text: &ModelText, head: &str, messages: &[&str]) -> Option<Step> {
+fn step(text: &ModelText, (head, messages): (&str, &[&str]), order: CallOrder) -> Option<Step> {
     let body = format!("{{{head}\"messages\":[{}]}}", messages.join(","));
-    let chat = ChatBody::parse(body.as_bytes()).ok()?;
+    let chat = ChatBody::parse(body.as_bytes()).ok()?.with_call_order(order);
     let prompt = text.render(&chat, WallTime::default()).ok()?;
     let variables = short(chat.variables().ok()?)?;
     let scan = Scan::whole(body.as_bytes(), &[])?;
-    Some(Step { body, prompt, variables, scan })
+    Some(Step { order, body, prompt, variables, scan })
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prefix::{
-    Asked, ChatLayout, Checkpoint, FallbackReason, Identifier, IdentifierOptions, Identity, Limits, Memory, ModelText,
-    ModelTextSource, Trails, WallTime,
+    Asked, ChatForm, ChatLayout, Checkpoint, FallbackReason, Identifier, IdentifierOptions, Identity, Limits, Memory,
+    ModelText, ModelTextSource, Trails, WallTime,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -153,7 +153,7 @@ impl Run<'_> {
     fn step(&mut self, body: &str, expected: Option<&IdsDigest>, checked: &mut Checked, name: impl Fn() -> String) {
         checked.steps += 1;
         let full = self.identifier.chat(body.as_bytes(), self.asked);
-        let from = self.identifier.chat_from(body.as_bytes(), self.asked, self.known.as_ref());
+        let from = self.identifier.conversation(ChatForm::Chat, body.as_bytes(), (self.asked, self.known.as_ref()));
         if from.prompt != full {
             checked.differences.push(format!("{}: from a checkpoint it is another prompt", name()));
         }

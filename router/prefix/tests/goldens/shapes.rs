@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use prefix::{
-    ChatBody, FallbackReason, Identifier, IdentifierOptions, Limits, ModelFiles, ModelText, ModelTextSource,
+    ChatForm, FallbackReason, Identifier, IdentifierOptions, Limits, ModelFiles, ModelText, ModelTextSource,
     PrefixError, WallTime,
 };
 use serde::Deserialize;
@@ -33,9 +33,9 @@ fn echo(template: &str) -> Identifier {
 fn shown(identifier: &Identifier, shape: &Shape) -> Result<String, PrefixError> {
     let body = shape.body.get().as_bytes();
     let chat = match shape.endpoint.as_str() {
-        "messages" => identifier.chat_of_messages(body)?,
-        "responses" => identifier.chat_of_responses(body)?,
-        _ => ChatBody::parse(body)?,
+        "messages" => identifier.chat_of(ChatForm::Messages, body)?,
+        "responses" => identifier.chat_of(ChatForm::Responses, body)?,
+        _ => identifier.chat_of(ChatForm::Chat, body)?,
     };
     identifier.text().unwrap().render(&chat, WallTime::default())
 }

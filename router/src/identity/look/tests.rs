@@ -30,9 +30,15 @@ fn body(turns: usize, settings: &Value) -> String {
 }
 
 async fn ask(front: &Front, turns: usize, settings: Value) -> Option<&'static str> {
-    let got = post(front.proxy_address(), PATH, body(turns, &settings)).await;
+    ask_at(front, PATH, body(turns, &settings)).await
+}
+
+async fn ask_at(front: &Front, path: &str, body: String) -> Option<&'static str> {
+    let got = post(front.proxy_address(), path, body).await;
     assert_eq!(got.status, 200);
-    front.gateway.receipts.newest(1, |_| true)[0].known.rung
+    let known = &front.gateway.receipts.newest(1, |_| true)[0].known;
+    assert_eq!(known.fallback, None);
+    known.rung
 }
 
 fn looks(front: &Front, outcome: &str) -> u64 {
@@ -56,6 +62,60 @@ async fn steps_are_known_from_the_one_before_whatever_else_they_ask_for_and_look
     assert!(known > 0 && !front.gateway.remembered.identity.trails.is_empty());
 }
 
+/// The conversation of `body` in the words of `/v1/messages` and of `/v1/responses`.
+fn reworded(turns: usize) -> [(&'static str, Value); 2] {
+    let chat: Value = serde_json::from_str(&body(turns, &json!({}))).unwrap();
+    let (system, said) = chat["messages"].as_array().unwrap().split_first().unwrap();
+    let blocks = said.iter().map(|message| {
+        let text = json!({"type": "text", "text": message["content"]});
+        json!({"role": message["role"], "content": [text]})
+    });
+    let messages =
+        json!({"model": "tiny", "max_tokens": 9, "system": system["content"], "messages": blocks.collect::<Value>()});
+    let responses = json!({"model": "tiny", "instructions": system["content"], "input": said});
+    [("/v1/messages", messages), ("/v1/responses", responses)]
+}
+
+#[tokio::test]
+async fn steps_in_the_words_of_other_endpoints_are_known_as_exactly_and_gone_on_with_as_well() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS).await;
+    ask(&front, 3, json!({})).await;
+    let prompt = || front.gateway.receipts.newest(1, |_| true)[0].known.prompt;
+    let whole = prompt();
+    for at in [0, 1] {
+        let step = async |turns: usize| {
+            let (path, body) = reworded(turns)[at].clone();
+            ask_at(&front, path, body.to_string()).await
+        };
+        assert_eq!(step(1).await, Some("cold"));
+        assert_eq!(step(2).await, Some("leading"));
+        assert_eq!(step(3).await, Some("leading"));
+        assert_eq!(prompt(), whole, "as many tokens as by the other endpoint");
+    }
+    until("they have been looked at", || looks(&front, "same") + looks(&front, "left_out") == 4).await;
+    assert!(looks(&front, "same") > 0 && looks(&front, "tokens") + looks(&front, "length") == 0);
+}
+
+#[tokio::test]
+async fn a_response_that_its_maker_forgot_goes_on_with_its_transcript_and_is_known_exactly() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS).await;
+    let [_, (path, first)] = reworded(2);
+    let id = post(front.proxy_address(), path, first.to_string()).await.json()["id"].clone();
+    let next = json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": "forgotten"});
+    let got = post(front.proxy_address(), path, next.to_string()).await;
+    assert_eq!((got.status, got.headers["x-ownerserve-resolved"].to_str().unwrap()), (200, "transcript"));
+    let sent: Value = serde_json::from_slice(&worker.last().body).unwrap();
+    assert_eq!(
+        sent["input"].as_array().unwrap().len(),
+        5 + 1 + 1,
+        "all that was said before, the answer, and what is new"
+    );
+    let known = front.gateway.receipts.newest(1, |_| true)[0].known.clone();
+    assert_eq!((known.fallback, known.rung), (None, Some("cold")), "without the instructions it begins otherwise");
+}
+
 /// A step that is known from the one before it.
 fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
     let trails = &gateway.remembered.identity.trails;
@@ -70,6 +130,7 @@ fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
             body: body.into(),
             arrived: Instant::now(),
             reserved: None,
+            adds: None,
         };
         Unnamed::new(parse(incoming, Endpoint::ChatCompletions, None).unwrap(), model.clone())
     };
@@ -116,4 +177,8 @@ async fn no_memory_has_every_prompt_computed_as_a_whole() {
     let front = front(&[&worker], &[SETTINGS[0], "identity.memory=0"]).await;
     assert_eq!(ask(&front, 0, json!({})).await, Some("cold"));
     assert_eq!(ask(&front, 1, json!({})).await, Some("cold"));
+    for (path, body) in reworded(1) {
+        assert_eq!(ask_at(&front, path, body.to_string()).await, Some("cold"));
+    }
+    assert!(front.gateway.remembered.identity.trails.is_empty());
 }

@@ -49,6 +49,7 @@ fn step(gateway: &Arc<Gateway>) -> Classified {
         body: body.to_string().into(),
         arrived: Instant::now(),
         reserved: None,
+        adds: None,
     };
     let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();
     let model = gateway.catalog().model(&request.model);

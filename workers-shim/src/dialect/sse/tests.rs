@@ -89,6 +89,64 @@ fn every_kind_of_output_counts() {
     }
 }
 
+/// One event as the other two APIs write them.
+fn named(name: &str, fields: &str) -> String {
+    format!("event: {name}\ndata: {{\"type\":\"{name}\"{fields}}}\n\n")
+}
+
+#[test]
+fn streams_of_messages_and_responses_are_understood() {
+    let usage = r#"{"input_tokens":20,"output_tokens":5,"cache_read_input_tokens":32}"#;
+    let messages = [
+        named("message_start", r#","message":{"id":"chatcmpl-1","usage":{"input_tokens":52,"output_tokens":0}}"#),
+        named("content_block_delta", r#","index":0,"delta":{"type":"text_delta","text":"a"}"#),
+        named("message_delta", &format!(r#","delta":{{"stop_reason":"end_turn"}},"usage":{usage}"#)),
+        named("message_stop", ""),
+    ];
+    let usage = r#"{"input_tokens":52,"input_tokens_details":{"cached_tokens":32},"output_tokens":5}"#;
+    let responses = [
+        named("response.created", r#","response":{"id":"resp_1","usage":null,"error":null}"#),
+        named("response.output_text.delta", r#","delta":"a""#),
+        named("response.completed", &format!(r#","response":{{"id":"resp_1","usage":{usage},"error":null}}"#)),
+    ];
+    for (events, id) in [(&messages[..], "chatcmpl-1"), (&responses, "resp_1")] {
+        let (last, before) = events.split_last().unwrap();
+        let (_, cut) = read(SseScanner::new(), &[before.concat().as_bytes()]);
+        assert!(!cut.facts().ended(), "the end is missing");
+        let (out, scanner) = read(SseScanner::new(), &[before.concat().as_bytes(), last.as_bytes()]);
+        assert_eq!(out, events.concat().as_bytes());
+        let facts = scanner.facts();
+        assert_eq!((facts.id.as_deref(), facts.outputs, facts.done, facts.unread), (Some(id), 1, true, 0));
+        let usage = Usage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
+        assert_eq!((facts.usage, facts.error.as_deref()), (Some(usage), None));
+    }
+}
+
+#[test]
+fn failures_of_messages_and_responses_are_told() {
+    let failed = r#","response":{"id":"resp_1","error":{"message":"out of blocks"}}"#;
+    let error = r#","error":{"type":"internal_error","message":"out of blocks"}"#;
+    for event in [named("response.failed", failed), named("error", error)] {
+        assert_eq!(read(SseScanner::new(), &[event.as_bytes()]).1.facts().error.as_deref(), Some("out of blocks"));
+    }
+    let bare = named("error", r#","message":"out of blocks","code":null"#);
+    assert!(read(SseScanner::new(), &[bare.as_bytes()]).1.facts().error.is_some());
+}
+
+#[test]
+fn an_end_that_is_too_long_to_read_is_known_by_its_name() {
+    let long = "x".repeat(LONGEST_EVENT + 9);
+    let end = |name: &str| named(name, &format!(r#","response":{{"instructions":"{long}"}}"#));
+    for (name, ended) in [("response.completed", true), ("response.created", false)] {
+        for size in [1 << 12, 1 << 22] {
+            let event = end(name);
+            let chunks: Vec<&[u8]> = event.as_bytes().chunks(size).collect();
+            let (out, scanner) = read(SseScanner::new(), &chunks);
+            assert_eq!((scanner.facts().ended(), out == event.as_bytes()), (ended, true), "{name}");
+        }
+    }
+}
+
 #[test]
 fn an_event_without_end_is_bounded_and_passes_unread() {
     let long = vec![b'x'; LONGEST_EVENT / 2];
