@@ -91,6 +91,11 @@ impl ChatBody {
         self.continue_final_message.unwrap_or(false)
     }
 
+    /// Whether it tells the template more than engines do.
+    pub(crate) fn has_template_arguments(&self) -> bool {
+        self.chat_template_kwargs.is_some()
+    }
+
     /// The template's variables except the special tokens and the messages.
     pub(crate) fn variables(&self) -> Result<Variables, PrefixError> {
         let unsupported = |detail| PrefixError::unforeseeable(FallbackReason::UnsupportedOption, detail);

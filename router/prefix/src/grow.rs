@@ -8,11 +8,12 @@ use std::sync::Arc;
 use vocabulary::{Chain, PrefixId, Tokens};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::model_text::Rendered;
 use crate::pieces::Pieces;
-use crate::scan::{self, Place, Role, Scan};
+use crate::scan::{self, Role, Scan};
 use crate::trail::{Frame, Known, Leading, Trail, push_known};
 use crate::trails::Found;
-use crate::window::{Around, Before, Cut, Turn, Windowing, short};
+use crate::window::{Around, Before, Cut, Heads, SECONDS_A_DAY, Turn, Windowing, short};
 use crate::{
     Asked, ChatBody, ChatLayout, Checkpoint, Content, Identified, Identifier, Identity, ModelText, PrefixError, Prompt,
     Rung, TemplateKind, Tokenized, Trails, WallTime,
@@ -22,9 +23,8 @@ use crate::{
 const MOST_TRIED: usize = 4;
 /// Bytes of text that are tokenized twice, at most, to find a place in a prompt that was tokenized as a whole.
 const MOST_AGAIN: usize = 64 << 10;
-/// Bytes of a body that are new, at most; more of it is work for a thread that may block.
+/// Bytes of a body that are rendered, at most; more of it is work for a thread that may block.
 const MOST_NEW: usize = 256 << 10;
-const SECONDS_A_DAY: i64 = 86_400;
 
 /// Where conversations are remembered, and whose this one is.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +93,7 @@ impl Identifier {
         memory: Memory<'_>,
     ) -> Identified {
         let computed = self.rendered(layout, asked.now).and_then(|(chat, rendered)| {
-            let tokenized = self.model_text()?.encode_rendered(&rendered, &chat, known)?;
+            let tokenized = self.model_text()?.encode_rendered(&rendered.text, &chat, known)?;
             Ok((chat, rendered, tokenized))
         });
         match computed {
@@ -111,10 +111,20 @@ impl Identifier {
         }
     }
 
-    fn rendered(&self, layout: ChatLayout<'_>, now: WallTime) -> Result<(ChatBody, String), PrefixError> {
+    /// Forgets what is remembered of the conversation that a request goes on with, and perhaps of some that began like it.
+    pub fn forget(&self, layout: ChatLayout<'_>, asked: Asked<'_>, memory: Memory<'_>) {
+        let Some(step) = self.step(layout, asked) else { return };
+        let scope = step.scope(memory.tenant);
+        for _ in 0..MOST_TRIED {
+            let Some(found) = memory.trails.find(scope, memory.session, layout.list()) else { break };
+            memory.trails.remove(&found);
+        }
+    }
+
+    fn rendered(&self, layout: ChatLayout<'_>, now: WallTime) -> Result<(ChatBody, Rendered), PrefixError> {
         let text = self.model_text()?;
         let chat = ChatBody::parse(layout.body)?.with_call_order(layout.order);
-        let rendered = text.render(&chat, now)?;
+        let rendered = text.rendered(&chat, None, now)?;
         Ok((chat, rendered))
     }
 
@@ -129,7 +139,7 @@ impl Identifier {
         &self,
         layout: ChatLayout<'_>,
         asked: Asked<'_>,
-        (chat, rendered, prompt): (&ChatBody, &str, &Prompt),
+        (chat, rendered, prompt): (&ChatBody, &Rendered, &Prompt),
         tenant: &str,
     ) -> Option<Trail> {
         let step =
@@ -139,9 +149,14 @@ impl Identifier {
         if !step.windowing.late_system && scan.has_late_system(frame.leads.len()) {
             return None;
         }
+        // What the template is told may be what it asks of the time.
+        let is_told = step.windowing.dated && chat.has_template_arguments();
+        if is_told && !step.text.is_of_the_day(chat, (step.now, &rendered.text)) {
+            return None;
+        }
         let mut closings = Vec::new();
         let places = step.places(&frame, &scan, (scan::Asked::Never, &mut closings));
-        let ids = prompt.tokens()?;
+        let (ids, Rendered { text: rendered, steps }) = (prompt.tokens()?, rendered);
         let mut leading = Leading::new(layout.list());
         let mut known = Vec::with_capacity(places.len());
         for (at, place) in places {
@@ -152,7 +167,7 @@ impl Identifier {
             let again = step.text.tokenizer().encode_part(rest).ok()?;
             let before = ids.strip_suffix(&again[..])?;
             let text = rendered.len() - rest.len();
-            known.push(self.known(&mut leading, scan.messages[at].end, (text, before.len(), before), place)?);
+            known.push(self.known(&mut leading, scan.messages[at].end, (text, *steps, before.len(), before), place)?);
         }
         let last = known.last()?;
         let mut leads = Vec::new();
@@ -171,13 +186,13 @@ impl Identifier {
         &self,
         leading: &mut Leading<'_>,
         body: usize,
-        (text, tokens, ids): (usize, usize, &[u32]),
+        (text, steps, tokens, ids): (usize, u64, usize, &[u32]),
         place: Spot,
     ) -> Option<Known> {
         let tail = ids[ids.len().checked_sub(tokens % self.block_size())?..].into();
         let Spot { cut_in, cut, before, .. } = place;
         let digest = leading.digest(body)?;
-        Some(Known { body, digest, text, tokens, tail, gap: cut.gap.clone(), token: cut.token, cut_in, before })
+        Some(Known { body, digest, text, steps, tokens, tail, gap: cut.gap.clone(), token: cut.token, cut_in, before })
     }
 
     fn grow_from(&self, step: Step<'_>, found: &Found<'_>, at: usize) -> Option<(Grown, Option<Trail>)> {
@@ -195,13 +210,17 @@ impl Identifier {
         if frame.day.is_some_and(|day| day != day_of(step.now)) {
             return None;
         }
-        let turn = turn_of(&scan.messages);
+        let turn = Turn::of(&scan.messages);
         if !step.windowing.holds(known.cut_in, turn) {
             return None;
         }
         let new = &list[known.body..scan.end - 1];
         let cut = step.cut(frame, (&known.before, turn), new, suffix)?;
         if cut.gap != known.gap || cut.token != known.token || known.text + cut.rest.len() > step.text.longest() {
+            return None;
+        }
+        // The whole may take more steps than it may: the whole way finds out.
+        if known.steps + cut.steps > step.text.most_steps() {
             return None;
         }
         step.text.tokenizer().refuse_endless_part(known.text, &cut.rest).ok()?;
@@ -234,7 +253,8 @@ impl Identifier {
             ids.extend(step.text.tokenizer().encode_part(&cut.rest[from..to]).ok()?);
             from = to;
             let (text, tokens) = (known.text + to, base * size + ids.len());
-            push_known(&mut next, self.known(&mut leading, scan.messages[message].end, (text, tokens, &ids), place)?);
+            let depth = (text, known.steps + cut.steps, tokens, &ids[..]);
+            push_known(&mut next, self.known(&mut leading, scan.messages[message].end, depth, place)?);
         }
         ids.extend(step.text.tokenizer().encode_part(&cut.rest[from..]).ok()?);
         let prompt = self.prompt_from(step.root, (&trail.blocks, base), ids);
@@ -279,6 +299,9 @@ impl Step<'_> {
     fn cut(&self, frame: &Frame, (before, turn): (&Before, Turn), new: &[u8], suffix: &[u8]) -> Option<Cut> {
         let heads = self.windowing.heads(turn, before)?;
         let head = self.layout.head(*frame.head_ends.get(before.leads.len())?)?;
+        if heads == Heads::Real && head.len() + new.len() + suffix.len() > MOST_NEW {
+            return None;
+        }
         let shown = (heads, &frame.variables, Around { head, suffix, order: self.layout.order });
         self.text.cut((before, new), shown, self.now).ok()?
     }
@@ -319,7 +342,7 @@ impl Step<'_> {
             false => &frame.leads,
         };
         let before = Before { leads: leads.into(), asked: scan.asked(at, asked), last: message.role };
-        let cut_in = turn_of(&scan.messages[at + 1..]);
+        let cut_in = Turn::of(&scan.messages[at + 1..]);
         let seen = closings.iter().find(|(role, _)| is_end && *role == message.role).map(|(_, cut)| cut.clone());
         let cut = match seen {
             Some(cut) => cut,
@@ -350,15 +373,6 @@ impl Frame {
             leads,
             variables,
         })
-    }
-}
-
-pub(crate) fn turn_of(after: &[Place]) -> Turn {
-    let answers = |message: &Place| message.role == Role::Assistant && !message.calls;
-    match after.iter().any(|message| message.role == Role::User) {
-        true => Turn::Next,
-        false if after.iter().any(answers) => Turn::Answered,
-        false => Turn::Same,
     }
 }
 

@@ -38,6 +38,14 @@ pub struct ModelText {
     limits: Limits,
 }
 
+/// A rendered prompt.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    pub(crate) text: String,
+    /// What it took of the template engine's steps.
+    pub(crate) steps: u64,
+}
+
 impl ModelText {
     /// Loads and verifies a model's text files with the default [`Limits`].
     pub fn load(source: ModelTextSource<'_>) -> Result<Self, PrefixError> {
@@ -106,6 +114,11 @@ impl ModelText {
         self.template.as_ref().is_some_and(|template| template.mentions(word))
     }
 
+    /// Most steps of the template engine for one prompt.
+    pub(crate) fn most_steps(&self) -> u64 {
+        self.limits.template_steps
+    }
+
     /// Most bytes of a rendered prompt.
     pub(crate) fn longest(&self) -> usize {
         usize::try_from(self.limits.rendered.0).unwrap_or(usize::MAX)
@@ -113,20 +126,16 @@ impl ModelText {
 
     /// The rendered prompt of a chat request.
     pub fn render(&self, chat: &ChatBody, now: WallTime) -> Result<String, PrefixError> {
-        self.rendered(chat, None, now)
+        Ok(self.rendered(chat, None, now)?.text)
     }
 
-    /// The rendered prompt with these variables instead of the request's own.
-    pub(crate) fn render_with(
+    /// The rendered prompt of a chat request, with the variables that are given instead of its own.
+    pub(crate) fn rendered(
         &self,
         chat: &ChatBody,
-        variables: Variables,
+        given: Option<Variables>,
         now: WallTime,
-    ) -> Result<String, PrefixError> {
-        self.rendered(chat, Some(variables), now)
-    }
-
-    fn rendered(&self, chat: &ChatBody, given: Option<Variables>, now: WallTime) -> Result<String, PrefixError> {
+    ) -> Result<Rendered, PrefixError> {
         let template = self.template.as_ref().ok_or(PrefixError::Unforeseeable {
             reason: FallbackReason::UnsupportedTemplate,
             detail: "the model's folder has no chat template that can be rendered here",
@@ -140,11 +149,12 @@ impl ModelText {
         variables.extend(given.map_or_else(|| chat.variables(), Ok)?);
         variables.push(("messages".into(), messages.into_iter().map(Value::from_pairs).collect()));
         let size = Size { hint: 4096, limit: self.longest() };
-        let rendered = template.render(variables, now, size)?;
-        match continued {
-            Some(text) => cut_at_mark(rendered, &text),
-            None => Ok(rendered),
-        }
+        let (text, steps) = template.render(variables, now, size)?;
+        let text = match continued {
+            Some(last) => cut_at_mark(text, &last)?,
+            None => text,
+        };
+        Ok(Rendered { text, steps })
     }
 
     /// The token ids of a chat request's prompt.

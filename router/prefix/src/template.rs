@@ -89,19 +89,25 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders with these variables. `hint` is the expected size, `limit` the most bytes that may come out.
+    /// Renders with these variables, and says how many steps that took. `hint` is the expected size, `limit` the most
+    /// bytes that may come out.
     pub(crate) fn render(
         &self,
         mut variables: Vec<(Value, Value)>,
         now: WallTime,
         size: Size,
-    ) -> Result<String, Error> {
+    ) -> Result<(String, u64), Error> {
         let tools = variables.iter().any(|(name, value)| name.as_str() == Some("tools") && !value.is_none());
         let name = if tools && self.has_tool_template { WITH_TOOLS } else { DEFAULT };
         variables.push((Value::from("strftime_now"), strftime_now(now)));
         let mut out = Bounded::new(size.hint, size.limit);
-        self.environment.get_template(name)?.render_captured_to(Value::from_pairs(variables), &mut out)?;
-        String::from_utf8(out.bytes).map_err(|_| Error::new(ErrorKind::BadSerialization, "rendered text is not UTF-8"))
+        let captured =
+            self.environment.get_template(name)?.render_captured_to(Value::from_pairs(variables), &mut out)?;
+        let steps = captured.state().fuel_levels().map_or(0, |(spent, _)| spent);
+        drop(captured);
+        let text = String::from_utf8(out.bytes);
+        let text = text.map_err(|_| Error::new(ErrorKind::BadSerialization, "rendered text is not UTF-8"))?;
+        Ok((text, steps))
     }
 }
 

@@ -54,6 +54,8 @@ pub(crate) struct Known {
     pub(crate) digest: u128,
     /// Bytes of the rendered prompt up to the cut.
     pub(crate) text: usize,
+    /// Steps of the template engine that the prompts up to here have taken: no fewer than a whole one takes.
+    pub(crate) steps: u64,
     /// Tokens up to the cut.
     pub(crate) tokens: usize,
     /// Those of them after the last whole block.
@@ -76,7 +78,8 @@ impl Trail {
         size_of::<Self>() + known + closings + leads + self.blocks.bytes() + self.frame.bytes
     }
 
-    /// The last place up to which `body` is the same; what is past `checked` is compared. With the state there.
+    /// The last place up to which `body` is the same; what is past `checked` is compared on the way, and a place before
+    /// that once it is the last one. With the state there.
     pub(crate) fn deepest<'a>(&self, checked: usize, leading: &Leading<'a>) -> Option<(usize, Leading<'a>)> {
         let mut at = leading.clone();
         let mut best = None;
@@ -84,9 +87,16 @@ impl Trail {
             if known.body > checked && at.digest(known.body) != Some(known.digest) {
                 break;
             }
-            best = Some((n, if known.body > checked { at.clone() } else { leading.clone() }));
+            best = Some((n, (known.body > checked).then(|| at.clone())));
         }
-        best
+        match best? {
+            (n, Some(at)) => Some((n, at)),
+            (n, None) => {
+                let known = &self.known[n];
+                let mut at = Leading::new(leading.body);
+                (at.digest(known.body) == Some(known.digest)).then_some((n, at))
+            }
+        }
     }
 }
 
@@ -146,7 +156,18 @@ mod tests {
     fn known(body: &[u8], end: usize) -> Known {
         let before = Before { leads: [].into(), asked: crate::scan::Asked::Never, last: Role::User };
         let (gap, tail, cut_in) = ("".into(), [].into(), Turn::Same);
-        Known { body: end, digest: xxh3_128(&body[..end]), text: 0, tokens: 0, tail, gap, token: 0, cut_in, before }
+        Known {
+            body: end,
+            digest: xxh3_128(&body[..end]),
+            text: 0,
+            steps: 0,
+            tokens: 0,
+            tail,
+            gap,
+            token: 0,
+            cut_in,
+            before,
+        }
     }
 
     fn trail(body: &[u8], ends: &[usize]) -> Trail {
@@ -192,10 +213,11 @@ mod tests {
             other[changed] ^= 1;
             assert_eq!(deepest(&other, 0), expected, "{changed}");
         }
-        // What was compared before is not compared again.
         let mut other = body;
+        other[2499] ^= 1;
+        assert_eq!(deepest(&other, 950), Some(1), "compared before");
         other[99] ^= 1;
-        assert_eq!(deepest(&other, 100), Some(0));
+        assert_eq!(deepest(&other, 950), None, "and again where it is gone on with");
     }
 
     #[test]

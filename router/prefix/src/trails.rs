@@ -119,6 +119,11 @@ impl Trails {
         Self { shelf: Mutex::default(), bound: usize::try_from(bound.0).unwrap_or(usize::MAX) }
     }
 
+    /// Whether anything may be kept at all.
+    pub fn has_room(&self) -> bool {
+        self.bound > 0
+    }
+
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
         // A step that broke leaves a trail that is whole or none.
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
@@ -175,6 +180,11 @@ impl Trails {
         let (known, leading) = trail.deepest(checked, leading)?;
         let rung = if known + 1 == trail.known.len() { Rung::Leading } else { Rung::Segment };
         Some(Found { trail, id, known, leading, rung })
+    }
+
+    /// Forgets a trail.
+    pub(crate) fn remove(&self, found: &Found<'_>) {
+        self.shelf().remove(found.id);
     }
 
     /// Keeps a trail, in place of the one that it goes on from.

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use minijinja::Value;
 
 use crate::chat::{CallOrder, Variables};
-use crate::scan::{Asked, Role};
+use crate::model_text::Rendered;
+use crate::scan::{Asked, Place, Role};
 use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
 
 /// Stands for the content of the message after which a prompt is cut. No client's text may hold it.
@@ -26,6 +27,10 @@ const LONGEST_GAP: usize = 2048;
 /// Directives of a time finer than a day.
 const FINER_THAN_A_DAY: [&str; 14] =
     ["%H", "%I", "%M", "%S", "%f", "%p", "%c", "%X", "%T", "%R", "%-H", "%-I", "%-M", "%-S"];
+
+pub(crate) const SECONDS_A_DAY: i64 = 86_400;
+/// To other times of a day, of which hour, minute, second and half are others.
+const OTHER_TIMES: [i64; 2] = [13 * 3600 + 61, 19 * 3600 + 32 * 60 + 17];
 
 /// What the template is shown of what stands before the messages: system prompt and tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +50,18 @@ pub(crate) enum Turn {
     Answered,
     /// Yes.
     Next,
+}
+
+impl Turn {
+    /// By the messages after a cut.
+    pub(crate) fn of(after: &[Place]) -> Self {
+        let answers = |message: &Place| message.role == Role::Assistant && !message.calls;
+        match after.iter().any(|message| message.role == Role::User) {
+            true => Self::Next,
+            false if after.iter().any(answers) => Self::Answered,
+            false => Self::Same,
+        }
+    }
 }
 
 /// What follows a cut, as far as templates treat it differently.
@@ -135,6 +152,8 @@ pub(crate) struct Cut {
     pub(crate) token: usize,
     /// All that follows the cut.
     pub(crate) rest: String,
+    /// What it took of the template engine's steps to see it.
+    pub(crate) steps: u64,
 }
 
 impl Before {
@@ -230,17 +249,29 @@ impl ModelText {
         let (heads, variables, around) = shown;
         let chat = |body: Vec<u8>| Ok::<_, PrefixError>(ChatBody::parse(&body)?.with_call_order(around.order));
         let rendered = match heads {
-            Heads::Elided => self.render_with(&chat(before.elided(new))?, variables.clone(), now)?,
-            Heads::Real => self.render(&chat(before.real(around, new))?, now)?,
+            Heads::Elided => self.rendered(&chat(before.elided(new))?, Some(variables.clone()), now)?,
+            Heads::Real => self.rendered(&chat(before.real(around, new))?, None, now)?,
         };
-        let Some(end) = rendered.find(MARK).map(|at| at + MARK.len()) else { return Ok(None) };
-        let after = &rendered[end..];
+        let Rendered { text, steps } = rendered;
+        let Some(end) = text.find(MARK).map(|at| at + MARK.len()) else { return Ok(None) };
+        let after = &text[end..];
         let cut = self.tokenizer().first_cut(after, LONGEST_GAP).filter(|_| !after.contains(MARK));
-        Ok(cut.map(|(at, token)| Cut { gap: after[..at].into(), token, rest: after[at..].into() }))
+        Ok(cut.map(|(at, token)| Cut { gap: after[..at].into(), token, rest: after[at..].into(), steps }))
     }
 
-    /// Whether a template that prints the time prints no more of it than the day.
+    /// Whether a template that prints the time asks for no more of it than the day, as far as its text shows.
     fn is_at_most_dated(&self) -> bool {
         !FINER_THAN_A_DAY.iter().any(|directive| self.template_mentions(directive))
+    }
+
+    /// Whether a conversation's prompt is the same at another time of the day. What a template asks for may be put
+    /// together, or come with the request.
+    pub(crate) fn is_of_the_day(&self, chat: &ChatBody, (now, prompt): (WallTime, &str)) -> bool {
+        let start = now.unix_seconds.div_euclid(SECONDS_A_DAY).saturating_mul(SECONDS_A_DAY);
+        let other = |shift| start.saturating_add((now.unix_seconds.rem_euclid(SECONDS_A_DAY) + shift) % SECONDS_A_DAY);
+        OTHER_TIMES.iter().all(|shift| {
+            let then = WallTime { unix_seconds: other(*shift) };
+            self.render(chat, then).is_ok_and(|then| then == prompt)
+        })
     }
 }

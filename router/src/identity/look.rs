@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use prefix::{Difference, Identified, Prompt, Rung};
+use prefix::{Difference, Identified, Memory, Prompt, Rung, Trails};
 use tokio::sync::mpsc;
 use vocabulary::{RequestId, SessionId, TenantId, Tokens};
 
@@ -23,6 +23,7 @@ pub(super) struct Look {
     known: Tokens,
     request: RequestId,
     tenant: TenantId,
+    session: Option<SessionId>,
     pin: SessionId,
 }
 
@@ -35,6 +36,7 @@ impl Look {
             known,
             request: prefixed.request.incoming.id,
             tenant: prefixed.request.incoming.tenant.clone(),
+            session: prefixed.named,
             pin: prefixed.pin,
         }
     }
@@ -54,14 +56,14 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    pub(super) fn start(checkpoints: Arc<Checkpoints>, metrics: IdentityMetrics) -> Self {
+    pub(super) fn start(trails: Arc<Trails>, checkpoints: Arc<Checkpoints>, metrics: IdentityMetrics) -> Self {
         let (waiting, mut next) = mpsc::channel::<Look>(WAITING);
         let looking = metrics.clone();
         tokio::spawn(async move {
             while let Some(look) = next.recv().await {
                 let taken = tokio::task::spawn_blocking(move || (look.taken(), look)).await;
                 let Ok(((difference, whole), look)) = taken else { continue };
-                told(&looking, &look, difference);
+                told(&looking, &look, (difference, &trails));
                 if difference.is_none() {
                     let body_bytes = look.written.bytes();
                     let tokenized = Tokenized { known: look.known, next: whole.next, body_bytes };
@@ -80,15 +82,25 @@ impl Looks {
     }
 }
 
-fn told(metrics: &IdentityMetrics, look: &Look, difference: Option<Difference>) {
+fn told(metrics: &IdentityMetrics, look: &Look, (difference, trails): (Option<Difference>, &Trails)) {
     let outcome = difference.map_or("same", Difference::label);
     metrics.looks.with_label_values(&[outcome]).inc();
     let Some(difference) = difference else { return };
     let model = look.written.model();
-    if model.distrust() {
+    let name = &model.identifier.namespace().model;
+    if difference == Difference::Refused {
+        // Engines refuse it as well, or it has become too long to be looked at here: no other prompt is touched.
+        let session = look.session.map(|session| session.0);
+        look.written.forget(Memory { trails, tenant: &look.tenant.0, session });
+        tracing::warn!(
+            model = %name, request = %look.request,
+            "a prompt that was put together from an earlier step cannot be computed as a whole; what was remembered of \
+             its conversation is forgotten"
+        );
+    } else if model.distrust() {
         tracing::error!(
-            model = %model.identifier.namespace().model, request = %look.request, rung = look.rung.label(),
-            cause = difference.label(), tokens = look.prompt.chain.tokens.0,
+            model = %name, request = %look.request, rung = look.rung.label(), cause = difference.label(),
+            tokens = look.prompt.chain.tokens.0,
             "a prompt that was put together from an earlier step differs from the whole one; prompts of this model are \
              computed as a whole until this router is started again"
         );

@@ -40,7 +40,7 @@ impl Default for IdentityConfig {
 #[derive(Debug)]
 pub struct Identity {
     /// What they left.
-    pub trails: Trails,
+    pub trails: Arc<Trails>,
     looks: Looks,
     every: Option<NonZeroU64>,
     steps: AtomicU64,
@@ -51,9 +51,10 @@ pub struct Identity {
 impl Identity {
     /// Knows nothing yet. Looks are taken for as long as it lives.
     pub fn start(config: &IdentityConfig, checkpoints: Arc<Checkpoints>, metrics: IdentityMetrics) -> Self {
+        let trails = Arc::new(Trails::new(Bytes(config.memory.0 as u64)));
         Self {
-            trails: Trails::new(Bytes(config.memory.0 as u64)),
-            looks: Looks::start(checkpoints.clone(), metrics.clone()),
+            looks: Looks::start(trails.clone(), checkpoints.clone(), metrics.clone()),
+            trails,
             every: NonZeroU64::new(config.look_every),
             steps: AtomicU64::new(0),
             checkpoints,

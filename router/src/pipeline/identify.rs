@@ -112,7 +112,8 @@ impl Unnamed {
     fn memory<'a>(&'a self, trails: &'a Trails) -> Option<Memory<'a>> {
         let tenant = &self.request.incoming.tenant.0;
         let session = self.named.map(|session| session.0);
-        (!self.model.is_distrusted()).then_some(Memory { trails, tenant, session })
+        let is_wanted = trails.has_room() && !self.model.is_distrusted();
+        is_wanted.then_some(Memory { trails, tenant, session })
     }
 
     /// The prompt at the cost of what is new in it; none where it must be computed as a whole.

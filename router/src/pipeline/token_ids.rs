@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use prefix::{Asked, ChatForm, Content, Identified, WallTime};
+use prefix::{Asked, ChatForm, ChatLayout, Content, Converted, Identified, Memory, WallTime};
 use vocabulary::{Chain, RootKeys};
 
 use super::identify::Prefixed;
@@ -51,6 +51,19 @@ impl Written {
     /// Its prompt, computed as a whole: milliseconds for a long one.
     pub fn identify(&self) -> Identified {
         self.model.identifier.conversation(self.form, &self.body, (self.asked(), None))
+    }
+
+    /// Has its conversation forgotten.
+    pub fn forget(&self, memory: Memory<'_>) {
+        let identifier = &self.model.identifier;
+        let converted = identifier.converted(self.form, &self.body);
+        let layout = match &converted {
+            None => ChatLayout::read(&self.body),
+            Some(converted) => converted.as_ref().ok().map(Converted::layout),
+        };
+        if let Some(layout) = layout {
+            identifier.forget(layout, self.asked(), memory);
+        }
     }
 }
 

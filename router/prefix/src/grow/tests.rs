@@ -388,6 +388,22 @@ fn a_prompt_that_names_the_day_holds_for_that_day() {
 }
 
 #[test]
+fn a_prompt_that_tells_the_time_because_its_request_asks_for_it_leaves_nothing() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
+    let list = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}";
+    let asked = load(&folder, Some(&format!("{{{{ strftime_now(format or '%d') }}}}{list}")));
+    for (format, expected) in [("%d", Rung::Session), ("%H", Rung::Cold), ("%M", Rung::Cold)] {
+        let trails = trails();
+        let ask = |end: usize, minutes: i64| {
+            let mut body = body(&talk()[..end]);
+            body["chat_template_kwargs"] = json!({"format": format});
+            checked(&asked, &body.to_string(), memory(&trails), WallTime { unix_seconds: 60 * minutes })
+        };
+        assert_eq!((ask(2, 1), ask(4, 75)), (Rung::Cold, expected), "{format}");
+    }
+}
+
+#[test]
 fn templates_that_count_look_back_or_tell_the_time_are_rendered_as_a_whole() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let list = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}";
@@ -395,9 +411,62 @@ fn templates_that_count_look_back_or_tell_the_time_are_rendered_as_a_whole() {
     assert!(incremental(list));
     assert!(incremental(&format!("{{{{ strftime_now('%d %b') }}}}{list}")));
     assert!(!incremental(&format!("{{{{ strftime_now('%d %H') }}}}{list}")));
+    assert!(!incremental(&format!("{{{{ strftime_now('%' ~ 'H') }}}}{list}")));
     assert!(!incremental(&format!("{{{{ messages | length }}}}{list}")));
     assert!(!incremental(&list.replace("m.content", "m.content }}{{ loop.index")), "numbers its messages");
     assert!(!incremental(&list.replace("<|im_end|>", ".").replace("<|im_start|>", ":")), "nowhere to cut");
+}
+
+#[test]
+fn a_conversation_that_takes_too_many_steps_of_the_template_is_refused_where_the_whole_is() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
+    let limits = Limits { template_steps: 4000, ..Limits::default() };
+    let text = ModelText::load_within(ModelTextSource::Folder(folder), limits).unwrap();
+    let namespace = Namespace { model: "m".into(), revision: "".into(), tokenizer: "".into() };
+    let text = Some(text.into());
+    let few = Identifier::new(IdentifierOptions { namespace, seed: Seed(7), block: Tokens(4), text, limits });
+    let (trails, mut messages) = (trails(), vec![user("begin")]);
+    let (mut grown, mut refused) = (0, 0);
+    while refused < 3 {
+        messages.extend([json!({"role": "assistant", "content": "so"}), user("on")]);
+        let rung = step(&few, &body(&messages), memory(&trails));
+        let whole = few.chat(body(&messages).to_string().as_bytes(), Asked::default());
+        grown += u32::from(rung == Rung::Session);
+        refused += u32::from(whole.identity != Identity::Exact);
+    }
+    assert!(grown > 10, "{grown} were gone on with before");
+}
+
+#[test]
+fn what_stands_before_the_messages_and_is_very_long_is_left_to_the_whole_way() {
+    let tiny = model("tiny");
+    let long = |kilobytes: usize| {
+        let mut one = body(&talk()[..2]);
+        one["tools"][0]["function"]["description"] = "Looks far. ".repeat(kilobytes * 1024 / 11).into();
+        one
+    };
+    let is_shown = |kilobytes: usize| {
+        let text = long(kilobytes).to_string();
+        let layout = ChatLayout::read(text.as_bytes()).unwrap();
+        let step = tiny.step(layout, Asked::default()).unwrap();
+        let scan = Scan::from(layout.list(), 0, &[]).unwrap();
+        let frame = Frame::of(&step, &ChatBody::parse(text.as_bytes()).unwrap(), &scan).unwrap();
+        let before = Before { leads: [].into(), asked: scan::Asked::Never, last: Role::System };
+        let new = &layout.list()[scan.messages[0].end..scan.end - 1];
+        step.cut(&frame, (&before, Turn::Next), new, &layout.list()[scan.end..]).is_some()
+    };
+    assert_eq!((is_shown(200), is_shown(300)), (true, false));
+}
+
+#[test]
+fn what_is_forgotten_is_computed_as_a_whole_and_remembered_anew() {
+    let (trails, tiny) = (trails(), model("tiny"));
+    let text = |end: usize| body(&talk()[..end]).to_string();
+    let at = |end: usize| checked(tiny, &text(end), memory(&trails), WallTime::default());
+    assert_eq!((at(2), at(4)), (Rung::Cold, Rung::Session));
+    tiny.forget(ChatLayout::read(text(4).as_bytes()).unwrap(), Asked::default(), memory(&trails));
+    assert!(trails.is_empty());
+    assert_eq!((at(6), at(8)), (Rung::Cold, Rung::Session));
 }
 
 #[test]

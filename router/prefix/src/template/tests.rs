@@ -9,7 +9,9 @@ fn compile(template: &str) -> ChatTemplate {
 
 fn render_with(template: &str, json: &str) -> Result<String, Error> {
     let value = serde_json::from_str::<JsonValue>(json).unwrap().0;
-    compile(template).render(vec![("x".into(), value)], WallTime { unix_seconds: 0 }, Size { hint: 0, limit: 10_000 })
+    let size = Size { hint: 0, limit: 10_000 };
+    let rendered = compile(template).render(vec![("x".into(), value)], WallTime { unix_seconds: 0 }, size);
+    rendered.map(|(text, _)| text)
 }
 
 fn check(template: &str, json: &str, expected: &str) {
@@ -112,7 +114,7 @@ fn the_tool_template_is_taken_only_when_there_are_tools() {
     let text = TemplateText { plain: "plain".into(), with_tools: Some("tools".into()) };
     let template = ChatTemplate::compile(text, &Limits::default()).unwrap();
     let render = |tools: Value| {
-        template.render(vec![("tools".into(), tools)], WallTime::default(), Size { hint: 0, limit: 100 }).unwrap()
+        template.render(vec![("tools".into(), tools)], WallTime::default(), Size { hint: 0, limit: 100 }).unwrap().0
     };
     assert_eq!(render(Value::from(())), "plain");
     assert_eq!(render(Value::from(vec![1])), "tools");

@@ -2,7 +2,6 @@
 
 use super::{Around, Before, Cut, Follows, Heads, Turn, Windowing, short};
 use crate::chat::{CallOrder, Variables};
-use crate::grow::turn_of;
 use crate::scan::{Asked, Scan};
 use crate::{ChatBody, ModelText, TemplateKind, WallTime};
 
@@ -74,6 +73,13 @@ struct Known<'a> {
     cut: Cut,
 }
 
+impl Step {
+    fn is_of_the_day(&self, text: &ModelText) -> bool {
+        let chat = ChatBody::parse(self.body.as_bytes());
+        chat.is_ok_and(|chat| text.is_of_the_day(&chat, (WallTime::default(), &self.prompt)))
+    }
+}
+
 impl Windowing {
     /// The least that must be shown of a template's prompts; none where the whole must be.
     pub(crate) fn probe(text: &ModelText) -> Option<Self> {
@@ -86,6 +92,9 @@ impl Windowing {
             probes.iter().map(|probe| steps(text, *probe, order)).collect()
         };
         let probes = all(&PROBES, CallOrder::Declared);
+        if dated && !probes.iter().flatten().all(|step| step.is_of_the_day(text)) {
+            return None;
+        }
         let shown = |proven| Self { kind, proven, dated, late_system: false, name_first: false };
         let least = |follows| {
             let heads = [Heads::Elided, Heads::Real].into_iter();
@@ -140,7 +149,7 @@ impl Windowing {
 
     fn cut_of(&self, text: &ModelText, step: &Step, after: usize) -> Option<(Turn, Follows, Cut)> {
         let messages = &step.scan.messages;
-        let turn = turn_of(&messages[after + 1..]);
+        let turn = Turn::of(&messages[after + 1..]);
         let leads = step.scan.leads()?;
         // Of the leading messages only the last one is a place to cut.
         let own = after + 1 == leads.len();

@@ -172,6 +172,23 @@ async fn a_difference_ends_it_for_the_model_and_everything_says_so() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_cannot_be_computed_as_a_whole_is_forgotten_and_its_model_trusted() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS[..1]).await;
+    let model = front.gateway.catalog().model(&"tiny".into());
+    let mut step = grown(&front.gateway, &model);
+    // As if the template had refused it.
+    step.request.incoming.body = body(1, &json!({"continue_final_message": true})).into();
+    let identity = &front.gateway.remembered.identity;
+    let look = Look::at(&step, Rung::Leading, Tokens::ZERO);
+    assert_eq!(look.taken().0, Some(Difference::Refused));
+    identity.looks.take(look);
+    until("it has been looked at", || looks(&front, "refused") == 1).await;
+    assert!(!model.is_distrusted());
+    assert_eq!(ask(&front, 2, json!({})).await, Some("leading"), "other conversations go on");
+}
+
+#[tokio::test]
 async fn no_memory_has_every_prompt_computed_as_a_whole() {
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &[SETTINGS[0], "identity.memory=0"]).await;
