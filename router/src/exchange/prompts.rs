@@ -13,7 +13,6 @@ use ownership::ledger::Point;
 use ownership::{Directory, MAX_CALL, PeerError, PeerService, Topic};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use vocabulary::{Blocks, Chain, ModelId, NodeId, PrefixId, Seed, TenantId, Tokens};
 
@@ -57,8 +56,10 @@ struct Lent {
 }
 
 impl Lent {
+    /// None where there are more tokens than can be lent, before they are encoded.
     fn of(kept: &Kept, point: Point) -> Option<Self> {
-        let tokens = kept.first(point.blocks).filter(|tokens| tokens.len() <= MOST_TOKENS)?;
+        let can_be_lent = point.blocks.tokens(kept.chain.block).0 <= MOST_TOKENS as u64;
+        let tokens = can_be_lent.then(|| kept.first(point.blocks))??;
         let Chain { root, block, .. } = kept.chain;
         Some(Self { model: kept.model.clone(), root, block, tokens, salt: kept.salt.clone() })
     }
@@ -90,7 +91,7 @@ impl PeerService for Lender {
             let Question { tenant, blocks, prefix } = answer?;
             let point = Point { blocks, id: prefix };
             let lent = match prompts.through(&tenant, point) {
-                Some(kept) => spawn_blocking(move || Lent::of(&kept, point)).await.ok().flatten(),
+                Some(kept) => prompts.read(move || Lent::of(&kept, point)).await,
                 None => None,
             };
             if lent.is_some() {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use ownership::ledger::Point;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 use vocabulary::{Blocks, Chain, ModelId, SessionId, TenantId};
 
 use super::plan::Classified;
@@ -13,6 +15,10 @@ use super::token_ids::TokenIds;
 
 /// Bytes of token ids and block names that are kept.
 const BOUND: usize = 128 << 20;
+/// Prompts that are encoded again at once: milliseconds of a core and some megabytes each.
+const AT_ONCE: usize = 2;
+/// Those and the ones that wait; what comes then is not encoded.
+const MOST_WAITING: usize = 64;
 
 /// A prompt by its token ids.
 #[derive(Debug)]
@@ -56,9 +62,20 @@ impl Kept {
     }
 }
 
-/// The prompts that are kept, the oldest going first.
-#[derive(Debug, Default)]
-pub struct Prompts(Mutex<Shelf>);
+/// The prompts that are kept, the oldest going first, and the way in which any prompt is encoded again.
+#[derive(Debug)]
+pub struct Prompts {
+    shelf: Mutex<Shelf>,
+    places: Arc<Semaphore>,
+    queue: Arc<Semaphore>,
+}
+
+impl Default for Prompts {
+    fn default() -> Self {
+        let [places, queue] = [AT_ONCE, MOST_WAITING].map(|most| Arc::new(Semaphore::new(most)));
+        Self { shelf: Mutex::default(), places, queue }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Shelf {
@@ -78,10 +95,20 @@ impl Shelf {
 }
 
 impl Prompts {
+    /// Reads a prompt's ids, which may mean to encode it again: on a thread that may block, a few at once. None where
+    /// too many wait already.
+    pub async fn read<T: Send + 'static>(&self, ids: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
+        let queued = self.queue.clone().try_acquire_owned().ok()?;
+        let place = self.places.clone().acquire_owned().await.ok()?;
+        // A caller that leaves does not end what runs.
+        let read = move || (ids(), queued, place).0;
+        spawn_blocking(read).await.ok().flatten()
+    }
+
     /// Keeps a session's newest prompt in place of its last one.
     pub fn keep(&self, session: SessionId, kept: Kept) {
         let size = kept.size();
-        let mut shelf = self.0.lock();
+        let mut shelf = self.shelf.lock();
         shelf.remove(session);
         while shelf.bytes + size > BOUND
             && let Some((_, oldest)) = shelf.by_age.first_key_value()
@@ -100,7 +127,7 @@ impl Prompts {
 
     /// A prompt of this tenant that goes through `point`; the newest of them.
     pub fn through(&self, tenant: &TenantId, point: Point) -> Option<Arc<Kept>> {
-        let shelf = self.0.lock();
+        let shelf = self.shelf.lock();
         let goes = |kept: &&Arc<Kept>| kept.tenant == *tenant && point.is_on(&kept.chain);
         let newest_first = shelf.by_age.values().rev().filter_map(|session| shelf.by_session.get(session));
         newest_first.map(|(_, kept)| kept).find(goes).cloned()
@@ -131,6 +158,36 @@ mod tests {
         assert!(prompts.through(&TenantId("a".into()), point).is_none(), "a session's newest prompt takes its place");
     }
 
+    #[tokio::test]
+    async fn few_prompts_are_read_at_once_and_not_endlessly_many_wait() {
+        let prompts = Arc::<Prompts>::default();
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let (gate, running) = (Arc::new(Mutex::new(gate)), Arc::new(Mutex::new((0, 0))));
+        let read = || {
+            let (prompts, gate, running) = (prompts.clone(), gate.clone(), running.clone());
+            let ids = move || {
+                let at_once = {
+                    let mut running = running.lock();
+                    running.0 += 1;
+                    running.1 = running.0.max(running.1);
+                    running.1
+                };
+                gate.lock().recv().unwrap();
+                running.lock().0 -= 1;
+                Some(at_once)
+            };
+            tokio::spawn(async move { prompts.read(ids).await })
+        };
+        let all: Vec<_> = (0..MOST_WAITING).map(|_| read()).collect();
+        crate::testing::until("all of them wait", || prompts.queue.available_permits() == 0).await;
+        assert_eq!(prompts.read(|| Some(())).await, None, "one too many");
+        (0..MOST_WAITING).for_each(|_| go.send(()).unwrap());
+        for one in all {
+            assert!(one.await.unwrap().is_some_and(|at_once| at_once <= AT_ONCE));
+        }
+        assert_eq!(prompts.read(|| Some(7)).await, Some(7), "there is room again");
+    }
+
     #[test]
     fn the_oldest_go_when_there_are_too_many_bytes() {
         let prompts = Prompts::default();
@@ -139,7 +196,7 @@ mod tests {
         for n in 0..=fit {
             prompts.keep(SessionId(n as u128), kept("a", 1 << 20, n as u32));
         }
-        let shelf = prompts.0.lock();
+        let shelf = prompts.shelf.lock();
         assert_eq!((shelf.by_session.len(), shelf.by_age.len(), shelf.bytes), (fit, fit, fit * size));
         assert!(!shelf.by_session.contains_key(&SessionId(0)));
     }

@@ -4,15 +4,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use planner::{Handoff, Leg, Plan};
-use tokio::task::spawn_blocking;
 use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, Tokens, WorkerId};
 use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 
 use super::identify::Prefixed;
 use super::legs::{LegError, Legs};
 use super::plan::Classified;
-use super::prompts::Kept;
+use super::prompts::{Kept, Prompts};
 use super::receipt::Remark;
 use super::token_ids::TokenIds;
 use crate::gateway::Gateway;
@@ -20,11 +21,14 @@ use crate::gateway::Gateway;
 /// What one run makes present, and where.
 pub type Flight = (PrefixId, WorkerId);
 
+/// The token ids of a prefix, read when somebody waits for them.
+type Ids = BoxFuture<'static, Option<Vec<u32>>>;
+
 /// A prefix on its way.
 struct Move {
     legs: Legs,
     model: String,
-    tokens: Vec<u32>,
+    ids: Ids,
     salt: Option<String>,
     bytes: Bytes,
     source: Leg,
@@ -40,14 +44,11 @@ pub async fn replicate(
     (source, blocks): (Leg, Blocks),
 ) -> Option<Remark> {
     let prompt = &step.located.prefixed.prompt;
-    let (Some(tokens), Some(prefix)) = (first(&step.located.prefixed, blocks).await, prompt.chain.prefix(blocks))
-    else {
-        return Some(Remark::ReplicateFailed);
-    };
+    let Some(prefix) = prompt.chain.prefix(blocks) else { return Some(Remark::ReplicateFailed) };
     let moving = Move {
         legs: legs.clone(),
         model: step.ask.model.0.to_string(),
-        tokens,
+        ids: first(gateway.remembered.prompts.clone(), &step.located.prefixed, blocks),
         salt: step.located.prefixed.request.cache_salt().map(str::to_owned),
         bytes: plan.handoff.as_ref().map(Handoff::bytes).unwrap_or_default(),
         source,
@@ -64,11 +65,8 @@ pub async fn relocate(
     (blocks, bytes): (Blocks, Bytes),
     (source, target): (Owner, Owner),
 ) -> Option<Remark> {
-    let again = kept.clone();
-    let tokens = spawn_blocking(move || again.first(blocks)).await.ok().flatten();
-    let (Some(tokens), Some(prefix)) = (tokens, kept.chain.prefix(blocks)) else {
-        return Some(Remark::ReplicateFailed);
-    };
+    let Some(prefix) = kept.chain.prefix(blocks) else { return Some(Remark::ReplicateFailed) };
+    let (prompts, again) = (gateway.remembered.prompts.clone(), kept.clone());
     let leg = |owner: Owner| Leg {
         worker: owner.worker,
         rank: owner.rank,
@@ -78,7 +76,7 @@ pub async fn relocate(
     let moving = Move {
         legs: Legs::unasked(gateway),
         model: kept.model.to_string(),
-        tokens,
+        ids: async move { prompts.read(move || again.first(blocks)).await }.boxed(),
         salt: kept.salt.clone(),
         bytes,
         source: leg(source),
@@ -89,19 +87,23 @@ pub async fn relocate(
 }
 
 /// The token ids of the first blocks of a step's prompt.
-async fn first(prefixed: &Prefixed, blocks: Blocks) -> Option<Vec<u32>> {
-    let length = usize::try_from(blocks.tokens(prefixed.prompt.chain.block).0).ok()?;
-    if let Some(ids) = prefixed.prompt.tokens() {
-        return ids.get(..length).map(<[u32]>::to_vec);
+fn first(prompts: Arc<Prompts>, prefixed: &Prefixed, blocks: Blocks) -> Ids {
+    let chain = prefixed.prompt.chain.clone();
+    let ids = TokenIds::of(prefixed);
+    async move {
+        let length = usize::try_from(blocks.tokens(chain.block).0).ok()?;
+        match ids? {
+            TokenIds::Here(ids) => ids.get(..length).map(<[u32]>::to_vec),
+            ids => prompts.read(move || Some(ids.read(&chain)?.get(..length)?.to_vec())).await,
+        }
     }
-    let (ids, chain) = (TokenIds::of(prefixed)?, prefixed.prompt.chain.clone());
-    let read = move || Some(ids.read(&chain)?.get(..length)?.to_vec());
-    spawn_blocking(read).await.ok().flatten()
+    .boxed()
 }
 
 impl Move {
-    async fn run(self) -> Option<Remark> {
-        let replica = Replica { model: &self.model, tokens: &self.tokens, salt: self.salt.as_deref() };
+    async fn run(mut self) -> Option<Remark> {
+        let Some(tokens) = (&mut self.ids).await else { return Some(Remark::ReplicateFailed) };
+        let replica = Replica { model: &self.model, tokens: &tokens, salt: self.salt.as_deref() };
         let counted = self.legs.dispatch(&self.source);
         let answer = tokio::select! {
             answer = self.legs.silent(&self.source, REPLICATE_PATH, replicate_prefill(&replica)) => answer,
@@ -117,7 +119,7 @@ impl Move {
             Err(error) => return failed(error),
         };
         let Some(handoff) = handoff else { return Some(Remark::NoTransferParameters) };
-        let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < self.tokens.len() as u64 * 9);
+        let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < tokens.len() as u64 * 9);
         let since = Instant::now();
         let pulled = tokio::select! {
             pulled = self.legs.silent(&self.target, REPLICATE_PATH, replicate_decode(&replica, handoff)) => pulled,
