@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
 use planner::AttentionSpec;
 use prefix::{Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError};
-use vocabulary::{Bytes, ModelId, Namespace, Seed, TenantId, Tokens};
+use vocabulary::{Bytes, ModelId, Namespace, RootKeys, Seed, TenantId, Tokens};
 use workers_shim::sim::Profile;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -30,6 +30,8 @@ pub struct Model {
     pub shape: KvShape,
     /// KV bytes of a token.
     pub kv_bytes_per_token: Bytes,
+    /// The LoRA adapter that its name means, on top of the model that everything else is of.
+    adapter: Option<ModelId>,
     distrusted: AtomicBool,
 }
 
@@ -49,18 +51,36 @@ impl Model {
         self.distrusted.load(Ordering::Relaxed)
     }
 
+    /// What a prompt's blocks depend on beside its tokens, as engines name them too.
+    pub fn keys<'a>(&'a self, salt: Option<&'a str>) -> RootKeys<'a> {
+        RootKeys { adapter: self.adapter.as_ref().map(|name| &*name.0), salt, content: None }
+    }
+
+    /// The same model with this adapter on top.
+    fn adapted(&self, name: &ModelId) -> Self {
+        let format = format_of(name, self.kv_bytes_per_token);
+        Self {
+            identifier: self.identifier.clone(),
+            shape: KvShape { format, ..self.shape },
+            kv_bytes_per_token: self.kv_bytes_per_token,
+            adapter: Some(name.clone()),
+            distrusted: AtomicBool::new(false),
+        }
+    }
+
     fn new(name: &ModelId, config: &ModelConfig, text: Option<Arc<ModelText>>) -> Self {
         let block = config.block.map_or(USUAL_BLOCK, |block| Tokens(block.into()));
         let revision: Arc<str> = config.revision.as_deref().unwrap_or_default().into();
         let namespace = Namespace { model: name.clone(), revision, tokenizer: "".into() };
         let options = IdentifierOptions { namespace, seed: Seed::default(), block, text, limits: Limits::default() };
         let bytes = config.text.as_deref().and_then(kv_bytes_per_token).unwrap_or(USUAL_KV_BYTES);
-        let format = KvFormat(xxh3_64(format!("{name} {bytes}").as_bytes()));
-        let shape = KvShape { format, kinds: KvKinds::default(), block, block_bytes: bytes * block.0 };
+        let shape =
+            KvShape { format: format_of(name, bytes), kinds: KvKinds::default(), block, block_bytes: bytes * block.0 };
         Self {
             identifier: Identifier::new(options),
             shape,
             kv_bytes_per_token: bytes,
+            adapter: None,
             distrusted: AtomicBool::new(false),
         }
     }
@@ -88,7 +108,12 @@ impl Catalog {
             let text = config.text.as_deref().map(load_text).transpose();
             let text = text.map_err(|source| CatalogError { name: name.clone(), source })?;
             let id = ModelId::from(name.as_str());
-            models.insert(id.clone(), Arc::new(Model::new(&id, config, text.map(Arc::new))));
+            let model = Model::new(&id, config, text.map(Arc::new));
+            for name in &config.adapters {
+                let name = ModelId::from(name.as_str());
+                models.insert(name.clone(), Arc::new(model.adapted(&name)));
+            }
+            models.insert(id, Arc::new(model));
         }
         Ok(Self { models })
     }
@@ -110,6 +135,10 @@ impl Catalog {
     pub fn configured(&self, name: &ModelId) -> Option<&Arc<Model>> {
         self.models.get(name)
     }
+}
+
+fn format_of(name: &ModelId, kv_bytes_per_token: Bytes) -> KvFormat {
+    KvFormat(xxh3_64(format!("{name} {kv_bytes_per_token}").as_bytes()))
 }
 
 /// The small model of the simulated workers.
@@ -138,4 +167,33 @@ fn kv_bytes_per_token(folder: &Path) -> Option<Bytes> {
     }
     let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
     AttentionSpec::from_config(&text).ok().map(|spec| spec.kv_bytes_per_token())
+}
+
+#[cfg(test)]
+mod tests {
+    use prefix::{Asked, Identity};
+
+    use super::*;
+
+    #[test]
+    fn an_adapters_prompts_are_its_models_under_another_root() {
+        let config =
+            ModelConfig { text: Some(BUILT_IN.into()), adapters: vec!["sql".into()], ..ModelConfig::default() };
+        let catalog = Catalog::load(&BTreeMap::from([("tiny".to_owned(), config)])).unwrap();
+        let of = |name: &str| catalog.model(&name.into());
+        let prompt = |name: &str, salt| {
+            let (model, body) = (of(name), br#"{"messages":[{"role":"user","content":"What is in the sea?"}]}"#);
+            model.identifier.chat(body, Asked { keys: model.keys(salt), ..Asked::default() })
+        };
+        let (plain, adapted) = (prompt("tiny", None), prompt("sql", None));
+        assert_eq!((plain.identity, adapted.identity), (Identity::Exact, Identity::Exact));
+        assert_eq!(plain.content, adapted.content);
+        assert!(plain.chain.ids.iter().all(|id| !adapted.chain.ids.contains(id)));
+        // As the index names what an engine says of blocks with this adapter.
+        let keys = RootKeys { adapter: Some("sql"), salt: Some("s"), content: None };
+        let namespace = of("tiny").identifier.namespace().clone();
+        assert_eq!(prompt("sql", Some("s")).chain.root, namespace.root(of("tiny").identifier.seed(), keys));
+        assert_ne!(of("sql").shape.format, of("tiny").shape.format);
+        assert!(of("csv").identifier.text().is_none(), "an adapter that nobody configured is known by its bytes");
+    }
 }

@@ -5,7 +5,7 @@ mod cluster;
 pub mod units;
 mod workers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use planner::{Policy, Rule};
@@ -91,6 +91,8 @@ pub struct ModelConfig {
     pub block: Option<u32>,
     /// Revision of the weights, where several are in use.
     pub revision: Option<String>,
+    /// LoRA adapters of it, by the names that the engines serve them under.
+    pub adapters: Vec<String>,
 }
 
 /// Section `[ledger]`.
@@ -220,6 +222,12 @@ impl Config {
         }
         if let Some((name, _)) = self.models.iter().find(|(_, model)| model.block.is_some_and(|b| b == 0 || b > 4096)) {
             return invalid(&format!("models.{name}.block"), "accepted is 1 to 4096".into());
+        }
+        let mut names: BTreeSet<&str> = self.models.keys().map(String::as_str).collect();
+        for (name, model) in &self.models {
+            if let Some(taken) = model.adapters.iter().find(|adapter| !names.insert(adapter)) {
+                return invalid(&format!("models.{name}.adapters"), format!("{taken} is another model or adapter"));
+            }
         }
         for (name, tenant) in &self.tenants {
             if let Some(field) = tenant.problem() {

@@ -8,7 +8,7 @@ use prefix::{
     Asked, ChatForm, ChatLayout, Checkpoint, Converted, FallbackReason, Grown, Identified, Identity, Memory, Prompt,
     Rung, Trails, WallTime,
 };
-use vocabulary::{RootKeys, SessionId, Tokens};
+use vocabulary::{SessionId, Tokens};
 
 use super::opening::opening;
 use super::parse::Request;
@@ -95,8 +95,7 @@ impl Unnamed {
     }
 
     fn asked(&self) -> Asked<'_> {
-        let keys = RootKeys { adapter: None, salt: self.request.cache_salt(), content: None };
-        Asked { keys, now: self.now }
+        Asked { keys: self.model.keys(self.request.cache_salt()), now: self.now }
     }
 
     fn layout(&self) -> Option<ChatLayout<'_>> {

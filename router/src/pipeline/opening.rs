@@ -4,7 +4,7 @@ use bytes::Bytes;
 use prefix::{Asked, Prompt};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::{Blocks, RootKeys, SessionId};
+use vocabulary::{Blocks, SessionId};
 use workers_shim::dialect::{JsonFields, Splice};
 
 use super::identify::Prefixed;
@@ -50,7 +50,7 @@ fn preamble_prompt(prefixed: &Prefixed) -> Option<Prompt> {
     splice.set("messages", format!("[{before}]").into_bytes());
     splice.set("add_generation_prompt", b"false".as_slice());
     splice.remove("continue_final_message");
-    let keys = RootKeys { salt: request.cache_salt(), ..RootKeys::default() };
+    let keys = prefixed.model.keys(request.cache_salt());
     Some(identifier.chat(&splice.finish(), Asked { keys, now: prefixed.now }))
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prefix::{Asked, ChatForm, ChatLayout, Content, Converted, Identified, Memory, WallTime};
-use vocabulary::{Chain, RootKeys};
+use vocabulary::Chain;
 
 use super::identify::Prefixed;
 use crate::catalog::Model;
@@ -45,7 +45,7 @@ impl Written {
     }
 
     fn asked(&self) -> Asked<'_> {
-        Asked { keys: RootKeys { salt: self.salt.as_deref(), ..RootKeys::default() }, now: self.now }
+        Asked { keys: self.model.keys(self.salt.as_deref()), now: self.now }
     }
 
     /// Its prompt, computed as a whole: milliseconds for a long one.

@@ -116,6 +116,31 @@ async fn a_response_that_its_maker_forgot_goes_on_with_its_transcript_and_is_kno
     assert_eq!((known.fallback, known.rung), (None, Some("cold")), "without the instructions it begins otherwise");
 }
 
+#[tokio::test]
+async fn a_prompt_with_an_image_is_never_said_to_be_known_and_says_why() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS).await;
+    let ask = async |path: &str, body: Value| {
+        assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
+        front.gateway.receipts.newest(1, |_| true)[0].known.clone()
+    };
+    let turn = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
+    let url = "data:image/png;base64,AAAA";
+    let chat = json!({"model": "tiny", "messages": turn(json!({"type": "image_url", "image_url": {"url": url}}))});
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AAAA"});
+    let messages =
+        json!({"model": "tiny", "max_tokens": 9, "messages": turn(json!({"type": "image", "source": source}))});
+    let item = json!([{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]);
+    let responses = json!({"model": "tiny", "input": item});
+    for (path, body) in [(PATH, chat), ("/v1/messages", messages), ("/v1/responses", responses)] {
+        let known = ask(path, body).await;
+        assert_eq!((known.fallback, known.rung), (Some("multimodal"), None), "{path}");
+        assert_eq!(known.deepest_overlap, Tokens::ZERO, "{path}");
+    }
+    let counted = front.gateway.metrics.plans.fallback.with_label_values(&["multimodal"]);
+    assert_eq!(counted.get(), 3);
+}
+
 /// A step that is known from the one before it.
 fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
     let trails = &gateway.remembered.identity.trails;
