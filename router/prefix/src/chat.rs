@@ -32,6 +32,9 @@ pub struct ChatBody {
     truncate_prompt_tokens: Option<IgnoredAny>,
     #[serde(skip)]
     call_order: CallOrder,
+    /// Its own length: that of its prompt, about.
+    #[serde(skip)]
+    bytes: usize,
 }
 
 /// The order in which a template sees the fields of a call's function.
@@ -73,7 +76,12 @@ pub(crate) type Variables = Vec<(Value, Value)>;
 impl ChatBody {
     /// Reads a request body. Unknown fields are skipped, a field given twice is refused.
     pub fn parse(body: &[u8]) -> Result<Self, PrefixError> {
-        Ok(serde_json::from_slice(body)?)
+        let read: Self = serde_json::from_slice(body)?;
+        Ok(Self { bytes: body.len(), ..read })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The same request, made of one to which no chat request's checks apply.

@@ -167,7 +167,8 @@ impl Identifier {
             let again = step.text.tokenizer().encode_part(rest).ok()?;
             let before = ids.strip_suffix(&again[..])?;
             let text = rendered.len() - rest.len();
-            known.push(self.known(&mut leading, scan.messages[at].end, (text, *steps, before.len(), before), place)?);
+            let depth = (text, *steps, before.len(), before);
+            known.push(Arc::new(self.known(&mut leading, scan.messages[at].end, depth, place)?));
         }
         let last = known.last()?;
         let mut leads = Vec::new();

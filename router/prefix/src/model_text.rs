@@ -148,7 +148,7 @@ impl ModelText {
         let mut variables = self.special.clone();
         variables.extend(given.map_or_else(|| chat.variables(), Ok)?);
         variables.push(("messages".into(), messages.into_iter().map(Value::from_pairs).collect()));
-        let size = Size { hint: 4096, limit: self.longest() };
+        let size = Size { hint: chat.bytes(), limit: self.longest() };
         let (text, steps) = template.render(variables, now, size)?;
         let text = match continued {
             Some(last) => cut_at_mark(text, &last)?,

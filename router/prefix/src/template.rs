@@ -138,6 +138,10 @@ fn environment(limits: &Limits, longest: usize) -> Environment<'static> {
 
 /// Prints what `{{ }}` holds.
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value, longest: usize) -> Result<(), Error> {
+    if let Some(text) = value.as_str() {
+        // Most are texts, and nothing is escaped.
+        return Ok(out.write_str(text)?);
+    }
     match printed(value, longest) {
         Some(text) => Ok(out.write_str(&text?)?),
         None => minijinja::escape_formatter(out, state, value),

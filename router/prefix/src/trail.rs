@@ -22,7 +22,7 @@ pub(crate) struct Trail {
     /// Digests of the first 512, 1024, 2048 ... bytes of the list of messages.
     pub(crate) leads: Vec<u128>,
     /// Where it can be gone on from, ascending; never empty.
-    pub(crate) known: Vec<Known>,
+    pub(crate) known: Vec<Arc<Known>>,
     /// The names of the blocks up to the last known place.
     pub(crate) blocks: Pieces,
     /// What does not change from step to step.
@@ -81,6 +81,12 @@ impl Trail {
     /// The last place up to which `body` is the same; what is past `checked` is compared on the way, and a place before
     /// that once it is the last one. With the state there.
     pub(crate) fn deepest<'a>(&self, checked: usize, leading: &Leading<'a>) -> Option<(usize, Leading<'a>)> {
+        let last = self.known.len().checked_sub(1)?;
+        let mut at = leading.clone();
+        // Mostly all of it: one digest tells.
+        if at.digest(self.known[last].body) == Some(self.known[last].digest) {
+            return Some((last, at));
+        }
         let mut at = leading.clone();
         let mut best = None;
         for (n, known) in self.known.iter().enumerate() {
@@ -101,7 +107,7 @@ impl Trail {
 }
 
 /// Adds a place; the older half is thinned out where there are too many.
-pub(crate) fn push_known(all: &mut Vec<Known>, known: Known) {
+pub(crate) fn push_known(all: &mut Vec<Arc<Known>>, known: Known) {
     if all.len() >= MOST_KNOWN {
         let mut n = 0;
         all.retain(|_| {
@@ -109,7 +115,7 @@ pub(crate) fn push_known(all: &mut Vec<Known>, known: Known) {
             n > MOST_KNOWN / 2 || n % 2 == 1
         });
     }
-    all.push(known);
+    all.push(known.into());
 }
 
 /// Digests of a body's beginnings, in one pass over it.
@@ -174,7 +180,7 @@ mod tests {
         let frame = Frame { variables: Vec::new(), leads: [].into(), head_ends: [0].into(), day: None, bytes: 0 };
         let mut leads = Vec::new();
         Leading::new(body).leads(&mut leads, *ends.last().unwrap());
-        let known = ends.iter().map(|end| known(body, *end)).collect();
+        let known = ends.iter().map(|end| known(body, *end).into()).collect();
         Trail { scope: 0, leads, known, blocks: Pieces::default(), frame: frame.into(), closings: Vec::new() }
     }
 

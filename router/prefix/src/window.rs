@@ -159,10 +159,11 @@ pub(crate) struct Cut {
 impl Before {
     /// The conversation in which only `new` is real, written as JSON.
     fn elided(&self, new: &[u8]) -> Vec<u8> {
-        let mut json = br#"{"messages":["#.to_vec();
-        let mut text = String::with_capacity(256);
+        let mut text = String::with_capacity(512);
         self.leads.iter().for_each(|lead| push(&mut text, *lead, ELIDED));
         self.push_last(&mut text);
+        let mut json = Vec::with_capacity(text.len() + new.len() + 16);
+        json.extend_from_slice(br#"{"messages":["#);
         json.extend_from_slice(text.as_bytes());
         json.extend_from_slice(new);
         json.extend_from_slice(b"]}");
@@ -211,8 +212,14 @@ fn separate(text: &mut String) {
 
 fn push(text: &mut String, role: Role, content: &str) {
     separate(text);
-    let call = if role == Role::Tool { format!(r#","tool_call_id":"{CALL}""#) } else { String::new() };
-    let _ = write!(text, r#"{{"role":"{}"{call},"content":"{content}"}}"#, role.name());
+    let (call, id, end) = if role == Role::Tool {
+        (r#"","tool_call_id":""#, CALL, r#"","content":""#)
+    } else {
+        ("", "", r#"","content":""#)
+    };
+    for part in [r#"{"role":""#, role.name(), call, id, end, content, r#""}"#] {
+        text.push_str(part);
+    }
 }
 
 /// A body's variables with its tools replaced by one that is short; none where they hold more that could be long.
