@@ -43,7 +43,9 @@ impl<'a> Cursor<'a> {
 
     /// A big-endian number of `N` bytes.
     fn number<const N: usize>(&mut self) -> Result<u64, DecodeError> {
-        Ok(self.take(N)?.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(DecodeError::Truncated)?;
+        self.rest = rest;
+        Ok(head.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     }
 
     fn text<const N: usize>(&mut self) -> Result<Item<'a>, DecodeError> {
@@ -108,6 +110,19 @@ impl<'a> Cursor<'a> {
             0xdf => Item::Map(self.entries::<4>(2)?),
             0xe0..=0xff => Item::Negative(i64::from(head as i8)),
         })
+    }
+
+    /// The next item where it is a number that a token can be; where it is not, nothing is read.
+    #[inline]
+    pub(crate) fn token(&mut self) -> Option<u32> {
+        let (token, rest) = match *self.rest {
+            [token @ 0x00..=0x7f, ref rest @ ..] | [0xcc, token, ref rest @ ..] => (u32::from(token), rest),
+            [0xcd, a, b, ref rest @ ..] => (u32::from(u16::from_be_bytes([a, b])), rest),
+            [0xce, a, b, c, d, ref rest @ ..] => (u32::from_be_bytes([a, b, c, d]), rest),
+            _ => return None,
+        };
+        self.rest = rest;
+        Some(token)
     }
 
     /// An extension of any kind, skipped: nobody sends them.

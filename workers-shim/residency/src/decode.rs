@@ -188,7 +188,12 @@ impl<'a> Reader<'a, '_> {
     /// An array, or nil for an empty one, of at most as many entries as an event may have blocks.
     fn list<T>(&mut self, what: &'static str, read: fn(Item<'a>) -> Option<T>) -> Result<Vec<T>, DecodeError> {
         let count = self.count(what, u64::from(self.limits.blocks))?;
-        (0..count).map(|_| read(self.cursor.item()?).ok_or(DecodeError::Type(what))).collect()
+        // So many fit in what is left of the message.
+        let mut list = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            list.push(read(self.cursor.item()?).ok_or(DecodeError::Type(what))?);
+        }
+        Ok(list)
     }
 
     fn count(&mut self, what: &'static str, most: u64) -> Result<u32, DecodeError> {
@@ -202,12 +207,24 @@ impl<'a> Reader<'a, '_> {
 
     fn tokens(&mut self) -> Result<Vec<u32>, DecodeError> {
         let count = self.count("token_ids", u64::MAX)?;
-        (0..count)
-            .map(|_| match self.cursor.item()? {
-                Item::Unsigned(token) => u32::try_from(token).map_err(|_| DecodeError::Type("token_ids")),
-                _ => Err(DecodeError::Type("token_ids")),
-            })
-            .collect()
+        // So many fit in what is left of the message.
+        let mut tokens = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            tokens.push(match self.cursor.token() {
+                Some(token) => token,
+                None => self.unusual_token()?,
+            });
+        }
+        Ok(tokens)
+    }
+
+    /// A token in an encoding that is longer than it need be; or no token.
+    #[cold]
+    fn unusual_token(&mut self) -> Result<u32, DecodeError> {
+        match self.cursor.item()? {
+            Item::Unsigned(token) => u32::try_from(token).map_err(|_| DecodeError::Type("token_ids")),
+            _ => Err(DecodeError::Type("token_ids")),
+        }
     }
 
     fn extra_keys(&mut self) -> Result<Vec<Vec<ExtraKey>>, DecodeError> {

@@ -189,3 +189,29 @@ proptest! {
         let _ = decode(&bytes, &Limits::default());
     }
 }
+
+/// A store of one block with tokens as they are encoded.
+fn stored_with(tokens: &[&[u8]]) -> Result<Batch, DecodeError> {
+    let head = b"\x92\x01\x91\x95\xabBlockStored\x91\x01\xc0";
+    let bytes = [head, &[0x90 | tokens.len() as u8][..], &tokens.concat(), b"\x04"].concat();
+    decode(&bytes, &Limits::default())
+}
+
+#[test]
+fn tokens_are_read_in_whatever_width_they_are_written() {
+    let widths: [&[u8]; 6] = [
+        b"\x7f",
+        b"\xcc\xff",
+        b"\xcd\x01\x02",
+        b"\xce\x00\x02\x00\x01",
+        b"\xcf\0\0\0\0\xff\xff\xff\xff",
+        b"\xd2\0\0\0\x08",
+    ];
+    let Event::Stored(event) = only(stored_with(&widths).unwrap()) else { panic!("blocks are stored") };
+    assert_eq!(event.tokens, [127, 255, 258, 131_073, u32::MAX, 8]);
+    let none: [&[u8]; 4] = [b"\xff", b"\xcf\0\0\0\x01\0\0\0\0", b"\xc0", b"\xd0\x80"];
+    for token in none {
+        assert_eq!(stored_with(&[b"\x01", token]), Err(DecodeError::Type("token_ids")), "{token:x?}");
+    }
+    assert_eq!(stored_with(&[b"\xce\x01"]), Err(DecodeError::Truncated));
+}
