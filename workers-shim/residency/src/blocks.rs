@@ -1,20 +1,23 @@
 //! The blocks of one source whose place is known: found by the engine's name, linked to the block before.
 //!
-//! A block costs 40 bytes and its entry among the names. A block that is gone while others hang on it leaves a *stump*, so
-//! that they find it again when it is stored again; there are never more stumps than blocks.
+//! A block costs 24 bytes, and about 16 among the names. A block that is gone while others hang on it leaves a *stump*, so that
+//! they find it again when it is stored again; there are never more stumps than blocks.
 
 mod adoption;
+mod children;
 mod inner;
+mod names;
 
-use vocabulary::{BlockHash, PrefixId, Tier};
+use vocabulary::{BlockHash, PrefixId, Seed, Tier};
 
 use crate::closure::{Closure, Shape};
 use crate::copies::{Brief, Copies, Place};
 use crate::event::EngineHash;
 use crate::index::Change;
 use crate::mix::MixMap;
-use crate::table::{Entry, Table, spread};
+use children::{Children, Few, Serves};
 use inner::Inner;
+use names::Names;
 
 pub(crate) use adoption::{Ends, Placed};
 
@@ -27,45 +30,11 @@ const NOWHERE: u32 = u32::MAX;
 /// A block, or a stump: one without copies.
 struct Node {
     end: [u64; 2],
-    name: EngineHash,
     /// The block before; [`NOWHERE`] at the start of a chain, and for stumps.
     before: u32,
     /// Blocks whose `before` is this one.
-    children: u32,
-    /// Those of them that serve from device memory.
-    serving: u32,
+    children: Few,
     copies: Brief,
-}
-
-/// A block's entry among the names: part of the name's hash, and the place.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Name(u64);
-
-impl Name {
-    fn hash_of(name: EngineHash) -> u64 {
-        spread(name.0) >> 32 << 32
-    }
-
-    fn new(name: EngineHash, at: u32) -> Self {
-        Self(Self::hash_of(name) | u64::from(at))
-    }
-
-    fn at(self) -> u32 {
-        self.0 as u32
-    }
-}
-
-impl Entry for Name {
-    /// No block is kept at [`NOWHERE`].
-    const FREE: Self = Self(u64::MAX);
-
-    fn is_free(&self) -> bool {
-        *self == Self::FREE
-    }
-
-    fn hash(&self) -> u64 {
-        self.0 >> 32 << 32
-    }
 }
 
 /// A block that is to be placed.
@@ -79,11 +48,12 @@ pub(crate) struct Placing<'a> {
 }
 
 /// All of them.
-#[derive(Default)]
 pub(crate) struct Blocks {
     nodes: Vec<Node>,
     free: Vec<u32>,
-    names: Table<Name>,
+    names: Names,
+    /// Of blocks that have many.
+    children: Children,
     /// Stumps by their end.
     stumps: MixMap<BlockHash, u32>,
     /// Copies that do not fit into a node.
@@ -95,19 +65,30 @@ pub(crate) struct Blocks {
 pub(crate) const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 impl Blocks {
+    pub(crate) fn new(seed: Seed) -> Self {
+        Self {
+            nodes: Vec::new(),
+            free: Vec::new(),
+            names: Names::new(seed),
+            children: Children::default(),
+            stumps: MixMap::default(),
+            many: MixMap::default(),
+            inner: Inner::default(),
+            closure: Closure::default(),
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.names.len()
     }
 
     pub(crate) fn find(&self, name: EngineHash) -> Option<At> {
-        let found = self.names.find(Name::hash_of(name), |entry| self.node(entry.at()).name == name);
-        found.map(|place| At(self.names.at(place).at()))
+        self.names.get(name).map(At)
     }
 
     /// Fetches what [`Self::find`] reads for each of `names`, all at once instead of one after the other.
     pub(crate) fn glance(&self, names: &[EngineHash]) {
-        let seen = names.iter().fold(0, |seen, name| seen ^ self.names.glance(Name::hash_of(*name)).0);
-        std::hint::black_box(seen);
+        std::hint::black_box(names.iter().fold(0, |seen, name| seen ^ self.names.glance(*name)));
     }
 
     pub(crate) fn end(&self, at: At) -> PrefixId {
@@ -131,11 +112,11 @@ impl Blocks {
         let stump = if self.stumps.is_empty() { None } else { self.stumps.remove(&block.end.block_hash()) };
         let at = stump.unwrap_or_else(|| self.vacant());
         let node = self.node_mut(at);
-        (node.end, node.name, node.before) = (end, block.name, block.before.map_or(NOWHERE, |before| before.0));
+        (node.end, node.before) = (end, block.before.map_or(NOWHERE, |before| before.0));
         if let Some(before) = block.before {
-            self.node_mut(before.0).children += 1;
+            self.children.add(before.0, &mut self.nodes[before.0 as usize].children);
         }
-        self.names.insert(Name::new(block.name, at));
+        self.names.insert(block.name, at);
         self.inner.set(at, block.inner);
         At(at)
     }
@@ -165,15 +146,16 @@ impl Blocks {
         }
     }
 
-    /// Changes how many copies lie in `tier` and `group`, and forgets the block with the last one; false when there are
-    /// none to change.
+    /// Changes how many copies of a block lie in `tier` and `group`, and forgets it with the last one. Says whether there were
+    /// any to change; none where there is no such block.
     pub(crate) fn change(
         &mut self,
-        At(at): At,
+        name: EngineHash,
         (tier, group): (Tier, u32),
         left: impl Fn(u32) -> u32 + Copy,
         out: &mut Vec<Change>,
-    ) -> bool {
+    ) -> Option<bool> {
+        let at = self.names.get(name)?;
         let (served, before) = (self.serves(at, tier), self.node(at).copies);
         let known = if let Some(after) = before.all_in(tier, group).map(left).and_then(|left| before.with(left)) {
             self.node_mut(at).copies = after;
@@ -188,9 +170,10 @@ impl Blocks {
             self.gone(at, tier, out);
         }
         if self.node(at).copies == Brief::NONE {
+            self.names.remove(name);
             self.forget(at);
         }
-        known
+        Some(known)
     }
 
     /// What is gone when all of them are.
@@ -207,7 +190,12 @@ impl Blocks {
     #[cfg(test)]
     pub(crate) fn forgot_all(&self) -> bool {
         let all_free = self.free.len() == self.nodes.len();
-        all_free && self.len() == 0 && self.stumps.is_empty() && self.many.is_empty() && self.shape() == Shape::Whole
+        all_free
+            && self.len() == 0
+            && self.children.is_empty()
+            && self.stumps.is_empty()
+            && self.many.is_empty()
+            && self.shape() == Shape::Whole
     }
 
     fn node(&self, at: u32) -> &Node {
@@ -222,8 +210,7 @@ impl Blocks {
         if let Some(at) = self.free.pop() {
             return at;
         }
-        let (end, name) = ([0; 2], EngineHash(0));
-        self.nodes.push(Node { end, name, before: NOWHERE, children: 0, serving: 0, copies: Brief::NONE });
+        self.nodes.push(Node { end: [0; 2], before: NOWHERE, children: Few::NONE, copies: Brief::NONE });
         // As many as `most_blocks` allows, and their stumps: far from what 32 bits can number.
         (self.nodes.len() - 1) as u32
     }
@@ -248,11 +235,17 @@ impl Blocks {
         }
     }
 
+    #[inline]
     fn serves(&self, at: u32, tier: Tier) -> bool {
         match self.node(at).copies {
-            Brief::ELSEWHERE => self.many.get(&at).is_some_and(|copies| copies.serves(tier)),
+            Brief::ELSEWHERE => self.serves_elsewhere(at, tier),
             brief => brief.serves(tier),
         }
+    }
+
+    #[cold]
+    fn serves_elsewhere(&self, at: u32, tier: Tier) -> bool {
+        self.many.get(&at).is_some_and(|copies| copies.serves(tier))
     }
 
     /// First one first.
@@ -264,11 +257,8 @@ impl Blocks {
     /// It serves prefixes from `tier` now.
     fn held(&mut self, at: u32, tier: Tier, out: &mut Vec<Change>) {
         if tier == Tier::Hbm {
-            let (before, closed) = (self.node(at).before, self.node(at).serving);
-            let opened = before != NOWHERE && !self.serves(before, Tier::Hbm);
-            if before != NOWHERE {
-                self.node_mut(before).serving += 1;
-            }
+            let closed = self.children.serving(at, self.node(at).children);
+            let opened = self.before(at, Serves::From);
             self.closure.holes(u32::from(opened), closed);
         } else {
             self.closure.hold_slower();
@@ -279,11 +269,8 @@ impl Blocks {
     /// It no longer does. The last chain block goes first, so that no change leaves a hole behind.
     fn gone(&mut self, at: u32, tier: Tier, out: &mut Vec<Change>) {
         if tier == Tier::Hbm {
-            let (before, opened) = (self.node(at).before, self.node(at).serving);
-            let closed = before != NOWHERE && !self.serves(before, Tier::Hbm);
-            if before != NOWHERE {
-                self.node_mut(before).serving -= 1;
-            }
+            let opened = self.children.serving(at, self.node(at).children);
+            let closed = self.before(at, Serves::NoMore);
             self.closure.holes(opened, u32::from(closed));
         } else {
             self.closure.drop_slower();
@@ -291,22 +278,29 @@ impl Blocks {
         out.extend(self.chain_blocks(at).rev().map(|hash| Change::Gone(hash, tier)));
     }
 
-    /// The last copy is gone.
+    /// Tells the block before whether this child of it serves from device memory; whether it does not itself, so that there
+    /// is a hole between them.
+    fn before(&mut self, at: u32, serves: Serves) -> bool {
+        let before = self.node(at).before;
+        if before == NOWHERE {
+            return false;
+        }
+        self.children.serve(before, &mut self.nodes[before as usize].children, serves);
+        !self.serves(before, Tier::Hbm)
+    }
+
+    /// The last copy is gone, and the name.
     fn forget(&mut self, at: u32) {
         let node = self.node(at);
-        let (entry, before, children) = (Name::new(node.name, at), node.before, node.children);
-        let hash = BlockHash(node.end[0]);
-        if let Some(place) = self.names.find(entry.hash(), |found| *found == entry) {
-            self.names.remove(place);
-        }
+        let (before, is_leaf, hash) = (node.before, node.children == Few::NONE, BlockHash(node.end[0]));
         self.node_mut(at).before = NOWHERE;
         if before != NOWHERE {
-            self.node_mut(before).children -= 1;
-            if self.node(before).children == 0 && self.node(before).copies == Brief::NONE {
+            self.children.remove(before, &mut self.nodes[before as usize].children);
+            if self.node(before).children == Few::NONE && self.node(before).copies == Brief::NONE {
                 self.vacate(before);
             }
         }
-        if children == 0 {
+        if is_leaf {
             self.vacate(at);
         } else {
             self.stumps.entry(hash).or_insert(at);

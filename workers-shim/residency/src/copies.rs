@@ -20,31 +20,36 @@ pub(crate) struct Counted {
     pub(crate) count: u32,
 }
 
-/// The copies of nearly all blocks, in four bytes: some in one place.
+/// The copies of nearly all blocks, in two bytes: a few in one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Brief(u32);
+pub(crate) struct Brief(u16);
 
 impl Brief {
     /// No copies.
     pub(crate) const NONE: Self = Self(0);
     /// More than fits here: they are counted elsewhere.
-    pub(crate) const ELSEWHERE: Self = Self(u32::MAX);
-    const COUNT: u32 = 16;
-    const GROUP: u32 = 24;
-    const MOST: u32 = (1 << Self::COUNT) - 1;
-    /// Of a place.
-    const WINDOW: u32 = 1 << 10;
+    pub(crate) const ELSEWHERE: Self = Self(u16::MAX);
+    /// Bits of the count, and below which bits group, tier and kind begin.
+    const COUNT: u32 = 5;
+    const TIER: u32 = 10;
+    const MOST: u16 = (1 << Self::COUNT) - 1;
+    const MOST_GROUP: u32 = (1 << (Self::TIER - Self::COUNT)) - 1;
+    const WINDOW: u16 = 1 << 12;
 
     fn of_one(Counted { place, count }: Counted) -> Option<Self> {
-        let window = u32::from(place.kind == SpecKind::Window);
-        let tier = plane(place.tier) as u32;
-        let fits = place.group <= 0xff && count >> Self::COUNT == 0;
-        fits.then_some(Self(count | place.group << Self::COUNT | tier << Self::GROUP | window << 26))
+        let fits = place.group <= Self::MOST_GROUP && count <= u32::from(Self::MOST);
+        let kind = if place.kind == SpecKind::Window { Self::WINDOW } else { 0 };
+        fits.then_some(Self(count as u16 | Self::there(place.tier, place.group) | kind))
+    }
+
+    /// A place, but for its kind, where the group fits.
+    fn there(tier: Tier, group: u32) -> u16 {
+        (group as u16) << Self::COUNT | (plane(tier) as u16) << Self::TIER
     }
 
     /// Whether a copy in `tier` serves full attention; not for [`Self::ELSEWHERE`].
     pub(crate) fn serves(self, tier: Tier) -> bool {
-        self != Self::NONE && self.0 >> Self::GROUP == plane(tier) as u32
+        self != Self::NONE && self.0 >> Self::TIER == plane(tier) as u16
     }
 
     /// One copy more in `place`; none where that does not fit, or copies are elsewhere.
@@ -56,26 +61,26 @@ impl Brief {
 
     /// How many there are, where all of them lie in `tier` and `group`.
     pub(crate) fn all_in(self, tier: Tier, group: u32) -> Option<u32> {
-        let there = group <= 0xff && self.place() & !Self::WINDOW == (plane(tier) as u32) << 8 | group;
-        (there && self != Self::NONE && self != Self::ELSEWHERE).then(|| self.count())
+        let there = group <= Self::MOST_GROUP && self.place() & !Self::WINDOW == Self::there(tier, group);
+        (there && self != Self::NONE && self != Self::ELSEWHERE).then(|| u32::from(self.count()))
     }
 
     /// So many in the same place; none where that does not fit.
     pub(crate) fn with(self, count: u32) -> Option<Self> {
-        match count {
-            0 => Some(Self::NONE),
-            1..=Self::MOST => Some(Self(self.place() << Self::COUNT | count)),
+        match u16::try_from(count) {
+            Ok(0) => Some(Self::NONE),
+            Ok(count @ 1..=Self::MOST) => Some(Self(self.place() | count)),
             _ => None,
         }
     }
 
-    fn count(self) -> u32 {
+    fn count(self) -> u16 {
         self.0 & Self::MOST
     }
 
     /// Group, tier and kind.
-    fn place(self) -> u32 {
-        self.0 >> Self::COUNT
+    fn place(self) -> u16 {
+        self.0 & !Self::MOST
     }
 
     /// None where they do not fit.
@@ -92,10 +97,10 @@ impl Brief {
         if self == Self::NONE || self == Self::ELSEWHERE {
             return Copies::default();
         }
-        let kind = if self.0 >> 26 & 1 == 0 { SpecKind::Full } else { SpecKind::Window };
-        let group = self.0 >> Self::COUNT & 0xff;
-        let place = Place { tier: tier((self.0 >> Self::GROUP & 3) as usize), group, kind };
-        Copies { first: Some(Counted { place, count: self.0 & 0xffff }), more: Vec::new() }
+        let kind = if self.0 & Self::WINDOW == 0 { SpecKind::Full } else { SpecKind::Window };
+        let group = u32::from(self.0 >> Self::COUNT) & Self::MOST_GROUP;
+        let place = Place { tier: tier(usize::from(self.0 >> Self::TIER & 3)), group, kind };
+        Copies { first: Some(Counted { place, count: u32::from(self.count()) }), more: Vec::new() }
     }
 }
 
@@ -202,9 +207,9 @@ mod tests {
     }
 
     #[test]
-    fn four_bytes_hold_what_fits_and_refuse_the_rest() {
+    fn two_bytes_hold_what_fits_and_refuse_the_rest() {
         for tier in [Tier::Hbm, Tier::Host, Tier::Disk] {
-            for (group, kind, count) in [(0, SpecKind::Full, 1), (255, SpecKind::Window, 0xffff)] {
+            for (group, kind, count) in [(0, SpecKind::Full, 1), (31, SpecKind::Window, 31)] {
                 let counted = Counted { place: Place { tier, group, kind }, count };
                 let mut copies = Copies::default();
                 copies.begin(counted);
@@ -223,30 +228,33 @@ mod tests {
             all.iter().for_each(|counted| assert!(copies.begin(*counted)));
             Brief::of(&copies)
         };
-        assert_eq!(of(&[Counted { place: HBM, count: 1 << 16 }]), None);
-        assert_eq!(of(&[Counted { place: Place { group: 256, ..HBM }, count: 1 }]), None);
+        assert_eq!(of(&[Counted { place: HBM, count: 32 }]), None);
+        assert_eq!(of(&[Counted { place: Place { group: 32, ..HBM }, count: 1 }]), None);
         assert_eq!(of(&[Counted { place: HBM, count: 1 }, Counted { place: WINDOW, count: 1 }]), None);
     }
 
     #[test]
-    fn four_bytes_count_as_copies_do() {
+    fn two_bytes_count_as_copies_do() {
         let one = Brief::NONE.more(HBM).unwrap();
         let two = one.more(HBM).unwrap();
         assert_eq!((one.all_in(Tier::Hbm, 0), two.all_in(Tier::Hbm, 0)), (Some(1), Some(2)));
-        assert_eq!((two.with(1), two.with(0), two.with(1 << 16)), (Some(one), Some(Brief::NONE), None));
+        assert_eq!(
+            (two.with(1), two.with(0), two.with(32), two.with(1 << 16)),
+            (Some(one), Some(Brief::NONE), None, None)
+        );
         assert!(one.serves(Tier::Hbm) && !one.serves(Tier::Host) && !Brief::NONE.serves(Tier::Hbm));
         for place in [HOST, WINDOW, Place { kind: SpecKind::Window, ..HBM }] {
             assert_eq!(one.more(place), None, "another place");
         }
-        let full = one.with(0xffff).unwrap();
+        let full = one.with(31).unwrap();
         assert_eq!(
-            (full.more(HBM), Brief::ELSEWHERE.more(HBM), Brief::NONE.more(Place { group: 256, ..HBM })),
+            (full.more(HBM), Brief::ELSEWHERE.more(HBM), Brief::NONE.more(Place { group: 32, ..HBM })),
             (None, None, None)
         );
-        // Group 256 of device memory is not group 0 of the host's.
+        // Group 32 of device memory is not group 0 of the host's.
         let host = Brief::NONE.more(HOST).unwrap();
         assert_eq!(
-            (host.all_in(Tier::Hbm, 256), host.all_in(Tier::Host, 0), host.all_in(Tier::Host, 1)),
+            (host.all_in(Tier::Hbm, 32), host.all_in(Tier::Host, 0), host.all_in(Tier::Host, 1)),
             (None, Some(1), None)
         );
         assert_eq!((Brief::NONE.all_in(Tier::Hbm, 0), Brief::ELSEWHERE.all_in(Tier::Hbm, 0)), (None, None));

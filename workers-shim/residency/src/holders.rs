@@ -1,55 +1,19 @@
-//! Which slots hold one chain block: a few in 8 bytes beside the block's hash, more as bit planes, one plane a tier.
+//! Which slots hold a chain block. The blocks of a conversation lie at the same workers, so a block tells only the number of
+//! its set, and a set is kept once for all blocks that have it.
+//!
+//! There are never many more sets than blocks have: with each new one, a few that no block has any more are given up.
+
+use std::sync::Arc;
 
 use vocabulary::Tier;
+
+use crate::mix::MixMap;
+use crate::table::spread;
 
 /// Bits of 64 slots, one word for each tier, fastest first.
 pub(crate) type Word = [u64; 3];
 
-/// Holders that nearly all blocks have no more of.
-const FEW: usize = 4;
-
-/// Some slots in any order; where there are fewer, [`Holder::NONE`].
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Few([Holder; FEW]);
-
-/// Any slots.
-#[derive(Clone, Default, PartialEq, Debug)]
-pub(crate) struct Many(Vec<Word>);
-
-/// What became of a holder that was to be noted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Noted {
-    /// It is.
-    New,
-    /// It was before.
-    Before,
-    /// There is no room for it.
-    Full,
-}
-
-/// A slot in the upper 13 bits, and a bit for each tier below.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Holder(u16);
-
-impl Holder {
-    const NONE: Self = Self(0);
-    /// Not a slot's, as it would be of the one after the last.
-    const MANY: Self = Self(u16::MAX);
-
-    fn new(slot: u16, tier: Tier) -> Self {
-        Self(slot << 3 | 1 << plane(tier))
-    }
-
-    fn slot(self) -> u16 {
-        self.0 >> 3
-    }
-
-    fn tiers(self) -> u16 {
-        self.0 & 7
-    }
-}
-
-/// Slots that a holder can name.
+/// Slots that can be told apart.
 pub(crate) const MOST_SLOTS: usize = (1 << 13) - 1;
 
 pub(crate) fn plane(tier: Tier) -> usize {
@@ -64,181 +28,188 @@ pub(crate) fn tier(plane: usize) -> Tier {
     [Tier::Hbm, Tier::Host, Tier::Disk][plane]
 }
 
-fn at(slot: u16) -> (usize, u64) {
-    (usize::from(slot) / 64, 1 << (slot % 64))
+/// The number of a set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Number(pub(crate) u32);
+
+impl Number {
+    /// Of the empty set.
+    pub(crate) const NONE: Self = Self(0);
 }
 
-impl Few {
-    pub(crate) const NONE: Self = Self([Holder::NONE; FEW]);
+/// The members of a set among 64 slots, of which there is at least one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Part {
+    word: usize,
+    planes: Word,
+}
 
-    pub(crate) fn one(slot: u16, tier: Tier) -> Self {
-        let mut few = Self::NONE;
-        few.0[0] = Holder::new(slot, tier);
-        few
+struct Set {
+    /// In order; none where the number is free.
+    parts: Arc<[Part]>,
+    /// That have it.
+    blocks: u32,
+}
+
+/// A slot that joins or leaves a set, in one tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Turn(u16);
+
+impl Turn {
+    fn leaves(slot: u16, tier: Tier) -> Self {
+        Self(slot << 3 | (plane(tier) as u16) << 1)
     }
 
-    /// Stands for slots that are kept elsewhere, under a number.
-    pub(crate) fn elsewhere(number: u32) -> Self {
-        Self([Holder::MANY, Holder(number as u16), Holder((number >> 16) as u16), Holder::NONE])
+    fn joins(slot: u16, tier: Tier) -> Self {
+        Self(Self::leaves(slot, tier).0 | 1)
     }
 
-    /// The number under which they are.
-    pub(crate) fn number(&self) -> Option<u32> {
-        let [first, low, high, _] = self.0;
-        (first == Holder::MANY).then(|| u32::from(high.0) << 16 | u32::from(low.0))
-    }
-
-    pub(crate) fn add(&mut self, slot: u16, tier: Tier) -> Noted {
-        let new = Holder::new(slot, tier);
-        if let Some(same) = self.0.iter_mut().find(|holder| holder.tiers() != 0 && holder.slot() == slot) {
-            let grew = same.0 | new.0 != same.0;
-            same.0 |= new.0;
-            return if grew { Noted::New } else { Noted::Before };
+    /// The set after it, as parts; the same where nothing is to be done.
+    fn taken(self, parts: &[Part]) -> Vec<Part> {
+        let (slot, plane) = (usize::from(self.0 >> 3), usize::from(self.0 >> 1 & 3));
+        let (word, bit) = (slot / 64, 1 << (slot % 64));
+        let mut parts = parts.to_vec();
+        let at = parts.partition_point(|part| part.word < word);
+        if parts.get(at).is_none_or(|part| part.word != word) {
+            parts.insert(at, Part { word, planes: Word::default() });
         }
-        let Some(free) = self.0.iter_mut().find(|holder| holder.tiers() == 0) else { return Noted::Full };
-        *free = new;
-        Noted::New
+        let bits = &mut parts[at].planes[plane];
+        *bits = if self.0 & 1 == 1 { *bits | bit } else { *bits & !bit };
+        if parts[at].planes == Word::default() {
+            parts.remove(at);
+        }
+        parts
+    }
+}
+
+/// What a turn made of a set.
+#[derive(Clone, Copy)]
+struct Step {
+    from: Number,
+    turn: Turn,
+    to: Number,
+}
+
+/// Steps that are remembered.
+const STEPS: u32 = 8;
+const FORGOTTEN: Step = Step { from: Number(u32::MAX), turn: Turn(0), to: Number::NONE };
+/// Sets that are looked at for each new one.
+const LOOKS: usize = 4;
+
+/// All sets.
+pub(crate) struct Sets {
+    /// The empty one first.
+    sets: Vec<Set>,
+    numbers: MixMap<Arc<[Part]>, Number>,
+    free: Vec<Number>,
+    /// As events come in runs, nearly every step was taken just before.
+    steps: Box<[Step]>,
+    /// The one that was looked at last.
+    hand: usize,
+}
+
+impl Default for Sets {
+    fn default() -> Self {
+        Self {
+            sets: vec![Set { parts: Arc::new([]), blocks: 0 }],
+            numbers: MixMap::default(),
+            free: Vec::new(),
+            steps: vec![FORGOTTEN; 1 << STEPS].into(),
+            hand: 0,
+        }
+    }
+}
+
+impl Sets {
+    /// A block gets one holder more; false where that was one before.
+    pub(crate) fn add(&mut self, set: &mut Number, slot: u16, tier: Tier) -> bool {
+        self.turn(set, Turn::joins(slot, tier))
     }
 
-    /// Forgets a holder; false if it was not noted.
-    pub(crate) fn remove(&mut self, slot: u16, tier: Tier) -> bool {
-        let gone = 1 << plane(tier);
-        let noted = self.0.iter_mut().find(|holder| holder.slot() == slot && holder.tiers() & gone != 0);
-        let Some(holder) = noted else { return false };
-        holder.0 &= !gone;
+    /// A block gets one holder less; false where that was none.
+    pub(crate) fn remove(&mut self, set: &mut Number, slot: u16, tier: Tier) -> bool {
+        self.turn(set, Turn::leaves(slot, tier))
+    }
+
+    /// Who of the 64 slots at `word` is in the set, where a faster tier's holder counts for the slower tiers too.
+    pub(crate) fn reach(&self, set: Number, word: usize) -> Word {
+        let part = self.sets[set.0 as usize].parts.iter().find(|part| part.word == word);
+        let [hbm, host, disk] = part.map_or(Word::default(), |part| part.planes);
+        [hbm, hbm | host, hbm | host | disk]
+    }
+
+    /// Sets that some block has.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.sets.iter().filter(|set| set.blocks > 0).count()
+    }
+
+    fn turn(&mut self, set: &mut Number, turn: Turn) -> bool {
+        let from = *set;
+        let to = self.step(from, turn);
+        if to == from {
+            return false;
+        }
+        if from != Number::NONE {
+            self.sets[from.0 as usize].blocks -= 1;
+        }
+        if to != Number::NONE {
+            self.sets[to.0 as usize].blocks += 1;
+        }
+        *set = to;
         true
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(|holder| holder.tiers() == 0)
+    fn step(&mut self, from: Number, turn: Turn) -> Number {
+        let place = (spread(u64::from(from.0) << 16 | u64::from(turn.0)) >> (u64::BITS - STEPS)) as usize;
+        let last = self.steps[place];
+        if (last.from, last.turn) == (from, turn) {
+            return last.to;
+        }
+        let parts = turn.taken(&self.sets[from.0 as usize].parts);
+        let to = self.number(&parts);
+        self.steps[place] = Step { from, turn, to };
+        to
     }
 
-    /// The 64 slots at `word`, where a faster tier's holder counts for the slower tiers too.
-    pub(crate) fn reach(&self, word: usize) -> Word {
-        include_slower(self.0.iter().fold(Word::default(), |mut planes, holder| {
-            let (its, bit) = at(holder.slot());
-            if its == word {
-                note(&mut planes, *holder, bit);
+    fn number(&mut self, parts: &[Part]) -> Number {
+        if parts.is_empty() {
+            return Number::NONE;
+        }
+        if let Some(number) = self.numbers.get(parts) {
+            return *number;
+        }
+        self.give_up_some();
+        let set = Set { parts: parts.into(), blocks: 0 };
+        let parts = set.parts.clone();
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.sets[number.0 as usize] = set;
+                number
             }
-            planes
-        }))
+            None => {
+                self.sets.push(set);
+                Number((self.sets.len() - 1) as u32)
+            }
+        };
+        self.numbers.insert(parts, number);
+        number
     }
-}
 
-impl Many {
-    pub(crate) fn of(few: &Few) -> Self {
-        let mut many = Self::default();
-        for holder in few.0 {
-            let (word, bit) = at(holder.slot());
-            note(many.word(word), holder, bit);
+    /// Looks at the next few sets, and frees the numbers of those that no block has.
+    fn give_up_some(&mut self) {
+        for _ in 0..LOOKS {
+            self.hand = (self.hand + 1) % self.sets.len();
+            let set = &mut self.sets[self.hand];
+            if set.blocks == 0 && !set.parts.is_empty() {
+                let parts = std::mem::replace(&mut set.parts, Arc::new([]));
+                self.numbers.remove(&parts);
+                self.free.push(Number(self.hand as u32));
+                self.steps.fill(FORGOTTEN);
+            }
         }
-        many
-    }
-
-    /// Notes a holder; false if it was noted already.
-    pub(crate) fn add(&mut self, slot: u16, tier: Tier) -> bool {
-        let (word, bit) = at(slot);
-        let bits = &mut self.word(word)[plane(tier)];
-        let new = *bits & bit == 0;
-        *bits |= bit;
-        new
-    }
-
-    /// Forgets a holder; false if it was not noted.
-    pub(crate) fn remove(&mut self, slot: u16, tier: Tier) -> bool {
-        let (word, bit) = at(slot);
-        let Some(bits) = self.0.get_mut(word).map(|planes| &mut planes[plane(tier)]) else { return false };
-        let known = *bits & bit != 0;
-        *bits &= !bit;
-        known
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().flatten().all(|bits| *bits == 0)
-    }
-
-    /// As [`Few::reach`].
-    pub(crate) fn reach(&self, word: usize) -> Word {
-        include_slower(self.0.get(word).copied().unwrap_or_default())
-    }
-
-    fn word(&mut self, word: usize) -> &mut Word {
-        if self.0.len() <= word {
-            self.0.reserve_exact(word + 1 - self.0.len());
-            self.0.resize(word + 1, Word::default());
-        }
-        &mut self.0[word]
-    }
-}
-
-fn include_slower([hbm, host, disk]: Word) -> Word {
-    [hbm, hbm | host, hbm | host | disk]
-}
-
-fn note(planes: &mut Word, holder: Holder, bit: u64) {
-    for (plane, bits) in planes.iter_mut().enumerate() {
-        *bits |= bit * u64::from(holder.tiers() >> plane & 1);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_holder_is_found_in_its_tier_and_all_slower_ones() {
-        let mut few = Few::one(70, Tier::Host);
-        assert_eq!((few.reach(0), few.reach(1)), ([0, 0, 0], [0, 1 << 6, 1 << 6]));
-        assert_eq!(few.add(3, Tier::Hbm), Noted::New);
-        assert_eq!((few.reach(0), few.reach(1)), ([8, 8, 8], [0, 64, 64]));
-        assert_eq!((Many::of(&few).reach(0), Many::of(&few).reach(1)), ([8, 8, 8], [0, 64, 64]));
-    }
-
-    #[test]
-    fn holders_cost_8_bytes_and_the_last_slot_can_be_named() {
-        assert_eq!(size_of::<Few>(), 8);
-        let last = (MOST_SLOTS - 1) as u16;
-        let mut few = Few::one(last, Tier::Disk);
-        assert_eq!(few.reach(MOST_SLOTS / 64), [0, 0, 1 << 62]);
-        assert_eq!((few.add(last, Tier::Hbm), few.add(last, Tier::Host)), (Noted::New, Noted::New));
-        assert_eq!(few.number(), None, "slots are never taken for a number");
-        assert!([0, 1, 70_000, u32::MAX].iter().all(|number| Few::elsewhere(*number).number() == Some(*number)));
-        assert!(!Few::elsewhere(0).is_empty());
-    }
-
-    #[test]
-    fn more_holders_than_fit_are_kept_all_the_same() {
-        let mut few = Few::one(5, Tier::Host);
-        assert!((0..3).all(|n| few.add(n * 3, Tier::Hbm) == Noted::New));
-        assert_eq!((few.add(9, Tier::Hbm), few.add(5, Tier::Hbm)), (Noted::Full, Noted::New));
-        assert!(few.remove(5, Tier::Hbm));
-        let mut many = Many::of(&few);
-        for slot in (0..40).map(|n| n * 3) {
-            assert!(many.add(slot, Tier::Hbm) != (slot < 9), "{slot}");
-            assert!(!many.add(slot, Tier::Hbm) && many.add(slot, Tier::Disk), "{slot}");
-        }
-        let third = |word: usize| {
-            (0..64).filter(|n| (word * 64 + n).is_multiple_of(3) && word * 64 + n < 120).map(|n| 1 << n).sum::<u64>()
-        };
-        for word in 0..2 {
-            let five = if word == 0 { 1 << 5 } else { 0 };
-            assert_eq!(many.reach(word), [third(word), third(word) | five, third(word) | five]);
-        }
-        assert!(many.remove(5, Tier::Host) && !many.remove(5, Tier::Host) && !many.remove(999, Tier::Hbm));
-        for slot in (0..40).map(|n| n * 3) {
-            assert!(!many.is_empty() && many.remove(slot, Tier::Hbm) && many.remove(slot, Tier::Disk));
-        }
-        assert!(many.is_empty());
-    }
-
-    #[test]
-    fn a_freed_place_is_taken_again_and_slot_zero_is_like_any_other() {
-        let mut few = Few::one(0, Tier::Hbm);
-        assert_eq!(few.add(1, Tier::Hbm), Noted::New);
-        assert!(few.remove(0, Tier::Hbm) && !few.remove(0, Tier::Hbm));
-        assert_eq!(few.reach(0), [2, 2, 2]);
-        assert_eq!((few.add(0, Tier::Disk), few.add(0, Tier::Disk)), (Noted::New, Noted::Before));
-        assert_eq!(few.reach(0), [2, 2, 3]);
-        assert!(few.remove(0, Tier::Disk) && few.remove(1, Tier::Hbm) && few.is_empty());
-    }
-}
+mod tests;

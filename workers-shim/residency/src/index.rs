@@ -8,7 +8,7 @@
 use vocabulary::{BlockHash, Blocks, Chain, DpRank, Knowledge, Overlap, Tier, WorkerId};
 
 use crate::closure::Shape;
-use crate::holders::{MOST_SLOTS, Word, plane, tier};
+use crate::holders::{MOST_SLOTS, Sets, Word, plane, tier};
 use crate::shard::{Key, Shard};
 
 /// What became of one chain block at one source.
@@ -38,6 +38,7 @@ struct Seat {
 /// Who holds which chain block.
 pub struct Index {
     shards: Box<[Shard]>,
+    sets: Sets,
     /// Places of sources; none where free or retired.
     seats: Vec<Option<Seat>>,
     /// Bits of the seats that are taken.
@@ -54,7 +55,7 @@ impl Index {
     /// An index that knows nobody.
     pub fn new() -> Self {
         let shards = std::iter::repeat_with(Shard::default).take(Key::SHARDS).collect();
-        Self { shards, seats: Vec::new(), live: Vec::new(), whole: Vec::new(), free: Vec::new() }
+        Self { shards, sets: Sets::default(), seats: Vec::new(), live: Vec::new(), whole: Vec::new(), free: Vec::new() }
     }
 
     /// Takes a place for a source that holds nothing yet.
@@ -115,15 +116,15 @@ impl Index {
             let key = Key::of(hash);
             let shard = &mut self.shards[key.shard()];
             match change {
-                Change::Held(..) => shard.hold(key, slot.0, tier),
-                Change::Gone(..) => shard.drop_one(key, slot.0, tier),
+                Change::Held(..) => shard.hold(key, slot.0, tier, &mut self.sets),
+                Change::Gone(..) => shard.drop_one(key, slot.0, tier, &mut self.sets),
             }
         }
     }
 
     fn reach(&self, hash: BlockHash, word: usize) -> Word {
         let key = Key::of(hash);
-        self.shards[key.shard()].reach(key, word)
+        self.sets.reach(self.shards[key.shard()].holders(key), word)
     }
 
     /// Changes what is known of a source.

@@ -88,7 +88,8 @@ pub struct Source {
 impl Source {
     /// A source that holds nothing.
     pub fn new(rules: SourceRules) -> Self {
-        Self { rules, blocks: Blocks::default(), orphans: Orphans::default(), counts: SourceCounts::default() }
+        let blocks = Blocks::new(rules.seed);
+        Self { rules, blocks, orphans: Orphans::default(), counts: SourceCounts::default() }
     }
 
     /// What went wrong so far.
@@ -242,8 +243,8 @@ impl Source {
                 (None, Removal::PerCopy) => count.saturating_sub(1),
                 (None, Removal::LastCopy) => 0,
             };
-            let known = if let Some(at) = self.blocks.find(name) {
-                self.blocks.change(at, place, left, out)
+            let known = if let Some(known) = self.blocks.change(name, place, left, out) {
+                known
             } else if let Some(orphan) = self.orphans.get_mut(name) {
                 let known = orphan.copies.change(event.tier, event.group, left);
                 if orphan.copies.is_empty() {
@@ -260,7 +261,7 @@ impl Source {
     /// Forgets everything, and says what is gone; the walk is the caller's to spread out.
     pub fn clear(&mut self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
         self.orphans = Orphans::default();
-        std::mem::take(&mut self.blocks).into_gone()
+        std::mem::replace(&mut self.blocks, Blocks::new(self.rules.seed)).into_gone()
     }
 
     /// Whether nothing is left of blocks that were there once.

@@ -1,205 +1,221 @@
-//! A hash table of small entries that know their own hash: one piece of memory, sorted by hash, with gaps.
+//! A hash table from hashes to small numbers: buckets of five, each of which is one line of the processor's cache.
 //!
-//! An entry lies where its hash says, or as many places later as the entries before it need. So a search reads neighbours
-//! only and ends at the first larger hash, and growing is one pass in order, in small steps. Not for keys that clients
-//! choose.
-
-/// What lies in a table.
-pub(crate) trait Entry: Copy {
-    /// A place without an entry.
-    const FREE: Self;
-
-    /// Whether it is one.
-    fn is_free(&self) -> bool;
-
-    /// Spread evenly over all numbers. Need not be one entry's alone.
-    fn hash(&self) -> u64;
-}
+//! What finds its bucket full goes on to the next one that is not, and is counted in each that it passed, so that a search
+//! ends where nothing went on. So adding, finding and removing touch one line nearly always, and move nothing. Not for
+//! keys that clients choose.
 
 /// Spreads what is a hash already, or a counter, over the high bits. No two numbers become one.
 pub(crate) fn spread(hash: u64) -> u64 {
-    hash.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    hash.wrapping_mul(ODD)
 }
 
-/// Entries by their hash.
-pub(crate) struct Table<E> {
-    /// The homes, and after them room for what the last ones push on.
-    places: Vec<E>,
-    homes: usize,
-    len: usize,
+/// What [`spread`] spread.
+pub(crate) fn gather(spread: u64) -> u64 {
+    spread.wrapping_mul(INVERSE)
 }
 
-impl<E> Default for Table<E> {
-    fn default() -> Self {
-        Self { places: Vec::new(), homes: 0, len: 0 }
+const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+/// Modulo 2^64.
+const INVERSE: u64 = 0xF1DE_83E1_9937_733D;
+
+const SLOTS: usize = 5;
+
+/// Entries, first slots first.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Bucket {
+    hashes: [u64; SLOTS],
+    values: [u32; SLOTS],
+    /// How many lie here, and from [`PASSED`] on how many belong here or before and lie after it.
+    counts: u32,
+}
+
+const PASSED: u32 = 1 << 3;
+
+impl Bucket {
+    const EMPTY: Self = Self { hashes: [0; SLOTS], values: [0; SLOTS], counts: 0 };
+
+    fn len(&self) -> usize {
+        (self.counts % PASSED) as usize
+    }
+
+    fn find(&self, hash: u64) -> Option<usize> {
+        // All slots, as their number is known; one that is free is of no meaning.
+        self.hashes.iter().position(|its| *its == hash).filter(|slot| *slot < self.len())
+    }
+
+    /// False where there is no room.
+    fn push(&mut self, hash: u64, value: u32) -> bool {
+        let slot = self.len();
+        if slot == SLOTS {
+            return false;
+        }
+        (self.hashes[slot], self.values[slot]) = (hash, value);
+        self.counts += 1;
+        true
+    }
+
+    fn take(&mut self, slot: usize) {
+        let last = self.len() - 1;
+        (self.hashes[slot], self.values[slot]) = (self.hashes[last], self.values[last]);
+        self.counts -= 1;
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.hashes.into_iter().zip(self.values).take(self.len())
     }
 }
 
-const FEWEST: usize = 8;
-/// Room after the last home.
-const TAIL: usize = 8;
+/// Numbers by hashes that are spread evenly below their first `SKIPPED` bits, in which all agree.
+#[derive(Default)]
+pub(crate) struct Table<const SKIPPED: u32> {
+    buckets: Vec<Bucket>,
+    len: usize,
+}
 
-impl<E: Entry> Table<E> {
+impl<const SKIPPED: u32> Table<SKIPPED> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     fn home(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.homes as u128) >> 64) as usize
+        ((u128::from(hash << SKIPPED) * self.buckets.len() as u128) >> 64) as usize
     }
 
-    /// What lies where a search for `hash` begins. Reading many of these first lets the processor fetch them all at once.
-    pub(crate) fn glance(&self, hash: u64) -> E {
-        self.places.get(self.home(hash)).copied().unwrap_or(E::FREE)
+    fn after(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// The first place with this hash or a larger one, or none; there it is, or belongs.
-    fn seek(&self, hash: u64) -> usize {
-        let home = self.home(hash);
-        let before = |entry: &&E| !entry.is_free() && entry.hash() < hash;
-        home + self.places[home..].iter().take_while(before).count()
+    /// Something of where a search for `hash` begins. Asking for many first lets the processor fetch them all at once.
+    pub(crate) fn glance(&self, hash: u64) -> u32 {
+        self.buckets.get(self.home(hash)).map_or(0, |bucket| bucket.counts)
     }
 
-    /// The place of the entry with this hash that is the one.
-    pub(crate) fn find(&self, hash: u64, is_it: impl Fn(&E) -> bool) -> Option<usize> {
-        let mut at = self.seek(hash);
-        while let Some(entry) = self.places.get(at).filter(|entry| !entry.is_free() && entry.hash() == hash) {
-            if is_it(entry) {
-                return Some(at);
+    fn locate(&self, hash: u64) -> Option<(usize, usize)> {
+        let mut at = self.home(hash);
+        // Entries may have gone on from every bucket.
+        for _ in 0..self.buckets.len() {
+            let bucket = &self.buckets[at];
+            if let Some(slot) = bucket.find(hash) {
+                return Some((at, slot));
             }
-            at += 1;
+            if bucket.counts < PASSED {
+                return None;
+            }
+            at = self.after(at);
         }
         None
     }
 
-    /// What lies at a place that was found.
-    pub(crate) fn at(&self, place: usize) -> E {
-        self.places[place]
+    pub(crate) fn get(&self, hash: u64) -> Option<u32> {
+        self.locate(hash).map(|(bucket, slot)| self.buckets[bucket].values[slot])
     }
 
-    /// The same, to change all but its hash.
-    pub(crate) fn at_mut(&mut self, place: usize) -> &mut E {
-        &mut self.places[place]
+    /// The value, to be changed.
+    pub(crate) fn get_mut(&mut self, hash: u64) -> Option<&mut u32> {
+        self.locate(hash).map(|(bucket, slot)| &mut self.buckets[bucket].values[slot])
     }
 
-    /// Adds an entry that is not there yet.
-    pub(crate) fn insert(&mut self, entry: E) {
-        if self.len >= self.homes - self.homes / 5 {
+    /// Adds what is not there yet.
+    pub(crate) fn insert(&mut self, hash: u64, value: u32) {
+        let room = self.buckets.len() * SLOTS;
+        if self.len >= room - room / 8 {
             self.grow();
         }
-        let at = self.seek(entry.hash());
-        let after = self.places[at..].iter().position(E::is_free);
-        let free = after.map_or(self.places.len(), |after| at + after);
-        if free == self.places.len() {
-            self.places.reserve_exact(TAIL);
-            self.places.resize(free + TAIL, E::FREE);
-        }
-        self.places.copy_within(at..free, at + 1);
-        self.places[at] = entry;
         self.len += 1;
+        self.put(hash, value);
     }
 
-    /// Takes the entry at a place that was found.
-    pub(crate) fn remove(&mut self, place: usize) {
-        let pushed_on =
-            |at: &usize| self.places.get(*at).is_some_and(|entry| !entry.is_free() && self.home(entry.hash()) < *at);
-        let end = (place + 1..).take_while(pushed_on).last().unwrap_or(place);
-        self.places.copy_within(place + 1..end + 1, place);
-        self.places[end] = E::FREE;
+    fn put(&mut self, hash: u64, value: u32) {
+        let mut at = self.home(hash);
+        loop {
+            let bucket = &mut self.buckets[at];
+            if bucket.push(hash, value) {
+                return;
+            }
+            bucket.counts += PASSED;
+            at = self.after(at);
+        }
+    }
+
+    /// Takes what is there.
+    pub(crate) fn remove(&mut self, hash: u64) {
+        let Some((found, slot)) = self.locate(hash) else { return };
+        let mut at = self.home(hash);
+        while at != found {
+            self.buckets[at].counts -= PASSED;
+            at = self.after(at);
+        }
+        self.buckets[found].take(slot);
         self.len -= 1;
     }
 
+    /// All that there are.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.buckets.iter().flat_map(Bucket::entries)
+    }
+
+    /// One pass, in which what is written lies in the order of what is read.
     fn grow(&mut self) {
-        let homes = (self.homes + self.homes / 4).max(FEWEST);
-        let old = std::mem::replace(&mut self.places, vec![E::FREE; homes + TAIL]);
-        self.homes = homes;
-        let mut next = 0;
-        for entry in old.into_iter().filter(|entry| !entry.is_free()) {
-            let at = self.home(entry.hash()).max(next);
-            if at >= self.places.len() {
-                self.places.resize(at + TAIL, E::FREE);
-            }
-            self.places[at] = entry;
-            next = at + 1;
+        let more = self.buckets.len() + self.buckets.len() / 2 + 1;
+        let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; more]);
+        for (hash, value) in old.iter().flat_map(Bucket::entries) {
+            self.put(hash, value);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
     use super::*;
 
-    /// A hash in the upper half, and what tells entries of one hash apart.
-    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-    struct Pair(u64);
-
-    impl Pair {
-        fn of(hash: u64, which: u64) -> Self {
-            Self(hash << 32 | which)
-        }
-    }
-
-    impl Entry for Pair {
-        const FREE: Self = Self(u64::MAX);
-
-        fn is_free(&self) -> bool {
-            *self == Self::FREE
-        }
-
-        fn hash(&self) -> u64 {
-            self.0 >> 32 << 32
-        }
-    }
-
-    fn find(table: &Table<Pair>, pair: Pair) -> Option<usize> {
-        table.find(pair.hash(), |found| *found == pair)
-    }
-
     proptest! {
         #[test]
-        fn a_table_agrees_with_a_set(
-            // Few hashes, crowded at both ends, so that entries push each other on, also past the last home.
-            steps in proptest::collection::vec((0u64..12, 0u64..8, any::<bool>()), 1..400),
+        fn a_table_agrees_with_a_map(
+            // Few hashes, crowded at both ends, so that they go on to other buckets, also past the last one.
+            steps in proptest::collection::vec((0u64..60, any::<u32>(), prop::bool::weighted(0.7)), 1..600),
         ) {
-            let (mut table, mut set) = (Table::default(), BTreeSet::new());
-            for (hash, which, add) in steps {
-                let hash = if hash < 6 { hash } else { u64::from(u32::MAX) - (hash - 6) };
-                let pair = Pair::of(hash, which);
-                match (add, find(&table, pair)) {
-                    (true, None) => {
-                        table.insert(pair);
-                        set.insert(pair);
-                    }
-                    (false, Some(at)) => {
-                        table.remove(at);
-                        set.remove(&pair);
-                    }
-                    (_, found) => prop_assert_eq!(found.is_some(), set.contains(&pair)),
+            let (mut table, mut map) = (Table::<4>::default(), BTreeMap::new());
+            for (hash, value, add) in steps {
+                let hash = if hash < 20 { hash } else { (u64::MAX >> 4) - (hash - 20) };
+                match (add, map.contains_key(&hash)) {
+                    (true, false) => table.insert(hash, value),
+                    (true, true) => *table.get_mut(hash).unwrap() = value,
+                    (false, _) => table.remove(hash),
                 }
-                prop_assert_eq!(table.len(), set.len());
-                for pair in &set {
-                    prop_assert_eq!(find(&table, *pair).map(|at| table.at(at)), Some(*pair));
+                if add { map.insert(hash, value) } else { map.remove(&hash) };
+                prop_assert_eq!(table.len(), map.len());
+                let mut held: Vec<_> = table.entries().collect();
+                held.sort_unstable();
+                prop_assert_eq!(held, map.iter().map(|(hash, value)| (*hash, *value)).collect::<Vec<_>>());
+                for hash in (0..20).chain((0..40).map(|n| (u64::MAX >> 4) - n)) {
+                    prop_assert_eq!(table.get(hash), map.get(&hash).copied());
                 }
             }
+            map.keys().for_each(|hash| table.remove(*hash));
+            prop_assert!(table.buckets.iter().all(|bucket| bucket.counts == 0), "nothing is left of what went on");
         }
     }
 
     #[test]
-    fn many_entries_are_found_again_and_cost_few_places() {
-        let mut table = Table::default();
-        let pairs: Vec<Pair> = (0..100_000).map(|n| Pair::of(spread(n) >> 32, n)).collect();
-        pairs.iter().for_each(|pair| table.insert(*pair));
-        assert!(pairs.iter().all(|pair| find(&table, *pair).is_some()));
-        assert!(table.places.capacity() < 160_000, "{}", table.places.capacity());
-        for pair in &pairs[..50_000] {
-            let at = find(&table, *pair).unwrap();
-            table.remove(at);
-        }
-        assert!(pairs[..50_000].iter().all(|pair| find(&table, *pair).is_none()));
-        assert!(pairs[50_000..].iter().all(|pair| find(&table, *pair).is_some()));
+    fn many_entries_are_found_again_and_cost_few_buckets() {
+        let mut table = Table::<0>::default();
+        let hashes: Vec<u64> = (1..100_000).map(spread).collect();
+        hashes.iter().zip(0..).for_each(|(hash, n)| table.insert(*hash, n));
+        assert!(hashes.iter().zip(0..).all(|(hash, n)| table.get(*hash) == Some(n)));
+        assert_eq!((size_of::<Bucket>(), align_of::<Bucket>()), (64, 64));
+        assert!(table.buckets.capacity() < 29_000, "{}", table.buckets.capacity());
+        hashes[..50_000].iter().for_each(|hash| table.remove(*hash));
+        assert!(hashes[..50_000].iter().all(|hash| table.get(*hash).is_none()));
+        assert!(hashes[50_000..].iter().all(|hash| table.get(*hash).is_some()));
+    }
+
+    #[test]
+    fn what_was_spread_is_gathered_again() {
+        assert!((0..64).map(|bit| 1 << bit).chain([0, 3, u64::MAX, 12345]).all(|n| gather(spread(n)) == n));
     }
 }

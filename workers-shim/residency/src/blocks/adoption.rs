@@ -3,7 +3,7 @@
 use vocabulary::{BlockHash, PrefixId};
 
 use super::{At, Blocks, NOWHERE, Placing};
-use crate::copies::{Brief, Copies};
+use crate::copies::Copies;
 use crate::event::EngineHash;
 use crate::index::Change;
 use crate::mix::MixMap;
@@ -23,15 +23,15 @@ pub(crate) struct Placed {
 pub(crate) type Ends = MixMap<BlockHash, At>;
 
 impl Blocks {
-    /// One place after the other, of which many are empty.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = Option<(EngineHash, Placed)>> {
-        (0..self.nodes.len() as u32).map(|at| {
-            let node = self.node(at);
-            let before = (node.before != NOWHERE).then(|| self.end(At(node.before)).block_hash());
-            let placed =
-                || Placed { before, end: self.end(At(at)), inner: self.inner.of(at).to_vec(), copies: self.copies(at) };
-            (node.copies != Brief::NONE).then(|| (node.name, placed()))
-        })
+    /// One after the other.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, Placed)> {
+        self.names.entries().map(|(name, at)| (name, self.placed_at(at)))
+    }
+
+    fn placed_at(&self, at: u32) -> Placed {
+        let before = self.node(at).before;
+        let before = (before != NOWHERE).then(|| self.end(At(before)).block_hash());
+        Placed { before, end: self.end(At(at)), inner: self.inner.of(at).to_vec(), copies: self.copies(at) }
     }
 
     /// Takes over a block; false when there is one of this name already, or it claims to

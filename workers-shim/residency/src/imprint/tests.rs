@@ -62,7 +62,7 @@ impl Router {
             let prompt = prompt_of(block);
             assert_eq!(self.index.overlaps(&prompt), self.index.walked(&prompt), "the shape is told right");
         }
-        let placed = self.feed.source().placed().flatten().map(|(name, block)| (name.0, format!("{block:?}")));
+        let placed = self.feed.source().placed().map(|(name, block)| (name.0, format!("{block:?}")));
         let waiting = self.feed.source().waiting().map(|(name, orphan)| (name.0, format!("{orphan:?}")));
         let remembered = placed.chain(waiting).collect();
         (overlaps, self.index.knowledge(WORKER), self.index.blocks(), remembered)

@@ -10,7 +10,7 @@ use crate::event::EngineHash;
 use crate::orphans::Orphan;
 use crate::source::Source;
 
-type Placing<'a> = Box<dyn Iterator<Item = Option<(EngineHash, Placed)>> + Send + Sync + 'a>;
+type Placing<'a> = Box<dyn Iterator<Item = (EngineHash, Placed)> + Send + Sync + 'a>;
 
 /// The chunks of an imprint, first one first. The source must not change meanwhile, which the borrow sees to.
 pub struct ImprintWriter<'a> {
@@ -52,8 +52,8 @@ impl<'a> ImprintWriter<'a> {
     /// Adds records until the chunk is full; whether there was nothing left to add.
     fn fill(&mut self, chunk: &mut Vec<u8>) -> bool {
         while chunk.len() < CHUNK {
-            if let Some(place) = self.blocks.next() {
-                place.iter().for_each(|(name, block)| wire::put_placed(chunk, *name, block));
+            if let Some((name, block)) = self.blocks.next() {
+                wire::put_placed(chunk, name, &block);
             } else if let Some((name, orphan)) = self.orphans.next() {
                 wire::put_orphan(chunk, *name, orphan);
             } else {

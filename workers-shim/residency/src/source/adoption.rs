@@ -13,8 +13,8 @@ impl Source {
         &self.rules
     }
 
-    /// Blocks whose place is known, one place after the other, of which many are empty.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = Option<(EngineHash, Placed)>> {
+    /// Blocks whose place is known.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (EngineHash, Placed)> {
         self.blocks.placed()
     }
 

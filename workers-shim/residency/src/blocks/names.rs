@@ -1,0 +1,91 @@
+//! Where the blocks are that an engine names, by name: in parts, so that the growing of one is short and its memory is the
+//! next one's.
+
+use vocabulary::{PrefixId, Seed};
+
+use crate::event::EngineHash;
+use crate::table::{Table, gather, spread};
+
+/// Bits that number the parts.
+const PARTS: u32 = 8;
+
+/// All names.
+pub(super) struct Names {
+    parts: Box<[Table<PARTS>]>,
+    len: usize,
+    /// Of this cluster alone, so that no engine knows which of its names lie side by side.
+    salt: u64,
+}
+
+impl Names {
+    pub(super) fn new(seed: Seed) -> Self {
+        let parts = std::iter::repeat_with(Table::default).take(1 << PARTS).collect();
+        Self { parts, len: 0, salt: PrefixId(0).extend(seed, &[]).block_hash().0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn part(&self, name: EngineHash) -> (usize, u64) {
+        let hash = spread(name.0 ^ self.salt);
+        ((hash >> (u64::BITS - PARTS)) as usize, hash)
+    }
+
+    pub(super) fn get(&self, name: EngineHash) -> Option<u32> {
+        let (part, hash) = self.part(name);
+        self.parts[part].get(hash)
+    }
+
+    /// See [`Table::glance`].
+    pub(super) fn glance(&self, name: EngineHash) -> u32 {
+        let (part, hash) = self.part(name);
+        self.parts[part].glance(hash)
+    }
+
+    /// Adds a name that is not there yet.
+    pub(super) fn insert(&mut self, name: EngineHash, at: u32) {
+        let (part, hash) = self.part(name);
+        self.parts[part].insert(hash, at);
+        self.len += 1;
+    }
+
+    /// Takes a name that is there.
+    pub(super) fn remove(&mut self, name: EngineHash) {
+        let (part, hash) = self.part(name);
+        self.parts[part].remove(hash);
+        self.len -= 1;
+    }
+
+    /// Names, and where their blocks are.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (EngineHash, u32)> {
+        let name = |(hash, at): (u64, u32)| (EngineHash(gather(hash) ^ self.salt), at);
+        self.parts.iter().flat_map(Table::entries).map(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_told_again_and_lie_elsewhere_under_another_seed() {
+        let (mut names, mut others) = (Names::new(Seed(1)), Names::new(Seed(2)));
+        let all: Vec<EngineHash> = (0..5000).map(|n| EngineHash(n << 50 | n)).collect();
+        for (at, name) in (0..).zip(&all) {
+            names.insert(*name, at);
+            others.insert(*name, at);
+        }
+        assert!((0..).zip(&all).all(|(at, name)| names.get(*name) == Some(at)));
+        let told = |names: &Names| names.entries().collect::<Vec<_>>();
+        let (mut one, mut other) = (told(&names), told(&others));
+        assert_ne!(one, other);
+        one.sort_unstable();
+        other.sort_unstable();
+        let mut expected: Vec<_> = all.iter().copied().zip(0..).collect();
+        expected.sort_unstable();
+        assert_eq!((&one, &other), (&expected, &expected));
+        all.iter().for_each(|name| names.remove(*name));
+        assert_eq!((names.len(), names.entries().count()), (0, 0));
+    }
+}

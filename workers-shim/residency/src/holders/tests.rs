@@ -1,0 +1,119 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
+
+/// Sets, and the one of a single block.
+#[derive(Default)]
+struct One {
+    sets: Sets,
+    set: Option<Number>,
+}
+
+impl One {
+    fn set(&mut self) -> &mut Number {
+        self.set.get_or_insert(Number::NONE)
+    }
+
+    fn add(&mut self, slot: u16, tier: Tier) -> bool {
+        let mut set = *self.set();
+        let added = self.sets.add(&mut set, slot, tier);
+        *self.set() = set;
+        added
+    }
+
+    fn remove(&mut self, slot: u16, tier: Tier) -> bool {
+        let mut set = *self.set();
+        let removed = self.sets.remove(&mut set, slot, tier);
+        *self.set() = set;
+        removed
+    }
+
+    fn reach(&mut self, word: usize) -> Word {
+        let set = *self.set();
+        self.sets.reach(set, word)
+    }
+}
+
+#[test]
+fn a_holder_is_found_in_its_tier_and_all_slower_ones() {
+    let mut one = One::default();
+    assert!(one.add(70, Tier::Host));
+    assert_eq!((one.reach(0), one.reach(1)), ([0, 0, 0], [0, 1 << 6, 1 << 6]));
+    assert!(one.add(3, Tier::Hbm));
+    assert_eq!((one.reach(0), one.reach(1)), ([8, 8, 8], [0, 64, 64]));
+    assert!(!one.add(3, Tier::Hbm) && one.add(3, Tier::Disk) && !one.remove(3, Tier::Host));
+}
+
+#[test]
+fn the_last_slot_can_be_named_and_slot_zero_is_like_any_other() {
+    let mut one = One::default();
+    let last = (MOST_SLOTS - 1) as u16;
+    assert!(one.add(last, Tier::Disk) && one.add(0, Tier::Hbm));
+    assert_eq!((one.reach(MOST_SLOTS / 64), one.reach(0)), ([0, 0, 1 << 62], [1, 1, 1]));
+    assert!(one.remove(0, Tier::Hbm) && !one.remove(0, Tier::Hbm) && one.remove(last, Tier::Disk));
+    assert_eq!((*one.set(), one.sets.len()), (Number::NONE, 0));
+}
+
+#[test]
+fn blocks_with_the_same_holders_share_a_set_in_whatever_order_they_came() {
+    let mut sets = Sets::default();
+    let mut blocks = [Number::NONE; 100];
+    for (n, set) in blocks.iter_mut().enumerate() {
+        let slots = if n % 2 == 0 { [5, 900, 70] } else { [70, 5, 900] };
+        assert!(slots.iter().all(|slot| sets.add(set, *slot, Tier::Hbm)));
+    }
+    assert_eq!(sets.len(), 1);
+    assert!(blocks.iter().all(|set| *set == blocks[0]));
+}
+
+#[test]
+fn sets_that_no_block_has_are_given_up() {
+    let mut sets = Sets::default();
+    let mut blocks = [Number::NONE; 64];
+    for round in 0..100 {
+        for (n, set) in blocks.iter_mut().enumerate() {
+            assert!(sets.add(set, (n * 7 + round * 31) as u16 % 4096, Tier::Hbm));
+        }
+    }
+    assert!(sets.len() <= 64 && sets.sets.len() < 128, "{} of {}", sets.len(), sets.sets.len());
+    assert_eq!(sets.numbers.len() + sets.free.len() + 1, sets.sets.len());
+}
+
+/// A block, a slot, a plane, and whether it is a holder from now on.
+fn step() -> impl Strategy<Value = (usize, u16, usize, bool)> {
+    let slot = prop_oneof![3 => 0u16..6, 2 => 0u16..200, 1 => Just(8190u16)];
+    (0usize..8, slot, 0usize..3, prop::bool::weighted(0.55))
+}
+
+proptest! {
+    #[test]
+    fn sets_agree_with_literal_ones(steps in proptest::collection::vec(step(), 1..500)) {
+        let (mut sets, mut blocks) = (Sets::default(), [Number::NONE; 8]);
+        let mut literal: [BTreeSet<(u16, usize)>; 8] = Default::default();
+        for (block, slot, plane, adds) in steps {
+            let (set, held) = (&mut blocks[block], &mut literal[block]);
+            let (changed, expected) = if adds {
+                (sets.add(set, slot, TIERS[plane]), held.insert((slot, plane)))
+            } else {
+                (sets.remove(set, slot, TIERS[plane]), held.remove(&(slot, plane)))
+            };
+            prop_assert_eq!(changed, expected);
+            prop_assert_eq!(*set == Number::NONE, held.is_empty());
+            for (set, held) in blocks.iter().zip(&literal) {
+                for word in [0, 1, 2, 3, 127] {
+                    let mut reach = Word::default();
+                    for (slot, its) in held.iter().filter(|(slot, _)| usize::from(slot / 64) == word) {
+                        (*its..3).for_each(|plane| reach[plane] |= 1 << (slot % 64));
+                    }
+                    prop_assert_eq!(sets.reach(*set, word), reach);
+                }
+            }
+            let distinct: BTreeSet<_> = literal.iter().filter(|held| !held.is_empty()).collect();
+            prop_assert_eq!(sets.len(), distinct.len());
+        }
+    }
+}
