@@ -1,8 +1,8 @@
 //! What the residency index costs: `just bench-residency`.
 //!
 //! 32 workers hold 2 million copies of blocks; long sessions lie at three of them. Says what one lookup of 8,192 blocks,
-//! one block of an event and one held block cost, and what lookups take while a burst of events is applied: as the clock
-//! shows it, and without what the thread waited for a core of this machine.
+//! one block of an event and one held block cost, by part, and what lookups take while a burst of events is applied: as the
+//! clock shows it, without what the thread waited for a core of this machine, and how many times as much as before.
 
 use std::fs::{File, read_to_string};
 use std::hint::black_box;
@@ -12,7 +12,9 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use residency::{Change, EngineHash, Event, Feed, Index, Near, Removed, Shape, Slot, SourceRules, SpecKind, Stored};
+use residency::{
+    Batch, Change, DecodeError, Event, Feed, Index, Limits, Near, Shape, Slot, Source, SourceRules, Stored, decode,
+};
 use vocabulary::{BlockHash, Chain, DpRank, Knowledge, Namespace, PrefixId, RootKeys, Seed, Tier, Tokens, WorkerId};
 use workers_shim::events::SharedIndex;
 
@@ -28,6 +30,10 @@ const BLOCK: u64 = 16;
 const BURST: usize = 1 << 20;
 /// Blocks in one event: a prefill step of 512 tokens.
 const EVENT: usize = 32;
+/// Messages that are decoded, then applied, while they are in the processor's cache.
+const TURN: usize = 32;
+/// Ids of tokens, which say how long they are in a message.
+const VOCABULARY: u32 = 152_064;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -130,21 +136,20 @@ fn burst() -> Result<(), Failure> {
     let rules = SourceRules::new(Tokens(BLOCK), Seed(1), namespace);
     let root = rules.namespace.root(rules.seed, RootKeys::default());
     let asked = Chain::over_tokens(root, rules.seed, rules.block, &tokens(0, 0..CHAIN));
-    let events: Vec<Event> = (0..2 * BURST / EVENT).map(stored).collect();
+    let messages: Vec<Vec<u8>> = (0..2 * BURST / EVENT).map(stored).collect::<Result<_, _>>()?;
     // The first half of each chain is there before anybody looks.
-    let (known, coming) = events.split_at(events.len() / 2);
+    let (known, coming) = messages.split_at(messages.len() / 2);
+    parts(&rules, known)?;
     let index = SharedIndex::new();
     let mut feeds: Vec<Feed> =
         (0..REPLICAS).map(|worker| Feed::new(WorkerId(worker), DpRank(0), rules.clone())).collect();
     let before = resident()?;
-    for feed in &mut feeds {
-        apply(&index, feed, known)?;
-    }
+    let first = feeds.iter_mut().map(|feed| apply(&index, feed, known)).collect::<Result<Vec<_>, _>>()?;
     let own = resident()?.saturating_sub(before);
-    say(format_args!(
-        "index and sources: {:.1} bytes a held block at {REPLICAS} replicas",
-        each(own, feeds.len() * BURST)
-    ))?;
+    say(format_args!("index and sources: {:.1} bytes a copy at {REPLICAS} replicas", each(own, feeds.len() * BURST)))?;
+    for (replica, took) in first.iter().enumerate() {
+        say(format_args!("replica {} of {BURST} blocks: {took}", replica + 1))?;
+    }
     let stop = AtomicBool::new(false);
     let quiet = look(&index, &asked, |seen| seen < LOOKUPS)?;
     let (took, busy) = std::thread::scope(|scope| -> Result<_, Failure> {
@@ -154,110 +159,189 @@ fn burst() -> Result<(), Failure> {
         stop.store(true, Ordering::Relaxed);
         Ok((took?, looking.join().map_err(|_| "the looking thread failed")??))
     })?;
-    let evicted: Vec<Event> = coming.iter().rev().filter_map(removed).collect();
-    let gone = apply(&index, &mut feeds[0], &evicted)?;
-    say(format_args!("a burst of {BURST} blocks, stored in events of {EVENT}: {} a block", took.each(BURST)))?;
-    say(format_args!("evicted again, leaves first: {} a block", gone.each(BURST)))?;
-    for (when, [all, ours]) in [("before", quiet), ("during", busy)] {
-        say(format_args!("lookups {when} the burst: {all}"))?;
-        say(format_args!("  without waiting for a core: {ours}"))?;
+    say(format_args!("a burst of {BURST} more, in events of {EVENT}: {took}"))?;
+    let evicted: Vec<Vec<u8>> = (messages.len() / 2..messages.len()).rev().map(removed).collect::<Result<_, _>>()?;
+    say(format_args!("evicted again, leaves first: {}", apply(&index, &mut feeds[0], &evicted)?))?;
+    say(format_args!("stored again, where nothing grows: {}", apply(&index, &mut feeds[0], coming)?))?;
+    compared(&quiet, &busy)
+}
+
+/// Lookups before and during a burst.
+fn compared(quiet: &[Spread; 3], busy: &[Spread; 3]) -> Result<(), Failure> {
+    let how = ["by the clock", "without waiting for a core", "nor for who applies to get one"];
+    for (place, how) in how.into_iter().enumerate() {
+        say(format_args!("lookups before the burst, {how}: {}", quiet[place]))?;
+        say(format_args!("lookups during the burst, {how}: {}", busy[place]))?;
+        let [p50, p99] = [500, 990].map(|at| busy[place].at(at).as_secs_f64() / quiet[place].at(at).as_secs_f64());
+        say(format_args!("  times as long: p50 {p50:.2}, p99 {p99:.2}"))?;
     }
     Ok(())
 }
 
+/// What a block of a stored event costs, step by step, each over the same events.
+fn parts(rules: &SourceRules, messages: &[Vec<u8>]) -> Result<(), Failure> {
+    let root = rules.namespace.root(rules.seed, RootKeys::default());
+    let (mut source, schedule, mut changes) = (Source::new(rules.clone()), Schedule::new()?, Vec::new());
+    let mut all = vec![Change::Gone(BlockHash(1), Tier::Hbm); BURST];
+    all.clear();
+    let [mut decoding, mut chaining, mut naming, mut holding] = [Phase::default(); 4];
+    let before = resident()?;
+    for messages in messages.chunks(TURN) {
+        let batches = decoding.of(&schedule, || decoded(messages))??;
+        let stored: Vec<&Stored> = batches.iter().flat_map(|batch| &batch.events).filter_map(as_stored).collect();
+        chaining.of(&schedule, || {
+            for event in &stored {
+                black_box(Chain::over_tokens(root, rules.seed, rules.block, &event.tokens));
+            }
+        })?;
+        naming.of(&schedule, || stored.iter().for_each(|event| source.store(event, &mut changes)))?;
+        all.append(&mut changes);
+    }
+    let (mut index, between) = (Index::new(), resident()?);
+    let slot = index.join(WorkerId(0), DpRank(0), Knowledge::Exact)?;
+    holding.of(&schedule, || {
+        for changes in all.chunks(EVENT) {
+            index.glance(changes);
+            index.apply(slot, changes);
+        }
+    })?;
+    let [source, index] = [between - before, resident()? - between].map(|bytes| each(bytes, all.len()));
+    let each = |phase: Phase| nanos(phase.running, all.len());
+    say(format_args!("{} blocks of one source: {source:.1} bytes each, in the index {index:.1}", all.len()))?;
+    say(format_args!(
+        "one of them, on a core: decoded {:.0} ns, its chain {:.0} ns, chain and name {:.0} ns, holder {:.0} ns",
+        each(decoding),
+        each(chaining),
+        each(naming),
+        each(holding)
+    ))
+}
+
+fn decoded(messages: &[Vec<u8>]) -> Result<Vec<Batch>, DecodeError> {
+    messages.iter().map(|message| decode(message, &Limits::default())).collect()
+}
+
+fn as_stored(event: &Event) -> Option<&Stored> {
+    if let Event::Stored(event) = event { Some(event) } else { None }
+}
+
 /// What something took.
-struct Took {
+#[derive(Clone, Copy, Default)]
+struct Phase {
     clock: Duration,
     /// On a core.
     running: Duration,
 }
 
-impl Took {
-    fn each(&self, things: usize) -> String {
-        format!("{:.0} ns on a core, {:.0} ns by the clock", nanos(self.running, things), nanos(self.clock, things))
+impl Phase {
+    fn of<T>(&mut self, schedule: &Schedule, act: impl FnOnce() -> T) -> Result<T, Failure> {
+        let (started, before) = (Instant::now(), schedule.waited()?);
+        let made = act();
+        let took = started.elapsed();
+        self.clock += took;
+        self.running += took.saturating_sub(schedule.waited()? - before);
+        Ok(made)
     }
 }
 
-fn apply(index: &SharedIndex, feed: &mut Feed, events: &[Event]) -> Result<Took, Failure> {
-    let schedule = Schedule::new()?;
-    let (started, before) = (Instant::now(), schedule.now()?);
-    for event in events {
-        feed.take(event);
-        index.settle(feed)?;
-    }
-    Ok(Took { clock: started.elapsed(), running: schedule.now()?.running - before.running })
+/// What events took.
+#[derive(Default)]
+struct Took {
+    blocks: usize,
+    decoding: Phase,
+    applying: Phase,
 }
 
-/// Lookups as the clock shows them, and without what they waited for a core.
-fn look(index: &SharedIndex, asked: &Chain, more: impl Fn(usize) -> bool) -> Result<[Spread; 2], Failure> {
-    let schedule = Schedule::new()?;
-    let (mut all, mut ours) = (Vec::new(), Vec::new());
-    while more(all.len()) {
-        let before = schedule.now()?;
+impl std::fmt::Display for Took {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let each = |took: Duration| nanos(took, self.blocks);
+        write!(
+            f,
+            "{:.0} ns a block on a core, {:.0} by the clock, after {:.0} ns of decoding",
+            each(self.applying.running),
+            each(self.applying.clock),
+            each(self.decoding.running)
+        )
+    }
+}
+
+/// As a follower does it, message by message.
+fn apply(index: &SharedIndex, feed: &mut Feed, messages: &[Vec<u8>]) -> Result<Took, Failure> {
+    let (schedule, mut took) = (Schedule::new()?, Took { blocks: messages.len() * EVENT, ..Took::default() });
+    for messages in messages.chunks(TURN) {
+        let batches = took.decoding.of(&schedule, || decoded(messages))??;
+        took.applying.of(&schedule, || {
+            for batch in &batches {
+                batch.events.iter().for_each(|event| feed.take(event));
+                index.settle(feed)?;
+            }
+            Ok::<_, Failure>(())
+        })??;
+    }
+    Ok(took)
+}
+
+/// Lookups as the clock shows them, without what they waited for a core, and without what the main thread did, too.
+fn look(index: &SharedIndex, asked: &Chain, more: impl Fn(usize) -> bool) -> Result<[Spread; 3], Failure> {
+    let (own, main) = (Schedule::new()?, Schedule(File::open("/proc/self/schedstat")?));
+    let mut all: [Vec<Duration>; 3] = Default::default();
+    while more(all[0].len()) {
+        let before = (own.waited()?, main.waited()?);
         let started = Instant::now();
         black_box(index.read().overlaps_of(asked));
         let took = started.elapsed();
-        all.push(took);
-        ours.push(took.saturating_sub(schedule.now()?.waited - before.waited));
+        let waited = own.waited()? - before.0;
+        let either = waited + main.waited()? - before.1;
+        for (all, waited) in all.iter_mut().zip([Duration::ZERO, waited, either]) {
+            all.push(took.saturating_sub(waited));
+        }
         // As requests come: not one after the other.
         std::thread::sleep(Duration::from_micros(20));
     }
-    Ok([Spread::of(all), Spread::of(ours)])
+    Ok(all.map(Spread::of))
 }
 
-/// What the kernel says of this thread.
+/// What the kernel says of a thread.
 struct Schedule(File);
-
-/// How long it ran, and how long it was ready and waited for a core.
-struct Times {
-    running: Duration,
-    waited: Duration,
-}
 
 impl Schedule {
     fn new() -> Result<Self, Failure> {
         Ok(Self(File::open("/proc/thread-self/schedstat")?))
     }
 
-    fn now(&self) -> Result<Times, Failure> {
+    /// How long it was ready and waited for a core.
+    fn waited(&self) -> Result<Duration, Failure> {
         let mut text = [0; 96];
         let length = self.0.read_at(&mut text, 0)?;
-        let mut numbers = std::str::from_utf8(&text[..length])?.split(' ').map(|number| number.trim().parse());
-        let mut next = || Ok::<_, Failure>(Duration::from_nanos(numbers.next().ok_or("no schedstat")??));
-        Ok(Times { running: next()?, waited: next()? })
+        let waited = std::str::from_utf8(&text[..length])?.split(' ').nth(1).ok_or("no schedstat")?;
+        Ok(Duration::from_nanos(waited.trim().parse()?))
     }
 }
 
-/// The same blocks removed, last one first.
-fn removed(event: &Event) -> Option<Event> {
-    let Event::Stored(event) = event else { return None };
-    let hashes = event.hashes.iter().rev().copied().collect();
-    Some(Event::Removed(Removed { hashes, tier: event.tier, group: event.group, remaining: Vec::new() }))
+fn name(chain: usize, at: usize) -> u64 {
+    spread(((chain as u64 + 1) << 40) + at as u64)
 }
 
-/// The next blocks of one of 128 long chains.
-fn stored(number: usize) -> Event {
-    let (chain, step) = (number % 128, number / 128);
-    let name = |at: usize| EngineHash(spread(((chain as u64 + 1) << 40) + at as u64));
-    let first = step * EVENT;
-    Event::Stored(Stored {
-        hashes: (first..first + EVENT).map(name).collect(),
-        parent: first.checked_sub(1).map(name),
-        tokens: tokens(chain, first..first + EVENT),
-        block_size: BLOCK as u32,
-        tier: Tier::Hbm,
-        group: 0,
-        kind: SpecKind::Full,
-        adapter: None,
-        salt: None,
-        extra: Vec::new(),
-    })
+/// The next blocks of one of 128 long chains, as vLLM says that they are stored.
+fn stored(number: usize) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+    let (chain, first) = (number % 128, number / 128 * EVENT);
+    let names: Vec<u64> = (first..first + EVENT).map(|at| name(chain, at)).collect();
+    let (parent, tokens) = (first.checked_sub(1).map(|at| name(chain, at)), tokens(chain, first..first + EVENT));
+    rmp_serde::to_vec(&(1.5, [("BlockStored", names, parent, tokens, BLOCK, (), "GPU", ())], 0))
+}
+
+/// The same, removed, last one first.
+fn removed(number: usize) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+    let (chain, first) = (number % 128, number / 128 * EVENT);
+    let names: Vec<u64> = (first..first + EVENT).rev().map(|at| name(chain, at)).collect();
+    rmp_serde::to_vec(&(1.5, [("BlockRemoved", names, "GPU")], 0))
 }
 
 /// The tokens of some blocks of a chain.
 fn tokens(chain: usize, blocks: Range<usize>) -> Vec<u32> {
     let block = BLOCK as usize;
-    (blocks.start * block..blocks.end * block).map(|at| spread((chain * CHAIN * block + at) as u64) as u32).collect()
+    let token = |at: usize| spread((2 * chain * CHAIN * block + at) as u64) as u32 % VOCABULARY;
+    (blocks.start * block..blocks.end * block).map(token).collect()
 }
 
 /// What a number of tries took.
