@@ -156,11 +156,14 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
     }
 
     /// One pass, in which what is written lies in the order of what is read.
+    #[cold]
     fn grow(&mut self) {
         let more = self.buckets.len() + self.buckets.len() / 2 + 1;
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; more]);
-        for (hash, value) in old.iter().flat_map(Bucket::entries) {
-            self.put(hash, value);
+        for bucket in &old {
+            for slot in 0..bucket.len() {
+                self.put(bucket.hashes[slot], bucket.values[slot]);
+            }
         }
     }
 }
