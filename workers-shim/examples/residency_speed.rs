@@ -194,7 +194,12 @@ fn parts(rules: &SourceRules, messages: &[Vec<u8>]) -> Result<(), Failure> {
                 black_box(Chain::over_tokens(root, rules.seed, rules.block, &event.tokens));
             }
         })?;
-        naming.of(&schedule, || stored.iter().for_each(|event| source.store(event, &mut changes)))?;
+        naming.of(&schedule, || {
+            for batch in &batches {
+                source.glance(&batch.events);
+                batch.events.iter().filter_map(as_stored).for_each(|event| source.store(event, &mut changes));
+            }
+        })?;
         all.append(&mut changes);
     }
     let (mut index, between) = (Index::new(), resident()?);
@@ -272,7 +277,7 @@ fn apply(index: &SharedIndex, feed: &mut Feed, messages: &[Vec<u8>]) -> Result<T
         let batches = took.decoding.of(&schedule, || decoded(messages))??;
         took.applying.of(&schedule, || {
             for batch in &batches {
-                batch.events.iter().for_each(|event| feed.take(event));
+                feed.take_all(&batch.events);
                 index.settle(feed)?;
             }
             Ok::<_, Failure>(())

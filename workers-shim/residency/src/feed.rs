@@ -21,6 +21,9 @@ pub enum Settled {
     More,
 }
 
+/// Events whose names are looked for at once: most have one block or a few.
+const LOOK: usize = 32;
+
 type Gone = Box<dyn Iterator<Item = Change> + Send + Sync>;
 
 /// A step that waits to be applied, in order.
@@ -68,8 +71,20 @@ impl Feed {
         feed
     }
 
+    /// Works out what events mean, in their order.
+    pub fn take_all(&mut self, events: &[Event]) {
+        for events in events.chunks(LOOK) {
+            self.source.glance(events);
+            events.iter().for_each(|event| self.work_out(event));
+        }
+    }
+
     /// Works out what an event means.
     pub fn take(&mut self, event: &Event) {
+        self.take_all(std::slice::from_ref(event));
+    }
+
+    fn work_out(&mut self, event: &Event) {
         match event {
             Event::Stored(event) => self.source.store(event, &mut self.changes),
             Event::Removed(event) => self.source.remove(event, &mut self.changes),

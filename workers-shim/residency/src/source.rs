@@ -10,7 +10,7 @@ use vocabulary::{Namespace, PrefixId, RootKeys, Seed, Tokens};
 use crate::blocks::{At, Blocks, Placing};
 use crate::closure::Shape;
 use crate::copies::{Copies, Place};
-use crate::event::{EngineHash, ExtraKey, Removed, Stored};
+use crate::event::{EngineHash, Event, ExtraKey, Removed, Stored};
 use crate::index::Change;
 use crate::orphans::{Orphan, Orphans};
 
@@ -122,6 +122,18 @@ impl Source {
         self.blocks.worst_shape()
     }
 
+    /// Fetches what the next few events read, all at once instead of one after the other.
+    pub fn glance(&self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Stored(Stored { hashes, .. }) | Event::Removed(Removed { hashes, .. }) => {
+                    self.blocks.glance(hashes)
+                }
+                Event::Cleared | Event::Other => {}
+            }
+        }
+    }
+
     /// One copy more of each block of `event`.
     pub fn store(&mut self, event: &Stored, out: &mut Vec<Change>) {
         let place = Place { tier: event.tier, group: event.group, kind: event.kind };
@@ -130,7 +142,6 @@ impl Source {
             self.counts.indivisible += event.hashes.len() as u64;
             return;
         }
-        self.blocks.glance(&event.hashes);
         let mut parent = event.parent;
         let (mut before, first_extra) = match parent {
             None => {
@@ -235,7 +246,6 @@ impl Source {
 
     /// One copy less of each block of `event`, or as many as it says.
     pub fn remove(&mut self, event: &Removed, out: &mut Vec<Change>) {
-        self.blocks.glance(&event.hashes);
         let place = (event.tier, event.group);
         for (position, &name) in event.hashes.iter().enumerate() {
             let left = |count: u32| match (event.remaining.get(position), self.rules.removal) {

@@ -296,12 +296,10 @@ impl Rank {
             Ok(batch) if batch.rank.is_some_and(|rank| rank != self.source.rank && rank != DpRank(0)) => {}
             Ok(batch) => {
                 let before = self.feed.counts();
-                for event in &batch.events {
-                    if *event == Event::Cleared {
-                        self.stream.cleared();
-                    }
-                    self.feed.take(event);
+                if batch.events.contains(&Event::Cleared) {
+                    self.stream.cleared();
                 }
+                self.feed.take_all(&batch.events);
                 let after = self.feed.counts();
                 let unplaced = (after.orphans + after.unknown_removals) - (before.orphans + before.unknown_removals);
                 log.unplaced.fetch_add(unplaced, Relaxed);

@@ -30,7 +30,7 @@ fn a_real_engines_life_ends_with_what_it_really_held() {
     let (mut feed, mut index) = (feed(16), Index::new());
     let mut depths = Vec::new();
     for (_, batch) in recording(VLLM_INTEGERS) {
-        batch.events.iter().for_each(|event| feed.take(event));
+        feed.take_all(&batch.events);
         settle(&mut feed, &mut index, 7);
         depths.push((depth(&index, &plain), depth(&index, &salted)));
     }
@@ -41,6 +41,23 @@ fn a_real_engines_life_ends_with_what_it_really_held() {
     assert_eq!(depths[19], (6, 0), "cleared and stored again");
     assert_eq!(index.blocks(), 6);
     assert_eq!(feed.counts(), SourceCounts::default(), "a whole stream leaves no riddles");
+}
+
+#[test]
+fn events_that_are_taken_together_mean_what_they_mean_one_by_one() {
+    let all: Vec<Event> = recording(VLLM_INTEGERS).into_iter().flat_map(|(_, batch)| batch.events).collect();
+    let prompt = chain(16, &(0..96).map(|n| 103 + 7 * n).collect::<Vec<_>>());
+    assert!(all.len() > LOOK && all.contains(&Event::Cleared), "{} events", all.len());
+    for end in 0..=all.len() {
+        let ((mut one, mut index), (mut other, mut same)) = ((feed(16), Index::new()), (feed(16), Index::new()));
+        all[..end].iter().for_each(|event| one.take(event));
+        other.take_all(&all[..end]);
+        settle(&mut one, &mut index, 1000);
+        settle(&mut other, &mut same, 1000);
+        let known =
+            |feed: &Feed, index: &Index| (feed.blocks(), feed.counts(), index.blocks(), index.overlaps(&prompt));
+        assert_eq!(known(&other, &same), known(&one, &index), "{end} events");
+    }
 }
 
 #[test]
