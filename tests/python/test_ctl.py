@@ -1,13 +1,16 @@
 """`ownerserve ctl` against real processes: tables for people, JSON for programs, exit codes, and bad input."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
+import time
 
 import pytest
 from harness.cluster import Cluster, Serve, SimWorker
 from harness.operator import Operator, ctl
-from harness.processes import until
+from harness.processes import BINARY, until
 from harness.talk import TEXT, Talk, prose, sealed_session
 
 
@@ -145,6 +148,9 @@ def test_nobody_there_is_exit_code_3_and_the_next_endpoint_is_asked(fleet):
     assert second.returncode == 0 and "SESSION" in second.stdout
     some = ctl("status", env={"OWNERSERVE_ENDPOINT": f"http://127.0.0.1:9,{fleet.serve.operator}"})
     assert some.returncode == 3 and fleet.serve.operator in some.stdout
+    for empty in "", " , ":
+        unset = ctl("status", env={"OWNERSERVE_ENDPOINT": empty})
+        assert unset.returncode == 2 and "OWNERSERVE_ENDPOINT is given and empty" in unset.stderr, unset
     clients = ctl("--endpoint", fleet.url, "sessions")
     assert clients.returncode == 1 and "does not speak the operator API" in clients.stderr
 
@@ -168,6 +174,32 @@ def test_a_watch_prints_what_changes(fleet, run):
     assert json.loads(told.stdout)["changes"] == [{"op": "put", "kind": "quota", "key": "watched"}]
     wrong = run("watch", "--kind", "colour")
     assert wrong.returncode == 1 and "accepted are" in wrong.stderr
+
+
+def test_a_watch_ends_when_nobody_reads_it_any_more(fleet, run):
+    revision = Operator(fleet.serve.operator).get("cluster").json["revision"]
+    assert run("quota", "read-once", "5").returncode == 0
+    watch = f"{BINARY} ctl --endpoint {fleet.serve.operator} watch --from {revision + 1}; echo ended with $? >&2"
+    done = subprocess.run(["bash", "-c", f"{{ {watch}; }} | head -1"], capture_output=True, text=True, timeout=30)
+    assert done.stdout.split()[1:] == ["put", "quota", "read-once"] and done.stderr == "ended with 0\n", done
+
+
+def test_a_hung_node_is_told_as_silent_and_makes_nobody_else_wait(fleet):
+    hung = Serve([fleet.workers[0].url]).wait()
+    try:
+        os.kill(hung.process.pid, signal.SIGSTOP)
+        both = ("--endpoint", f"{hung.operator},{fleet.serve.operator},")
+        since = time.monotonic()
+        status = ctl(*both, "status")
+        assert status.returncode == 3 and hung.operator in status.stderr and fleet.serve.operator in status.stdout, status
+        sessions = ctl(*both, "sessions")
+        assert sessions.returncode == 0 and "SESSION" in sessions.stdout, sessions
+        alarms = json.loads(ctl(*both, "alarm", "-o", "json").stdout)
+        assert [alarm["of"] for alarm in alarms if alarm["alarm"] == "unreachable"] == [hung.operator], alarms
+        assert time.monotonic() - since < 60, "each waits 5 s for the hung one, not minutes"
+    finally:
+        os.kill(hung.process.pid, signal.SIGCONT)
+        hung.stop()
 
 
 def test_a_read_is_as_fresh_as_asked_and_waits_as_long_as_asked(fleet, run):
@@ -227,7 +259,12 @@ def test_programs_get_errors_as_json(fleet, words, code, word):
         done = ctl("--endpoint", fleet.serve.operator, *words, *flags) if "--endpoint" not in words else ctl(*words, *flags)
         error = json.loads(done.stderr)["error"]
         assert (done.returncode, error["exit_code"], error["word"]) == (code, code, word), done.stderr
-        assert len(error["detail"]) > 15
+        assert len(error["detail"]) > 15 and error["cause"] is None
+
+
+def test_programs_get_the_cause_of_a_refusal(run):
+    error = json.loads(run("member", "promote", "1", "-o", "json").stderr)["error"]
+    assert (error["word"], error["cause"], error["exit_code"]) == ("refused", "already_voter", 1), error
 
 
 def test_a_new_group_gets_an_id_and_what_is_put_into_it(fleet, run):

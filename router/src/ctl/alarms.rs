@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::client::{Client, CtlError};
+use super::client::Client;
 use super::cluster::{knows_all, lines};
 use super::endpoints::{DIFFERENT_CLUSTERS, ask_all, clusters};
+use super::error::CtlError;
 use super::lists::pretty;
 use super::table::{table, word};
 use super::{Output, say};

@@ -1,6 +1,7 @@
-//! The client to the operator API: endpoints in turn, a token, and errors that say what to do.
+//! The client to the operator API: endpoints in turn, a token, and what a way that broke means.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, IF_MATCH};
@@ -8,6 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::Value;
 
+use super::error::CtlError;
 use crate::auth::Secret;
 use crate::config::units::Span;
 use crate::gateway::bearer;
@@ -16,163 +18,43 @@ use crate::upstream::{Outgoing, Upstream, UpstreamConfig, UpstreamError, WorkerB
 
 /// Largest answer that is read as a whole.
 const LARGEST: usize = 64 << 20;
-
-/// Why a command came to nothing.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CtlError {
-    /// Nobody could be reached; nothing was changed.
-    #[error("{endpoint} cannot be reached: {detail}; give --endpoint http://HOST:PORT or set OWNERSERVE_ENDPOINT")]
-    Unreachable {
-        /// The last one that was tried.
-        endpoint: String,
-        /// Why.
-        detail: String,
-    },
-    /// TLS came to nothing, or was not spoken where it should be; nothing was changed.
-    #[error("{endpoint}: {advice} ({detail})")]
-    Tls {
-        /// Who.
-        endpoint: String,
-        /// What is wrong, and what to do.
-        advice: &'static str,
-        /// As the library has it.
-        detail: String,
-    },
-    /// Of several that were asked, one said no.
-    #[error("{0}")]
-    Refused(String),
-    /// Of several that were to change something, one did not answer.
-    #[error("{0}")]
-    Unknown(String),
-    /// Of several that were to change something, some did.
-    #[error("it was done at {done} and stays so there, but not everywhere: {error}")]
-    Partly {
-        /// At whom.
-        done: String,
-        /// What became of another one.
-        error: String,
-    },
-    /// Of several that were asked, not all answered.
-    #[error("not every endpoint answered: {0}")]
-    Silent(String),
-    /// A write was sent, and no answer came.
-    #[error("{endpoint} did not answer: {detail}; the write may or may not have been done: read, then repeat it")]
-    NoAnswer {
-        /// Who.
-        endpoint: String,
-        /// How it ended.
-        detail: String,
-    },
-    /// A read was sent, and no answer came.
-    #[error(
-        "{endpoint} did not answer: {detail}; it was only a read: try again, longer (--timeout) or at another --endpoint"
-    )]
-    Unanswered {
-        /// Who.
-        endpoint: String,
-        /// How it ended.
-        detail: String,
-    },
-    /// What was asked for was answered, and it is not well.
-    #[error("there are alarms: {0}")]
-    Alarms(usize),
-    /// A token is missing, or wrong.
-    #[error(
-        "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
-    )]
-    NotLetIn {
-        /// Who.
-        endpoint: String,
-        /// What the API said.
-        detail: String,
-    },
-    /// The API said no.
-    #[error("{title} ({word}): {detail}")]
-    Problem {
-        /// The problem's title.
-        title: String,
-        /// The last part of its type.
-        word: String,
-        /// What to do.
-        detail: String,
-    },
-    /// It is not the operator API that answers there.
-    #[error("{endpoint} does not speak the operator API: {detail}; is it the operators' address, not the clients'?")]
-    NotOurs {
-        /// Who.
-        endpoint: String,
-        /// What came.
-        detail: String,
-    },
-    /// What was given on the command line cannot be.
-    #[error("{0}")]
-    Usage(String),
-    /// A file.
-    #[error("{path}: {source}")]
-    File {
-        /// Which.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A snapshot that does not hold what was written.
-    #[error("{} is no sound snapshot: {detail}; nothing was changed, take another one", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Where in it and how.
-        detail: String,
-    },
-    /// The ledger's files.
-    #[error(transparent)]
-    Ownership(#[from] ownership::OwnershipError),
-}
-
-impl CtlError {
-    /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
-    /// are alarms. 6: done at some endpoints and not at others.
-    pub(crate) fn code(&self) -> u8 {
-        match self {
-            Self::Usage(_) => 2,
-            Self::Unreachable { .. } | Self::Tls { .. } | Self::Unanswered { .. } | Self::Silent(_) => 3,
-            Self::Alarms(_) => 5,
-            Self::NoAnswer { .. } | Self::Unknown(_) => 4,
-            Self::Partly { .. } => 6,
-            Self::Problem { word, .. } if word == "unknown_outcome" => 4,
-            _ => 1,
-        }
-    }
-
-    /// What programs look at: the API's own word where it said no, or one of these.
-    pub(crate) fn word(&self) -> &str {
-        match self {
-            Self::Unreachable { .. } => "unreachable",
-            Self::Tls { .. } => "tls",
-            Self::Refused(_) => "refused",
-            Self::Unknown(_) | Self::NoAnswer { .. } => "unknown_outcome",
-            Self::Partly { .. } => "partly_done",
-            Self::Silent(_) | Self::Unanswered { .. } => "unanswered",
-            Self::Alarms(_) => "alarms",
-            Self::NotLetIn { .. } => "unauthorized",
-            Self::Problem { word, .. } => word,
-            Self::NotOurs { .. } => "not_the_operator_api",
-            Self::Usage(_) => "usage",
-            Self::File { .. } => "file",
-            Self::Damaged { .. } => "damaged",
-            Self::Ownership(_) => "ledger",
-        }
-    }
-}
+/// How long the answer to a look may take to begin, before the next endpoint is asked.
+pub(super) const LOOK: Span = Span::seconds(5);
+/// Longest pause inside an answer: a quiet watch gives three signs of life in it.
+const PAUSE: Span = Span::seconds(30);
 
 /// Whom to ask, and how.
 #[derive(Debug)]
 pub(crate) struct ClientOptions {
     pub(crate) endpoints: Vec<String>,
     pub(crate) token: Option<Secret>,
-    /// Longest time until an answer begins.
-    pub(crate) timeout: Span,
+    /// Longest waits for an answer to begin.
+    pub(crate) waits: Waits,
     /// The authorities whose certificates are trusted, in place of the operating system's.
     pub(crate) cacert: Option<PathBuf>,
+}
+
+/// Longest waits for an answer to begin, and inside it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Waits {
+    /// Of a look, which may be asked of the next endpoint.
+    pub(crate) look: Span,
+    /// Of what the command is about.
+    pub(crate) act: Span,
+    /// Between two pieces of an answer.
+    pub(crate) pause: Span,
+}
+
+impl Waits {
+    /// Of a command whose own request may take so long.
+    pub(crate) fn of(act: Span) -> Self {
+        Self { look: LOOK, act, pause: PAUSE }
+    }
+
+    /// As a person asked for.
+    pub(crate) fn within(timeout: Span) -> Self {
+        Self { look: timeout, act: timeout, pause: PAUSE }
+    }
 }
 
 /// An answer.
@@ -183,16 +65,18 @@ pub(crate) struct Got {
 }
 
 /// Talks to the first endpoint that can be reached.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Client {
     upstream: Upstream,
     pub(crate) endpoints: Vec<String>,
     token: Option<Secret>,
+    waits: Waits,
 }
 
 impl Client {
     pub(crate) fn new(options: ClientOptions) -> Result<Self, CtlError> {
-        let ClientOptions { endpoints, token, timeout, cacert } = options;
+        let ClientOptions { endpoints, token, waits, cacert } = options;
+        let endpoints = named(&endpoints)?;
         let scheme = |endpoint: &&String| !endpoint.starts_with("http://") && !endpoint.starts_with("https://");
         if let Some(bad) = endpoints.iter().find(scheme) {
             return Err(CtlError::Usage(format!(
@@ -203,8 +87,9 @@ impl Client {
             return Err(CtlError::Usage("--token: it cannot stand in a header".into()));
         }
         let config = UpstreamConfig {
-            connect_timeout: timeout.min(Span::seconds(3)),
-            answer_timeout: timeout,
+            connect_timeout: waits.look.min(Span::seconds(3)),
+            answer_timeout: waits.look.max(waits.act),
+            pause_timeout: waits.pause,
             ..UpstreamConfig::default()
         };
         let upstream = match cacert {
@@ -216,62 +101,69 @@ impl Client {
                     .map_err(|error| refused(&format!("{}: {error}", path.display())))?
             }
         };
-        Ok(Self { upstream, endpoints, token })
+        Ok(Self { upstream, endpoints, token, waits })
     }
 
     /// Only this endpoint.
     pub(crate) fn at(&self, endpoint: &str) -> Self {
-        Self { upstream: self.upstream.clone(), endpoints: vec![endpoint.to_owned()], token: self.token.clone() }
+        Self { endpoints: vec![endpoint.to_owned()], ..self.clone() }
     }
 
-    /// Reads. `path` is what comes after `/ownerserve/v1/`.
+    /// The same endpoints, the one behind `endpoint` first and that one last.
+    pub(crate) fn past(mut self, endpoint: &str) -> Self {
+        let (count, place) = (self.endpoints.len(), self.endpoints.iter().position(|one| one == endpoint));
+        self.endpoints.rotate_left(place.map_or(0, |at| (at + 1) % count));
+        self
+    }
+
+    /// Reads. `path` is what comes after `/ownerserve/v1/`, or begins with a slash.
     pub(crate) async fn get(&self, path: &str) -> Result<Got, CtlError> {
-        self.ask(Method::GET, path, (None, None)).await
+        self.ask((Method::GET, path), (None, None), self.waits.look.0).await
     }
 
     /// Writes `body`, fenced by `tag` where one is given.
-    pub(crate) async fn write(
-        &self,
-        (method, path): (Method, &str),
-        body: &Value,
-        tag: Option<&str>,
-    ) -> Result<Got, CtlError> {
-        self.ask(method, path, (Some(body), tag)).await
+    pub(crate) async fn write(&self, asked: (Method, &str), body: &Value, tag: Option<&str>) -> Result<Got, CtlError> {
+        self.ask(asked, (Some(body), tag), self.waits.act.0).await
+    }
+
+    /// Reads, and returns the answer as it begins, from the first endpoint that can be reached.
+    pub(crate) async fn open(&self, path: &str) -> Result<(String, http::Response<WorkerBody>), CtlError> {
+        self.send((Method::GET, path), (None, None), self.waits.act.0).await
     }
 
     async fn ask(
         &self,
-        method: Method,
-        path: &str,
-        (body, tag): (Option<&Value>, Option<&str>),
+        (method, path): (Method, &str),
+        said: (Option<&Value>, Option<&str>),
+        wait: Duration,
     ) -> Result<Got, CtlError> {
-        let asked = method.clone();
-        let (endpoint, answer) = self.open(method, path, (body, tag)).await?;
+        let (endpoint, answer) = self.send((method.clone(), path), said, wait).await?;
         let tag = answer.headers().get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         let whole = Limited::new(answer.into_body(), LARGEST).collect().await;
-        let whole = whole.map_err(|error| no_answer(&asked, endpoint.clone(), error.to_string()))?;
+        let whole = whole.map_err(|error| no_answer(&method, endpoint.clone(), error.to_string()))?;
         let json = serde_json::from_slice(&whole.to_bytes());
         let json = json.map_err(|error| CtlError::NotOurs { endpoint, detail: error.to_string() })?;
         Ok(Got { json, tag })
     }
 
-    /// Sends a request and returns the answer as it begins, from the first endpoint that can be reached.
-    pub(crate) async fn open(
+    async fn send(
         &self,
-        method: Method,
-        path: &str,
-        (body, tag): (Option<&Value>, Option<&str>),
+        (method, path): (Method, &str),
+        said: (Option<&Value>, Option<&str>),
+        wait: Duration,
     ) -> Result<(String, http::Response<WorkerBody>), CtlError> {
+        let path = if path.starts_with('/') { path.to_owned() } else { format!("/ownerserve/v1/{path}") };
         let mut last = CtlError::Usage("no endpoint is given".into());
         for endpoint in &self.endpoints {
             let request = Outgoing {
                 method: method.clone(),
-                path: format!("/ownerserve/v1/{path}"),
-                headers: self.headers((body, tag))?,
-                body: body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string())),
+                path: path.clone(),
+                headers: self.headers(said)?,
+                body: said.0.map_or_else(Bytes::new, |body| Bytes::from(body.to_string())),
             };
             let endpoint = endpoint.clone();
-            match self.upstream.send(&endpoint, request).await {
+            let answer = tokio::time::timeout(wait, self.upstream.send(&endpoint, request)).await;
+            match answer.unwrap_or(Err(UpstreamError::Timeout(wait))) {
                 Ok(answer) if answer.status().is_success() => return Ok((endpoint, answer)),
                 Ok(answer) => return Err(problem(endpoint, answer).await),
                 Err(UpstreamError::Connect(detail) | UpstreamError::Broken(detail))
@@ -303,6 +195,18 @@ impl Client {
         }
         Ok(headers)
     }
+}
+
+/// The endpoints without what stands around them: a comma at the end names none.
+fn named(endpoints: &[String]) -> Result<Vec<String>, CtlError> {
+    let named = endpoints.iter().map(|endpoint| endpoint.trim()).filter(|endpoint| !endpoint.is_empty());
+    let named: Vec<_> = named.map(str::to_owned).collect();
+    if named.is_empty() {
+        let what = "--endpoint or OWNERSERVE_ENDPOINT is given and empty; accepted is http://HOST:PORT or https://HOST:PORT, \
+                    and without either http://127.0.0.1:9464 is asked";
+        return Err(CtlError::Usage(what.into()));
+    }
+    Ok(named)
 }
 
 /// What to do about a handshake that failed, or a server that does not speak what the endpoint says; none where neither is
@@ -362,7 +266,7 @@ async fn problem(endpoint: String, answer: http::Response<WorkerBody>) -> CtlErr
     let word = text("type").and_then(|kind| kind.strip_prefix("urn:ownerserve:problem:").map(str::to_owned));
     match (word, text("title"), text("detail")) {
         (Some(_), _, Some(detail)) if status == StatusCode::UNAUTHORIZED => CtlError::NotLetIn { endpoint, detail },
-        (Some(word), Some(title), Some(detail)) => CtlError::Problem { title, word, detail },
+        (Some(word), Some(title), Some(detail)) => CtlError::Problem { title, word, detail, cause: text("cause") },
         _ if status == StatusCode::NOT_FOUND => CtlError::NotOurs { endpoint, detail: "404".into() },
         _ => CtlError::NotOurs { endpoint, detail: status.to_string() },
     }
@@ -371,6 +275,33 @@ async fn problem(endpoint: String, answer: http::Response<WorkerBody>) -> CtlErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_endpoints_may_end_in_a_comma_and_an_empty_one_is_told() {
+        let split = |text: &str| named(&text.split(',').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(split("http://a:1, http://b:2,").unwrap(), ["http://a:1", "http://b:2"]);
+        for empty in ["", ",", " , "] {
+            let error = split(empty).unwrap_err();
+            assert!(error.code() == 2 && error.to_string().contains("OWNERSERVE_ENDPOINT"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_at_a_hung_endpoint_is_asked_of_the_next_one_and_a_write_is_not() {
+        let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let front = crate::testing::front_of(&[], &[]).await;
+        let endpoints =
+            vec![format!("http://{}", hung.local_addr().unwrap()), format!("http://{}", front.operator_address())];
+        let waits = Waits { look: Span::millis(200), act: Span::millis(200), pause: PAUSE };
+        let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();
+        assert!(client.get("cluster").await.unwrap().json["node"].is_u64());
+        let error =
+            client.write((Method::PUT, "mode"), &serde_json::json!({"mode": "shadow"}), None).await.unwrap_err();
+        assert_eq!((error.code(), error.word()), (4, "unknown_outcome"), "{error}");
+        assert_eq!(client.clone().past(&client.endpoints[0]).endpoints[1], client.endpoints[0]);
+        let each = crate::ctl::endpoints::ask_all(&client, "cluster").await;
+        assert!(each[0]["error"].is_string() && each[1]["answer"]["node"].is_u64(), "{each:?}");
+    }
 
     #[test]
     fn what_tls_or_its_lack_broke_comes_with_what_to_do() {

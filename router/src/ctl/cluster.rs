@@ -6,8 +6,9 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::client::{Client, CtlError};
+use super::client::Client;
 use super::endpoints::{ask_all, check_one_cluster, failure, tell};
+use super::error::CtlError;
 use super::lists::pretty;
 use super::table::{Column, table, word};
 use super::writes::{FenceFrom, Request};
@@ -133,7 +134,7 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     let Some(member) = members.iter().find(reachable) else {
         let detail =
             "no node of this cluster can be reached by others: start this one again with --node-listen ADDR".into();
-        return Err(CtlError::Problem { title: "Nothing to join".into(), word: "alone".into(), detail });
+        return Err(CtlError::Problem { title: "Nothing to join".into(), word: "alone".into(), detail, cause: None });
     };
     let command =
         format!("ownerserve serve --join {} --node-listen ADDR --data-dir EMPTY_FOLDER", word(member.get("address")));
@@ -188,6 +189,7 @@ pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlErr
             title: "States differ".into(),
             word: "diverged".into(),
             detail: detail.into(),
+            cause: None,
         });
     }
     if answers.len() > 1 && revisions.len() > 1 {

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::client::{Client, CtlError, Got};
+use super::client::{Client, Got};
+use super::error::CtlError;
 use super::lists::pretty;
 use super::table::{Column, table, word};
 use super::{Output, say};
@@ -22,7 +23,14 @@ pub(crate) async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
 pub(crate) fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
     match got {
         Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
-        Err(error) => json!({"endpoint": endpoint, "error": error.to_string(), "code": error.code()}),
+        Err(error) => {
+            let mut line =
+                json!({"endpoint": endpoint, "error": error.to_string(), "code": error.code(), "word": error.word()});
+            if let Some(cause) = error.cause() {
+                line["cause"] = json!(cause);
+            }
+            line
+        }
     }
 }
 
@@ -88,7 +96,7 @@ pub(crate) fn check_one_cluster(answers: &[Value]) -> Result<(), CtlError> {
         found.len(),
         found.iter().map(of).collect::<Vec<_>>().join("; ")
     );
-    Err(CtlError::Problem { title: "Different clusters".into(), word: DIFFERENT_CLUSTERS.into(), detail })
+    Err(CtlError::Problem { title: "Different clusters".into(), word: DIFFERENT_CLUSTERS.into(), detail, cause: None })
 }
 
 /// The word for it, as an alarm, too.

@@ -4,7 +4,8 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vocabulary::SessionId;
 
-use super::client::{Client, CtlError};
+use super::client::Client;
+use super::error::CtlError;
 use super::filters::Filter;
 use super::table::{Column, aligned, table, word};
 use super::{Output, note, say};

@@ -8,6 +8,7 @@ mod args;
 mod client;
 mod cluster;
 mod endpoints;
+mod error;
 mod filters;
 mod lists;
 mod snapshot;
@@ -27,7 +28,8 @@ use serde_json::json;
 use vocabulary::{ArtifactId, PrefixId, SessionId};
 
 use self::args::WorkerArg;
-use self::client::{Client, ClientOptions, CtlError};
+use self::client::{Client, ClientOptions, LOOK, Waits};
+use self::error::CtlError;
 use self::filters::{
     ArtifactFilter, Filter, IntentFilter, LeaseFilter, ReplicaFilter, SessionFilter, TenantFilter, WorkerFilter,
 };
@@ -63,9 +65,10 @@ pub(crate) struct CtlArgs {
     /// A PEM file with the authorities to trust behind https, in place of the operating system's.
     #[arg(long, global = true, env = "OWNERSERVE_CACERT", value_name = "FILE")]
     cacert: Option<PathBuf>,
-    /// Longest wait for an answer to begin, as 500ms, 5s or 2m. A migration takes as long as its blocks need.
-    #[arg(long, global = true, value_name = "SPAN", default_value = "5m")]
-    timeout: Span,
+    /// Longest wait for an answer to begin, as 500ms, 5s or 2m. When left out 5s; for `migrate`, `replicate` and `snapshot`,
+    /// which take as long as their blocks and bytes need, 5m; for a change of the members 45s.
+    #[arg(long, global = true, value_name = "SPAN")]
+    timeout: Option<Span>,
 }
 
 /// A list or, with an id, one of it.
@@ -213,6 +216,19 @@ enum CtlCommand {
     },
 }
 
+impl CtlCommand {
+    /// How long its request may take when nobody says otherwise.
+    fn waits(&self) -> Waits {
+        Waits::of(match self {
+            Self::Write(write) if write.moves_blocks() => Span::seconds(300),
+            Self::Snapshot(_) => Span::seconds(300),
+            // The leader itself takes up to 30 s for these.
+            Self::Member(_) | Self::MoveLeader { .. } | Self::RaiseLevel { .. } => Span::seconds(45),
+            _ => LOOK,
+        })
+    }
+}
+
 /// How answers are printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub(crate) enum Output {
@@ -224,11 +240,12 @@ pub(crate) enum Output {
 }
 
 impl Output {
-    /// Says what came of a command that failed: its exit code, its word, and what to do.
-    fn fail(self, (code, word): (u8, &str), detail: &str) -> ExitCode {
+    /// Says what came of a command that failed: its exit code, its word, the API's word for why, and what to do.
+    fn fail(self, (code, word): (u8, &str), cause: Option<&str>, detail: &str) -> ExitCode {
+        let error = || json!({"word": word, "cause": cause, "detail": detail, "exit_code": code});
         match self {
             Self::Table => note(&format!("ownerserve: {detail}")),
-            Self::Json => note(&json!({"error": {"word": word, "detail": detail, "exit_code": code}}).to_string()),
+            Self::Json => note(&json!({"error": error()}).to_string()),
         }
         ExitCode::from(code)
     }
@@ -257,8 +274,13 @@ impl Output {
 
 /// Prints an answer. A reader that has left, as `head` does, has seen enough.
 fn say(text: &str) {
+    let _ = written(text);
+}
+
+/// Prints a part of an answer that may go on for ever.
+fn written(text: &str) -> std::io::Result<()> {
     use std::io::Write as _;
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    std::io::stdout().write_all(text.as_bytes())
 }
 
 /// Says something beside the answer.
@@ -271,7 +293,7 @@ fn note(text: &str) {
 pub(crate) async fn run(args: &CtlArgs) -> ExitCode {
     match command(args).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => args.output.fail((error.code(), error.word()), &error.to_string()),
+        Err(error) => args.output.fail((error.code(), error.word()), error.cause(), &error.to_string()),
     }
 }
 
@@ -285,11 +307,11 @@ pub(crate) fn misunderstood(words: impl Iterator<Item = OsString>, error: &clap:
         words.get(1).is_some_and(|word| word == "ctl") && (words.windows(2).any(is_json) || words.iter().any(is_one));
     let told = error.to_string();
     let told = told.strip_prefix("error: ").unwrap_or(&told).trim();
-    (wanted && error.use_stderr()).then(|| Output::Json.fail((2, "usage"), told))
+    (wanted && error.use_stderr()).then(|| Output::Json.fail((2, "usage"), None, told))
 }
 
 fn client(args: &CtlArgs) -> Result<Client, CtlError> {
-    if args.timeout.0.is_zero() {
+    if args.timeout.is_some_and(|timeout| timeout.0.is_zero()) {
         let what = "--timeout: with 0 nothing could ever be answered; accepted is 1ms and more, as 500ms, 5s or 2m";
         return Err(CtlError::Usage(what.into()));
     }
@@ -304,7 +326,7 @@ fn client(args: &CtlArgs) -> Result<Client, CtlError> {
     Client::new(ClientOptions {
         endpoints: args.endpoints.clone(),
         token: token.as_deref().map(Secret::from),
-        timeout: args.timeout,
+        waits: args.timeout.map_or_else(|| args.command.waits(), Waits::within),
         cacert: args.cacert.clone(),
     })
 }

@@ -8,7 +8,8 @@ use http_body_util::BodyExt as _;
 use ownership::{OwnershipError, Restored, SnapshotReport};
 use tokio::io::AsyncWriteExt as _;
 
-use super::client::{Client, CtlError};
+use super::client::Client;
+use super::error::CtlError;
 use super::{Output, cluster, writes};
 
 #[derive(Clone, Debug, Subcommand)]
@@ -77,7 +78,7 @@ async fn save(client: &Client, file: &Path) -> Result<String, CtlError> {
         return Err(CtlError::Usage(format!("{} is there already; name a new file", file.display())));
     }
     let part = file.with_added_extension("part");
-    let (endpoint, answer) = client.open(Method::GET, "cluster/snapshot", (None, None)).await?;
+    let (endpoint, answer) = client.open("cluster/snapshot").await?;
     let mut out = tokio::fs::File::create(&part).await.map_err(broken(&part))?;
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {

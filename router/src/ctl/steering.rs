@@ -5,8 +5,9 @@ use http::Method;
 use serde_json::{Map, Value, json};
 use vocabulary::{RequestId, SessionId};
 
-use super::client::{Client, CtlError};
+use super::client::Client;
 use super::endpoints::{ask_all, said, tell, tell_done};
+use super::error::CtlError;
 use super::lists::{fields, pretty, with_query};
 use super::table::{Column, aligned, table};
 use super::{Output, say};

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use vocabulary::{ArtifactId, GroupId, SessionId};
 
 use super::args::{EpochArg, SubjectArg, WorkerArg};
-use super::client::{Client, CtlError};
+use super::client::Client;
+use super::error::CtlError;
 use super::lists::{escaped, pretty};
 use super::table::word;
 use super::{Output, say};
@@ -158,6 +159,11 @@ fn blocks(there: &bool) -> &'static str {
 }
 
 impl WriteCommand {
+    /// Whether it takes as long as blocks need from one worker to another.
+    pub(crate) fn moves_blocks(&self) -> bool {
+        matches!(self, Self::Migrate { .. } | Self::Replicate { .. })
+    }
+
     pub(crate) fn request(&self) -> Request {
         let free =
             |method: Method, path: String, body: Value| Request { method, path, body, fence: FenceFrom::Nowhere };

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::stream::Peekable;
-use futures::{FutureExt as _, Stream, StreamExt as _, stream};
+use futures::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, HeaderName};
 use ownership::ledger::{Key, Op};
 use ownership::{Change, Compacted, Watch};
@@ -20,6 +21,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use utoipa::{IntoParams, ToSchema};
 
 use super::desk::Desk;
+use super::fresh::REVISION;
 use super::input::Asked;
 use super::problem::{Kind, Problem};
 
@@ -113,7 +115,8 @@ pub(super) struct Cut {
 
 /// Changes as they are applied: server-sent events `changes`, whose id is the revision.
 ///
-/// A watch that broke goes on behind `Last-Event-ID`. A quiet one is sent comments. One that is too slow ends with an event
+/// A watch that broke goes on behind `Last-Event-ID`; one that broke before its first event behind the header
+/// `ownerserve-revision` of its answer. A quiet one is sent comments. One that is too slow ends with an event
 /// `compacted`; 410 says the same of a revision that is not kept any more: read the records anew, and watch from there.
 #[utoipa::path(get, path = "/ownerserve/v1/watch", tag = "watch",
     params(WatchQuery, ("Last-Event-ID" = Option<u64>, Header, description = "The revision that was seen last; goes before `from`.")),
@@ -125,7 +128,7 @@ pub(super) async fn watch(
     State(desk): State<Desk>,
     headers: HeaderMap,
     Asked(query): Asked<WatchQuery>,
-) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+) -> Result<impl IntoResponse, Problem> {
     let kinds = query.kind.as_deref().map(|kinds| kinds.split(',').map(str::parse).collect()).transpose()?;
     let place = desk.watchers.clone().try_acquire_owned().map_err(|_| {
         Problem::new(
@@ -134,10 +137,11 @@ pub(super) async fn watch(
         )
     })?;
     let directory = desk.gateway.directory();
+    let now = directory.view().applied();
     let from = match (last_seen(&headers)?, query.from) {
         (Some(last), _) => last.saturating_add(1),
         (None, Some(from)) => from,
-        (None, None) => directory.view().applied() + 1,
+        (None, None) => now + 1,
     };
     let watch = directory.watch(from).map_err(|compacted| {
         let Compacted { oldest } = compacted;
@@ -146,7 +150,9 @@ pub(super) async fn watch(
     })?;
     let watcher = Watcher { changes: watch.peekable(), kinds, _place: Arc::new(place) };
     let events = stream::unfold(Some(watcher), |watcher| async move { watcher?.next().await });
-    Ok(Sse::new(events.map(Ok)).keep_alive(KeepAlive::new().interval(HEARTBEAT).text("still here")))
+    let events = Sse::new(events.map(Ok::<_, Infallible>));
+    // Where "now" was, for a reader who goes on elsewhere before the first event.
+    Ok(([(REVISION, now.to_string())], events.keep_alive(KeepAlive::new().interval(HEARTBEAT).text("still here"))))
 }
 
 fn last_seen(headers: &HeaderMap) -> Result<Option<u64>, Problem> {

@@ -1,0 +1,160 @@
+//! Why a command came to nothing: what to do about it, and what programs look at.
+
+use std::path::PathBuf;
+
+/// Why a command came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CtlError {
+    /// Nobody could be reached; nothing was changed.
+    #[error("{endpoint} cannot be reached: {detail}; give --endpoint http://HOST:PORT or set OWNERSERVE_ENDPOINT")]
+    Unreachable {
+        /// The last one that was tried.
+        endpoint: String,
+        /// Why.
+        detail: String,
+    },
+    /// TLS came to nothing, or was not spoken where it should be; nothing was changed.
+    #[error("{endpoint}: {advice} ({detail})")]
+    Tls {
+        /// Who.
+        endpoint: String,
+        /// What is wrong, and what to do.
+        advice: &'static str,
+        /// As the library has it.
+        detail: String,
+    },
+    /// Of several that were asked, one said no.
+    #[error("{0}")]
+    Refused(String),
+    /// Of several that were to change something, one did not answer.
+    #[error("{0}")]
+    Unknown(String),
+    /// Of several that were to change something, some did.
+    #[error("it was done at {done} and stays so there, but not everywhere: {error}")]
+    Partly {
+        /// At whom.
+        done: String,
+        /// What became of another one.
+        error: String,
+    },
+    /// Of several that were asked, not all answered.
+    #[error("not every endpoint answered: {0}")]
+    Silent(String),
+    /// A write was sent, and no answer came.
+    #[error("{endpoint} did not answer: {detail}; the write may or may not have been done: read, then repeat it")]
+    NoAnswer {
+        /// Who.
+        endpoint: String,
+        /// How it ended.
+        detail: String,
+    },
+    /// A read was sent, and no answer came.
+    #[error(
+        "{endpoint} did not answer: {detail}; it was only a read: try again, longer (--timeout) or at another --endpoint"
+    )]
+    Unanswered {
+        /// Who.
+        endpoint: String,
+        /// How it ended.
+        detail: String,
+    },
+    /// What was asked for was answered, and it is not well.
+    #[error("there are alarms: {0}")]
+    Alarms(usize),
+    /// A token is missing, or wrong.
+    #[error(
+        "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
+    )]
+    NotLetIn {
+        /// Who.
+        endpoint: String,
+        /// What the API said.
+        detail: String,
+    },
+    /// The API said no.
+    #[error("{title} ({word}): {detail}")]
+    Problem {
+        /// The problem's title.
+        title: String,
+        /// The last part of its type.
+        word: String,
+        /// What to do.
+        detail: String,
+        /// The API's word for why, where it has one.
+        cause: Option<String>,
+    },
+    /// It is not the operator API that answers there.
+    #[error("{endpoint} does not speak the operator API: {detail}; is it the operators' address, not the clients'?")]
+    NotOurs {
+        /// Who.
+        endpoint: String,
+        /// What came.
+        detail: String,
+    },
+    /// What was given on the command line cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// A file.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A snapshot that does not hold what was written.
+    #[error("{} is no sound snapshot: {detail}; nothing was changed, take another one", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where in it and how.
+        detail: String,
+    },
+    /// The ledger's files.
+    #[error(transparent)]
+    Ownership(#[from] ownership::OwnershipError),
+}
+
+impl CtlError {
+    /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
+    /// are alarms. 6: done at some endpoints and not at others.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Unreachable { .. } | Self::Tls { .. } | Self::Unanswered { .. } | Self::Silent(_) => 3,
+            Self::Alarms(_) => 5,
+            Self::NoAnswer { .. } | Self::Unknown(_) => 4,
+            Self::Partly { .. } => 6,
+            Self::Problem { word, .. } if word == "unknown_outcome" => 4,
+            _ => 1,
+        }
+    }
+
+    /// The API's word for why it said no, where it has one.
+    pub(crate) fn cause(&self) -> Option<&str> {
+        match self {
+            Self::Problem { cause, .. } => cause.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// What programs look at: the API's own word where it said no, or one of these.
+    pub(crate) fn word(&self) -> &str {
+        match self {
+            Self::Unreachable { .. } => "unreachable",
+            Self::Tls { .. } => "tls",
+            Self::Refused(_) => "refused",
+            Self::Unknown(_) | Self::NoAnswer { .. } => "unknown_outcome",
+            Self::Partly { .. } => "partly_done",
+            Self::Silent(_) | Self::Unanswered { .. } => "unanswered",
+            Self::Alarms(_) => "alarms",
+            Self::NotLetIn { .. } => "unauthorized",
+            Self::Problem { word, .. } => word,
+            Self::NotOurs { .. } => "not_the_operator_api",
+            Self::Usage(_) => "usage",
+            Self::File { .. } => "file",
+            Self::Damaged { .. } => "damaged",
+            Self::Ownership(_) => "ledger",
+        }
+    }
+}
