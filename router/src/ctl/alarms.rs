@@ -1,6 +1,7 @@
 //! `ownerserve ctl alarm`: what is not as it should be.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -12,27 +13,40 @@ use super::lists::pretty;
 use super::table::{table, word};
 use super::{Output, say};
 
-/// Endpoints of different clusters, nodes without a quorum, members that are silent, workers that are gone, drained or not
-/// exactly known.
+/// Between two looks at how far the members are.
+const BETWEEN: Duration = Duration::from_millis(1_500);
+/// Entries that a member may be behind while it goes on: no learner that is further behind becomes a voter.
+const FAR: u64 = 5_000;
+
+/// Prints what is not as it should be.
 pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlError> {
-    let mut found = Vec::new();
-    let nodes = ask_all(client, "cluster").await;
-    found.extend(different_clusters(&nodes));
-    for answer in nodes {
-        let of = word(answer.get("endpoint"));
-        if let Some(error) = answer["error"].as_str() {
-            found.push(alarm(&of, "unreachable", error));
-        } else if answer["answer"]["removed"] == true {
-            let what = "it was removed from the cluster and only serves its last view; stop it, or start it with an empty \
-                        data directory and --join";
-            found.push(alarm(&of, "removed", what));
-        } else if answer["answer"]["stale"] == true {
-            found.push(alarm(&of, "no_quorum", "no leader is known; serving goes on with the last view"));
-        }
+    let found = look(client, output).await?;
+    match output {
+        Output::Json => say(&format!("{}\n", pretty(&json!(found)))),
+        Output::Table if found.is_empty() => say("nothing\n"),
+        Output::Table => say(&table(&[("OF", "/of"), ("ALARM", "/alarm"), ("WHAT", "/what")], &found)),
     }
-    found.extend(member_alarms(client, output).await);
-    let workers = client.get("workers?limit=1000").await?;
-    for worker in lines(&workers.json["workers"]) {
+    if found.is_empty() { Ok(()) } else { Err(CtlError::Alarms(found.len())) }
+}
+
+/// Endpoints of different clusters or that say themselves what ails them, members that are silent or do not keep up, workers
+/// that are gone, drained or not exactly known. All are asked at once: one that hangs makes no other wait.
+async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
+    let (nodes, ready, members, workers, leases) = futures::join!(
+        ask_all(client, "cluster"),
+        ask_all(client, "/readyz"),
+        member_looks(client),
+        client.get("workers?limit=1000"),
+        client.get("leases?limit=1000&state=expired"),
+    );
+    let mut found = different_clusters(&nodes);
+    let leader = nodes.iter().filter(|node| node["answer"]["stale"] == false);
+    let leader = leader.filter_map(|node| node["answer"]["leader"].as_u64()).next();
+    for (node, ready) in nodes.iter().zip(&ready) {
+        found.extend(of_node(node, ready, leader));
+    }
+    found.extend(member_alarms(&members, output));
+    for worker in lines(&workers?.json["workers"]) {
         let of = word(worker.get("endpoint"));
         match (worker["health"].as_str(), worker["knowledge"].as_str()) {
             (Some("unreachable"), _) => found.push(alarm(&of, "worker_unreachable", "it does not answer its probes")),
@@ -44,15 +58,66 @@ pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlErr
             _ => {}
         }
     }
-    for lease in lines(&client.get("leases?limit=1000&state=expired").await?.json["leases"]) {
+    for lease in lines(&leases?.json["leases"]) {
         found.push(alarm(&word(lease.get("endpoint")), "lease_expired", "no router reached it within its lease"));
     }
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&json!(found)))),
-        Output::Table if found.is_empty() => say("nothing\n"),
-        Output::Table => say(&table(&[("OF", "/of"), ("ALARM", "/alarm"), ("WHAT", "/what")], &found)),
+    Ok(found)
+}
+
+/// What ails one endpoint's node, by its own word: what it says of its cluster, and of whether it is ready.
+fn of_node(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
+    let of = word(node.get("endpoint"));
+    if let Some(error) = node["error"].as_str() {
+        return vec![alarm(&of, "unreachable", error)];
     }
-    if found.is_empty() { Ok(()) } else { Err(CtlError::Alarms(found.len())) }
+    if let Some(degraded) = ready["answer"]["degraded"].as_array() {
+        // A log that has failed hears no leader, whoever leads the others.
+        let has_failed = degraded.iter().any(|line| line["what"] == "ledger" && line["cause"] == "failed");
+        let told = degraded.iter().filter(|line| !(has_failed && line["cause"] == "no_quorum"));
+        return told.map(|line| of_degraded(&of, line, leader)).collect();
+    }
+    let mut found = Vec::new();
+    match ready["error"].as_str() {
+        Some(error) if ready["word"] == "not_ready" => found.push(alarm(&of, "not_ready", error)),
+        Some(error) => found.push(alarm(&of, "unreachable", error)),
+        None => {}
+    }
+    let ledger = |cause: &str, detail: &str| json!({"what": "ledger", "cause": cause, "detail": detail});
+    if node["answer"]["removed"] == true {
+        let detail = "it was removed from the cluster and only serves its last view; stop it, or start it with an empty \
+                      data directory and --join";
+        found.push(of_degraded(&of, &ledger("removed", detail), leader));
+    } else if node["answer"]["stale"] == true {
+        found.push(of_degraded(&of, &ledger("no_quorum", "serving goes on with the last view"), leader));
+    }
+    found
+}
+
+/// One line of what a node says is degraded, and what to do about it.
+fn of_degraded(of: &str, line: &Value, leader: Option<u64>) -> Value {
+    let (room, cause, detail) = (word(line.get("what")), word(line.get("cause")), word(line.get("detail")));
+    let name = match (&*room, &*cause) {
+        ("ledger", "no_quorum" | "removed") => cause.clone(),
+        _ => format!("{room}_{cause}"),
+    };
+    let advice = match (&*room, &*cause) {
+        ("ledger", "no_quorum") => match leader {
+            Some(leader) => {
+                &*format!("it hears no leader, and node {leader} leads others: see that they reach each other")
+            }
+            None => "no leader is known: see that most voters run and reach each other",
+        },
+        ("ledger", "failed") => "see first that its disk is sound and has room; the log of the process has the cause",
+        ("soft_state", _) => {
+            "until it answers each router counts and remembers for itself: see that Redis runs and that `soft_state.redis` \
+             names it"
+        }
+        ("audit", _) => "free space in its data directory; writes of operators are refused until then",
+        ("identity", _) => "steps cost more and stay right; keep the log of the process, it is an error to be reported",
+        _ => "",
+    };
+    let what = if advice.is_empty() { detail } else { format!("{detail}; {advice}") };
+    alarm(of, &name, &what)
 }
 
 /// Endpoints that belong to another cluster than the first one does.
@@ -70,34 +135,172 @@ fn different_clusters(answers: &[Value]) -> Vec<Value> {
     found.iter().flat_map(of).collect()
 }
 
-/// Members that the leader does not hear, or that an endpoint cannot talk with. The first only the leader knows, so it is
-/// looked for among the endpoints.
-async fn member_alarms(client: &Client, output: Output) -> Vec<Value> {
-    let answers = ask_all(client, "cluster/members").await;
-    let told: Vec<&Value> = answers.iter().filter(|answer| answer["error"].is_null()).collect();
-    let leader = told.iter().find(|answer| knows_all(&answer["answer"]));
+/// What every endpoint says of the members, and what the leader says a moment later where one that answers it is behind: only
+/// a second look tells whether that one goes on.
+#[derive(Debug)]
+struct Looks {
+    first: Vec<Value>,
+    later: Option<Value>,
+}
+
+async fn member_looks(client: &Client) -> Looks {
+    let first = ask_all(client, "cluster/members").await;
+    let is_behind = |leader: &&Value| {
+        let mut members = lines(&leader["answer"]["members"]).iter();
+        members.any(|member| member["answers"] == true && member["matched"].as_u64() < at_leader(leader))
+    };
+    let Some(leader) = leaders(&first).filter(is_behind).map(|leader| word(leader.get("endpoint"))) else {
+        return Looks { first, later: None };
+    };
+    tokio::time::sleep(BETWEEN).await;
+    let later = ask_all(&client.at(&leader), "cluster/members").await.pop();
+    Looks { first, later: later.filter(|answer| answer["error"].is_null()) }
+}
+
+/// The leader's answer: only it knows who answers and how far each is.
+fn leaders(answers: &[Value]) -> Option<&Value> {
+    answers.iter().find(|answer| answer["error"].is_null() && knows_all(&answer["answer"]))
+}
+
+/// How far the leader itself is.
+fn at_leader(leader: &Value) -> Option<u64> {
+    lines(&leader["answer"]["members"]).iter().find(|member| member["is_leader"] == true)?["matched"].as_u64()
+}
+
+/// Members that the leader does not hear, that do not keep up, or that an endpoint cannot talk with. The first two only the
+/// leader knows, so it is looked for among the endpoints.
+fn member_alarms(looks: &Looks, output: Output) -> Vec<Value> {
+    let leader = leaders(&looks.first);
     if leader.is_none() {
         output.note("no endpoint is the leader's, which knows whether all members answer; give its --endpoint, too");
     }
-    let of = |member: &Value| format!("node {} ({})", word(member.get("node")), word(member.get("address")));
     let mut found = BTreeMap::new();
-    let members = |answer: &Value| lines(&answer["answer"]["members"]).to_vec();
-    for member in leader.into_iter().flat_map(|answer| members(answer)).filter(|member| member["answers"] == false) {
-        let what = "it does not answer the leader".to_owned();
-        let what = member["trouble"].as_str().map_or(what.clone(), |trouble| format!("{what}: {trouble}"));
-        found.insert(of(&member), alarm(&of(&member), "member_silent", &what));
+    for member in leader.into_iter().flat_map(|leader| lines(&leader["answer"]["members"])) {
+        if member["answers"] == false {
+            let what = "it does not answer the leader".to_owned();
+            let what = member["trouble"].as_str().map_or(what.clone(), |trouble| format!("{what}: {trouble}"));
+            found.insert(name(member), alarm(&name(member), "member_silent", &what));
+        }
     }
-    for answer in told {
-        for member in members(answer) {
+    if let (Some(first), Some(later)) = (leader, &looks.later) {
+        found.extend(lagging(first, later));
+    }
+    for answer in looks.first.iter().filter(|answer| answer["error"].is_null()) {
+        for member in lines(&answer["answer"]["members"]) {
             if let Some(trouble) = member["trouble"].as_str() {
                 let what = format!("{} cannot talk with it: {trouble}", word(answer.get("endpoint")));
-                found.entry(of(&member)).or_insert_with(|| alarm(&of(&member), "member_unreachable", &what));
+                found.entry(name(member)).or_insert_with(|| alarm(&name(member), "member_unreachable", &what));
             }
         }
     }
     found.into_values().collect()
 }
 
+/// Members that answer the leader and did not move between two looks although there was something to take, or that are far
+/// behind.
+fn lagging(first: &Value, second: &Value) -> Vec<(String, Value)> {
+    let (Some(led), Some(leads)) = (at_leader(first), at_leader(second)) else { return Vec::new() };
+    let matched = |member: &Value| member["matched"].as_u64().unwrap_or_default();
+    let before = |node: &Value| lines(&first["answer"]["members"]).iter().find(|member| member["node"] == *node);
+    let mut found = Vec::new();
+    for member in lines(&second["answer"]["members"]).iter().filter(|member| member["answers"] == true) {
+        let (now, was) = (matched(member), before(&member["node"]).map(matched));
+        let behind = leads.saturating_sub(now);
+        let what = if was == Some(now) && now < led {
+            format!(
+                "it answers and stands still at entry {now}, {behind} behind the leader at {leads}: look at its log and its \
+                 disk, and start it again"
+            )
+        } else if behind > FAR {
+            format!(
+                "it is at entry {now}, {behind} behind the leader at {leads}, and was at {}: it catches up, or its disk or \
+                 the way to it is too slow",
+                was.unwrap_or_default()
+            )
+        } else {
+            continue;
+        };
+        found.push((name(member), alarm(&name(member), "lagging", &what)));
+    }
+    found
+}
+
+fn name(member: &Value) -> String {
+    format!("node {} ({})", word(member.get("node")), word(member.get("address")))
+}
+
 fn alarm(of: &str, alarm: &str, what: &str) -> Value {
     json!({"of": of, "alarm": alarm, "what": what})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::{ClientOptions, Waits};
+    use super::*;
+    use crate::config::units::Span;
+    use crate::testing::{Worker, front_of, until};
+
+    fn leader(matched: &[(u64, u64)], answers: bool) -> Value {
+        let member = |(node, matched): &(u64, u64)| json!({"node": node, "address": "a:1", "is_leader": *node == 1, "answers": *node == 1 || answers, "matched": matched});
+        json!({"endpoint": "http://a", "answer": {"members": matched.iter().map(member).collect::<Vec<_>>()}})
+    }
+
+    fn told(first: &[(u64, u64)], second: &[(u64, u64)], answers: bool) -> Vec<(String, String)> {
+        let looks = Looks { first: vec![leader(first, answers)], later: Some(leader(second, answers)) };
+        let found = member_alarms(&looks, Output::Table);
+        found.iter().map(|alarm| (word(alarm.get("alarm")), word(alarm.get("what")))).collect()
+    }
+
+    #[test]
+    fn a_member_that_answers_and_stands_still_is_told_with_the_numbers() {
+        let found = told(&[(1, 100), (2, 40), (3, 99)], &[(1, 150), (2, 40), (3, 149)], true);
+        assert_eq!((found.len(), &*found[0].0), (1, "lagging"), "{found:?}");
+        assert!(found[0].1.contains("still at entry 40, 110 behind the leader at 150"), "{found:?}");
+        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 100), (2, 40)], true).len(), 1, "the leader has nothing new");
+        assert_eq!(told(&[(1, 100), (2, 100)], &[(1, 150), (2, 100)], true), [], "nothing was to take before");
+        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 150), (2, 41)], true), [], "it goes on");
+        let far = told(&[(1, 9_000), (2, 40)], &[(1, 9_100), (2, 900)], true);
+        assert!(far[0].0 == "lagging" && far[0].1.contains("8200 behind the leader at 9100, and was at 40"), "{far:?}");
+        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 150), (2, 40)], false)[0].0, "member_silent");
+    }
+
+    fn names(found: &[Value]) -> Vec<String> {
+        found.iter().map(|alarm| word(alarm.get("alarm"))).collect()
+    }
+
+    #[test]
+    fn a_failed_log_is_told_as_that_and_not_as_a_cluster_without_a_leader() {
+        let node = json!({"endpoint": "http://a", "answer": {"stale": true, "leader": null}});
+        let line = |what: &str, cause: &str| json!({"what": what, "cause": cause, "detail": "so it is"});
+        let ready = |all: &[Value]| json!({"endpoint": "http://a", "answer": {"degraded": all}});
+        let found = of_node(&node, &ready(&[line("ledger", "no_quorum"), line("ledger", "failed")]), Some(2));
+        assert_eq!(names(&found), ["ledger_failed"]);
+        assert!(word(found[0].get("what")).contains("disk"), "{found:?}");
+        let found = of_node(&node, &ready(&[line("ledger", "no_quorum"), line("soft_state", "down")]), Some(2));
+        assert_eq!(names(&found), ["no_quorum", "soft_state_down"]);
+        assert!(word(found[0].get("what")).contains("node 2 leads others"), "{found:?}");
+        let found = of_node(&node, &ready(&[line("ledger", "no_quorum")]), None);
+        assert!(word(found[0].get("what")).contains("no leader is known"), "{found:?}");
+        let silent =
+            json!({"endpoint": "http://a", "error": "Not ready (not_ready): No worker answers.", "word": "not_ready"});
+        assert_eq!(names(&of_node(&node, &silent, None)), ["not_ready", "no_quorum"]);
+    }
+
+    #[tokio::test]
+    async fn what_readyz_calls_degraded_is_an_alarm_with_what_to_do() {
+        let worker = Worker::start("one", "tiny").await;
+        let data = tempfile::tempdir().unwrap();
+        let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
+        let front = front_of(&[worker.url()], &[&folder, "soft_state.redis=\"redis://127.0.0.1:9\""]).await;
+        std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
+        let redis = || front.gateway.remembered.state.trouble().is_some();
+        until("it is noticed", || front.gateway.troubles().len() == 1 && redis()).await;
+        let endpoints = vec![format!("http://{}", front.operator_address())];
+        let waits = Waits::within(Span::seconds(30));
+        let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();
+        let found = look(&client, Output::Json).await.unwrap();
+        let whats: Vec<_> = found.iter().map(|alarm| word(alarm.get("what"))).collect();
+        assert_eq!(names(&found)[0], "ledger_folder_gone", "{found:?}");
+        assert!(names(&found)[1].starts_with("soft_state_") && whats[1].contains("soft_state.redis"), "{found:?}");
+    }
 }
