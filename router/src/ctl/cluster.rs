@@ -1,6 +1,7 @@
 //! The cluster: status, digests, members.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use clap::Subcommand;
 use http::Method;
@@ -175,25 +176,102 @@ pub(crate) async fn status(client: &Client, output: Output) -> Result<(), CtlErr
 const HASHES: [Column; 4] =
     [("ENDPOINT", "/endpoint"), ("REVISION", "/answer/revision"), ("TERM", "/answer/term"), ("HASH", "/answer/hash")];
 
+/// How often digests are taken until every endpoint has one of a revision that another one has, too, and what lies between.
+const LOOKS: u32 = 10;
+const BETWEEN: Duration = Duration::from_millis(300);
+
 /// Every endpoint's digest; those at one revision have to be equal.
 pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlError> {
-    let answers = ask_all(client, "cluster/hash").await;
+    let mut seen = Digests::default();
+    let mut answers = ask_all(client, "cluster/hash").await;
+    for _ in 1..LOOKS {
+        if seen.take(&answers).is_err() || failure(&answers).is_some() || check_one_cluster(&answers).is_err() {
+            break;
+        }
+        if seen.are_compared() {
+            break;
+        }
+        tokio::time::sleep(BETWEEN).await;
+        answers = ask_all(client, "cluster/hash").await;
+    }
     let told = tell(&answers, &HASHES, output);
     check_one_cluster(&answers).and(told)?;
-    let at = |answer: &Value| (answer["answer"]["revision"].as_u64(), word(answer.pointer("/answer/hash")));
-    let told: BTreeSet<_> = answers.iter().map(at).collect();
-    let revisions: BTreeSet<_> = told.iter().map(|(revision, _)| revision).collect();
-    if revisions.len() < told.len() {
-        let detail = "nodes differ at one revision: stop the one that differs, keep its folder, and let it join anew";
-        return Err(CtlError::Problem {
-            title: "States differ".into(),
-            word: "diverged".into(),
-            detail: detail.into(),
-            cause: None,
-        });
+    seen.take(&answers)?;
+    if !seen.are_compared() {
+        return Err(CtlError::NotCompared);
     }
-    if answers.len() > 1 && revisions.len() > 1 {
-        output.note("the nodes were asked at different revisions; ask again for a comparison");
+    let last: BTreeSet<_> = answers.iter().map(|answer| answer["answer"]["revision"].as_u64()).collect();
+    if last.len() > 1 {
+        output.note("the ledger goes on: they were compared over several looks, and are equal wherever revisions met");
     }
     Ok(())
+}
+
+/// The digests that were seen, over several looks: a digest is of one revision for ever.
+#[derive(Debug, Default)]
+struct Digests {
+    of: BTreeMap<u64, String>,
+    revisions: BTreeMap<String, BTreeSet<u64>>,
+}
+
+impl Digests {
+    /// Takes one look; refused where two nodes differ at one revision.
+    fn take(&mut self, answers: &[Value]) -> Result<(), CtlError> {
+        for answer in answers {
+            let Some(revision) = answer["answer"]["revision"].as_u64() else { continue };
+            let hash = word(answer.pointer("/answer/hash"));
+            if *self.of.entry(revision).or_insert_with(|| hash.clone()) != hash {
+                let detail = format!(
+                    "nodes differ at revision {revision}: stop the one that differs, keep its folder, and let it join anew"
+                );
+                return Err(CtlError::Problem {
+                    title: "States differ".into(),
+                    word: "diverged".into(),
+                    detail,
+                    cause: None,
+                });
+            }
+            self.revisions.entry(word(answer.get("endpoint"))).or_default().insert(revision);
+        }
+        Ok(())
+    }
+
+    /// Whether every endpoint was compared with every other one, at one revision or by way of others.
+    fn are_compared(&self) -> bool {
+        let mut alone: Vec<_> = self.revisions.values().collect();
+        let mut met = alone.pop().cloned().unwrap_or_default();
+        while let Some(at) = alone.iter().position(|revisions| !met.is_disjoint(revisions)) {
+            met.extend(alone.swap_remove(at));
+        }
+        alone.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(endpoint: &str, revision: u64, hash: &str) -> Value {
+        json!({"endpoint": endpoint, "answer": {"revision": revision, "hash": hash}})
+    }
+
+    #[test]
+    fn digests_are_compared_once_revisions_met_in_whatever_look() {
+        let mut seen = Digests::default();
+        seen.take(&[at("a", 7, "x"), at("b", 8, "y"), at("c", 8, "y")]).unwrap();
+        assert!(!seen.are_compared(), "a is at a revision of its own");
+        seen.take(&[at("a", 8, "y"), at("b", 9, "z"), at("c", 10, "w")]).unwrap();
+        assert!(seen.are_compared());
+        let error = seen.take(&[at("c", 9, "other")]).unwrap_err();
+        assert_eq!((error.word(), error.code()), ("diverged", 1));
+        assert!(error.to_string().contains("revision 9"), "{error}");
+    }
+
+    #[test]
+    fn one_node_alone_needs_no_other() {
+        let mut seen = Digests::default();
+        seen.take(&[at("a", 7, "x")]).unwrap();
+        assert!(seen.are_compared());
+        assert_eq!((CtlError::NotCompared.code(), CtlError::NotCompared.word()), (7, "not_compared"));
+    }
 }

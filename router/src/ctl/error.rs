@@ -61,6 +61,12 @@ pub(crate) enum CtlError {
     /// What was asked for was answered, and it is not well.
     #[error("there are alarms: {0}")]
     Alarms(usize),
+    /// Digests of different revisions say nothing of each other.
+    #[error(
+        "nothing is known of whether the nodes are equal: their digests were of different revisions each time, because \
+         the ledger changes quickly or one of them stands still; ask again, and look at REVISION"
+    )]
+    NotCompared,
     /// A token is missing, or wrong.
     #[error(
         "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
@@ -117,7 +123,7 @@ pub(crate) enum CtlError {
 
 impl CtlError {
     /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
-    /// are alarms. 6: done at some endpoints and not at others.
+    /// are alarms. 6: done at some endpoints and not at others. 7: nothing could be compared.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -125,6 +131,7 @@ impl CtlError {
             Self::Alarms(_) => 5,
             Self::NoAnswer { .. } | Self::Unknown(_) => 4,
             Self::Partly { .. } => 6,
+            Self::NotCompared => 7,
             Self::Problem { word, .. } if word == "unknown_outcome" => 4,
             _ => 1,
         }
@@ -148,6 +155,7 @@ impl CtlError {
             Self::Partly { .. } => "partly_done",
             Self::Silent(_) | Self::Unanswered { .. } => "unanswered",
             Self::Alarms(_) => "alarms",
+            Self::NotCompared => "not_compared",
             Self::NotLetIn { .. } => "unauthorized",
             Self::Problem { word, .. } => word,
             Self::NotOurs { .. } => "not_the_operator_api",
