@@ -6,6 +6,8 @@ use clap::Subcommand;
 use http::Method;
 use http_body_util::BodyExt as _;
 use ownership::{OwnershipError, Restored, SnapshotReport};
+use serde_json::{Value, json};
+use tempfile::{Builder, NamedTempFile};
 use tokio::io::AsyncWriteExt as _;
 
 use super::client::Client;
@@ -41,16 +43,16 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
         SnapshotCommand::Save { file } => {
             let endpoint = save(client, file).await?;
             let report = verified(file)?;
-            output.print(&report, &report_rows(&report));
+            output.print(&shown(&report), &report_rows(&report));
             output.note(&format!("saved from {endpoint}"));
         }
         SnapshotCommand::Now => {
-            let request = cluster::free(Method::POST, "cluster/snapshot", serde_json::json!({}));
+            let request = cluster::free(Method::POST, "cluster/snapshot", json!({}));
             writes::run(client, request, output).await?;
         }
         SnapshotCommand::Verify { file } => {
             let report = verified(file)?;
-            output.print(&report, &report_rows(&report));
+            output.print(&shown(&report), &report_rows(&report));
         }
         SnapshotCommand::Restore { file, data_dir } => {
             let restored = ownership::restore(file, data_dir).await.map_err(|error| about_file(error, file))?;
@@ -65,34 +67,59 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
     Ok(())
 }
 
-/// Brings a snapshot here, under another name until it is whole and on the disk.
+/// Brings a snapshot here, under a name that nobody else has until it is whole and on the disk. It holds everything: only
+/// its owner may read it. What was not brought to its end is gone.
 async fn save(client: &Client, file: &Path) -> Result<String, CtlError> {
-    let broken = |path: &Path| {
-        let path = path.display().to_string();
-        move |source| CtlError::File { path, source }
-    };
     if file == Path::new("-") {
         return Err(CtlError::Usage("a snapshot is saved to a file, not to standard output; name one".into()));
     }
+    let there = || CtlError::Usage(format!("{} is there already; name a new file", file.display()));
     if file.exists() {
-        return Err(CtlError::Usage(format!("{} is there already; name a new file", file.display())));
+        return Err(there());
     }
-    let part = file.with_added_extension("part");
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let part = Builder::new().prefix(".ownerserve-").suffix(".part").tempfile_in(folder).map_err(broken(folder))?;
+    let endpoint = tokio::select! {
+        brought = bring(client, &part) => brought?,
+        _ = tokio::signal::ctrl_c() => return Err(broken(file)(std::io::ErrorKind::Interrupted.into())),
+    };
+    part.persist_noclobber(file).map_err(|error| match error.error.kind() {
+        std::io::ErrorKind::AlreadyExists => there(),
+        _ => broken(file)(error.error),
+    })?;
+    // So that its name outlasts a power cut, too.
+    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(broken(folder))?;
+    Ok(endpoint)
+}
+
+fn broken(path: &Path) -> impl Fn(std::io::Error) -> CtlError {
+    let path = path.display().to_string();
+    move |source| CtlError::File { path: path.clone(), source }
+}
+
+/// Fills `part`, and reads it back.
+async fn bring(client: &Client, part: &NamedTempFile) -> Result<String, CtlError> {
     let (endpoint, answer) = client.open("cluster/snapshot").await?;
-    let mut out = tokio::fs::File::create(&part).await.map_err(broken(&part))?;
+    let mut out = tokio::fs::File::from_std(part.reopen().map_err(broken(part.path()))?);
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
         let frame =
-            frame.map_err(|error| CtlError::NoAnswer { endpoint: endpoint.clone(), detail: error.to_string() })?;
+            frame.map_err(|error| CtlError::Unanswered { endpoint: endpoint.clone(), detail: error.to_string() })?;
         if let Ok(piece) = frame.into_data() {
-            out.write_all(&piece).await.map_err(broken(&part))?;
+            out.write_all(&piece).await.map_err(broken(part.path()))?;
         }
     }
-    out.sync_all().await.map_err(broken(&part))?;
+    out.sync_all().await.map_err(broken(part.path()))?;
     // What does not read back is no backup.
-    verified(&part)?;
-    tokio::fs::rename(&part, file).await.map_err(broken(file))?;
+    verified(part.path())?;
     Ok(endpoint)
+}
+
+/// As programs get it: the counts by kind, by name.
+fn shown(report: &SnapshotReport) -> Value {
+    let mut shown = serde_json::to_value(report).expect("an answer encodes");
+    shown["entries"] = report.entries.iter().map(|(kind, count)| ((*kind).to_owned(), json!(count))).collect();
+    shown
 }
 
 fn verified(file: &Path) -> Result<SnapshotReport, CtlError> {
@@ -135,4 +162,33 @@ fn restored_rows(restored: &Restored) -> Vec<(&'static str, String)> {
         ("generation", restored.generation.to_string()),
         ("applied", restored.applied.to_string()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::super::client::{ClientOptions, Waits};
+    use super::*;
+    use crate::config::units::Span;
+    use crate::testing::front_of;
+
+    #[tokio::test]
+    async fn a_backup_is_its_owners_alone_counts_by_name_and_touches_no_other_file() {
+        let (front, folder) = (front_of(&[], &[]).await, tempfile::tempdir().unwrap());
+        let endpoints = vec![format!("http://{}", front.operator_address())];
+        let waits = Waits::within(Span::seconds(30));
+        let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();
+        let (file, other) = (folder.path().join("x"), folder.path().join("x.part"));
+        std::fs::write(&other, "precious").unwrap();
+        save(&client, &file).await.unwrap();
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        let shown = shown(&verified(&file).unwrap());
+        assert!(shown["entries"]["sessions"].is_u64(), "{shown}");
+        assert_eq!(save(&client, &file).await.unwrap_err().code(), 2, "it is not written over");
+        front.stop().await;
+        assert_eq!(save(&client, &folder.path().join("y")).await.unwrap_err().code(), 3);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left of what failed");
+    }
 }
