@@ -14,6 +14,7 @@ use super::repeats::Repeats;
 use super::watch::WATCHERS;
 use crate::config::Config;
 use crate::gateway::Gateway;
+use crate::telemetry::metrics::Metrics;
 
 /// Why the operators' listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -48,13 +49,13 @@ impl Desk {
     /// Whether the tokens can be read and the audit log can be opened, before the ledger is.
     pub fn check(config: &Config) -> Result<(), DeskError> {
         Tokens::open(config.operator.tokens_file.as_deref())?;
-        open_audit(config).map(drop)
+        open_audit(config, &Metrics::default()).map(drop)
     }
 
     /// Reads the tokens and opens the audit log.
     pub fn open(gateway: &Arc<Gateway>) -> Result<Self, DeskError> {
         let config = &gateway.config;
-        let audit = open_audit(config)?;
+        let audit = open_audit(config, &gateway.metrics)?;
         Ok(Self {
             gateway: gateway.clone(),
             tokens: Arc::new(Tokens::open(config.operator.tokens_file.as_deref())?),
@@ -92,9 +93,9 @@ impl Desk {
     }
 }
 
-fn open_audit(config: &Config) -> Result<Audit, DeskError> {
+fn open_audit(config: &Config, metrics: &Metrics) -> Result<Audit, DeskError> {
     let folder = config.ledger.data_dir.join("audit");
-    let audit = Audit::open(&folder, config.operator.audit_size.0 as u64);
+    let audit = Audit::open(&folder, config.operator.audit_size.0 as u64, metrics.process.audit_failed.clone());
     audit.map_err(|source| DeskError::Audit { folder, source })
 }
 

@@ -1,7 +1,7 @@
 //! The gate before every operators' route: bounds, tokens and roles, known parameters, the audit log.
 //!
 //! A write goes on to its end when its client leaves, and so does its line in the audit log: what was done is always
-//! written down.
+//! written down, and what could not be is not begun.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use super::access::{Role, Who};
-use super::audit::{Asked, Audit, kept};
+use super::audit::{Asked, Audit, Room, kept, kept_tag};
 use super::desk::Desk;
 use super::fresh::At;
 use super::input::body_of;
@@ -103,9 +103,12 @@ async fn write_down(
     asked: Asked,
     running: Result<impl Future<Output = Response> + Send + 'static, Problem>,
 ) -> Response {
-    let answer = match running {
-        Err(problem) => problem.into_response(),
-        Ok(running) => tokio::spawn(running).await.unwrap_or_else(|_| broken()),
+    let (answer, room) = match running {
+        Err(problem) => (problem.into_response(), Room::None),
+        Ok(running) => match room_in(&audit).await {
+            Err(problem) => (problem.into_response(), Room::None),
+            Ok(()) => (tokio::spawn(running).await.unwrap_or_else(|_| broken()), Room::Taken),
+        },
     };
     let word = match answer.extensions().get::<Kind>() {
         _ if answer.headers().contains_key(REPLAYED) => "repeated",
@@ -113,11 +116,24 @@ async fn write_down(
         None => "done",
     };
     let status = answer.status().as_u16();
-    let written = tokio::task::spawn_blocking(move || audit.write(&asked, word, status));
+    let written = tokio::task::spawn_blocking(move || audit.write(&asked, (word, status), room));
     if let Err(error) = written.await {
         tracing::error!(%error, "a line of the audit log is missing");
     }
     answer
+}
+
+/// What cannot be written down is not done.
+async fn room_in(audit: &Arc<Audit>) -> Result<(), Problem> {
+    let audit = audit.clone();
+    super::apart(move || audit.make_room()).await?.map_err(|error| {
+        let detail = format!(
+            "Nothing was changed: the audit log of this node takes no line ({}). Free space on the disk of its data \
+             directory, or ask another node.",
+            error.kind()
+        );
+        Problem::new(Kind::NotReady, detail).caused("audit")
+    })
 }
 
 fn broken() -> Response {
@@ -139,7 +155,7 @@ fn asked(parts: &Parts, path: &str, id: &str) -> Asked {
         what: format!("{} {path}", parts.method),
         key: parts.uri.path().to_owned(),
         body: None,
-        if_match: parts.headers.get(IF_MATCH).and_then(|value| value.to_str().ok()).map(str::to_owned),
+        if_match: parts.headers.get(IF_MATCH).and_then(|value| value.to_str().ok()).map(kept_tag),
         request: id.to_owned(),
         remote: parts.extensions.get::<Remote>().map(|remote| remote.0),
     }

@@ -36,10 +36,10 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger`, `soft_state` or `identity`.
+    /// `workers`, `ledger`, `soft_state`, `identity` or `audit`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
-    /// stands; of a model `distrusted`.
+    /// stands; of a model `distrusted`; of the audit log `failed`.
     cause: &'static str,
     /// In words.
     detail: String,
@@ -57,7 +57,8 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    fn of(gateway: &Gateway) -> Self {
+    fn of(desk: &Desk) -> Self {
+        let gateway = &desk.gateway;
         let directory = gateway.directory();
         let own = directory.members().into_iter().find(|member| member.node == directory.node());
         let standing = match own {
@@ -86,7 +87,12 @@ impl Readiness {
             cause: "distrusted",
             detail: format!("prompts of {model} are computed as a whole: one that was put together differed"),
         });
-        let degraded = draining.into_iter().chain(ledger).chain(redis).chain(identity).collect();
+        let audit = desk.audit.is_broken().then(|| Degraded {
+            what: "audit",
+            cause: "failed",
+            detail: "the audit log takes no line, so that operators' writes are refused".into(),
+        });
+        let degraded = draining.into_iter().chain(ledger).chain(redis).chain(identity).chain(audit).collect();
         Self { ready: true, node: directory.node().0, standing, degraded }
     }
 }
@@ -105,7 +111,14 @@ pub(super) async fn ready(State(desk): State<Desk>) -> Result<Fresh<Readiness>, 
         return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
     }
     match gateway.roster.answering(gateway.fleet()).first() {
-        Some(_) => Ok(Fresh::new(&gateway.directory().view(), Readiness::of(gateway))),
+        Some(_) => {
+            if desk.audit.is_broken() {
+                // The next look sees what became of it: no disk makes this one wait.
+                let audit = desk.audit.clone();
+                drop(tokio::task::spawn_blocking(move || audit.try_again()));
+            }
+            Ok(Fresh::new(&gateway.directory().view(), Readiness::of(&desk)))
+        }
         None => Err(Problem::not_ready("No worker answers. GET /ownerserve/v1/workers tells how each is.")),
     }
 }

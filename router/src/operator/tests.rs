@@ -284,6 +284,27 @@ async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_written_down_is_not_done_and_readiness_says_so() {
+    let data = tempfile::tempdir().unwrap();
+    std::fs::create_dir(data.path().join("audit")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", data.path().join("audit/audit.jsonl")).unwrap();
+    let worker = crate::testing::Worker::start("one", "tiny").await;
+    let front = front_of(&[worker.url()], &[&format!("ledger.data_dir={:?}", data.path())]).await;
+    let at = front.operator_address();
+    let before = front.gateway.steering.get().mode;
+    let got = send(at, asking(Request::put("/ownerserve/v1/mode"), None), "{\"mode\":\"sticky\"}").await;
+    let told = got.json();
+    assert_eq!((got.status, told["cause"].as_str()), (503, Some("audit")), "{told}");
+    assert!(told["detail"].as_str().unwrap().contains("Free space"), "{told}");
+    assert_eq!(front.gateway.steering.get().mode, before);
+    let ready = get(at, "/readyz").await.json();
+    let degraded = &ready["degraded"][0];
+    assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("audit"), Some("failed")), "{ready}");
+    let text = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
+    assert!(text.contains("ownerserve_audit_failed_total{what=\"refused\"} 1"), "{text}");
+}
+
+#[tokio::test]
 async fn a_write_whose_client_left_is_in_the_audit_log_if_it_was_done() {
     let data = tempfile::tempdir().unwrap();
     let front = front_of(&[], &[&format!("ledger.data_dir={:?}", data.path())]).await;

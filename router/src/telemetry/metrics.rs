@@ -150,6 +150,8 @@ pub struct Process {
     pub rollout: Gauge,
     /// `client_connections`.
     pub connections: IntGauge,
+    /// `audit_failed_total{what}`: operators' writes that were refused because their line had no room, and lines lost.
+    pub audit_failed: IntCounterVec,
 }
 
 impl Default for Metrics {
@@ -346,6 +348,11 @@ impl Process {
             mode: f.gauges("mode", "1 for the mode in force: shadow, sticky or own.", &["mode"]),
             rollout: f.fraction("rollout_ratio", "Share of sessions that mode own applies to."),
             connections: f.gauge("client_connections", "Open connections of clients."),
+            audit_failed: f.counters(
+                "audit_failed_total",
+                "Operators' writes that were refused because the audit log had no room, and lines that it lost.",
+                &["what"],
+            ),
         }
     }
 }
