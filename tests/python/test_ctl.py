@@ -117,7 +117,7 @@ def test_a_snapshot_is_saved_verified_and_restored(run, tmp_path):
     ("mode", "automatic"), ("mode", "--rollout", "101"), ("decisions", "--limit", "0"), ("--cacert", "/nonexistent.pem", "status"),
     ("--endpoint", "nowhere", "status"), ("sessions", "--timeout", "0"), ("sessions", "--timeout", "0ms"),
     ("replicas", "--tenant", "a"), ("leases", "--worker", WORKER), ("intents", "--model", "m"), ("workers", "--key", "k"),
-    ("renew", "w-nope"), ("groups", "new", "a-1"),
+    ("renew", "w-nope"), ("groups", "new", "a-1"), ("mode", "sticky", "--rollout", "5"), ("raise-level", "0"),
 ])
 def test_what_cannot_be_understood_is_said_and_nothing_is_sent(fleet, run, words):
     before = Operator(fleet.serve.operator).get("decisions").json, (fleet.serve.data / "audit/audit.jsonl").read_bytes()

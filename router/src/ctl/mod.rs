@@ -197,6 +197,7 @@ enum CtlCommand {
     /// Raises the cluster's feature level; there is no way back.
     RaiseLevel {
         /// The level.
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         level: u32,
     },
     /// Changes as they happen.

@@ -89,6 +89,11 @@ const MODES: [Column; 3] =
 /// Shows every endpoint's dial, or turns it.
 pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Result<(), CtlError> {
     let mode = args.mode.and_then(|mode| mode.to_possible_value()).map(|mode| json!(mode.get_name()));
+    if let (Some(ModeArg::Sticky), Some(_)) = (args.mode, args.rollout) {
+        let what =
+            "--rollout: in mode sticky nothing is planned for any session, so that a share has no effect; leave it out";
+        return Err(CtlError::Usage(what.into()));
+    }
     let wanted = [("mode", mode), ("rollout_percent", args.rollout.map(Value::from))];
     let wanted: Map<_, _> = wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
     if wanted.is_empty() {

@@ -59,9 +59,14 @@ fn word_within(value: Option<&Value>, widest: usize) -> String {
         }
         Some(other) => other.to_string(),
     };
-    // What workers and tenants call themselves must not drive a terminal.
-    let plain: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    // What workers and tenants call themselves must not drive a terminal, nor turn the line around.
+    let plain: String = text.chars().map(|c| if c.is_control() || turns(c) { '?' } else { c }).collect();
     if plain.is_empty() { "-".into() } else { cut(plain, widest) }
+}
+
+/// Whether it makes a terminal write in the other direction, begin a line, or show nothing where something is.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 /// At most so many characters, ended behind a whole word where there is one, and visibly.
@@ -93,6 +98,7 @@ mod tests {
     #[test]
     fn a_value_cannot_drive_the_terminal_or_fill_it() {
         assert_eq!(word(Some(&json!("a\u{1b}[2Jb\n"))), "a?[2Jb?");
+        assert_eq!(word(Some(&json!("owner\u{202e}live\u{2066}x\u{200f}\u{61c}é"))), "owner?live?x??é");
         assert_eq!(word(Some(&json!("x".repeat(5_000)))).chars().count(), WIDEST_LAST);
         assert_eq!(
             (word(Some(&json!(["a", "b"]))), word(Some(&json!([{}, {}]))), word(Some(&json!("")))),

@@ -94,6 +94,7 @@ pub(super) async fn hash(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Level {
+    #[schema(minimum = 1)]
     level: u32,
 }
 
@@ -104,6 +105,11 @@ pub(super) async fn raise_level(
     State(gateway): State<Arc<Gateway>>,
     Told(body): Told<Level>,
 ) -> Result<Fresh<Done>, Problem> {
+    if body.level == 0 {
+        return Err(Problem::bad_body(
+            "level: accepted is 1 and more; GET /ownerserve/v1/cluster tells the present one",
+        ));
+    }
     let before = gateway.directory().view().level();
     let did = match body.level <= before {
         true => format!("nothing was to do: the cluster is at feature level {before}"),

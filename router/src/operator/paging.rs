@@ -7,7 +7,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -25,11 +26,18 @@ const LOOKED_AT: usize = 200_000;
 #[into_params(parameter_in = Query)]
 pub(super) struct PageQuery {
     /// Most lines in the answer.
+    #[serde(default, deserialize_with = "limit")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u16>,
     /// The `next` of the page before.
-    #[param(max_length = 200)]
+    #[param(max_length = 1100)]
     cursor: Option<String>,
+}
+
+/// How many lines are asked for; whatever else is given, the answer says what is accepted.
+pub(super) fn limit<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u16>, D::Error> {
+    let asked = String::deserialize(given)?.parse().ok().filter(|limit| (1..=MOST).contains(limit));
+    asked.map(Some).ok_or_else(|| D::Error::custom(format!("accepted is a whole number from 1 to {MOST}")))
 }
 
 /// Where a list stands; part of every page.
@@ -38,6 +46,7 @@ pub(super) struct Listed {
     /// The revision at which this list began.
     began: u64,
     /// The cursor of the next page; none at the end.
+    #[schema(max_length = 1100)]
     next: Option<String>,
 }
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use vocabulary::{RequestId, SessionId};
 
 use super::input::{Asked, Named, Told};
-use super::paging::MOST;
+use super::paging::limit;
 use super::problem::Problem;
 use super::words::{RequestWord, SessionWord};
 use crate::gateway::Gateway;
@@ -51,8 +52,17 @@ impl From<Steering> for Dial {
 pub(super) struct Change {
     #[schema(value_type = Option<ModeWord>, inline)]
     mode: Option<Mode>,
+    #[serde(default, deserialize_with = "share")]
     #[schema(value_type = Option<u8>, maximum = 100)]
     rollout_percent: Option<Percent>,
+}
+
+/// A share of sessions; what is none is told what one is, not what its type could hold.
+fn share<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>, D::Error> {
+    let Some(number) = Option::<serde_json::Number>::deserialize(given)? else { return Ok(None) };
+    let share = number.as_u64().and_then(|share| u8::try_from(share).ok()).and_then(|share| share.try_into().ok());
+    let wrong = || D::Error::custom(format!("{number} is not accepted here: accepted is a whole number from 0 to 100"));
+    share.map(Some).ok_or_else(wrong)
 }
 
 /// Mode and rollout share of this router.
@@ -96,6 +106,7 @@ pub(super) async fn patch_mode(
 #[into_params(parameter_in = Query)]
 pub(super) struct DecisionQuery {
     /// Most of them.
+    #[serde(default, deserialize_with = "limit")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u16>,
     /// Of this session.
@@ -119,9 +130,6 @@ pub(super) async fn decisions(
     Asked(query): Asked<DecisionQuery>,
 ) -> Result<Json<Decisions>, Problem> {
     let limit = query.limit.unwrap_or(100);
-    if !(1..=MOST).contains(&limit) {
-        return Err(Problem::bad_query(format!("limit: accepted is 1 to {MOST}")));
-    }
     let wanted = |receipt: &Receipt| query.session.is_none_or(|session| receipt.known.session == session);
     Ok(Json(Decisions { decisions: gateway.receipts.newest(limit.into(), wanted) }))
 }

@@ -6,8 +6,8 @@ use ownership::ledger::{
     Command, Custody, KvFormat, KvKinds, KvShape, Outcome, RegisterWorker, SetQuota, StepCommit, WorkerKind, WorkerSpec,
 };
 use vocabulary::{
-    Blocks, Bytes, Chain, DpRank, Health, Incarnation, Micros, ModelId, Owner, PrefixId, Role, Seed, SessionId,
-    TenantId, Tokens, WorkerId,
+    Blocks, Bytes, Chain, DpRank, Incarnation, Micros, ModelId, Owner, PrefixId, Role, Seed, SessionId, TenantId,
+    Tokens, WorkerId,
 };
 
 use crate::pipeline::steering::Mode;
@@ -59,7 +59,12 @@ async fn a_router_whose_workers_are_all_drained_serves_on_and_says_so() {
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &[]).await;
     let at = front.operator_address();
-    front.gateway.fleet().set_draining(WorkerId::of_endpoint(&worker.url()), Health::Draining);
+    let id = WorkerId::of_endpoint(&worker.url());
+    until("the ledger has it", || front.gateway.directory().view().worker(id).is_some()).await;
+    // In the ledger, whose word on the worker would take back what was only said to the fleet.
+    let path = format!("/ownerserve/v1/workers/{id}/draining");
+    let drain = |draining: bool| send(at, asking(Request::put(&path), None), format!("{{\"draining\":{draining}}}"));
+    assert_eq!(drain(true).await.status, 200);
     let ready = get(at, "/readyz").await;
     assert_eq!(ready.status, 200, "{}", ready.json());
     let degraded = &ready.json()["degraded"][0];
@@ -71,7 +76,7 @@ async fn a_router_whose_workers_are_all_drained_serves_on_and_says_so() {
         let got = post(clients, path, "{\"model\":\"tiny\",\"prompt\":\"on and on\",\"input\":\"x\"}").await;
         assert_eq!(got.status, 200, "{path}: nobody else can serve it");
     }
-    front.gateway.fleet().set_draining(WorkerId::of_endpoint(&worker.url()), Health::Ready);
+    assert_eq!(drain(false).await.status, 200);
     assert_eq!(get(at, "/readyz").await.json()["degraded"], serde_json::json!([]));
 }
 
@@ -197,7 +202,9 @@ async fn bad_ids_and_queries_are_problems_that_say_what_is_accepted() {
         ("sessions/nonsense", 400, "accepted is s- and 32 hexadecimal digits"),
         ("sessions/s-95b041be", 400, "accepted is s- and 32 hexadecimal digits"),
         ("sessions/s-00000000000000000000000000000001", 404, "No session"),
-        ("sessions?limit=many", 400, "limit"),
+        ("sessions?limit=many", 400, "limit: accepted is a whole number from 1 to 1000"),
+        ("sessions?limit=99999", 400, "limit: accepted is a whole number from 1 to 1000"),
+        ("decisions?limit=-1", 400, "limit: accepted is a whole number from 1 to 1000"),
         ("sessions?key=s1", 400, "model"),
         ("sessions?colour=red", 400, "colour"),
         ("owners/s-1", 400, "accepted is p- and 32 hexadecimal digits"),
@@ -356,6 +363,10 @@ async fn a_tag_saves_a_reader_the_body_and_fences_a_writer() {
     let got = get(at, &path).await;
     assert!(got.json()["session"]["owner"].is_null() && got.headers["etag"] != *tag);
     let worker = WorkerId::of_endpoint("http://engine:1");
+    let ranked = format!("{{\"owner\":{{\"worker\":\"{worker}\",\"rank\":9}}}}");
+    let got = send(at, asking(Request::post(format!("{path}/claim")), None), ranked).await.json();
+    assert_eq!(got["cause"], "unknown_rank", "{got}");
+    assert!(got["detail"].as_str().unwrap().contains("no rank 9; its ranks are 0 to 0"), "{got}");
     let claim = format!("{{\"owner\":{{\"worker\":\"{worker}\"}}}}");
     let got = send(at, asking(Request::post(format!("{path}/claim")), None), claim).await;
     assert_eq!((got.status, got.json()["epoch"]["index"].is_u64()), (200, true), "{}", got.json());
@@ -381,6 +392,14 @@ async fn a_write_by_browsers_form_or_with_a_huge_body_or_address_changes_nothing
             "{body}"
         );
     }
+    let got = send(at, json(level()), "{\"level\":0}").await;
+    assert!(got.status == 400 && got.json()["detail"].as_str().unwrap().contains("accepted is 1 and more"));
+    for share in ["-1", "101", "256", "1e3"] {
+        let body = format!("{{\"rollout_percent\":{share}}}");
+        let got = send(at, json(Request::put("/ownerserve/v1/mode")), body).await;
+        let told = got.json()["detail"].as_str().unwrap().to_owned();
+        assert!(got.status == 400 && told.contains("0 to 100") && !told.contains("255"), "{told}");
+    }
     let got = send(at, json(level()), "{\"level\":77}").await;
     assert_eq!((got.status, got.json()["cause"].as_str()), (409, Some("level")));
 }
@@ -403,6 +422,22 @@ async fn lists_continue_behind_a_cursor_and_refuse_a_foreign_one() {
     };
     assert_eq!(names(&first), ["a", "b", "c"]);
     let next = first["next"].as_str().unwrap();
+    let long = "\u{1f980}".repeat(128);
+    let set = SetQuota { tenant: TenantId(long.as_str().into()), artifacts: Some(5) };
+    assert_eq!(front.gateway.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+    let set = SetQuota { tenant: TenantId("\u{1f981}".into()), artifacts: Some(5) };
+    assert_eq!(front.gateway.commit(Command::SetQuota(set)).await, Some(Outcome::Done));
+    let longest = page("limit=5".into()).await.json()["next"].as_str().unwrap().to_owned();
+    let document = get(at, "/ownerserve/v1/openapi.json").await.json();
+    let parameters = document["paths"]["/ownerserve/v1/tenants"]["get"]["parameters"].as_array().unwrap().clone();
+    let cursor = parameters.iter().find(|it| it["name"] == "cursor").unwrap();
+    assert!(longest.len() > 1_000 && longest.len() as u64 <= cursor["schema"]["maxLength"].as_u64().unwrap());
+    assert_eq!(names(&page(format!("cursor={longest}")).await.json()), ["\u{1f981}"]);
+    let bounded = TenantId(long.as_str().into());
+    for tenant in [bounded, TenantId("\u{1f981}".into())] {
+        let lifted = Command::SetQuota(SetQuota { tenant, artifacts: None });
+        assert_eq!(front.gateway.commit(lifted).await, Some(Outcome::Done));
+    }
     let second = page(format!("limit=3&cursor={next}")).await.json();
     assert_eq!((names(&second), second["next"].is_null()), (vec!["default".to_owned()], true));
     assert_eq!(second["began"], first["began"]);

@@ -120,6 +120,12 @@ impl Target {
     pub(super) fn owner(self, view: &View) -> Result<Owner, Problem> {
         let record = view.worker(self.worker).ok_or_else(|| refused(&Refusal::UnknownWorker))?;
         let incarnation = self.incarnation.map_or(record.incarnation, Incarnation);
+        // The ledger only knows that it is none of this life's ranks.
+        if incarnation == record.incarnation && self.rank >= record.spec.ranks {
+            let (rank, last) = (self.rank, record.spec.ranks.saturating_sub(1));
+            let detail = format!("Nothing was changed: the worker has no rank {rank}; its ranks are 0 to {last}.");
+            return Err(Problem::new(Kind::Conflict, detail).caused("unknown_rank"));
+        }
         Ok(Owner { worker: self.worker, incarnation, rank: DpRank(self.rank) })
     }
 }
