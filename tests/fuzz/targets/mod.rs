@@ -28,8 +28,8 @@ pub fn events(bytes: &[u8]) {
                 "bytes account for all"
             );
         }
-        feed.take(event);
     }
+    feed.take_all(&batch.events);
     settle(&mut feed, &mut index);
     assert!(feed.blocks() <= rules().most_blocks);
     let written: Vec<Vec<u8>> = feed.imprint(Incarnation(1), 1).collect();

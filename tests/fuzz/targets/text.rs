@@ -12,6 +12,8 @@ use vocabulary::{Bytes, Namespace, Seed, Tokens};
 /// Far less than in production, so that what is not bounded shows.
 const LIMITS: Limits =
     Limits { rendered: Bytes(1 << 20), template_steps: 200_000, prompts: 64, segment_cache: Bytes(1 << 20) };
+/// A template is rendered some hundred times while it is judged, so a few steps are what one rendering has.
+const JUDGED: Limits = Limits { template_steps: 20_000, ..LIMITS };
 /// One of each way in which templates treat earlier turns.
 const MODELS: [&str; 4] = ["chatml", "qwen_like", "llama_like", "harmony"];
 
@@ -89,7 +91,7 @@ pub fn templates(bytes: &[u8]) {
         return;
     }
     let files = ModelFiles { chat_template: Some(bytes.into()), ..TINY.clone() };
-    let Ok(text) = ModelText::load_within(ModelTextSource::Files(files), LIMITS) else { return };
+    let Ok(text) = ModelText::load_within(ModelTextSource::Files(files), JUDGED) else { return };
     if let Ok(rendered) = text.render(&CHAT, WallTime::default()) {
         assert!(rendered.len() as u64 <= LIMITS.rendered.0, "{} bytes", rendered.len());
     }
