@@ -10,8 +10,8 @@ use super::cluster::{knows_all, lines};
 use super::endpoints::{DIFFERENT_CLUSTERS, ask_all, clusters};
 use super::error::CtlError;
 use super::lists::pretty;
+use super::output::{Output, say};
 use super::table::{table, word};
-use super::{Output, say};
 
 /// Between two looks at how far the members are.
 const BETWEEN: Duration = Duration::from_millis(1_500);

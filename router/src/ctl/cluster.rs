@@ -11,9 +11,9 @@ use super::client::Client;
 use super::endpoints::{ask_all, check_one_cluster, failure, tell};
 use super::error::CtlError;
 use super::lists::pretty;
+use super::output::{Output, note, say};
 use super::table::{Column, table, word};
 use super::writes::{FenceFrom, Request};
-use super::{Output, note, say};
 
 /// What is done with members.
 #[derive(Clone, Debug, Subcommand)]

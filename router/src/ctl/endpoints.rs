@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::client::{Client, Got};
 use super::error::CtlError;
 use super::lists::pretty;
+use super::output::{Output, say};
 use super::table::{Column, table, word};
-use super::{Output, say};
 
 /// What each endpoint says, or why it says nothing, with the exit code that stands for it.
 pub(crate) async fn ask_all(client: &Client, path: &str) -> Vec<Value> {

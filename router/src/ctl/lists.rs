@@ -7,8 +7,8 @@ use vocabulary::SessionId;
 use super::client::Client;
 use super::error::CtlError;
 use super::filters::Filter;
+use super::output::{Output, note, say};
 use super::table::{Column, aligned, table, word};
-use super::{Output, note, say};
 use crate::config::units::Span;
 
 /// Which part of a list.

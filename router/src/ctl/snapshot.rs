@@ -12,7 +12,8 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::client::Client;
 use super::error::CtlError;
-use super::{Output, cluster, writes};
+use super::output::Output;
+use super::{cluster, writes};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {

@@ -9,8 +9,8 @@ use super::client::Client;
 use super::endpoints::{ask_all, said, tell, tell_done};
 use super::error::CtlError;
 use super::lists::{fields, pretty, with_query};
+use super::output::{Output, say};
 use super::table::{Column, aligned, table};
-use super::{Output, say};
 
 /// Which decisions are shown.
 #[derive(Clone, Debug, Args)]

@@ -15,8 +15,8 @@ use tokio::net::unix::pipe::OpenOptions;
 use super::client::Client;
 use super::error::CtlError;
 use super::lists::with_query;
+use super::output::{Output, written};
 use super::table::word;
-use super::{Output, written};
 
 /// Longest event.
 const LONGEST: usize = 16 << 20;

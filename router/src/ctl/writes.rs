@@ -9,8 +9,8 @@ use super::args::{EpochArg, SubjectArg, WorkerArg};
 use super::client::Client;
 use super::error::CtlError;
 use super::lists::{escaped, pretty};
+use super::output::{Output, say};
 use super::table::word;
-use super::{Output, say};
 
 /// What can be changed.
 #[derive(Clone, Debug, Subcommand)]

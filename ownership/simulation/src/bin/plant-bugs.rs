@@ -35,7 +35,7 @@ pub mod planted {
 #[derive(Parser)]
 struct Options {
     /// Seeds that a bug may take; one that is not found by then was missed.
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 2_000)]
     seeds: u64,
     /// Seeds that the copy must pass with no bug switched on.
     #[arg(long, default_value_t = 40)]

@@ -1,0 +1,67 @@
+//! What ctl prints, and where.
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use serde_json::json;
+
+/// How answers are printed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum Output {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs.
+    Json,
+}
+
+impl Output {
+    /// Says what came of a command that failed: its exit code, its word, the API's word for why, and what to do.
+    pub(super) fn fail(self, (code, word): (u8, &str), cause: Option<&str>, detail: &str) -> ExitCode {
+        let error = || json!({"word": word, "cause": cause, "detail": detail, "exit_code": code});
+        match self {
+            Self::Table => note(&format!("ownerserve: {detail}")),
+            Self::Json => note(&json!({"error": error()}).to_string()),
+        }
+        ExitCode::from(code)
+    }
+
+    /// Says something beside the answer.
+    pub(super) fn note(self, text: &str) {
+        match self {
+            Self::Table => note(text),
+            Self::Json => note(&json!({"note": text}).to_string()),
+        }
+    }
+
+    /// Prints an answer: as JSON, or as these names and values.
+    pub(crate) fn print(self, answer: &impl Serialize, rows: &[(&str, String)]) {
+        match self {
+            Output::Json => {
+                say(&format!("{}\n", serde_json::to_string_pretty(answer).expect("an answer encodes")));
+            }
+            Output::Table => {
+                let rows: Vec<_> = rows.iter().map(|(name, value)| vec![(*name).to_owned(), value.clone()]).collect();
+                say(&super::table::aligned(&rows));
+            }
+        }
+    }
+}
+
+/// Prints an answer. A reader that has left, as `head` does, has seen enough.
+pub(super) fn say(text: &str) {
+    let _ = written(text);
+}
+
+/// Prints a part of an answer that may go on for ever.
+pub(super) fn written(text: &str) -> std::io::Result<()> {
+    use std::io::Write as _;
+    std::io::stdout().write_all(text.as_bytes())
+}
+
+/// Says something beside the answer.
+pub(super) fn note(text: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
