@@ -218,7 +218,7 @@ fn advice(endpoint: &str, detail: &str) -> Option<&'static str> {
         let is_tls = says(&["invalid HTTP version", "invalid HTTP status-code"]);
         return is_tls.then_some("it does not speak plain HTTP there: give --endpoint https://HOST:PORT");
     }
-    const ADVICE: [(&[&str], &str); 6] = [
+    const ADVICE: [(&[&str], &str); 7] = [
         (
             &["UnknownIssuer", "BadSignature", "unknown issuer", "UnknownCA", "CaUsedAsEndEntity", "not trusted"],
             "its certificate was not signed by an authority that is trusted here: give --cacert FILE (or \
@@ -244,6 +244,12 @@ fn advice(endpoint: &str, detail: &str) -> Option<&'static str> {
         (
             &["tls handshake eof", "unexpected EOF during handshake", "unexpected end of file"],
             "it hung up during the TLS handshake: is it the operators' address, and is operator.tls set there?",
+        ),
+        (
+            // Nothing was sent: with TLS 1.3 whoever misses a client's certificate says so behind the handshake.
+            &["connection was not ready"],
+            "it hung up right after the TLS handshake: is it the address for other nodes (cluster.listen)? The operators' \
+             one (operator.listen) asks for a token",
         ),
     ];
     ADVICE.iter().find(|(texts, _)| says(texts)).map(|(_, advice)| *advice)
@@ -310,6 +316,7 @@ mod tests {
         assert!(https("invalid peer certificate: UnknownIssuer").contains("--cacert"));
         assert!(https("certificate not valid for name \"a\"").contains("does not name this host"));
         assert!(https("received fatal alert: CertificateRequired").contains("cluster.listen"));
+        assert!(https("operation was canceled: connection was not ready").contains("cluster.listen"));
         assert!(https("received corrupt message of type InvalidContentType").contains("http://"));
         assert!(told("http://a:1", "invalid HTTP version parsed").contains("https://"));
         for plain in ["tcp connect error: Connection refused", "dns error: no such host"] {
