@@ -8,7 +8,7 @@ mod children;
 mod inner;
 mod names;
 
-use vocabulary::{BlockHash, PrefixId, Seed, Tier};
+use vocabulary::{BlockHash, PrefixId, Tier};
 
 use crate::closure::{Closure, Shape};
 use crate::copies::{Brief, Copies, Place};
@@ -65,11 +65,11 @@ pub(crate) struct Blocks {
 pub(crate) const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 impl Blocks {
-    pub(crate) fn new(seed: Seed) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             nodes: Vec::new(),
             free: Vec::new(),
-            names: Names::new(seed),
+            names: Names::new(),
             children: Children::default(),
             stumps: MixMap::default(),
             many: MixMap::default(),

@@ -1,11 +1,13 @@
 //! A part of the index: the blocks whose hashes begin alike. Parts are small, so that the growing of one keeps nobody
 //! waiting.
 
+use std::sync::LazyLock;
+
 use vocabulary::{BlockHash, Tier};
 
 use crate::holders::{Number, Sets, plane};
 use crate::mix::MixMap;
-use crate::table::{Table, spread};
+use crate::table::{Table, random, spread};
 
 /// A block's hash, spread evenly: its first bits say in which part of the index it is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,7 +20,9 @@ impl Key {
     pub(crate) const SHARDS: usize = 1 << PARTS;
 
     pub(crate) fn of(hash: BlockHash) -> Self {
-        Self(spread(hash.0))
+        // Clients choose what is hashed.
+        static SALT: LazyLock<u64> = LazyLock::new(random);
+        Self(spread(hash.0 ^ *SALT))
     }
 
     pub(crate) fn shard(self) -> usize {

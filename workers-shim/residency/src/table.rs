@@ -1,8 +1,15 @@
 //! A hash table from hashes to small numbers: buckets of five, each of which is one line of the processor's cache.
 //!
 //! What finds its bucket full goes on to the next one that is not, and is counted in each that it passed, so that a search
-//! ends where nothing went on. So adding, finding and removing touch one line nearly always, and move nothing. Not for
-//! keys that clients choose.
+//! ends where nothing went on. So adding, finding and removing touch one line nearly always, and move nothing. Keys that
+//! others choose are mixed with a number that they cannot know.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// A number that nobody outside this process knows.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
 
 /// Spreads what is a hash already, or a counter, over the high bits. No two numbers become one.
 pub(crate) fn spread(hash: u64) -> u64 {

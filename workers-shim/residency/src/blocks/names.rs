@@ -1,10 +1,8 @@
 //! Where the blocks are that an engine names, by name: in parts, so that the growing of one is short and its memory is the
 //! next one's.
 
-use vocabulary::{PrefixId, Seed};
-
 use crate::event::EngineHash;
-use crate::table::{Table, gather, spread};
+use crate::table::{Table, gather, random, spread};
 
 /// Bits that number the parts.
 const PARTS: u32 = 8;
@@ -13,14 +11,15 @@ const PARTS: u32 = 8;
 pub(super) struct Names {
     parts: Box<[Table<PARTS>]>,
     len: usize,
-    /// Of this cluster alone, so that no engine knows which of its names lie side by side.
+    /// Drawn anew for each table, so that nobody can choose names that lie side by side, and so that a table which takes
+    /// another one's names in their order does not fill itself from one end.
     salt: u64,
 }
 
 impl Names {
-    pub(super) fn new(seed: Seed) -> Self {
+    pub(super) fn new() -> Self {
         let parts = std::iter::repeat_with(Table::default).take(1 << PARTS).collect();
-        Self { parts, len: 0, salt: PrefixId(0).extend(seed, &[]).block_hash().0 }
+        Self { parts, len: 0, salt: random() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -69,8 +68,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_told_again_and_lie_elsewhere_under_another_seed() {
-        let (mut names, mut others) = (Names::new(Seed(1)), Names::new(Seed(2)));
+    fn names_are_found_told_again_and_lie_elsewhere_in_another_table() {
+        let (mut names, mut others) = (Names::new(), Names::new());
         let all: Vec<EngineHash> = (0..5000).map(|n| EngineHash(n << 50 | n)).collect();
         for (at, name) in (0..).zip(&all) {
             names.insert(*name, at);

@@ -13,7 +13,7 @@ struct Kept {
 
 impl Kept {
     fn nothing() -> Self {
-        Self { blocks: Blocks::new(Seed(4)), out: Vec::new() }
+        Self { blocks: Blocks::new(), out: Vec::new() }
     }
 
     /// A block in device memory that ends at `end`.
@@ -95,7 +95,7 @@ fn siblings_are_counted_and_places_taken_again() {
 fn blocks_are_taken_over_in_any_order_and_none_that_hangs_on_itself() {
     let mut placed: Vec<(EngineHash, Placed)> = Kept::chain(6).blocks.placed().collect();
     placed.reverse();
-    let (mut blocks, mut ends, mut out) = (Blocks::new(Seed(5)), Ends::default(), Vec::new());
+    let (mut blocks, mut ends, mut out) = (Blocks::new(), Ends::default(), Vec::new());
     for (name, block) in placed {
         assert!(blocks.adopt(name, block, &mut ends, &mut out));
     }
