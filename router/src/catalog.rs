@@ -32,7 +32,8 @@ pub struct Model {
     pub kv_bytes_per_token: Bytes,
     /// The LoRA adapter that its name means, on top of the model that everything else is of.
     adapter: Option<ModelId>,
-    distrusted: AtomicBool,
+    /// Shared with its adapters: their prompts are put together alike.
+    distrusted: Arc<AtomicBool>,
 }
 
 impl Model {
@@ -64,7 +65,7 @@ impl Model {
             shape: KvShape { format, ..self.shape },
             kv_bytes_per_token: self.kv_bytes_per_token,
             adapter: Some(name.clone()),
-            distrusted: AtomicBool::new(false),
+            distrusted: self.distrusted.clone(),
         }
     }
 
@@ -81,7 +82,7 @@ impl Model {
             shape,
             kv_bytes_per_token: bytes,
             adapter: None,
-            distrusted: AtomicBool::new(false),
+            distrusted: Arc::default(),
         }
     }
 }

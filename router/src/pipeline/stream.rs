@@ -153,7 +153,11 @@ impl Drop for Events {
     fn drop(&mut self) {
         if let Some(finish) = self.finish.take() {
             let facts = self.scanner.facts();
-            let ending = if facts.done { Ending::Complete } else { Ending::ClientLeft };
+            let ending = match (&facts.error, facts.done) {
+                (Some(_), _) => Ending::Broken,
+                (None, true) => Ending::Complete,
+                (None, false) => Ending::ClientLeft,
+            };
             finish.end(ending, facts.usage);
         }
     }

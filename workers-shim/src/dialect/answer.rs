@@ -138,15 +138,21 @@ struct Details {
 
 impl UsageFields {
     pub(super) fn usage(self) -> Usage {
+        self.after(Usage::default())
+    }
+
+    /// With what an earlier event said of the rest: streams of the messages API tell the prompt at their start.
+    pub(super) fn after(self, before: Usage) -> Usage {
         let details = self.prompt_tokens_details.or(self.input_tokens_details);
         let cached = details.and_then(|details| details.cached_tokens).or(self.cache_read_input_tokens);
         // The messages API counts cached tokens apart from the others.
         let apart =
             self.cache_creation_input_tokens.unwrap_or(0).saturating_add(self.cache_read_input_tokens.unwrap_or(0));
+        let prompt = self.prompt_tokens.or(self.input_tokens).map(|tokens| Tokens(tokens.saturating_add(apart)));
         Usage {
-            prompt: Tokens(self.prompt_tokens.or(self.input_tokens).unwrap_or(0).saturating_add(apart)),
-            completion: Tokens(self.completion_tokens.or(self.output_tokens).unwrap_or(0)),
-            cached: cached.map(Tokens),
+            prompt: prompt.unwrap_or(before.prompt),
+            completion: self.completion_tokens.or(self.output_tokens).map_or(before.completion, Tokens),
+            cached: cached.map(Tokens).or(before.cached),
         }
     }
 }

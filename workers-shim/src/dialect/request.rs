@@ -177,6 +177,9 @@ impl RequestBody {
         splice.remove("min_tokens");
         splice.remove("stream_options");
         splice.set("stream", b"false".as_slice());
+        if options.api == Api::Responses {
+            splice.set("store", b"false".as_slice());
+        }
         splice.set("kv_transfer_params", handoff.into_parameters().to_vec());
         splice.finish()
     }

@@ -12,6 +12,9 @@ use super::answer::{Usage, UsageFields};
 /// Longest event that is looked into; longer ones pass unread.
 const LONGEST_EVENT: usize = 1 << 20;
 
+/// The engine's error where it gives none.
+const UNSPECIFIED: &str = "unspecified";
+
 /// What is known of a stream so far.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StreamFacts {
@@ -56,7 +59,7 @@ pub struct SseScanner {
     /// Inside an event that is too long to keep.
     overlong: bool,
     /// Whether that one ends the answer, by its name.
-    last: bool,
+    last: Option<Last>,
 }
 
 impl SseScanner {
@@ -71,7 +74,7 @@ impl SseScanner {
     }
 
     fn with(usage: UsageEvents) -> Self {
-        Self { facts: StreamFacts::default(), usage, tail: BytesMut::new(), searched: 0, overlong: false, last: false }
+        Self { facts: StreamFacts::default(), usage, tail: BytesMut::new(), searched: 0, overlong: false, last: None }
     }
 
     /// What is known so far.
@@ -118,7 +121,9 @@ impl SseScanner {
         while let Some(length) = event_end(&bytes[at..]) {
             let event = at..at + length;
             let overlong = std::mem::take(&mut self.overlong);
-            self.facts.done |= std::mem::take(&mut self.last);
+            if let Some(last) = self.last.take() {
+                self.end(last);
+            }
             let only_usage = !overlong && self.event(&bytes[event.clone()]);
             if only_usage && self.usage == UsageEvents::Hidden {
                 if unpassed < at {
@@ -170,6 +175,13 @@ impl SseScanner {
         only_usage
     }
 
+    fn end(&mut self, last: Last) {
+        self.facts.done = true;
+        if last == Last::Failed {
+            self.facts.error.get_or_insert_with(|| UNSPECIFIED.into());
+        }
+    }
+
     fn payload(&mut self, payload: &[u8]) -> bool {
         let Ok(chunk) = serde_json::from_slice::<Chunk>(payload) else {
             self.facts.unread += 1;
@@ -181,12 +193,14 @@ impl SseScanner {
         if self.facts.id.is_none() {
             self.facts.id = chunk.id.or(inner.id);
         }
-        self.facts.done |= ends_answer(kind.as_bytes());
-        let failed = chunk.error.or(inner.error).or_else(|| (kind == "error").then(EngineError::default));
-        if let Some(error) = failed {
-            self.facts.error = Some(error.message.unwrap_or_else(|| "unspecified".into()));
+        if let Some(error) = chunk.error.or(inner.error).or_else(|| (kind == "error").then(EngineError::default)) {
+            self.facts.error = Some(error.message.unwrap_or_else(|| UNSPECIFIED.into()));
         }
-        let usage = chunk.usage.or(inner.usage).map(UsageFields::usage);
+        if let Some(last) = ends_answer(kind.as_bytes()) {
+            self.end(last);
+        }
+        let before = self.facts.usage.unwrap_or_default();
+        let usage = chunk.usage.or(inner.usage).map(|usage| usage.after(before));
         let choices = chunk.choices.unwrap_or_default();
         self.facts.outputs += u64::from(kind.ends_with("delta") && kind != "message_delta");
         self.facts.outputs += u64::from(choices.iter().any(Choice::has_output));
@@ -211,9 +225,20 @@ fn name_of(event: &[u8]) -> &[u8] {
     line.strip_prefix(b"event:").unwrap_or_default().trim_ascii()
 }
 
-/// Whether an event of this name is the last one of an answer, as `[DONE]` is elsewhere.
-fn ends_answer(name: &[u8]) -> bool {
-    matches!(name, b"message_stop" | b"response.completed" | b"response.incomplete" | b"response.failed")
+/// What the last event of an answer says of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Last {
+    Complete,
+    Failed,
+}
+
+/// What an event of this name says of the answer that it ends, as `[DONE]` does elsewhere; none where it ends none.
+fn ends_answer(name: &[u8]) -> Option<Last> {
+    match name {
+        b"message_stop" | b"response.completed" | b"response.incomplete" => Some(Last::Complete),
+        b"response.failed" => Some(Last::Failed),
+        _ => None,
+    }
 }
 
 /// Where the first event ends: after its blank line.

@@ -129,6 +129,9 @@ fn failures_of_messages_and_responses_are_told() {
     for event in [named("response.failed", failed), named("error", error)] {
         assert_eq!(read(SseScanner::new(), &[event.as_bytes()]).1.facts().error.as_deref(), Some("out of blocks"));
     }
+    let long = named("response.failed", &format!(r#","response":{{"output":"{}"}}"#, "x".repeat(2 << 20)));
+    let (_, scanner) = read(SseScanner::new(), &[long.as_bytes()]);
+    assert!(scanner.facts().done && scanner.facts().error.is_some(), "it is too long to be read, but has a name");
     let bare = named("error", r#","message":"out of blocks","code":null"#);
     assert!(read(SseScanner::new(), &[bare.as_bytes()]).1.facts().error.is_some());
 }
@@ -194,4 +197,14 @@ proptest! {
             prop_assert_eq!(out, chunks.concat());
         }
     }
+}
+
+#[test]
+fn what_the_prompt_took_is_told_at_the_start_and_the_answer_at_the_end() {
+    let start = r#","message":{"usage":{"input_tokens":20,"cache_read_input_tokens":32,"output_tokens":1}}"#;
+    let end = r#","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}"#;
+    let events = [named("message_start", start), named("message_delta", end)].concat();
+    let (_, scanner) = read(SseScanner::new(), &[events.as_bytes()]);
+    let usage = Usage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
+    assert_eq!(scanner.facts().usage, Some(usage));
 }
