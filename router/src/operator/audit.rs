@@ -6,7 +6,7 @@
 //! has it with an error, `/readyz` says so, and no write is begun until the log takes lines again.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -182,8 +182,9 @@ impl Audit {
 
     fn append(&self, line: &[u8], room: Room) -> io::Result<()> {
         let mut open = self.file.lock();
-        if room == Room::Taken {
-            open.promised = open.promised.saturating_sub(ROOM);
+        if room == Room::None {
+            // What was promised to writes that run is not its to take.
+            open.take(ROOM)?;
         }
         if open.size > 0
             && open.size + line.len() as u64 > self.bound
@@ -191,6 +192,7 @@ impl Audit {
         {
             tracing::warn!(%error, path = %self.path.display(), "the audit log could not be rotated; it grows beyond its bound");
         }
+        open.promised = open.promised.saturating_sub(ROOM);
         open.append(line)
     }
 
@@ -208,14 +210,13 @@ impl Audit {
         there(fs::remove_file(&fresh))?;
         let mut next = Open::at(&fresh)?;
         next.take(open.promised)?;
-        // What is left of its room goes back.
-        open.file.set_len(open.size)?;
         for n in (0..FILES - 1).rev() {
             there(fs::rename(numbered(n), numbered(n + 1)))?;
         }
         fs::rename(&fresh, numbered(0))?;
-        *open = next;
-        Ok(())
+        let old = std::mem::replace(open, next);
+        // What is left of its room goes back.
+        old.file.set_len(old.size)
     }
 }
 
@@ -241,13 +242,21 @@ impl Open {
                 rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.size, end - self.size)
             });
             match wanted {
-                // A file system that promises nothing: whether there is room shows when the line is written.
-                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.room = end,
+                Ok(()) => self.room = end,
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.try_room(end - self.size)?,
                 Err(error) => return Err(error.into()),
             }
         }
         self.promised += bytes;
         Ok(())
+    }
+
+    /// On a file system that promises nothing: whether there is room now.
+    fn try_room(&mut self, bytes: u64) -> io::Result<()> {
+        self.is_torn = true;
+        let tried = io::copy(&mut io::repeat(b' ').take(bytes), &mut self.file).and_then(|_| self.file.sync_data());
+        self.mend()?;
+        tried
     }
 
     /// Writes one whole line, or nothing.
