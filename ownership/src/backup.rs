@@ -18,7 +18,7 @@ use vocabulary::{Micros, NodeId};
 use crate::directory::Directory;
 use crate::error::OwnershipError;
 use crate::log_store::LogStore;
-use crate::node_folder::{Claimed, ClusterId, IDENTITY, LOCK, NodeFolder, random};
+use crate::node_folder::{Claimed, ClusterId, IDENTITY, LOCK, NodeFolder, UNFINISHED, random};
 use crate::raft::{LogId, SnapshotMeta, Types, Vote};
 use crate::snapshots::{self, SnapshotFile, Whole};
 
@@ -155,7 +155,17 @@ pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Resu
 
 async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, OwnershipError> {
     let Whole { head, ledger, .. } = read(snapshot)?;
+    // Looked at before anything is made, and again when nobody else can put anything there.
     refuse_used(data_dir)?;
+    let claimed = Claimed::new(data_dir)?;
+    refuse_used(data_dir)?;
+    let unfinished = data_dir.join(UNFINISHED);
+    match fs::remove_dir_all(&unfinished) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(OwnershipError::io(&unfinished)(error));
+        }
+        _ => {}
+    }
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let lost = since.saturating_sub(Duration::from_secs(head.written));
     let applied = ledger.applied();
@@ -163,8 +173,6 @@ async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, Ownershi
     let ledger = ledger.restored(Restore { applied, clock: ledger.now().after(Micros::of(lost)) });
     let restored =
         Restored { cluster: ClusterId(random()), node: ledger::FOUNDER, generation: ledger.generation(), applied };
-    let claimed = Claimed::new(data_dir)?;
-    let unfinished = data_dir.join(UNFINISHED);
     let written = match write(&unfinished, restored.cluster, ledger).await {
         Ok(()) => move_in(&unfinished, data_dir).map_err(OwnershipError::io(data_dir)),
         Err(error) => Err(error),
@@ -174,9 +182,6 @@ async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, Ownershi
     drop(claimed);
     written.and(cleared).map(|()| restored)
 }
-
-/// Where a restore writes until all of it is there.
-const UNFINISHED: &str = "unfinished-restore";
 
 /// Puts what was written where it belongs: whose it is at last, since nothing starts without.
 fn move_in(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
@@ -198,10 +203,10 @@ fn move_in(unfinished: &Path, data_dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Refuses a directory in which anything is but what a new volume has and what an earlier try locked.
+/// Refuses a directory in which anything is but what a new volume has and what a restore left that was killed.
 fn refuse_used(data_dir: &Path) -> Result<(), OwnershipError> {
     let is_used = |entry: std::io::Result<fs::DirEntry>| {
-        entry.map_or(true, |entry| entry.file_name() != LOCK && entry.file_name() != "lost+found")
+        entry.map_or(true, |entry| ![LOCK, UNFINISHED, "lost+found"].iter().any(|name| entry.file_name() == *name))
     };
     let used = match fs::read_dir(data_dir) {
         Ok(mut entries) => entries.any(is_used),

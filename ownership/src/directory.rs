@@ -241,7 +241,8 @@ impl Directory {
         self.core.close_queue();
         if let Some(heir) = members::heir(&self.core) {
             let handed_over = leading::change(&self.core, MemberChange::TransferLeader(heir));
-            if tokio::time::timeout(HAND_OVER_WITHIN, handed_over).await.is_err() {
+            let handed_over = tokio::time::timeout(HAND_OVER_WITHIN, handed_over).await;
+            if !matches!(handed_over, Ok(Ok(()))) {
                 tracing::warn!(%heir, "nobody took over in time; the others will choose a leader by themselves");
             }
         }

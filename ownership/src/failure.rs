@@ -1,5 +1,8 @@
 //! The end of a node that cannot keep its ledger: its disk failed or is full, or lost what was on it.
 
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -7,10 +10,12 @@ use consensus::Unreadable;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::Fatal;
 use openraft::raft::AppendEntriesResponse;
+use serde::{Deserialize, Serialize};
 
 use crate::core::Core;
 use crate::directory::Directory;
 use crate::error::OwnershipError;
+use crate::node_folder::write_durably;
 use crate::raft::Types;
 use crate::watch::Observer;
 
@@ -39,8 +44,35 @@ const CONTRADICTED: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 pub(crate) struct Reversion {
     since: Mutex<Option<Instant>>,
-    /// The last entry that is here, and the last one that should be.
-    found: OnceLock<(u64, u64)>,
+    found: OnceLock<Reverted>,
+}
+
+/// What a log lacks. Written down, since such a node must not vote again: it may have forgotten votes as well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Reverted {
+    /// The last entry that is there.
+    last: u64,
+    /// The last one that the leader knew to be there.
+    acknowledged: u64,
+}
+
+const FILE: &str = "reverted.json";
+
+/// Refuses a folder of which was written down that it lacks what was acknowledged.
+pub(crate) fn refuse_reverted(folder: &Path) -> Result<(), OwnershipError> {
+    let path = folder.join(FILE);
+    match fs::read(&path) {
+        Ok(bytes) => Err(match serde_json::from_slice(&bytes) {
+            Ok(reverted) => of_folder(folder, reverted),
+            Err(error) => OwnershipError::Damaged { path, detail: error.to_string() },
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(OwnershipError::io(&path)(error)),
+    }
+}
+
+fn of_folder(folder: &Path, Reverted { last, acknowledged }: Reverted) -> OwnershipError {
+    OwnershipError::Reverted { path: folder.to_owned(), last, acknowledged }
 }
 
 impl Reversion {
@@ -62,23 +94,30 @@ impl Reversion {
 impl Core {
     /// Looks at the answer to a heartbeat that named the last entry that is known to be here.
     pub(crate) fn note_heartbeat(&self, acknowledged: u64, answer: &AppendEntriesResponse<Types>) {
-        if !matches!(answer, AppendEntriesResponse::Conflict) {
-            return self.observer.reversion.confirmed();
+        match answer {
+            AppendEntriesResponse::Conflict => {}
+            AppendEntriesResponse::Success => return self.observer.reversion.confirmed(),
+            _ => return,
         }
         if !self.observer.reversion.contradicted(Instant::now()) {
             return;
         }
         let last = self.raft.metrics().borrow_watched().last_log_index.unwrap_or(0);
-        if self.observer.reversion.found.set((last, acknowledged)).is_ok() {
+        let reverted = Reverted { last, acknowledged };
+        if self.observer.reversion.found.set(reverted).is_ok() {
             tracing::error!(last, acknowledged, "this node lacks entries that it has acknowledged, and ends");
+            let bytes = serde_json::to_vec(&reverted).expect("two numbers encode");
+            let written = write_durably(&self.folder.join(FILE), |file| file.write_all(&bytes));
+            if let Err(error) = written {
+                tracing::error!(%error, "that could not be written down; do not start this node again");
+            }
             let raft = self.raft.clone();
             tokio::spawn(async move { raft.shutdown().await });
         }
     }
 
     fn reverted(&self) -> Option<OwnershipError> {
-        let (last, acknowledged) = *self.observer.reversion.found.get()?;
-        Some(OwnershipError::Reverted { path: self.folder.clone(), last, acknowledged })
+        self.observer.reversion.found.get().map(|reverted| of_folder(&self.folder, *reverted))
     }
 }
 

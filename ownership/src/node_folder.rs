@@ -58,6 +58,8 @@ pub(crate) enum Found {
 
 /// Whose a data directory is.
 pub(crate) const IDENTITY: &str = "identity.json";
+/// Where a restore writes until all of it is there.
+pub(crate) const UNFINISHED: &str = "unfinished-restore";
 /// Whose process works in it.
 pub(crate) const LOCK: &str = "lock";
 
@@ -91,7 +93,7 @@ impl Claimed {
                 .map(Some)
                 .map_err(|error| OwnershipError::Damaged { path, detail: error.to_string() }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                for orphan in ["log", "snapshot", "committed"] {
+                for orphan in ["log", "snapshot", "committed", UNFINISHED] {
                     if self.root.join(orphan).exists() {
                         let detail = format!("it is missing, but there is a {orphan}");
                         return Err(OwnershipError::Damaged { path, detail });

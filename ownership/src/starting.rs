@@ -12,9 +12,9 @@ use openraft::{BasicNode, Raft};
 use tokio::sync::mpsc;
 use vocabulary::LedgerTime;
 
-use crate::core::{Core, Parts, is_retired};
+use crate::core::{Core, Known, Parts, is_retired};
 use crate::error::OwnershipError;
-use crate::failure::{cause, too_old};
+use crate::failure::{cause, refuse_reverted, too_old};
 use crate::joining::{self, Joining, Stranger};
 use crate::log_store::LogStore;
 use crate::network::Network;
@@ -59,6 +59,7 @@ struct Reachable {
 pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> {
     let reachable = listen(options).await?;
     let claimed = Claimed::new(&options.data_dir)?;
+    refuse_reverted(&options.data_dir)?;
     let folder = identify(claimed, options, reachable.as_ref()).await?;
     let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
     let log = open_log(&folder).await?;
@@ -275,12 +276,16 @@ pub(crate) async fn settle(
         drop((&mut enrolling).await);
         // A long log takes longer than a read may.
         while crate::read::view(core, Consistency::Linearizable).await.is_err() {
+            if *core.leader.borrow() == Known::Stopped {
+                return false;
+            }
             tracing::info!("this node has not caught up with the cluster yet");
         }
+        true
     });
     match settled.await {
-        Ok(()) => Ok(None),
-        Err(_) => {
+        Ok(true) => Ok(None),
+        _ => {
             enrolling.abort();
             let why = "it has an id, but was not added or did not catch up in time; start it again, it goes on there";
             Err(OwnershipError::NotJoined { seeds: options.peering.join.join(", "), why: why.into() })

@@ -431,6 +431,10 @@ async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_one
     // A volume is mounted where the data directory is, and brings a folder of its own.
     let new = folder.path().join("new");
     std::fs::create_dir_all(new.join("lost+found")).unwrap();
+    // And an earlier try was killed: nothing is founded beside what it left.
+    std::fs::create_dir_all(new.join("unfinished-restore/log")).unwrap();
+    let founded = Directory::open(options(&new)).await.unwrap_err();
+    assert!(matches!(founded, OwnershipError::Damaged { .. }), "{founded}");
     let place = std::fs::metadata(&new).unwrap().ino();
     let restored = ownership::restore(&file, &new).await.unwrap();
     assert_eq!(std::fs::metadata(&new).unwrap().ino(), place);

@@ -61,13 +61,13 @@ pub(crate) fn list(core: &Core) -> Vec<Member> {
     metrics.membership_config.nodes().map(member).collect()
 }
 
-/// Who leads best when this node stops: the voter that has most of the log. None when this node does not lead.
+/// Who leads best when this node stops: the voter that answers and has most of the log. None when this node does not lead.
 pub(crate) fn heir(core: &Core) -> Option<NodeId> {
     if !core.leads() {
         return None;
     }
     let others = list(core).into_iter().filter(|member| member.node != core.node());
-    let voters = others.filter(|member| member.voter == Standing::Voter);
+    let voters = others.filter(|member| member.voter == Standing::Voter && member.answers == Some(true));
     voters.max_by_key(|member| member.matched).map(|member| member.node)
 }
 

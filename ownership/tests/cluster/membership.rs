@@ -165,6 +165,8 @@ async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
         Err(failed) => failed,
     };
     assert!(matches!(failed, OwnershipError::Reverted { last, acknowledged, .. } if last < acknowledged), "{failed}");
+    let again = nodes.reopen(put_back).await.unwrap_err();
+    assert_eq!(again.to_string(), failed.to_string(), "it may have forgotten votes, too");
     write(&nodes, 30).await;
     nodes.close().await;
 }

@@ -72,7 +72,9 @@ fn of_node(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     }
     if let Some(degraded) = ready["answer"]["degraded"].as_array() {
         // A log that has failed hears no leader, whoever leads the others.
-        let has_failed = degraded.iter().any(|line| line["what"] == "ledger" && line["cause"] == "failed");
+        let ends =
+            |line: &Value| line["what"] == "ledger" && ["failed", "reverted"].contains(&&*word(line.get("cause")));
+        let has_failed = degraded.iter().any(ends);
         let told = degraded.iter().filter(|line| !(has_failed && line["cause"] == "no_quorum"));
         return told.map(|line| of_degraded(&of, line, leader)).collect();
     }
@@ -200,16 +202,18 @@ fn member_alarms(looks: &Looks, output: Output) -> Vec<Value> {
 /// behind.
 fn lagging(first: &Value, second: &Value) -> Vec<(String, Value)> {
     let (Some(led), Some(leads)) = (at_leader(first), at_leader(second)) else { return Vec::new() };
-    let matched = |member: &Value| member["matched"].as_u64().unwrap_or_default();
+    let matched = |member: &Value| member["matched"].as_u64();
     let before = |node: &Value| lines(&first["answer"]["members"]).iter().find(|member| member["node"] == *node);
     let mut found = Vec::new();
     for member in lines(&second["answer"]["members"]).iter().filter(|member| member["answers"] == true) {
-        let (now, was) = (matched(member), before(&member["node"]).map(matched));
+        // One that is still being sent a snapshot has matched nothing.
+        let Some(now) = matched(member) else { continue };
+        let was = before(&member["node"]).and_then(matched);
         let behind = leads.saturating_sub(now);
         let what = if was == Some(now) && now < led {
             format!(
-                "it answers and stands still at entry {now}, {behind} behind the leader at {leads}: look at its log and its \
-                 disk, and start it again"
+                "it answers and stood still at entry {now} for a moment, {behind} behind the leader at {leads}; if that \
+                 stays so, look at its log and its disk"
             )
         } else if behind > FAR {
             format!(
@@ -255,7 +259,7 @@ mod tests {
     fn a_member_that_answers_and_stands_still_is_told_with_the_numbers() {
         let found = told(&[(1, 100), (2, 40), (3, 99)], &[(1, 150), (2, 40), (3, 149)], true);
         assert_eq!((found.len(), &*found[0].0), (1, "lagging"), "{found:?}");
-        assert!(found[0].1.contains("still at entry 40, 110 behind the leader at 150"), "{found:?}");
+        assert!(found[0].1.contains("stood still at entry 40 for a moment, 110 behind the leader at 150"), "{found:?}");
         assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 100), (2, 40)], true).len(), 1, "the leader has nothing new");
         assert_eq!(told(&[(1, 100), (2, 100)], &[(1, 150), (2, 100)], true), [], "nothing was to take before");
         assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 150), (2, 41)], true), [], "it goes on");

@@ -33,6 +33,8 @@ pub enum Trouble {
     Removed,
     /// The log could not be written: this node takes no part in the quorum until it is started again.
     Failed,
+    /// Its folder lacks what this node had acknowledged: it must not be started on it again.
+    Reverted,
     /// Its folder is gone from the disk: what is there cannot survive this process.
     FolderGone,
 }
@@ -46,7 +48,7 @@ enum NodeStanding {
 
 impl Trouble {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::NoQuorum, Self::Removed, Self::Failed, Self::FolderGone];
+    pub const ALL: [Self; 5] = [Self::NoQuorum, Self::Removed, Self::Failed, Self::Reverted, Self::FolderGone];
 
     /// What ails a node's quorum. One that was removed does not wait for any.
     fn of_quorum(standing: NodeStanding, view: &Quorum) -> Option<Self> {
@@ -62,6 +64,7 @@ impl Trouble {
             Trouble::NoQuorum => "no_quorum",
             Trouble::Removed => "removed",
             Trouble::Failed => "failed",
+            Trouble::Reverted => "reverted",
             Trouble::FolderGone => "folder_gone",
         }
     }
@@ -76,6 +79,10 @@ impl std::fmt::Display for Trouble {
                  empty data directory and --join"
             }
             Trouble::Failed => "it could not be written and has stopped; start this node again",
+            Trouble::Reverted => {
+                "its folder lacks what this node had acknowledged, and it has stopped; let a learner take its place, \
+                 remove it, empty the folder, and start it with --join"
+            }
             Trouble::FolderGone => "its folder is gone from the disk; start this node again with a new one",
         })
     }
@@ -86,7 +93,7 @@ impl std::fmt::Display for Trouble {
 pub struct LedgerWatch {
     folder: PathBuf,
     is_gone: AtomicBool,
-    failed: OnceLock<()>,
+    failed: OnceLock<Trouble>,
 }
 
 impl LedgerWatch {
@@ -99,14 +106,18 @@ impl LedgerWatch {
     pub fn troubles(&self, directory: &Directory) -> impl Iterator<Item = Trouble> {
         let standing = if directory.is_removed() { NodeStanding::Removed } else { NodeStanding::Member };
         let quorum = Trouble::of_quorum(standing, &directory.view().quorum());
-        let failed = self.failed.get().map(|()| Trouble::Failed);
+        let failed = self.failed.get().copied();
         let gone = self.is_gone.load(Ordering::Relaxed).then_some(Trouble::FolderGone);
         [quorum, failed, gone].into_iter().flatten()
     }
 
     /// The ledger has stopped for good.
     pub fn failed(&self, error: &ownership::OwnershipError) {
-        if self.failed.set(()).is_ok() {
+        let trouble = match error {
+            ownership::OwnershipError::Reverted { .. } => Trouble::Reverted,
+            _ => Trouble::Failed,
+        };
+        if self.failed.set(trouble).is_ok() {
             tracing::error!(%error, "steps go on being served on the last view of the ledger");
         }
     }
