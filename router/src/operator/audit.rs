@@ -124,6 +124,8 @@ impl Audit {
         let path = folder.join("audit.jsonl");
         let file = Mutex::new(Open::at(&path)?);
         let bound = (bound / u64::from(FILES)).max(4 << 10);
+        // At zero from the start.
+        ["refused", "lost"].iter().for_each(|what| drop(failed.with_label_values(&[what])));
         Ok(Self { path, bound, file, is_broken: AtomicBool::new(false), failed })
     }
 
