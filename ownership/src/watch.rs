@@ -113,6 +113,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_watcher_with_nothing_to_read_knows_how_far_it_is() {
+        let observer = feed(100);
+        publish(&observer, 1, &[put(1)]);
+        let mut watch = observer.feed.watch(1).unwrap();
+        assert_eq!(revisions(&mut watch, 1).await, [1]);
+        publish(&observer, 7, &[]);
+        apply(&observer, 8, &[]);
+        assert_eq!(watch.published(), Some(7), "8 is not shown yet");
+        assert!(futures::poll!(watch.next()).is_pending());
+        drop(observer);
+        assert_eq!(watch.published(), None);
+    }
+
+    #[tokio::test]
     async fn what_the_view_does_not_show_yet_is_not_told() {
         let observer = feed(100);
         let ledger = apply(&observer, 1, &[put(1)]);

@@ -350,6 +350,17 @@ def test_a_watch_tells_every_revision_in_order_and_goes_on_where_it_broke(fleet,
         assert int(behind.event()["id"]) == ids[1]
 
 
+def test_a_watch_that_has_nothing_to_tell_says_how_far_it_is(fleet, operator):
+    with Watched(fleet.serve, "kind=node") as watch:
+        wrote = operator.write("PUT", "tenants/unwatched/quota", {"artifacts": 1}).ok()["revision"]
+        told = watch.event()
+    assert (told["event"], int(told["id"])) == ("progress", told["data"]["revision"])
+    assert told["data"]["revision"] >= wrote
+    later = operator.write("PUT", "tenants/unwatched/quota", {"artifacts": 2}).ok()["revision"]
+    with Watched(fleet.serve, "kind=quota", **{"Last-Event-ID": told["id"]}) as again:
+        assert int(again.event()["id"]) <= later
+
+
 @pytest.mark.parametrize(("query", "headers"), [
     ("from=x", {}), ("from=-1", {}), ("kind=colour", {}), ("colour=red", {}), ("", {"Last-Event-ID": "x"})])
 def test_a_watch_that_cannot_be_is_refused(fleet, operator, query, headers):

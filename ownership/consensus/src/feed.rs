@@ -21,7 +21,18 @@ type Sender<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::
 type Receiver<R> = <<R as AsyncRuntime>::Watch as openraft::async_runtime::watch::Watch>::Receiver<u64>;
 
 /// Changes in order and without a gap, from a revision on. Ends after an error, or when the node is gone.
-pub struct Watch(BoxStream<'static, Result<Change, Compacted>>);
+pub struct Watch {
+    changes: BoxStream<'static, Result<Change, Compacted>>,
+    published: Box<dyn Fn() -> Option<u64> + Send + Sync>,
+}
+
+impl Watch {
+    /// The last revision that the view shows, unless the node is gone: a watch that is polled after this and has nothing to
+    /// tell has told all up to it.
+    pub fn published(&self) -> Option<u64> {
+        (self.published)()
+    }
+}
 
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -33,7 +44,7 @@ impl Stream for Watch {
     type Item = Result<Change, Compacted>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_next_unpin(context)
+        self.changes.poll_next_unpin(context)
     }
 }
 
@@ -44,6 +55,12 @@ struct Kept<R: AsyncRuntime> {
     ring: Ring,
     /// The last revision that the view shows.
     published: Sender<R>,
+}
+
+impl<R: AsyncRuntime> Kept<R> {
+    fn published(&self) -> u64 {
+        *self.published.borrow_watched()
+    }
 }
 
 impl<R: AsyncRuntime> fmt::Debug for Feed<R> {
@@ -71,7 +88,7 @@ impl<R: AsyncRuntime> Feed<R> {
     /// What comes next for a reader, up to what the view shows: whole revisions, nothing when all is read.
     pub fn read(&self, cursor: &mut Cursor) -> Result<Vec<Change>, Compacted> {
         let kept = self.kept();
-        let upto = *kept.published.borrow_watched();
+        let upto = kept.published();
         kept.ring.read(cursor, upto)
     }
 
@@ -84,7 +101,9 @@ impl<R: AsyncRuntime> Feed<R> {
         // Only a weak handle: a watch must not keep a closed node's changes alive, and ends with it.
         let reading = Reading::<R> { feed: Arc::downgrade(self), published, cursor };
         let batches = stream::unfold(Some(reading), |reading| async move { reading?.next().await });
-        Ok(Watch(batches.map(stream::iter).flatten().boxed()))
+        let feed = Arc::downgrade(self);
+        let published = Box::new(move || feed.upgrade().map(|feed| feed.kept().published()));
+        Ok(Watch { changes: batches.map(stream::iter).flatten().boxed(), published })
     }
 }
 

@@ -137,6 +137,15 @@ impl CtlError {
         }
     }
 
+    /// Whether a look may be answered a moment later, or elsewhere.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Unanswered { .. } => true,
+            Self::Problem { word, .. } => matches!(word.as_str(), "too_many" | "not_ready" | "overloaded"),
+            _ => false,
+        }
+    }
+
     /// The API's word for why it said no, where it has one.
     pub(crate) fn cause(&self) -> Option<&str> {
         match self {

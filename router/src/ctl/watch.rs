@@ -56,7 +56,7 @@ enum End {
 }
 
 /// Prints changes. A connection that breaks or falls silent is taken up again behind what was printed, at the next endpoint
-/// if need be. It ends when its reader does.
+/// if need be, and as long as it takes until one answers. It ends when its reader does.
 pub(crate) async fn watch(client: &Client, args: &WatchArgs, output: Output) -> Result<(), CtlError> {
     let mut tell = |data: &Value| print(data, output);
     tokio::select! {
@@ -73,10 +73,28 @@ async fn follow(
 ) -> Result<(), CtlError> {
     let mut client = client.clone();
     let mut place = Place { from: args.from, left: args.count.unwrap_or(u64::MAX) };
+    let (mut is_heard, mut refused) = (false, 0);
     while place.left > 0 {
         let mut query: Vec<_> = place.from.map(|from| ("from", from.to_string())).into_iter().collect();
         query.extend((!args.kind.is_empty()).then(|| ("kind", args.kind.join(","))));
-        let (endpoint, answer) = client.open(&with_query("watch", &query)).await?;
+        let (endpoint, answer) = match client.open(&with_query("watch", &query)).await {
+            Ok(opened) => opened,
+            // One that was heard goes on once somebody answers again; before that, each is asked once.
+            Err(error) if error.may_pass() && (is_heard || refused + 1 < client.endpoints.len()) => {
+                if refused == 0 {
+                    output.note(&format!("{error}; the watch goes on as soon as an endpoint takes it"));
+                }
+                refused += 1;
+                if is_heard {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                let first = client.endpoints[0].clone();
+                client = client.past(&first);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        (is_heard, refused) = (true, 0);
         place.from = place.from.or_else(|| revision(answer.headers()).map(|now| now + 1));
         let (from, began) = (place.from, Instant::now());
         match take(answer.into_body(), &mut place, tell).await? {
@@ -113,6 +131,11 @@ async fn take(
             let Some((name, data)) = event else { continue };
             if name == "compacted" {
                 return Err(compacted(&data));
+            }
+            // How far it is, with nothing to tell.
+            if name == "progress" {
+                place.from = data["revision"].as_u64().map(|revision| revision + 1).or(place.from);
+                continue;
             }
             match tell(&data) {
                 Err(gone) if gone.kind() == ErrorKind::BrokenPipe => return Ok(End::Done),
@@ -223,8 +246,7 @@ mod tests {
             connection.read_exact(&mut [0]).unwrap_err();
             drop(held);
         });
-        let waits = Waits { look: Span::seconds(30), act: Span::seconds(30), pause: Span::millis(300) };
-        let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();
+        let client = looked_after(endpoints);
         let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
         let mut told = Vec::new();
         let mut tell = |data: &Value| {
@@ -247,6 +269,60 @@ mod tests {
         let (line, done, told) = asked_of_the_next(Some).await;
         assert!(line.starts_with("GET /ownerserve/v1/watch?from=42 "), "{line}");
         assert_eq!((done, told), (Ok(()), vec![42]));
+    }
+
+    fn looked_after(endpoints: Vec<String>) -> Client {
+        let waits = Waits { look: Span::seconds(30), act: Span::seconds(30), pause: Span::millis(300) };
+        Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_watch_waits_until_a_node_is_back_and_goes_on_behind_how_far_it_was() {
+        let node = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = node.local_addr().unwrap();
+        let client = looked_after(vec![format!("http://{address}")]);
+        let served = std::thread::spawn(move || {
+            let (_, mut connection) = asked(&node);
+            let progress = "event: progress\ndata: {\"revision\":77}\n\n";
+            connection.write_all(format!("{HEAD}{:x}\r\n{progress}\r\n", progress.len()).as_bytes()).unwrap();
+            drop((connection, node));
+            // Meanwhile nobody listens there.
+            std::thread::sleep(AGAIN / 2);
+            let (line, mut connection) = asked(&TcpListener::bind(address).unwrap());
+            let event = "event: changes\ndata: {\"revision\":90,\"changes\":[]}\n\n";
+            connection.write_all(format!("{HEAD}{:x}\r\n{event}\r\n", event.len()).as_bytes()).unwrap();
+            line
+        });
+        let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
+        let mut told = Vec::new();
+        let mut tell = |data: &Value| {
+            told.extend(data["revision"].as_u64());
+            Ok(())
+        };
+        follow(&client, (&args, Output::Table), &mut tell).await.unwrap();
+        let line = served.join().unwrap();
+        assert!(line.starts_with("GET /ownerserve/v1/watch?from=78 "), "{line}");
+        assert_eq!(told, [90]);
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_one_node_has_no_room_for_begins_at_the_next_and_fails_where_all_are_full() {
+        let full = || {
+            let node = TcpListener::bind("127.0.0.1:0").unwrap();
+            let endpoint = format!("http://{}", node.local_addr().unwrap());
+            std::thread::spawn(move || {
+                let (_, mut connection) = asked(&node);
+                let said =
+                    json!({"type": "urn:ownerserve:problem:too_many", "title": "Too many", "detail": "64"}).to_string();
+                let head = format!("HTTP/1.1 429 x\r\ncontent-length: {}\r\n\r\n", said.len());
+                connection.write_all(format!("{head}{said}").as_bytes()).unwrap();
+            });
+            endpoint
+        };
+        let client = looked_after(vec![full(), full()]);
+        let args = WatchArgs { from: None, kind: Vec::new(), count: Some(1) };
+        let error = follow(&client, (&args, Output::Table), &mut |_: &Value| Ok(())).await.unwrap_err();
+        assert_eq!(error.word(), "too_many");
     }
 
     #[tokio::test]

@@ -4,13 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::IntoResponse;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{Event, Sse};
 use futures::stream::Peekable;
 use futures::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, HeaderName};
@@ -18,6 +19,7 @@ use ownership::ledger::{Key, Op};
 use ownership::{Change, Compacted, Watch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout_at};
 use utoipa::{IntoParams, ToSchema};
 
 use super::desk::Desk;
@@ -27,7 +29,7 @@ use super::problem::{Kind, Problem};
 
 /// Most watchers at once.
 pub(super) const WATCHERS: usize = 64;
-/// Between two signs of life of a quiet watch.
+/// Between two signs of life of a watch that has nothing to tell.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -104,6 +106,13 @@ pub(super) struct Changes {
     changes: Vec<ChangeLine>,
 }
 
+/// The data of an event `progress`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Progress {
+    /// Nothing that is watched changed up to here.
+    revision: u64,
+}
+
 /// The data of the event `compacted`, the last one of a watcher that was too slow.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Cut {
@@ -116,7 +125,8 @@ pub(super) struct Cut {
 /// Changes as they are applied: server-sent events `changes`, whose id is the revision.
 ///
 /// A watch that broke goes on behind `Last-Event-ID`; one that broke before its first event behind the header
-/// `ownerserve-revision` of its answer. A quiet one is sent comments. One that is too slow ends with an event
+/// `ownerserve-revision` of its answer. One that has nothing to tell for ten seconds is sent an event `progress`, whose id says
+/// how far it is, so that it goes on from there however much else has changed. One that is too slow ends with an event
 /// `compacted`; 410 says the same of a revision that is not kept any more: read the records anew, and watch from there.
 #[utoipa::path(get, path = "/ownerserve/v1/watch", tag = "watch",
     params(WatchQuery, ("Last-Event-ID" = Option<u64>, Header, description = "The revision that was seen last; goes before `from`.")),
@@ -148,11 +158,12 @@ pub(super) async fn watch(
         let detail = format!("Revision {from} is not kept any more. Read the records anew, and watch from their revision on; the oldest is {oldest}.");
         Problem::new(Kind::Compacted, detail).oldest(oldest)
     })?;
-    let watcher = Watcher { changes: watch.peekable(), kinds, _place: Arc::new(place) };
+    let told = Instant::now();
+    let watcher =
+        Watcher { changes: watch.peekable(), kinds, seen: from.saturating_sub(1), told, _place: Arc::new(place) };
     let events = stream::unfold(Some(watcher), |watcher| async move { watcher?.next().await });
-    let events = Sse::new(events.map(Ok::<_, Infallible>));
     // Where "now" was, for a reader who goes on elsewhere before the first event.
-    Ok(([(REVISION, now.to_string())], events.keep_alive(KeepAlive::new().interval(HEARTBEAT).text("still here"))))
+    Ok(([(REVISION, now.to_string())], Sse::new(events.map(Ok::<_, Infallible>))))
 }
 
 fn last_seen(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
@@ -165,21 +176,34 @@ fn last_seen(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
 struct Watcher {
     changes: Peekable<Watch>,
     kinds: Option<BTreeSet<KeyKind>>,
+    /// How far it was told.
+    seen: u64,
+    /// When it was sent something last.
+    told: Instant,
     _place: Arc<OwnedSemaphorePermit>,
 }
 
+/// What comes next for a watcher.
+enum Next {
+    Change(Change),
+    /// Nothing for a while.
+    Quiet,
+    Cut(Compacted),
+}
+
 impl Watcher {
-    /// The next revision that changed something that is watched.
+    /// The next event: a revision that changed something that is watched, how far it is, or that it is cut off.
     async fn next(mut self) -> Option<(Event, Option<Self>)> {
         loop {
-            let first = match self.changes.next().await? {
-                Ok(first) => first,
-                Err(Compacted { oldest }) => return Some((cut(oldest), None)),
+            let first = match self.step().await? {
+                Next::Change(first) => first,
+                Next::Quiet => return Some(self.progress()),
+                Next::Cut(Compacted { oldest }) => return Some((cut(oldest), None)),
             };
             let revision = first.revision;
             let mut changes = vec![ChangeLine::new(&first)];
             // A revision is published as a whole: what does not come at once is another one.
-            let mut same = std::pin::Pin::new(&mut self.changes);
+            let mut same = Pin::new(&mut self.changes);
             while let Some(Some(Ok(next))) =
                 same.as_mut().next_if(|it| it.as_ref().is_ok_and(|it| it.revision == revision)).now_or_never()
             {
@@ -190,10 +214,43 @@ impl Watcher {
                 return Some((cut(*oldest), None));
             }
             changes.retain(|change| self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&change.kind)));
+            self.seen = revision;
             if !changes.is_empty() {
+                self.told = Instant::now();
                 return Some((event("changes", &Changes { revision, changes }).id(revision.to_string()), Some(self)));
             }
+            if self.told.elapsed() >= HEARTBEAT {
+                return Some(self.progress());
+            }
         }
+    }
+
+    /// Waits for a change, and no longer than until a sign of life is due.
+    async fn step(&mut self) -> Option<Next> {
+        if let Ok(next) = timeout_at(self.told + HEARTBEAT, self.changes.next()).await {
+            return next.map(Next::of);
+        }
+        let upto = self.changes.get_ref().published()?;
+        match self.changes.next().now_or_never() {
+            Some(next) => next.map(Next::of),
+            None => {
+                // One that waits for a later revision is not sent back.
+                self.seen = self.seen.max(upto);
+                Some(Next::Quiet)
+            }
+        }
+    }
+
+    fn progress(mut self) -> (Event, Option<Self>) {
+        self.told = Instant::now();
+        let revision = self.seen;
+        (event("progress", &Progress { revision }).id(revision.to_string()), Some(self))
+    }
+}
+
+impl Next {
+    fn of(next: Result<Change, Compacted>) -> Self {
+        next.map_or_else(Self::Cut, Self::Change)
     }
 }
 
