@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
@@ -33,6 +33,9 @@ const LONGEST_TAG: usize = 256;
 
 /// Room for one line, whatever is in it: path and body are bounded, and escaping makes them a few times as long.
 const ROOM: u64 = 64 << 10;
+
+/// Most lines a minute for those who have no token: they must not push the others' lines out of the files.
+const STRANGERS: u32 = 60;
 
 /// One write.
 #[derive(Serialize)]
@@ -100,8 +103,27 @@ pub(super) struct Audit {
     file: Mutex<Open>,
     /// Whether it took no line, or had no room for one, when it was tried last.
     is_broken: AtomicBool,
+    strangers: Mutex<Minute>,
     /// `audit_failed_total{what}`.
     failed: IntCounterVec,
+}
+
+/// How often something happened within the minute that it began with.
+#[derive(Debug)]
+struct Minute {
+    since: Instant,
+    count: u32,
+}
+
+impl Minute {
+    /// One more at `now`: how many there are.
+    fn count(&mut self, now: Instant) -> u32 {
+        if now.duration_since(self.since) >= Duration::from_secs(60) {
+            *self = Self { since: now, count: 0 };
+        }
+        self.count = self.count.saturating_add(1);
+        self.count
+    }
 }
 
 #[derive(Debug)]
@@ -123,10 +145,12 @@ impl Audit {
         fs::create_dir_all(folder)?;
         let path = folder.join("audit.jsonl");
         let file = Mutex::new(Open::at(&path)?);
+        sync(folder)?;
         let bound = (bound / u64::from(FILES)).max(4 << 10);
         // At zero from the start.
-        ["refused", "lost"].iter().for_each(|what| drop(failed.with_label_values(&[what])));
-        Ok(Self { path, bound, file, is_broken: AtomicBool::new(false), failed })
+        ["refused", "lost", "skipped"].iter().for_each(|what| drop(failed.with_label_values(&[what])));
+        let strangers = Mutex::new(Minute { since: Instant::now(), count: 0 });
+        Ok(Self { path, bound, file, is_broken: AtomicBool::new(false), strangers, failed })
     }
 
     /// Takes room on the disk for the line of a write that is to begin. Blocks while the disk does.
@@ -157,6 +181,10 @@ impl Audit {
     /// Writes a line to the disk; the log of the process has it with `RUST_LOG=info,ownerserve::audit=debug`. Blocks
     /// while the disk does.
     pub(super) fn write(&self, asked: &Asked, (outcome, status): (&'static str, u16), room: Room) {
+        if asked.who.is_none() && self.strangers.lock().count(Instant::now()) > STRANGERS {
+            self.failed.with_label_values(&["skipped"]).inc();
+            return;
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = Line {
             at_unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
@@ -176,7 +204,9 @@ impl Audit {
         text.push(b'\n');
         if let Err(error) = self.append(&text, room) {
             self.is_broken.store(true, Ordering::Relaxed);
-            self.failed.with_label_values(&["lost"]).inc();
+            // Where nothing was begun, no change goes without its line.
+            let what = if room == Room::Taken { "lost" } else { "skipped" };
+            self.failed.with_label_values(&[what]).inc();
             let line = String::from_utf8_lossy(&text);
             tracing::error!(%error, path = %self.path.display(), %line, "the audit log could not be written");
         }
@@ -216,6 +246,7 @@ impl Audit {
             there(fs::rename(numbered(n), numbered(n + 1)))?;
         }
         fs::rename(&fresh, numbered(0))?;
+        self.path.parent().map_or(Ok(()), sync)?;
         let old = std::mem::replace(open, next);
         // What is left of its room goes back.
         old.file.set_len(old.size)
@@ -284,6 +315,11 @@ impl Open {
         }
         Ok(())
     }
+}
+
+/// Makes a folder's entries durable: a line is only there if its file is.
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
 }
 
 /// Where the last whole line ends.
@@ -383,12 +419,31 @@ mod tests {
         assert!(audit.make_room().is_err() && audit.is_broken());
         audit.write(&asked("refused"), ("not_ready", 503), Room::None);
         let count = |what: &str| audit.failed.with_label_values(&[what]).get();
-        assert_eq!((count("refused"), count("lost")), (1, 1));
+        assert_eq!((count("refused"), count("lost"), count("skipped")), (1, 0, 1), "nothing was begun");
+        audit.write(&asked("begun"), ("done", 200), Room::Taken);
+        assert_eq!((count("refused"), count("lost"), count("skipped")), (1, 1, 1));
         audit.try_again();
         assert!(audit.is_broken(), "it is as full as before");
         *audit.file.lock() = Open::at(&folder.path().join("other")).unwrap();
         audit.try_again();
         assert!(!audit.is_broken() && audit.file.lock().promised == 0, "there is room now");
+    }
+
+    #[test]
+    fn who_has_no_token_leaves_only_so_many_lines_a_minute() {
+        let folder = tempfile::tempdir().unwrap();
+        let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
+        for n in 0..2 * STRANGERS {
+            audit.write(&Asked { who: None, ..asked(&n.to_string()) }, ("unauthorized", 401), Room::None);
+        }
+        audit.write(&asked("alice's"), ("forbidden", 403), Room::None);
+        let text = fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
+        assert_eq!(text.lines().count(), STRANGERS as usize + 1);
+        assert!(text.lines().last().unwrap().contains("alice's"));
+        assert_eq!(audit.failed.with_label_values(&["skipped"]).get(), u64::from(STRANGERS));
+        let mut minute = Minute { since: Instant::now(), count: STRANGERS };
+        assert_eq!(minute.count(minute.since + Duration::from_secs(59)), STRANGERS + 1);
+        assert_eq!(minute.count(minute.since + Duration::from_secs(60)), 1);
     }
 
     #[test]

@@ -150,7 +150,7 @@ pub struct Process {
     pub rollout: Gauge,
     /// `client_connections`.
     pub connections: IntGauge,
-    /// `audit_failed_total{what}`: operators' writes that were refused because their line had no room, and lines lost.
+    /// `audit_failed_total{what}`: operators' writes that were refused because their line had no room, lines lost, and lines skipped of what was refused.
     pub audit_failed: IntCounterVec,
 }
 
