@@ -9,7 +9,7 @@ use super::client::Client;
 use super::cluster::{knows_all, lines};
 use super::endpoints::{DIFFERENT_CLUSTERS, ask_all, clusters};
 use super::error::CtlError;
-use super::lists::pretty;
+use super::lists::{all, pretty};
 use super::output::{Output, say};
 use super::table::{table, word};
 
@@ -32,13 +32,19 @@ pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlErr
 /// Endpoints of different clusters or that say themselves what ails them, members that are silent or do not keep up, workers
 /// that are gone, drained or not exactly known. All are asked at once: one that hangs makes no other wait.
 async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
+    let expired = [("state", "expired".to_owned())];
     let (nodes, ready, members, workers, leases) = futures::join!(
         ask_all(client, "cluster"),
         ask_all(client, "/readyz"),
         member_looks(client),
-        client.get("workers?limit=1000"),
-        client.get("leases?limit=1000&state=expired"),
+        all(client, ("workers", &[])),
+        all(client, ("leases", &expired)),
     );
+    let workers = match workers {
+        // Nobody answers anything.
+        Err(error) if nodes.iter().all(|node| node["error"].is_string()) => return Err(error),
+        workers => workers,
+    };
     let mut found = different_clusters(&nodes);
     let leader = nodes.iter().filter(|node| node["answer"]["stale"] == false);
     let leader = leader.filter_map(|node| node["answer"]["leader"].as_u64()).next();
@@ -46,7 +52,7 @@ async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
         found.extend(of_node(node, ready, leader));
     }
     found.extend(member_alarms(&members, output));
-    for worker in lines(&workers?.json["workers"]) {
+    for worker in listed("workers", workers, &mut found) {
         let of = word(worker.get("endpoint"));
         match (worker["health"].as_str(), worker["knowledge"].as_str()) {
             (Some("unreachable"), _) => found.push(alarm(&of, "worker_unreachable", "it does not answer its probes")),
@@ -58,10 +64,18 @@ async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
             _ => {}
         }
     }
-    for lease in lines(&leases?.json["leases"]) {
+    for lease in listed("leases", leases, &mut found) {
         found.push(alarm(&word(lease.get("endpoint")), "lease_expired", "no router reached it within its lease"));
     }
     Ok(found)
+}
+
+/// What a list has. One that is not answered is an alarm itself, and makes no other one untold.
+fn listed(name: &str, answer: Result<Vec<Value>, CtlError>, found: &mut Vec<Value>) -> Vec<Value> {
+    answer.unwrap_or_else(|error| {
+        found.push(alarm(name, "not_listed", &error.to_string()));
+        Vec::new()
+    })
 }
 
 /// What ails one endpoint's node, by its own word: what it says of its cluster, and of whether it is ready.
@@ -288,6 +302,14 @@ mod tests {
         let silent =
             json!({"endpoint": "http://a", "error": "Not ready (not_ready): No worker answers.", "word": "not_ready"});
         assert_eq!(names(&of_node(&node, &silent, None)), ["not_ready", "no_quorum"]);
+    }
+
+    #[test]
+    fn a_list_that_is_not_answered_hides_no_other_alarm() {
+        let mut found = vec![alarm("a", "degraded", "so it is")];
+        assert!(listed("leases", Err(CtlError::Silent("http://a".into())), &mut found).is_empty());
+        assert_eq!(names(&found), ["degraded", "not_listed"]);
+        assert!(word(found[1].get("what")).contains("http://a"));
     }
 
     #[tokio::test]

@@ -171,6 +171,9 @@ impl Client {
                 {
                     last = CtlError::Tls { endpoint, advice, detail };
                 }
+                Err(UpstreamError::Connect(detail)) if let Some(advice) = hung_up(&endpoint, &detail) => {
+                    last = CtlError::Tls { endpoint, advice, detail };
+                }
                 Err(UpstreamError::Connect(detail)) => last = CtlError::Unreachable { endpoint, detail },
                 Err(UpstreamError::Unsendable(detail)) => return Err(CtlError::Usage(detail)),
                 // A read may be asked of the next one; a write may have been done.
@@ -218,7 +221,7 @@ fn advice(endpoint: &str, detail: &str) -> Option<&'static str> {
         let is_tls = says(&["invalid HTTP version", "invalid HTTP status-code"]);
         return is_tls.then_some("it does not speak plain HTTP there: give --endpoint https://HOST:PORT");
     }
-    const ADVICE: [(&[&str], &str); 7] = [
+    const ADVICE: [(&[&str], &str); 6] = [
         (
             &["UnknownIssuer", "BadSignature", "unknown issuer", "UnknownCA", "CaUsedAsEndEntity", "not trusted"],
             "its certificate was not signed by an authority that is trusted here: give --cacert FILE (or \
@@ -242,10 +245,6 @@ fn advice(endpoint: &str, detail: &str) -> Option<&'static str> {
             "it does not speak TLS there: give --endpoint http://HOST:PORT, or set operator.tls at the router",
         ),
         (
-            &["tls handshake eof", "unexpected EOF during handshake", "unexpected end of file"],
-            "it hung up during the TLS handshake: is it the operators' address, and is operator.tls set there?",
-        ),
-        (
             // Nothing was sent: with TLS 1.3 whoever misses a client's certificate says so behind the handshake.
             &["connection was not ready"],
             "it hung up right after the TLS handshake: is it the address for other nodes (cluster.listen)? The operators' \
@@ -253,6 +252,14 @@ fn advice(endpoint: &str, detail: &str) -> Option<&'static str> {
         ),
     ];
     ADVICE.iter().find(|(texts, _)| says(texts)).map(|(_, advice)| *advice)
+}
+
+/// What to do about an end that came while a connection was being made. Later it may have cut a request off that was read.
+fn hung_up(endpoint: &str, detail: &str) -> Option<&'static str> {
+    let ends = ["tls handshake eof", "unexpected EOF during handshake", "unexpected end of file"];
+    let is_end = endpoint.starts_with("https://") && ends.iter().any(|end| detail.contains(end));
+    is_end
+        .then_some("it hung up during the TLS handshake: is it the operators' address, and is operator.tls set there?")
 }
 
 fn no_answer(method: &Method, endpoint: String, detail: String) -> CtlError {
@@ -319,6 +326,13 @@ mod tests {
         assert!(https("operation was canceled: connection was not ready").contains("cluster.listen"));
         assert!(https("received corrupt message of type InvalidContentType").contains("http://"));
         assert!(told("http://a:1", "invalid HTTP version parsed").contains("https://"));
+        let eof = "tls handshake eof";
+        assert_eq!(
+            (advice("https://a:1", eof), hung_up("http://a:1", eof)),
+            (None, None),
+            "a request may be cut off so"
+        );
+        assert!(hung_up("https://a:1", eof).unwrap().contains("operator.tls"));
         for plain in ["tcp connect error: Connection refused", "dns error: no such host"] {
             assert_eq!((advice("https://a:1", plain), advice("http://a:1", plain)), (None, None));
         }

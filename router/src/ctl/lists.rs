@@ -11,11 +11,14 @@ use super::output::{Output, note, say};
 use super::table::{Column, aligned, table, word};
 use crate::config::units::Span;
 
+/// Lines of the largest page.
+const LARGEST_PAGE: u16 = 1_000;
+
 /// Which part of a list.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PageArgs {
     /// Most lines.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=i64::from(LARGEST_PAGE)))]
     limit: u16,
     /// Goes on behind an earlier list's end.
     #[arg(long)]
@@ -207,6 +210,22 @@ impl List {
             }
         }
         Ok(())
+    }
+}
+
+/// All lines of a list, page by page; what came before an error is lost with it.
+pub(super) async fn all(client: &Client, (name, filter): (&str, &[(&str, String)])) -> Result<Vec<Value>, CtlError> {
+    let (mut lines, mut cursor) = (Vec::new(), None::<String>);
+    loop {
+        let mut asked = filter.to_vec();
+        asked.push(("limit", LARGEST_PAGE.to_string()));
+        asked.extend(cursor.map(|cursor| ("cursor", cursor)));
+        let answer = client.get(&with_query(name, &asked)).await?.json;
+        lines.extend(answer[name].as_array().cloned().unwrap_or_default());
+        cursor = answer["next"].as_str().map(str::to_owned);
+        if cursor.is_none() {
+            return Ok(lines);
+        }
     }
 }
 
