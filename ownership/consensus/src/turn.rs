@@ -85,8 +85,8 @@ impl InTurn<'_> {
         self.leadership
     }
 
-    /// The members, once everything is applied that was on its way before.
-    pub async fn members<R, M>(&self, raft: &Raft<Types<R>, M>) -> Result<BTreeSet<u64>, NotWritten>
+    /// Writes the members as they are; they are known once that is applied, and all that was on its way before it.
+    pub async fn settle_members<R, M>(&self, raft: &Raft<Types<R>, M>) -> Result<BTreeSet<u64>, NotWritten>
     where
         R: AsyncRuntime,
         M: RaftStateMachine<Types<R>>,
@@ -107,7 +107,7 @@ impl InTurn<'_> {
         R: AsyncRuntime,
         M: RaftStateMachine<Types<R>>,
     {
-        self.members(raft).await?;
+        self.settle_members(raft).await?;
         let level = level();
         if !newcomer.levels.contains(level) {
             return Err(NotWritten::Level(level));

@@ -82,7 +82,7 @@ async fn raise(world: &Arc<World>, patience: Duration) -> bool {
     let asking = world.clone();
     at_leader(world, move |leader| async move {
         let Some(turn) = leader.turn() else { return false };
-        let Ok(members) = turn.members(&leader.raft).await else { return false };
+        let Ok(members) = turn.settle_members(&leader.raft).await else { return false };
         let release = |id: u64| {
             let (asking, from) = (asking.clone(), leader.id);
             async move {

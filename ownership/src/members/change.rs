@@ -110,7 +110,7 @@ async fn raise(core: &Core, level: u32) -> Result<(), MemberError> {
     let all = |core: &Core| list(core).into_iter().map(|member| member.node).collect::<BTreeSet<_>>();
     check_level(core, level, &all(core))?;
     let turn = core.turn()?;
-    let members: BTreeSet<NodeId> = turn.members(&core.raft).await?.into_iter().map(NodeId).collect();
+    let members: BTreeSet<NodeId> = turn.settle_members(&core.raft).await?.into_iter().map(NodeId).collect();
     let others = members.iter().filter(|node| **node != core.node());
     // What was said in an earlier life of a node says nothing of this one.
     for asked in join_all(others.map(|node| check_answers(core, *node))).await {
