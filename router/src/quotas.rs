@@ -85,8 +85,9 @@ impl Quotas {
                 // What is shared may be used up already.
                 let supply = if state.lag().is_some() { Supply::Leased } else { Supply::Share(1) };
                 let allowance = Mutex::new(Allowance::new(quota?, supply, Instant::now()));
-                let fetching = AtomicBool::new(false);
-                Some(Arc::new(Meter { unit, key, allowance, fetching, state: state.clone(), metrics: metrics.clone() }))
+                let (fetching, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
+                let (state, metrics) = (state.clone(), metrics.clone());
+                Some(Arc::new(Meter { unit, key, allowance, fetching, unanswered, state, metrics }))
             };
             let requests = meter(Unit::Requests, config.requests_per_minute);
             let tokens = meter(Unit::Tokens, config.tokens_per_minute);
@@ -165,19 +166,26 @@ struct Meter {
     key: Key,
     allowance: Mutex<Allowance>,
     fetching: AtomicBool,
+    /// Whether nobody answered the last lease: until somebody does, this router goes on with its share.
+    unanswered: AtomicBool,
     state: Arc<SoftState>,
     metrics: SoftStateMetrics,
 }
 
-fn supply(state: &SoftState) -> Supply {
-    match state.routers_apart() {
-        None => Supply::Leased,
-        Some(routers) => Supply::Share(routers),
-    }
-}
-
 impl Meter {
+    fn supply(&self) -> Supply {
+        match self.state.routers_apart() {
+            None if self.unanswered.load(Ordering::Relaxed) => Supply::Share(self.state.routers()),
+            None => Supply::Leased,
+            Some(routers) => Supply::Share(routers),
+        }
+    }
+
     async fn take(self: &Arc<Self>, cost: u64) -> Result<(), ApiError> {
+        // Whether what is shared can be leased again, only a lease tells.
+        if self.unanswered.load(Ordering::Relaxed) && self.state.routers_apart().is_none() {
+            self.lease(i64::try_from(cost).unwrap_or(i64::MAX)).await;
+        }
         let taken = match self.try_take(cost) {
             Err(short) if self.state.routers_apart().is_none() => {
                 let want = self.allowance.lock().lease_for(short);
@@ -193,15 +201,21 @@ impl Meter {
 
     fn try_take(&self, cost: u64) -> Result<(), Short> {
         let mut allowance = self.allowance.lock();
-        allowance.advance(Instant::now(), supply(&self.state));
+        allowance.advance(Instant::now(), self.supply());
         allowance.take(cost)
     }
 
     async fn lease(&self, want: i64) {
         let per_minute = self.allowance.lock().per_minute();
         match self.state.lease(&self.key, per_minute, want).await {
-            Leased::Granted { units, left } => self.allowance.lock().leased(units, left),
-            Leased::Nothing => {}
+            Leased::Granted { units, left } => {
+                self.unanswered.store(false, Ordering::Relaxed);
+                let mut allowance = self.allowance.lock();
+                // What grew here meanwhile is given up before more is added.
+                allowance.advance(Instant::now(), Supply::Leased);
+                allowance.leased(units, left);
+            }
+            Leased::Nothing => self.unanswered.store(true, Ordering::Relaxed),
         }
     }
 

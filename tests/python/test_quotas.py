@@ -143,6 +143,26 @@ def test_without_redis_each_router_keeps_to_its_share(redis, pair):
     assert wire.exchange(one.port, wire.chat()).status == 200, "the common count begins anew"
 
 
+@pytest.mark.parametrize("how", ["pause", "kill"])
+def test_the_first_request_of_an_outage_is_served_within_its_share(redis, worker, how):
+    shared = (f'soft_state.redis="{redis.url}"', "soft_state.namespace=o", "tenants.default.requests_per_minute=20")
+    router = router_of(worker, *shared)
+    try:
+        until("Redis is up", lambda: router.metric("soft_state_standing", standing="up") == 1)
+        assert [wire.exchange(router.port, wire.chat()).status for _ in range(3)] == [200] * 3
+        getattr(redis, how)()
+        counts, _ = hammer([router], 24, clients=1)
+        # 17 were left, and one more comes in three seconds.
+        assert 17 <= counts[200] <= 20 and counts[429] == 24 - counts[200], counts
+        if how == "pause":
+            redis.go_on()
+            until("Redis is up again", lambda: router.metric("soft_state_standing", standing="up") == 1)
+            counts, _ = hammer([router], 24, clients=1)
+            assert 12 <= counts[200] <= 20, f"what all routers had left is leased again: {counts}"
+    finally:
+        router.stop()
+
+
 def test_a_quota_that_is_spoilt_in_redis_is_replaced(redis, pair):
     for spoilt in (("SET", "ownerserve:1:q:quota:7:default:requests", "x"),
                    ("HSET", "ownerserve:1:q:quota:7:default:requests", "level", "nan", "at", "-5"),

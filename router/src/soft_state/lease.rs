@@ -1,8 +1,8 @@
 //! Counts that all routers share: each leases a part of what is left, in one step that nobody comes between.
 
+use super::SoftState;
 use super::breaker::Standing;
 use super::key::{Key, of_namespace};
-use super::{Inner, SoftState};
 
 /// What was leased.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,8 +60,13 @@ impl SoftState {
         match &self.inner.shared {
             None => Some(1),
             Some(shared) if shared.link.standing() == Standing::Up => None,
-            Some(_) => Some(self.inner.routers()),
+            Some(_) => Some(self.routers()),
         }
+    }
+
+    /// How many routers were heard of last, this one included.
+    pub(crate) fn routers(&self) -> u32 {
+        self.inner.routers_seen.load(std::sync::atomic::Ordering::Relaxed).max(1)
     }
 
     /// Leases `want` of `key`, or gives back where it is below zero. Waits at most the time-out.
@@ -81,10 +86,4 @@ impl SoftState {
 /// Adds the count of routers to a probe.
 pub(super) fn count_routers(pipeline: &mut redis::Pipeline, namespace: &str, name: &str) {
     pipeline.cmd("EVAL").arg(ROUTERS).arg(1).arg(format!("{}:routers", of_namespace(namespace))).arg(name);
-}
-
-impl Inner {
-    fn routers(&self) -> u32 {
-        self.routers_seen.load(std::sync::atomic::Ordering::Relaxed).max(1)
-    }
 }
