@@ -11,8 +11,8 @@ use tokio::time::timeout;
 use crate::core::Core;
 use crate::peers::{Lane, Method};
 
-/// How long a fresh read may take.
-const READ_WITHIN: Duration = Duration::from_secs(5);
+/// How long a fresh read may take: over a fail-over, and shorter than who asks waits for an answer.
+const READ_WITHIN: Duration = Duration::from_secs(4);
 
 /// How long one attempt may take, the quorum's word included.
 const ASK_WITHIN: Duration = Duration::from_secs(2);

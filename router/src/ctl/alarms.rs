@@ -128,6 +128,7 @@ fn of_degraded(of: &str, line: &Value, leader: Option<u64>) -> Value {
             "until it answers each router counts and remembers for itself: see that Redis runs and that `soft_state.redis` \
              names it"
         }
+        ("files", _) => "put it right: it is tried every few seconds",
         ("audit", _) => "free space in its data directory; writes of operators are refused until then",
         ("identity", _) => "steps cost more and stay right; keep the log of the process, it is an error to be reported",
         _ => "",

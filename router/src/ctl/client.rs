@@ -1,6 +1,8 @@
 //! The client to the operator API: endpoints in turn, a token, and what a way that broke means.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -69,6 +71,8 @@ pub(crate) struct Got {
 pub(crate) struct Client {
     upstream: Upstream,
     pub(crate) endpoints: Vec<String>,
+    /// The place of the endpoint that answered last: it is asked first, also with the write that follows a look.
+    answered: Arc<AtomicUsize>,
     token: Option<Secret>,
     waits: Waits,
 }
@@ -101,19 +105,19 @@ impl Client {
                     .map_err(|error| refused(&format!("{}: {error}", path.display())))?
             }
         };
-        Ok(Self { upstream, endpoints, token, waits })
+        Ok(Self { upstream, endpoints, answered: Arc::default(), token, waits })
     }
 
     /// Only this endpoint.
     pub(crate) fn at(&self, endpoint: &str) -> Self {
-        Self { endpoints: vec![endpoint.to_owned()], ..self.clone() }
+        Self { endpoints: vec![endpoint.to_owned()], answered: Arc::default(), ..self.clone() }
     }
 
     /// The same endpoints, the one behind `endpoint` first and that one last.
     pub(crate) fn past(mut self, endpoint: &str) -> Self {
         let (count, place) = (self.endpoints.len(), self.endpoints.iter().position(|one| one == endpoint));
         self.endpoints.rotate_left(place.map_or(0, |at| (at + 1) % count));
-        self
+        Self { answered: Arc::default(), ..self }
     }
 
     /// Reads. `path` is what comes after `/ownerserve/v1/`, or begins with a slash.
@@ -154,15 +158,19 @@ impl Client {
     ) -> Result<(String, http::Response<WorkerBody>), CtlError> {
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/ownerserve/v1/{path}") };
         let mut last = CtlError::Usage("no endpoint is given".into());
-        for endpoint in &self.endpoints {
+        let (count, first) = (self.endpoints.len(), self.answered.load(Ordering::Relaxed));
+        for place in (first..first + count).map(|place| place % count) {
+            let endpoint = self.endpoints[place].clone();
             let request = Outgoing {
                 method: method.clone(),
                 path: path.clone(),
                 headers: self.headers(said)?,
                 body: said.0.map_or_else(Bytes::new, |body| Bytes::from(body.to_string())),
             };
-            let endpoint = endpoint.clone();
             let answer = tokio::time::timeout(wait, self.upstream.send(&endpoint, request)).await;
+            if let Ok(Ok(_)) = answer {
+                self.answered.store(place, Ordering::Relaxed);
+            }
             match answer.unwrap_or(Err(UpstreamError::Timeout(wait))) {
                 Ok(answer) if answer.status().is_success() => return Ok((endpoint, answer)),
                 Ok(answer) => return Err(problem(endpoint, answer).await),
@@ -174,6 +182,8 @@ impl Client {
                 Err(UpstreamError::Connect(detail)) if let Some(advice) = hung_up(&endpoint, &detail) => {
                     last = CtlError::Tls { endpoint, advice, detail };
                 }
+                // Who was reached and did not answer says more of the cluster than who is not there.
+                Err(UpstreamError::Connect(_)) if matches!(last, CtlError::Unanswered { .. }) => {}
                 Err(UpstreamError::Connect(detail)) => last = CtlError::Unreachable { endpoint, detail },
                 Err(UpstreamError::Unsendable(detail)) => return Err(CtlError::Usage(detail)),
                 // A read may be asked of the next one; a write may have been done.
@@ -308,10 +318,17 @@ mod tests {
         let waits = Waits { look: Span::millis(200), act: Span::millis(200), pause: PAUSE };
         let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();
         assert!(client.get("cluster").await.unwrap().json["node"].is_u64());
-        let error =
-            client.write((Method::PUT, "mode"), &serde_json::json!({"mode": "shadow"}), None).await.unwrap_err();
+        let (turn, unasked) =
+            (serde_json::json!({"mode": "shadow"}), Client { answered: Arc::default(), ..client.clone() });
+        let error = unasked.write((Method::PUT, "mode"), &turn, None).await.unwrap_err();
         assert_eq!((error.code(), error.word()), (4, "unknown_outcome"), "{error}");
         assert_eq!(client.clone().past(&client.endpoints[0]).endpoints[1], client.endpoints[0]);
+        client.write((Method::PUT, "mode"), &turn, None).await.expect("it goes where the look was answered");
+        let nobody = client.at("http://127.0.0.1:9").get("cluster").await.unwrap_err();
+        assert!(matches!(nobody, CtlError::Unreachable { .. }), "{nobody}");
+        let endpoints = vec![client.endpoints[0].clone(), "http://127.0.0.1:9".into()];
+        let silent = Client { endpoints, answered: Arc::default(), ..client.clone() }.get("cluster").await.unwrap_err();
+        assert!(matches!(silent, CtlError::Unanswered { .. }), "{silent}");
         let each = crate::ctl::endpoints::ask_all(&client, "cluster").await;
         assert!(each[0]["error"].is_string() && each[1]["answer"]["node"].is_u64(), "{each:?}");
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CtlError {
     /// Nobody could be reached; nothing was changed.
-    #[error("{endpoint} cannot be reached: {detail}; give --endpoint http://HOST:PORT or set OWNERSERVE_ENDPOINT")]
+    #[error("{endpoint} cannot be reached: {detail}; --endpoint URL or OWNERSERVE_ENDPOINT says whom to ask")]
     Unreachable {
         /// The last one that was tried.
         endpoint: String,

@@ -170,7 +170,7 @@ fn complete(path: &str, method: &str, operation: &mut Value) {
         kinds.extend([Kind::Unauthorized, Kind::Forbidden]);
     }
     if has(operation, "consistency") {
-        kinds.push(Kind::TooStale);
+        kinds.extend([Kind::TooStale, Kind::NoQuorum]);
     }
     if method != "get" {
         kinds.extend(WRITES);

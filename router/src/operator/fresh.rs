@@ -83,7 +83,11 @@ impl FromRequestParts<Desk> for Seen {
             .map_err(|error| Problem::bad_query(of_query(&error.body_text())))?;
         let consistency = query.check()?;
         let read = desk.gateway.directory().read(consistency).await;
-        read.map(Seen).map_err(|error| Problem::new(Kind::TooStale, format!("{error}. Try again shortly.")))
+        let kind = match consistency {
+            ownership::Consistency::Bounded(_) => Kind::TooStale,
+            _ => Kind::NoQuorum,
+        };
+        read.map(Seen).map_err(|error| Problem::new(kind, format!("{error}. Try again shortly.")))
     }
 }
 
