@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use vocabulary::TenantId;
 
 use crate::error::ApiError;
-use crate::following::{Stamp, follow, stamp};
+use crate::following::{Followed, Stamp, follow, stamp};
 
 /// Section `[auth]`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -131,7 +131,7 @@ impl Keys {
     }
 
     /// Re-reads the file whenever its time or size changes; a file that became bad leaves the keys as they were.
-    pub async fn follow_file(self: Arc<Self>, every: Duration) {
+    pub(crate) async fn follow_file(self: Arc<Self>, every: Duration, followed: Followed) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
@@ -139,7 +139,7 @@ impl Keys {
             self.table.store(Some(Arc::new(table)));
             Ok::<_, KeysError>(())
         };
-        follow((self.stamp, || stamp(&path)), every, take).await;
+        follow((self.stamp, || stamp(&path)), (every, &followed), take).await;
     }
 }
 
@@ -253,7 +253,9 @@ mod tests {
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, "[keys]\n\"k1\" = \"a\"").unwrap();
         let keys = Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()), salt_secret: None }).unwrap());
-        let follower = tokio::spawn(keys.clone().follow_file(Duration::from_millis(5)));
+        let follower = tokio::spawn(
+            keys.clone().follow_file(Duration::from_millis(5), Followed { what: "api_keys", untaken: Arc::default() }),
+        );
         std::fs::write(&path, "[keys]\n\"k2-longer\" = \"b\"").unwrap();
         let deadline = std::time::Instant::now() + Duration::from_secs(5);
         while tenant(&keys, "x-api-key", "k2-longer").is_err() {

@@ -26,13 +26,14 @@ impl Certificates {
     /// Has the directory read the files anew whenever they change. What cannot be used, or would be refused by the others, is
     /// said, and what was read before stays.
     pub(crate) async fn follow(self, gateway: Arc<Gateway>, every: Duration) {
+        let followed = gateway.followed("cluster_certificates");
         let Self { files, seen } = self;
         let take = || {
             gateway.directory().reread_certificates()?;
             tracing::info!(certificate = %files.certificate.display(), "the cluster's certificates were read anew");
             Ok::<_, ownership::OwnershipError>(())
         };
-        follow((seen, || stamps(&files)), every, take).await;
+        follow((seen, || stamps(&files)), (every, &followed), take).await;
     }
 }
 

@@ -1,8 +1,12 @@
 //! Files that are read anew when they change.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
 
 /// Time of the last change, and size.
 pub(crate) type Stamp = (SystemTime, u64);
@@ -12,13 +16,41 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     Some((meta.modified().ok()?, meta.len()))
 }
 
+/// Files that changed and could not be taken, by what they hold, and why: what was read before is still used.
+#[derive(Debug, Default)]
+pub(crate) struct Untaken(Mutex<BTreeMap<&'static str, String>>);
+
+impl Untaken {
+    /// What they hold, and why they are not used.
+    pub(crate) fn all(&self) -> Vec<(&'static str, String)> {
+        self.0.lock().iter().map(|(what, why)| (*what, why.clone())).collect()
+    }
+}
+
+/// What some files hold, and where it is told that they could not be taken.
+#[derive(Clone, Debug)]
+pub(crate) struct Followed {
+    pub(crate) what: &'static str,
+    pub(crate) untaken: Arc<Untaken>,
+}
+
+impl Followed {
+    fn is_taken(&self) {
+        self.untaken.0.lock().remove(self.what);
+    }
+
+    fn is_untaken(&self, why: &impl Display) {
+        self.untaken.0.lock().insert(self.what, why.to_string());
+    }
+}
+
 /// Looks at files for ever: calls `take` when their stamps are not those that were `seen`, which were taken before the
 /// files were read.
 ///
-/// What cannot be taken is tried again each time, and said once: the files may become readable without another change.
+/// What cannot be taken is told as long as it is so, tried again each time, and logged once: the files may become readable without another change.
 pub(crate) async fn follow<S: PartialEq + Copy, E: Display>(
     (mut seen, stamps): (S, impl Fn() -> S),
-    every: Duration,
+    (every, followed): (Duration, &Followed),
     mut take: impl FnMut() -> Result<(), E>,
 ) {
     let mut refused = None;
@@ -26,14 +58,21 @@ pub(crate) async fn follow<S: PartialEq + Copy, E: Display>(
         tokio::time::sleep(every).await;
         let now = stamps();
         if now == seen {
+            // Perhaps it is again as it was read.
+            followed.is_taken();
             continue;
         }
         match take() {
-            Ok(()) => (seen, refused) = (now, None),
-            Err(error) if refused.replace(now) != Some(now) => {
-                tracing::error!(%error, "a file that changed is not used; what was read before still is");
+            Ok(()) => {
+                (seen, refused) = (now, None);
+                followed.is_taken();
             }
-            Err(_) => {}
+            Err(error) => {
+                followed.is_untaken(&error);
+                if refused.replace(now) != Some(now) {
+                    tracing::error!(%error, "a file that changed is not used; what was read before still is");
+                }
+            }
         }
     }
 }
@@ -58,7 +97,8 @@ mod tests {
             looks.set(looks.get() + 1);
             stamp.get()
         };
-        let follow = follow((1, look), Duration::from_millis(1), take);
+        let followed = Followed { what: "tokens", untaken: Arc::default() };
+        let follow = follow((1, look), (Duration::from_millis(1), &followed), take);
         let watch = async {
             let until = async |count: u32| {
                 while looks.get() < count {
@@ -67,9 +107,15 @@ mod tests {
             };
             until(5).await;
             assert_eq!(taken.get(), 0, "it has not changed");
+            assert_eq!(followed.untaken.all(), []);
             stamp.set(2);
-            until(20).await;
+            while taken.get() < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(followed.untaken.all(), [("tokens", "not readable".to_owned())]);
+            until(looks.get() + 20).await;
             assert_eq!(taken.get(), 4, "three failures, then the one that counts");
+            assert_eq!(followed.untaken.all(), []);
         };
         tokio::select! {
             () = follow => {}

@@ -18,6 +18,7 @@ use crate::config::{Config, WorkerConfig};
 use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
+use crate::following::{Followed, Untaken};
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
@@ -46,6 +47,7 @@ pub struct Gateway {
     pub steering: LiveSteering,
     /// The workers, for requests that no plan is made for.
     pub roster: Arc<Roster>,
+    pub(crate) untaken: Arc<Untaken>,
     /// Soft state, and what it is used for.
     pub remembered: Remembered,
     rooms: Rooms,
@@ -101,9 +103,15 @@ impl Gateway {
             metrics,
             steering: LiveSteering::new(config.steering.steering()),
             roster: Arc::new(Roster::new(&config.workers)),
+            untaken: Arc::default(),
             remembered,
             config,
         })
+    }
+
+    /// Files that are followed, and where it is told that they could not be taken.
+    pub(crate) fn followed(&self, what: &'static str) -> Followed {
+        Followed { what, untaken: self.untaken.clone() }
     }
 
     /// Sessions, owners and leases: the view of the ledger, and the way to write to it.

@@ -90,11 +90,13 @@ impl Serving {
         let operator = Server::start(operator, operator::routes(&desk), small, uncounted)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let mut background = vec![
-            tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY)),
+            tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY, gateway.followed("api_keys"))),
             tokio::spawn(keeper::keep(gateway.clone())),
             tokio::spawn(desk.follow_tokens()),
         ];
-        background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(FILES_EVERY))));
+        background.extend(
+            tls.map(|tls| tokio::spawn(tls.follow_files(FILES_EVERY, gateway.followed("operator_certificate")))),
+        );
         background.extend(certificates.map(|files| tokio::spawn(files.follow(gateway.clone(), FILES_EVERY))));
         let serving = Self { gateway, desk, proxy, operator, background };
         serving.announce();

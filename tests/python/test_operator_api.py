@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from harness.cluster import Cluster, Serve, SimWorker
+from harness.cluster import Cluster, Serve, SimWorker, get_json
 from harness.operator import Operator, ctl
 from harness.processes import BINARY, until
 from harness.talk import TEXT, Talk, prose, sealed_session
@@ -248,17 +248,29 @@ def guarded(tmp_path_factory):
     worker.process.stop()
 
 
+def degraded(serve) -> list[tuple[str, str]]:
+    return [(line["what"], line["cause"]) for line in get_json(f"{serve.operator}/readyz")["degraded"]]
+
+
 def test_roles_come_from_a_file_and_follow_it(guarded):
     serve, tokens = guarded
     nobody, reader, alice = (Operator(serve.operator, token) for token in (None, "looks", "works"))
     assert [who.get("sessions").status for who in (nobody, reader, alice)] == [401, 200, 200]
     assert [who.write("PUT", "mode", {"mode": "own"}).status for who in (nobody, reader, alice)] == [401, 403, 200]
     assert [who.get("cluster/snapshot").status for who in (nobody, reader, alice)] == [401, 403, 200]
-    tokens.write_text('[tokens]\n"new-one" = "read"\n')
-    until("the new token is known", lambda: Operator(serve.operator, "new-one").get("sessions").status == 200, 20)
-    assert alice.get("sessions").status == 401
+    with Watched(serve, "kind=quota", authorization="Bearer looks") as watch:
+        tokens.write_text('[tokens]\n"new-one" = "read"\n')
+        new = Operator(serve.operator, "new-one")
+        until("the new token is known", lambda: new.get("sessions").status == 200, 20)
+        assert alice.get("sessions").status == 401
+        with pytest.raises(AssertionError, match="the watch ended"):
+            watch.event()
+    tokens.write_text("[tokens")
+    until("it is said", lambda: degraded(serve) == [("files", "operator_tokens")], 20)
+    assert new.get("sessions").status == 200
     tokens.write_text('[tokens]\n"looks" = { role = "read", name = "grafana" }\n"works" = { role = "operator", name = "alice" }\n')
     until("the old tokens are back", lambda: alice.get("sessions").status == 200, 20)
+    until("nothing is wrong any more", lambda: degraded(serve) == [], 20)
 
 
 def test_every_write_is_in_the_audit_log_and_no_token_anywhere(guarded):
@@ -314,7 +326,8 @@ class Watched:
         fields = {}
         while "data" not in fields or "id" not in fields:
             line = self.stream.readline().decode()
-            assert line, "the watch ended"
+            # The last chunk is an empty one.
+            assert line not in ("", "0\r\n"), "the watch ended"
             name, colon, value = line.strip().partition(":")
             if colon and name in ("id", "event", "data"):
                 fields[name] = value.strip()

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::problem::{Kind, Problem};
 use crate::auth::{Digest, bearer_key, digest, parse_digest};
-use crate::following::{Stamp, follow, stamp};
+use crate::following::{Followed, Stamp, follow, stamp};
 
 /// What a token may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
@@ -128,7 +128,7 @@ impl Tokens {
     }
 
     /// Re-reads the file whenever its time or size changes; a file that became bad leaves the tokens as they were.
-    pub(super) async fn follow_file(self: Arc<Self>, every: Duration) {
+    pub(super) async fn follow_file(self: Arc<Self>, every: Duration, followed: Followed) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
@@ -136,7 +136,7 @@ impl Tokens {
             self.table.store(Some(Arc::new(table)));
             Ok::<_, TokensError>(())
         };
-        follow((self.stamp, || stamp(&path)), every, take).await;
+        follow((self.stamp, || stamp(&path)), (every, &followed), take).await;
     }
 }
 

@@ -89,7 +89,7 @@ impl Desk {
 
     /// Follows the tokens file for ever.
     pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.tokens.clone().follow_file(Duration::from_secs(5))
+        self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.followed("operator_tokens"))
     }
 }
 

@@ -39,7 +39,8 @@ struct Degraded {
     /// `workers`, `ledger`, `soft_state`, `identity` or `audit`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
-    /// stands; of a model `distrusted`; of the audit log `failed`.
+    /// stands; of a model `distrusted`; of the audit log `failed`;
+    /// of files that cannot be read what they hold.
     cause: &'static str,
     /// In words.
     detail: String,
@@ -92,7 +93,13 @@ impl Readiness {
             cause: "failed",
             detail: "the audit log takes no line, so that operators' writes are refused".into(),
         });
-        let degraded = draining.into_iter().chain(ledger).chain(redis).chain(identity).chain(audit).collect();
+        let files = gateway.untaken.all().into_iter().map(|(cause, why)| Degraded {
+            what: "files",
+            cause,
+            detail: format!("a file that changed is not used, what was read before still is: {why}"),
+        });
+        let degraded =
+            draining.into_iter().chain(ledger).chain(redis).chain(identity).chain(audit).chain(files).collect();
         Self { ready: true, node: directory.node().0, standing, degraded }
     }
 }

@@ -1,6 +1,6 @@
 //! Entity tags: what a reader saw, and what a writer bases its write on.
 //!
-//! A tag is `"EPOCH-DIGEST"`. The epoch is the fencing token that goes into the command, so that the ledger itself refuses
+//! A tag is `"EPOCH-DIGEST"`, after a write `"EPOCH"`. The epoch is the fencing token that goes into the command, so that the ledger itself refuses
 //! a write that was based on an older one; the digest tells readers whether anything else changed.
 
 use std::fmt;
@@ -19,14 +19,20 @@ use super::problem::{Kind, Problem};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Tag {
     epoch: Epoch,
-    digest: u64,
+    /// None where the answer is not the resource itself.
+    digest: Option<u64>,
 }
 
 impl Tag {
     /// Of what was granted at `epoch` and reads as `settled`, which holds nothing that changes by waiting.
     pub(super) fn of(epoch: Epoch, settled: &impl Serialize) -> Self {
         let text = serde_json::to_vec(settled).unwrap_or_default();
-        Self { epoch, digest: xxh3_64(&text) }
+        Self { epoch, digest: Some(xxh3_64(&text)) }
+    }
+
+    /// Of what a write granted at `epoch`: a fence for the next one, which no read has.
+    pub(super) fn granted(epoch: Epoch) -> Self {
+        Self { epoch, digest: None }
     }
 
     pub(super) fn header(self) -> HeaderValue {
@@ -36,7 +42,10 @@ impl Tag {
 
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}-{:016x}\"", self.epoch, self.digest)
+        match self.digest {
+            Some(digest) => write!(f, "\"{}-{digest:016x}\"", self.epoch),
+            None => write!(f, "\"{}\"", self.epoch),
+        }
     }
 }
 

@@ -159,8 +159,10 @@ pub(super) async fn watch(
         Problem::new(Kind::Compacted, detail).oldest(oldest)
     })?;
     let told = Instant::now();
-    let watcher =
-        Watcher { changes: watch.peekable(), kinds, seen: from.saturating_sub(1), told, _place: Arc::new(place) };
+    let tokens = desk.tokens.clone();
+    let is_let_in = Box::new(move || tokens.who(&headers).is_ok());
+    let seen = from.saturating_sub(1);
+    let watcher = Watcher { changes: watch.peekable(), kinds, is_let_in, seen, told, _place: Arc::new(place) };
     let events = stream::unfold(Some(watcher), |watcher| async move { watcher?.next().await });
     // Where "now" was, for a reader who goes on elsewhere before the first event.
     Ok(([(REVISION, now.to_string())], Sse::new(events.map(Ok::<_, Infallible>))))
@@ -176,6 +178,8 @@ fn last_seen(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
 struct Watcher {
     changes: Peekable<Watch>,
     kinds: Option<BTreeSet<KeyKind>>,
+    /// Whether its token is still good.
+    is_let_in: Box<dyn Fn() -> bool + Send>,
     /// How far it was told.
     seen: u64,
     /// When it was sent something last.
@@ -195,7 +199,11 @@ impl Watcher {
     /// The next event: a revision that changed something that is watched, how far it is, or that it is cut off.
     async fn next(mut self) -> Option<(Event, Option<Self>)> {
         loop {
-            let first = match self.step().await? {
+            let next = self.step().await?;
+            if !(self.is_let_in)() {
+                return None;
+            }
+            let first = match next {
                 Next::Change(first) => first,
                 Next::Quiet => return Some(self.progress()),
                 Next::Cut(Compacted { oldest }) => return Some((cut(oldest), None)),

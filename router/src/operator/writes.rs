@@ -68,7 +68,7 @@ impl Done {
 
     /// As an answer, tagged with what was granted.
     pub(super) fn fresh(self, gateway: &Gateway) -> Fresh<Done> {
-        let tag = self.epoch.map(|epoch| Tag::of(epoch, &()));
+        let tag = self.epoch.map(Tag::granted);
         let answer = Fresh::new(&gateway.directory().view(), self);
         match tag {
             Some(tag) => answer.tagged(tag),

@@ -12,7 +12,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 
-use crate::following::{Stamp, follow, stamp};
+use crate::following::{Followed, Stamp, follow, stamp};
 
 /// Section `[operator.tls]`: PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -67,14 +67,14 @@ impl Tls {
     }
 
     /// Reads the files anew whenever they change. What cannot be used is said, and the last certificate stays.
-    pub async fn follow_files(self, every: Duration) {
+    pub(crate) async fn follow_files(self, every: Duration, followed: Followed) {
         let Self { config, stamps, shown } = self;
         let take = || {
             shown.0.store(Arc::new(read(&config)?));
             tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
             Ok::<_, TlsError>(())
         };
-        follow((stamps, || self::stamps(&config)), every, take).await;
+        follow((stamps, || self::stamps(&config)), (every, &followed), take).await;
     }
 }
 
