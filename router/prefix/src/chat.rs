@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::content_format::ContentFormat;
-use crate::json_value::{JsonValue, entries};
+use crate::json_value::{JsonValue, entries, has_entries, object};
 use crate::{FallbackReason, PrefixError};
 
 /// The fields of a chat request that decide its prompt.
@@ -150,8 +150,13 @@ impl ChatBody {
     pub(crate) fn messages(&self, format: ContentFormat) -> Result<Vec<Variables>, PrefixError> {
         match self.messages.is_empty() {
             true => Err(malformed("no messages")),
-            false => self.messages.iter().map(|message| message.shaped(format, self.call_order)).collect(),
+            false => self.more_messages(format),
         }
+    }
+
+    /// The same where others stand before them.
+    pub(crate) fn more_messages(&self, format: ContentFormat) -> Result<Vec<Variables>, PrefixError> {
+        self.messages.iter().map(|message| message.shaped(format, self.call_order)).collect()
     }
 }
 
@@ -201,7 +206,7 @@ impl Message {
 }
 
 fn text_part(text: Value) -> Value {
-    Value::from_pairs([("type", Value::from("text")), ("text", text)])
+    object(vec![("type".into(), "text".into()), ("text".into(), text)])
 }
 
 /// Content as the template wants it: nothing, a string or parts in; a string or parts out.
@@ -276,7 +281,7 @@ fn tool_calls(calls: &Value, order: CallOrder) -> Result<Option<Value>, PrefixEr
     }
     let shaped = calls.iter().map(|call| {
         let function = call.get_attr("function").map_err(|_| not_calls())?;
-        if entries(&function).next().is_none() {
+        if !has_entries(&function) {
             return Err(not_calls());
         }
         let given = |object: &Value, name: &str| object.get_attr(name).ok().filter(|value| !value.is_undefined());
@@ -286,9 +291,9 @@ fn tool_calls(calls: &Value, order: CallOrder) -> Result<Option<Value>, PrefixEr
         of_function.insert(place, ("arguments".into(), call_arguments(&function)?));
         let id = given(call, "id").map(|id| ("id".into(), id));
         let mut shaped: Variables = id.into_iter().collect();
-        shaped.push(("function".into(), Value::from_pairs(of_function)));
+        shaped.push(("function".into(), object(of_function)));
         shaped.extend(given(call, "type").map(|kind| ("type".into(), kind)));
-        Ok(Value::from_pairs(shaped))
+        Ok(object(shaped))
     });
     shaped.collect::<Result<Vec<_>, _>>().map(|calls| Some(Value::from(calls)))
 }
@@ -306,7 +311,7 @@ fn call_arguments(function: &Value) -> Result<Value, PrefixError> {
     };
     match read.kind() {
         minijinja::value::ValueKind::Map => Ok(read),
-        _ => Ok(Value::from_pairs(std::iter::empty::<(Value, Value)>())),
+        _ => Ok(object(Vec::new())),
     }
 }
 
@@ -334,9 +339,9 @@ fn shaped_tool(tool: &Value) -> Result<Value, PrefixError> {
     let of_function = set(&function, "defer_loading").or_else(|| deferred.clone());
     pairs.extend(of_function.map(|value| ("defer_loading".into(), value)));
     let kind = given(tool, "type").unwrap_or_else(|| Value::from("function"));
-    let mut tool: Variables = vec![("type".into(), kind), ("function".into(), Value::from_pairs(pairs))];
+    let mut tool: Variables = vec![("type".into(), kind), ("function".into(), object(pairs))];
     tool.extend(deferred.map(|value| ("defer_loading".into(), value)));
-    Ok(Value::from_pairs(tool))
+    Ok(object(tool))
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ const MOST_TRIED: usize = 4;
 const MOST_AGAIN: usize = 64 << 10;
 /// Bytes of a body that are rendered, at most; more of it is work for a thread that may block.
 const MOST_NEW: usize = 256 << 10;
+/// Of most texts that are tokenized, at least.
+const BYTES_A_TOKEN: usize = 3;
 
 /// Where conversations are remembered, and whose this one is.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +126,7 @@ impl Identifier {
     fn rendered(&self, layout: ChatLayout<'_>, now: WallTime) -> Result<(ChatBody, Rendered), PrefixError> {
         let text = self.model_text()?;
         let chat = ChatBody::parse(layout.body)?.with_call_order(layout.order);
-        let rendered = text.rendered(&chat, None, now)?;
+        let rendered = text.rendered(&chat, now)?;
         Ok((chat, rendered))
     }
 
@@ -245,8 +247,10 @@ impl Identifier {
             places.into_iter().filter(|(_, place)| cut.rest.ends_with(place.cut.rest.as_str())).collect();
         let size = self.block_size();
         let base = known.tokens / size;
-        let mut ids = known.tail.to_vec();
-        let mut next = trail.known[..=at].to_vec();
+        let mut ids = Vec::with_capacity(known.tail.len() + cut.rest.len() / BYTES_A_TOKEN);
+        ids.extend_from_slice(&known.tail);
+        let mut next = Vec::with_capacity(at + 1 + places.len());
+        next.extend_from_slice(&trail.known[..=at]);
         let mut leading = found.leading.clone();
         let mut from = 0;
         for (message, place) in places {

@@ -3,10 +3,11 @@
 //! No detour over `serde_json::Value`: key order would be lost, and every string copied twice.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::python::ExponentFloat;
 use minijinja::Value;
-use minijinja::value::ValueKind;
+use minijinja::value::{Enumerator, Object, ObjectExt, ValueKind};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 /// Marks the errors of this module inside serde's, whose type carries text only.
@@ -83,8 +84,57 @@ impl<'de> Visitor<'de> for ValueSeed {
         while let Some(key) = entries.next_key_seed(ValueSeed)? {
             pairs.push((key, entries.next_value_seed(ValueSeed)?));
         }
-        Ok(Value::from_pairs(pairs))
+        Ok(object(pairs))
     }
+}
+
+/// Entries of an object up to which they are gone through one by one: the engine itself does so with its maps.
+const FEW: usize = 12;
+
+/// A small object: its entries in order, under names that differ. Made without hashing, and read in place.
+#[derive(Debug)]
+pub(crate) struct Fields(Vec<(Value, Value)>);
+
+impl Fields {
+    /// Its entries.
+    pub(crate) fn entries(&self) -> &[(Value, Value)] {
+        &self.0
+    }
+}
+
+impl Object for Fields {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        self.0.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value.clone())
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        self.mapped_rev_key_value_enumerator(|fields| Box::new(fields.0.iter().cloned()))
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.0.len())
+    }
+}
+
+/// An object of these entries; a repeated name keeps its first place and its last value.
+pub(crate) fn object(pairs: Vec<(Value, Value)>) -> Value {
+    let is_new = |at: usize| {
+        let name = pairs[at].0.as_str();
+        name.is_some() && pairs[..at].iter().all(|(before, _)| before.as_str() != name)
+    };
+    match pairs.len() <= FEW && (0..pairs.len()).all(is_new) {
+        true => Value::from_object(Fields(pairs)),
+        false => Value::from_pairs(pairs),
+    }
+}
+
+/// Whether it is an object with entries.
+pub(crate) fn has_entries(value: &Value) -> bool {
+    value.kind() == ValueKind::Map && value.len() != Some(0)
 }
 
 /// The entries of an object; nothing for any other value.
@@ -106,6 +156,32 @@ mod tests {
         let object = value(r#"{"z":1,"a":2,"m":3,"z":4}"#).unwrap();
         let seen: Vec<String> = entries(&object).map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!(seen, ["z=4", "a=2", "m=3"]);
+    }
+
+    #[test]
+    fn small_objects_are_to_a_template_what_the_engines_own_maps_are() {
+        for names in [vec![], vec!["b", "a"], vec!["b", "a", "b"], vec!["x"; 3], (0..40).map(|_| "n").collect()] {
+            check(names.iter().map(|name| name.to_string()).collect());
+        }
+        for count in [1, 2, FEW, FEW + 1, 30] {
+            check((0..count).map(|n| format!("name {}", n * 7 % count)).collect());
+        }
+    }
+
+    fn check(names: Vec<String>) {
+        let pairs = || names.iter().zip(0..).map(|(name, n)| (Value::from(name.as_str()), Value::from(n)));
+        let (ours, engines) = (object(pairs().collect()), Value::from_pairs(pairs()));
+        let is_small = ours.downcast_object_ref::<Fields>().is_some();
+        assert_eq!(is_small, names.len() <= FEW && engines.len() == Some(names.len()), "{names:?}");
+        assert_eq!((&ours, &engines), (&engines, &ours), "either way");
+        assert_eq!((ours.kind(), ours.is_true(), ours.len()), (engines.kind(), engines.is_true(), engines.len()));
+        assert_eq!(has_entries(&ours), engines.len() != Some(0));
+        let environment = minijinja::Environment::new();
+        let shown = |object: &Value| {
+            let template = "{{ o }} {{ o|items|list }} {{ o|list }} {{ o|reverse|list }} {{ o.b }} {{ o['name 1'] }} {{ 'a' in o }} {{ 1 in o }} {{ o[1] }} {{ o|dictsort }}";
+            environment.render_str(template, minijinja::context! { o => object }).unwrap()
+        };
+        assert_eq!(shown(&ours), shown(&engines));
     }
 
     #[test]

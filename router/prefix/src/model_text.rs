@@ -7,14 +7,15 @@ use minijinja::Value;
 use vocabulary::Tokens;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::chat::Variables;
+use crate::chat::{CallOrder, Variables};
 use crate::checkpoint::tokenize;
 use crate::converted::{MessagesHabits, SystemPlace};
 use crate::folder::ModelFiles;
+use crate::json_value::object;
 use crate::python;
 use crate::template::{ChatTemplate, Size, TemplateText};
 use crate::tokenizer::TextTokenizer;
-use crate::window::Windowing;
+use crate::window::{Before, Elided, Windowing};
 use crate::{
     ChatBody, Checkpoint, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateKind, Tokenized,
     WallTime,
@@ -30,6 +31,7 @@ pub struct ModelText {
     template: Option<ChatTemplate>,
     kind: TemplateKind,
     messages_habits: MessagesHabits,
+    elided: Option<Elided>,
     windowing: Option<Windowing>,
     /// `bos_token` and its like, as template variables.
     special: Variables,
@@ -68,6 +70,7 @@ impl ModelText {
             eos: end_ids(&tokenizer, &config, &[&generation, &model]),
             kind: TemplateKind::Unsafe,
             messages_habits: MessagesHabits::default(),
+            elided: template.as_ref().map(|template| Elided::of(template.format())).transpose()?,
             windowing: None,
             tokenizer,
             template,
@@ -126,34 +129,58 @@ impl ModelText {
 
     /// The rendered prompt of a chat request.
     pub fn render(&self, chat: &ChatBody, now: WallTime) -> Result<String, PrefixError> {
-        Ok(self.rendered(chat, None, now)?.text)
+        Ok(self.rendered(chat, now)?.text)
     }
 
-    /// The rendered prompt of a chat request, with the variables that are given instead of its own.
-    pub(crate) fn rendered(
-        &self,
-        chat: &ChatBody,
-        given: Option<Variables>,
-        now: WallTime,
-    ) -> Result<Rendered, PrefixError> {
-        let template = self.template.as_ref().ok_or(PrefixError::Unforeseeable {
+    fn template(&self) -> Result<&ChatTemplate, PrefixError> {
+        self.template.as_ref().ok_or(PrefixError::Unforeseeable {
             reason: FallbackReason::UnsupportedTemplate,
             detail: "the model's folder has no chat template that can be rendered here",
-        })?;
+        })
+    }
+
+    /// The rendered prompt of a chat request.
+    pub(crate) fn rendered(&self, chat: &ChatBody, now: WallTime) -> Result<Rendered, PrefixError> {
+        let template = self.template()?;
         let mut messages = chat.messages(template.format())?;
         let continued = match chat.continues_final_message() {
             true => Some(mark_final_message(template, &mut messages)?),
             false => None,
         };
-        let mut variables = self.special.clone();
-        variables.extend(given.map_or_else(|| chat.variables(), Ok)?);
-        variables.push(("messages".into(), messages.into_iter().map(Value::from_pairs).collect()));
-        let size = Size { hint: chat.bytes(), limit: self.longest() };
-        let (text, steps) = template.render(variables, now, size)?;
+        let messages = messages.into_iter().map(object).collect();
+        let Rendered { text, steps } = self.shown(messages, &chat.variables()?, (now, chat.bytes()))?;
         let text = match continued {
             Some(last) => cut_at_mark(text, &last)?,
             None => text,
         };
+        Ok(Rendered { text, steps })
+    }
+
+    /// The rendered prompt of some messages and then those of a request, with the variables that are given instead of
+    /// its own.
+    pub(crate) fn rendered_after(
+        &self,
+        (before, order): (&Before, CallOrder),
+        (chat, variables): (&ChatBody, &Variables),
+        now: WallTime,
+    ) -> Result<Rendered, PrefixError> {
+        let more = chat.more_messages(self.template()?.format())?;
+        let mut messages = self.elided.as_ref().map_or_else(Vec::new, |elided| elided.messages(before, order));
+        messages.extend(more.into_iter().map(object));
+        self.shown(messages, variables, (now, 2 * chat.bytes()))
+    }
+
+    fn shown(
+        &self,
+        messages: Vec<Value>,
+        variables: &Variables,
+        (now, hint): (WallTime, usize),
+    ) -> Result<Rendered, PrefixError> {
+        let mut all = Vec::with_capacity(self.special.len() + variables.len() + 2);
+        all.extend_from_slice(&self.special);
+        all.extend_from_slice(variables);
+        all.push(("messages".into(), messages.into()));
+        let (text, steps) = self.template()?.render(all, now, Size { hint, limit: self.longest() })?;
         Ok(Rendered { text, steps })
     }
 

@@ -21,9 +21,10 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    pub(crate) const ALL: [Self; 5] = [Self::System, Self::Developer, Self::User, Self::Assistant, Self::Tool];
+
     fn read(name: &str) -> Option<Self> {
-        let all = [Self::System, Self::Developer, Self::User, Self::Assistant, Self::Tool];
-        all.into_iter().find(|role| role.name() == name)
+        Self::ALL.into_iter().find(|role| role.name() == name)
     }
 
     /// As it is written.
@@ -130,10 +131,10 @@ impl Scan {
                 _ => return None,
             }
             next(body, &mut at)?;
-            let mut items = serde_json::Deserializer::from_slice(&body[at..]).into_iter::<&RawValue>();
+            let mut items = serde_json::Deserializer::from_slice(&body[at..]).into_iter::<Brief<'_>>();
             let message = items.next()?.ok()?;
             at += items.byte_offset();
-            messages.push(Place::of(message.get(), at, heeds)?);
+            messages.push(Place::of(&message, at, heeds)?);
         }
     }
 
@@ -164,8 +165,7 @@ impl Scan {
 }
 
 impl Place {
-    fn of(message: &str, end: usize, heeds: &[Box<str>]) -> Option<Self> {
-        let brief: Brief<'_> = serde_json::from_str(message).ok()?;
+    fn of(brief: &Brief<'_>, end: usize, heeds: &[Box<str>]) -> Option<Self> {
         let role = Role::read(&brief.role)?;
         let content = brief.content.map_or("", RawValue::get);
         let is_text = is_some_text(content) || is_one_part(content);

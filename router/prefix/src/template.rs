@@ -10,6 +10,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value,
 use crate::content_format::ContentFormat;
 use crate::converted::SystemPlace;
 use crate::heeded::heeded;
+use crate::json_value::object;
 use crate::{Limits, PrefixError, WallTime, python, to_json};
 
 const DEFAULT: &str = "chat_template";
@@ -101,8 +102,7 @@ impl ChatTemplate {
         let name = if tools && self.has_tool_template { WITH_TOOLS } else { DEFAULT };
         variables.push((Value::from("strftime_now"), strftime_now(now)));
         let mut out = Bounded::new(size.hint, size.limit);
-        let captured =
-            self.environment.get_template(name)?.render_captured_to(Value::from_pairs(variables), &mut out)?;
+        let captured = self.environment.get_template(name)?.render_captured_to(object(variables), &mut out)?;
         let steps = captured.state().fuel_levels().map_or(0, |(spent, _)| spent);
         drop(captured);
         let text = String::from_utf8(out.bytes);

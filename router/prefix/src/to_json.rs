@@ -1,29 +1,27 @@
 //! The `tojson` filter as `transformers` defines it: Python's `json.dumps`, not Jinja's HTML-safe one.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ObjectRepr, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::json_value::entries;
+use crate::json_value::{Fields, entries};
 use crate::python::{self, ExponentFloat};
 
 /// Deeper than JSON bodies can be; a template that nests further is broken.
 const MAX_DEPTH: usize = 160;
 const MAX_INDENT: usize = 64;
+/// Bytes of what is written usually.
+const USUAL: usize = 256;
 
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(crate) fn filter(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    let argument = |place: usize| -> Result<Value, Error> {
-        let named = kwargs.get::<Option<Value>>(names[place])?;
-        Ok(named.or_else(|| args.get(place).cloned()).unwrap_or_default())
+    let style = match args.is_empty() && kwargs.assert_all_used().is_ok() {
+        true => Style::PLAIN,
+        false => Style::of(&args, &kwargs)?,
     };
-    let indent = indent(&argument(1)?)?;
-    let (comma, colon) = separators(&argument(2)?, indent.as_deref())?;
-    let style = Style { ascii: argument(0)?.is_true(), indent, comma, colon, sort: argument(3)?.is_true() };
-    kwargs.assert_all_used()?;
-    let mut writer = Writer { out: String::new(), style: &style, depth: 0 };
+    let mut writer = Writer { out: String::with_capacity(USUAL), style: &style, depth: 0 };
     writer.value(value)?;
     Ok(Value::from(writer.out))
 }
@@ -31,9 +29,28 @@ pub(crate) fn filter(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
 struct Style {
     ascii: bool,
     indent: Option<String>,
-    comma: String,
-    colon: String,
+    comma: Cow<'static, str>,
+    colon: Cow<'static, str>,
     sort: bool,
+}
+
+impl Style {
+    /// Where nothing else is asked for.
+    const PLAIN: Self =
+        Self { ascii: false, indent: None, comma: Cow::Borrowed(", "), colon: Cow::Borrowed(": "), sort: false };
+
+    fn of(args: &[Value], kwargs: &Kwargs) -> Result<Self, Error> {
+        let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+        let argument = |place: usize| -> Result<Value, Error> {
+            let named = kwargs.get::<Option<Value>>(names[place])?;
+            Ok(named.or_else(|| args.get(place).cloned()).unwrap_or_default())
+        };
+        let indent = indent(&argument(1)?)?;
+        let (comma, colon) = separators(&argument(2)?, indent.as_deref())?;
+        let style = Self { ascii: argument(0)?.is_true(), indent, comma, colon, sort: argument(3)?.is_true() };
+        kwargs.assert_all_used()?;
+        Ok(style)
+    }
 }
 
 fn indent(argument: &Value) -> Result<Option<String>, Error> {
@@ -49,12 +66,12 @@ fn indent(argument: &Value) -> Result<Option<String>, Error> {
     }
 }
 
-fn separators(argument: &Value, indent: Option<&str>) -> Result<(String, String), Error> {
+fn separators(argument: &Value, indent: Option<&str>) -> Result<(Cow<'static, str>, Cow<'static, str>), Error> {
     if argument.is_none() || argument.is_undefined() {
         return Ok((if indent.is_some() { "," } else { ", " }.into(), ": ".into()));
     }
     match argument.try_iter()?.collect::<Vec<_>>().as_slice() {
-        [comma, colon] => Ok((comma.to_string(), colon.to_string())),
+        [comma, colon] => Ok((comma.to_string().into(), colon.to_string().into())),
         _ => Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair")),
     }
 }
@@ -109,10 +126,18 @@ impl Writer<'_> {
     }
 
     fn object(&mut self, value: &Value) -> Result<(), Error> {
+        match value.downcast_object_ref::<Fields>() {
+            Some(fields) if !self.style.sort => return self.pairs(fields.entries()),
+            _ => {}
+        }
         let mut pairs: Vec<(Value, Value)> = entries(value).collect();
         if self.style.sort {
             pairs.sort_by_cached_key(|(key, _)| key.to_string());
         }
+        self.pairs(&pairs)
+    }
+
+    fn pairs(&mut self, pairs: &[(Value, Value)]) -> Result<(), Error> {
         self.open('{')?;
         for (before, (key, value)) in pairs.iter().enumerate() {
             self.separate(before);

@@ -155,7 +155,7 @@ pub(crate) fn lead(n: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use xxhash_rust::xxh3::xxh3_128;
 
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    fn trail(body: &[u8], ends: &[usize]) -> Trail {
+    pub(crate) fn trail(body: &[u8], ends: &[usize]) -> Trail {
         let frame = Frame { variables: Vec::new(), leads: [].into(), head_ends: [0].into(), day: None, bytes: 0 };
         let mut leads = Vec::new();
         Leading::new(body).leads(&mut leads, *ends.last().unwrap());

@@ -69,6 +69,7 @@ struct Shelf {
 #[derive(Debug)]
 struct Slot {
     trail: Arc<Trail>,
+    bytes: usize,
     session: Option<u128>,
     age: u64,
 }
@@ -89,10 +90,14 @@ impl Shelf {
         Some((id, slot.trail.clone()))
     }
 
+    fn holds(&self, found: &Found<'_>) -> bool {
+        self.trails.get(&found.id).is_some_and(|slot| Arc::ptr_eq(&slot.trail, &found.trail))
+    }
+
     fn remove(&mut self, id: u64) {
         let Some(slot) = self.trails.remove(&id) else { return };
         self.by_age.remove(&slot.age);
-        self.bytes -= slot.trail.bytes();
+        self.bytes -= slot.bytes;
         for key in keys(&slot.trail, slot.session) {
             if self.by_key.get(&key) == Some(&id) {
                 self.by_key.remove(&key);
@@ -100,12 +105,26 @@ impl Shelf {
         }
     }
 
-    fn insert(&mut self, trail: Arc<Trail>, session: Option<u128>) {
+    fn insert(&mut self, (trail, bytes): (Arc<Trail>, usize), session: Option<u128>) {
         let (id, age) = (self.tick(), self.tick());
-        self.bytes += trail.bytes();
+        self.bytes += bytes;
         self.by_key.extend(keys(&trail, session).map(|key| (key, id)));
         self.by_age.insert(age, id);
-        self.trails.insert(id, Slot { trail, session, age });
+        self.trails.insert(id, Slot { trail, bytes, session, age });
+    }
+
+    /// Puts a trail in the place of one whose keys it is all found by; false for any other.
+    fn replace(&mut self, id: u64, (trail, bytes): (&Arc<Trail>, usize), session: Option<u128>) -> bool {
+        let has_keys = |Slot { trail: old, session: named, .. }: &Slot| {
+            (*named, old.scope) == (session, trail.scope) && trail.leads.starts_with(&old.leads)
+        };
+        let Some(slot) = self.trails.get_mut(&id).filter(|slot| has_keys(slot)) else { return false };
+        self.bytes = self.bytes - slot.bytes + bytes;
+        slot.bytes = bytes;
+        slot.trail = trail.clone();
+        // Also those that it had: another conversation that begins alike may be found by them since.
+        self.by_key.extend(keys(trail, session).map(|key| (key, id)));
+        true
     }
 }
 
@@ -189,25 +208,98 @@ impl Trails {
 
     /// Keeps a trail, in place of the one that it goes on from.
     pub(crate) fn put(&self, trail: Arc<Trail>, session: Option<u128>, replaced: Option<&Found<'_>>) {
+        let bytes = trail.bytes();
         let mut shelf = self.shelf();
+        // Unless another step of the conversation was quicker.
+        let replaced = replaced.filter(|found| shelf.holds(found));
         if let Some(old) = replaced.map(|found| found.id) {
+            if shelf.bytes + bytes <= self.bound && shelf.replace(old, (&trail, bytes), session) {
+                return;
+            }
             shelf.remove(old);
         }
-        if trail.bytes() > self.bound {
+        if bytes > self.bound {
             return;
         }
-        while shelf.bytes + trail.bytes() > self.bound
+        while shelf.bytes + bytes > self.bound
             && let Some((_, oldest)) = shelf.by_age.first_key_value()
         {
             let oldest = *oldest;
             shelf.remove(oldest);
         }
-        shelf.insert(trail, session);
+        shelf.insert((trail, bytes), session);
     }
 }
 
 impl Found<'_> {
     fn depth(&self) -> usize {
         self.trail.known[self.known].body
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trail::tests::trail;
+
+    const BODY: [u8; 4000] = [7; 4000];
+
+    fn check(trails: &Trails, expected: &[&Arc<Trail>]) {
+        let shelf = trails.shelf();
+        let mut kept: Vec<_> = shelf.trails.values().map(|slot| slot.trail.clone()).collect();
+        kept.sort_by_key(|trail| trail.known.last().unwrap().body);
+        assert!(
+            kept.len() == expected.len() && kept.iter().zip(expected).all(|(kept, trail)| Arc::ptr_eq(kept, trail))
+        );
+        assert_eq!(shelf.bytes, kept.iter().map(|trail| trail.bytes()).sum::<usize>());
+        assert_eq!(shelf.by_age.len(), kept.len());
+        assert!(shelf.by_key.values().all(|id| shelf.trails.contains_key(id)));
+    }
+
+    #[test]
+    fn a_trail_takes_the_place_of_the_one_that_it_goes_on_from_and_is_found_by_more() {
+        let trails = Trails::new(Bytes(1 << 20));
+        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
+        trails.put(first.clone(), Some(1), None);
+        check(&trails, &[&first]);
+        let found = trails.find(0, Some(1), &BODY).unwrap();
+        trails.put(second.clone(), Some(1), Some(&found));
+        check(&trails, &[&second]);
+        assert_eq!(trails.shelf().by_key.len(), 1 + second.leads.len());
+        let unnamed = trails.find(0, None, &BODY).unwrap();
+        assert!(Arc::ptr_eq(&unnamed.trail, &second) && unnamed.rung == Rung::Leading);
+        trails.remove(&unnamed);
+        check(&trails, &[]);
+        assert!(trails.shelf().by_key.is_empty());
+    }
+
+    #[test]
+    fn of_two_steps_of_one_conversation_the_slower_takes_nobodys_place() {
+        let trails = Trails::new(Bytes(1 << 20));
+        let [first, quick, slow] = [&[600][..], &[600, 900], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
+        trails.put(first, Some(1), None);
+        let [one, other] = [0, 0].map(|_| trails.find(0, Some(1), &BODY).unwrap());
+        trails.put(quick.clone(), Some(1), Some(&one));
+        trails.put(slow.clone(), Some(1), Some(&other));
+        check(&trails, &[&quick, &slow]);
+        assert!(Arc::ptr_eq(&trails.find(0, Some(1), &BODY).unwrap().trail, &slow));
+    }
+
+    #[test]
+    fn a_trail_whose_keys_are_others_is_kept_anew() {
+        let trails = Trails::new(Bytes(1 << 20));
+        let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
+        trails.put(first, None, None);
+        let found = trails.find(0, None, &BODY).unwrap();
+        trails.put(second.clone(), Some(1), Some(&found));
+        check(&trails, &[&second]);
+        assert!(trails.find(0, Some(1), &BODY).is_some());
+        let bound = trails.bytes();
+        let full = Trails::new(bound);
+        full.put(second, Some(1), None);
+        let found = full.find(0, Some(1), &BODY).unwrap();
+        let longer = Arc::new(trail(&BODY, &[600, 3000, 3999]));
+        full.put(longer, Some(1), Some(&found));
+        check(&full, &[]);
     }
 }

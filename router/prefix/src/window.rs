@@ -4,24 +4,24 @@
 //! Whether a template allows this is not guessed: over synthetic conversations, at load, what is put together this way
 //! has to equal the whole (see `probe`).
 
+mod elided;
 mod probe;
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use minijinja::Value;
 
 use crate::chat::{CallOrder, Variables};
+use crate::json_value::object;
 use crate::model_text::Rendered;
 use crate::scan::{Asked, Place, Role};
 use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
 
+pub(crate) use elided::Elided;
+use elided::StandIn;
+
 /// Stands for the content of the message after which a prompt is cut. No client's text may hold it.
 pub(crate) const MARK: &str = "QmCutAfterThis7f3a9c51";
-/// Stands for any other content.
-const ELIDED: &str = "x";
-/// Of a call that a tool's answer belongs to; of the length that the strictest family asks for.
-const CALL: &str = "abcdef123";
 /// Bytes after the mark within which the cut must come.
 const LONGEST_GAP: usize = 2048;
 /// Directives of a time finer than a day.
@@ -157,23 +157,10 @@ pub(crate) struct Cut {
 }
 
 impl Before {
-    /// The conversation in which only `new` is real, written as JSON.
-    fn elided(&self, new: &[u8]) -> Vec<u8> {
-        let mut text = String::with_capacity(512);
-        self.leads.iter().for_each(|lead| push(&mut text, *lead, ELIDED));
-        self.push_last(&mut text);
-        let mut json = Vec::with_capacity(text.len() + new.len() + 16);
-        json.extend_from_slice(br#"{"messages":["#);
-        json.extend_from_slice(text.as_bytes());
-        json.extend_from_slice(new);
-        json.extend_from_slice(b"]}");
-        json
-    }
-
-    /// The same with everything around the messages. The last lead is the cut's own message where nothing else is.
+    /// The conversation in which only `new` and what is around the messages are real, written as JSON. The last lead is
+    /// the cut's own message where nothing else is.
     fn real(&self, around: Around<'_>, new: &[u8]) -> Vec<u8> {
-        let mut text = String::with_capacity(256);
-        self.push_last(&mut text);
+        let text = self.stand_ins().map(StandIn::json).collect::<Vec<_>>().join(",");
         let mut json = Vec::with_capacity(around.head.len() + text.len() + new.len() + around.suffix.len() + 2);
         json.extend_from_slice(around.head);
         if !around.head.trim_ascii_end().ends_with(b"[") {
@@ -184,41 +171,6 @@ impl Before {
         json.push(b']');
         json.extend_from_slice(around.suffix);
         json
-    }
-
-    fn push_last(&self, text: &mut String) {
-        if self.asked != Asked::Never {
-            push(text, Role::User, ELIDED);
-        }
-        if self.asked == Asked::Answered {
-            push(text, Role::Assistant, ELIDED);
-        }
-        if self.last == Role::Tool {
-            separate(text);
-            let _ = write!(
-                text,
-                r#"{{"role":"assistant","content":"","tool_calls":[{{"id":"{CALL}","type":"function","function":{{"name":"f","arguments":"{{}}"}}}}]}}"#
-            );
-        }
-        push(text, self.last, MARK);
-    }
-}
-
-fn separate(text: &mut String) {
-    if !text.is_empty() {
-        text.push(',');
-    }
-}
-
-fn push(text: &mut String, role: Role, content: &str) {
-    separate(text);
-    let (call, id, end) = if role == Role::Tool {
-        (r#"","tool_call_id":""#, CALL, r#"","content":""#)
-    } else {
-        ("", "", r#"","content":""#)
-    };
-    for part in [r#"{"role":""#, role.name(), call, id, end, content, r#""}"#] {
-        text.push_str(part);
     }
 }
 
@@ -236,13 +188,13 @@ pub(crate) fn short(mut variables: Variables) -> Option<Variables> {
 
 fn short_tools() -> Value {
     let text = |text: &'static str| Value::from(text);
-    let parameters = Value::from_pairs([("type", text("object")), ("properties", Value::from_pairs(NOTHING))]);
-    let function = [("name", text("f")), ("description", text("f")), ("parameters", parameters)];
-    let tool = [("type", text("function")), ("function", Value::from_pairs(function))];
-    Value::from(vec![Value::from_pairs(tool)])
+    let of = |fields: &[(&'static str, Value)]| {
+        object(fields.iter().map(|(name, value)| (Value::from(*name), value.clone())).collect())
+    };
+    let parameters = of(&[("type", text("object")), ("properties", of(&[]))]);
+    let function = of(&[("name", text("f")), ("description", text("f")), ("parameters", parameters)]);
+    Value::from(vec![of(&[("type", text("function")), ("function", function)])])
 }
-
-const NOTHING: [(&str, Value); 0] = [];
 
 impl ModelText {
     /// What follows the cut after `before` when `new` messages follow; each of these begins with a comma. None where
@@ -255,15 +207,20 @@ impl ModelText {
     ) -> Result<Option<Cut>, PrefixError> {
         let (heads, variables, around) = shown;
         let chat = |body: Vec<u8>| Ok::<_, PrefixError>(ChatBody::parse(&body)?.with_call_order(around.order));
-        let rendered = match heads {
-            Heads::Elided => self.rendered(&chat(before.elided(new))?, Some(variables.clone()), now)?,
-            Heads::Real => self.rendered(&chat(before.real(around, new))?, None, now)?,
+        let Rendered { mut text, steps } = match heads {
+            Heads::Elided => {
+                self.rendered_after((before, around.order), (&chat(elided::only(new))?, variables), now)?
+            }
+            Heads::Real => self.rendered(&chat(before.real(around, new))?, now)?,
         };
-        let Rendered { text, steps } = rendered;
         let Some(end) = text.find(MARK).map(|at| at + MARK.len()) else { return Ok(None) };
         let after = &text[end..];
         let cut = self.tokenizer().first_cut(after, LONGEST_GAP).filter(|_| !after.contains(MARK));
-        Ok(cut.map(|(at, token)| Cut { gap: after[..at].into(), token, rest: after[at..].into(), steps }))
+        let Some((gap, token)) = cut.map(|(at, token)| (Arc::<str>::from(&after[..at]), token)) else {
+            return Ok(None);
+        };
+        text.drain(..end + gap.len());
+        Ok(Some(Cut { gap, token, rest: text, steps }))
     }
 
     /// Whether a template that prints the time asks for no more of it than the day, as far as its text shows.
