@@ -112,9 +112,38 @@ impl<'a> Cursor<'a> {
         })
     }
 
+    /// The next numbers that tokens can be, into `tokens` from the first on, as far as there are such. How many.
+    ///
+    /// Small ids and large ones take turns in no order that a processor could foresee. So there is no jump that depends on
+    /// their lengths, and each head is taken from the eight bytes of the number before it, which are there already.
+    pub(crate) fn tokens(&mut self, tokens: &mut [u32]) -> usize {
+        let (rest, mut at, mut read) = (self.rest, 0, 0);
+        let mut head = rest.first().copied().unwrap_or_default();
+        for token in &mut *tokens {
+            let Some(bytes) = rest.get(at..).and_then(|rest| rest.first_chunk::<8>()) else { break };
+            // All ones for a number that is its own head, and all zeros for one of 1, 2 or 4 bytes after it.
+            let is_head = u32::from(head >> 7).wrapping_sub(1);
+            if is_head == 0 && !(0xcc..=0xce).contains(&head) {
+                break;
+            }
+            let bits = (8 << (head & 3)) & !is_head;
+            *token = (u64::from_be_bytes(*bytes) << (8 & !is_head) >> (64 - bits - (8 & is_head))) as u32;
+            head = (u64::from_le_bytes(*bytes) >> 8 >> bits) as u8;
+            at += 1 + bits as usize / 8;
+            read += 1;
+        }
+        self.rest = rest.get(at..).unwrap_or_default();
+        while let Some(slot) = tokens.get_mut(read)
+            && let Some(token) = self.token()
+        {
+            *slot = token;
+            read += 1;
+        }
+        read
+    }
+
     /// The next item where it is a number that a token can be; where it is not, nothing is read.
-    #[inline]
-    pub(crate) fn token(&mut self) -> Option<u32> {
+    fn token(&mut self) -> Option<u32> {
         let (token, rest) = match *self.rest {
             [token @ 0x00..=0x7f, ref rest @ ..] | [0xcc, token, ref rest @ ..] => (u32::from(token), rest),
             [0xcd, a, b, ref rest @ ..] => (u32::from(u16::from_be_bytes([a, b])), rest),
@@ -123,6 +152,15 @@ impl<'a> Cursor<'a> {
         };
         self.rest = rest;
         Some(token)
+    }
+
+    /// The next item where it is a number of eight bytes, as hashes are; where it is not, nothing is read.
+    #[inline]
+    pub(crate) fn long(&mut self) -> Option<u64> {
+        let [0xcf, rest @ ..] = self.rest else { return None };
+        let (number, rest) = rest.split_first_chunk()?;
+        self.rest = rest;
+        Some(u64::from_be_bytes(*number))
     }
 
     /// An extension of any kind, skipped: nobody sends them.

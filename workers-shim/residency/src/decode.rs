@@ -158,7 +158,7 @@ impl<'a> Reader<'a, '_> {
 
     fn field(&mut self, name: &[u8], fields: &mut Fields) -> Result<(), DecodeError> {
         match name {
-            b"block_hashes" => fields.hashes = self.list("block_hashes", |item| hash(item))?,
+            b"block_hashes" => fields.hashes = self.hashes()?,
             b"parent_block_hash" => {
                 fields.parent = match self.cursor.item()? {
                     Item::Nil => None,
@@ -205,17 +205,33 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
+    fn hashes(&mut self) -> Result<Vec<EngineHash>, DecodeError> {
+        let what = "block_hashes";
+        let count = self.count(what, u64::from(self.limits.blocks))?;
+        // So many fit in what is left of the message.
+        let mut hashes = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            hashes.push(match self.cursor.long() {
+                Some(number) => EngineHash(number),
+                None => hash(self.cursor.item()?).ok_or(DecodeError::Type(what))?,
+            });
+        }
+        Ok(hashes)
+    }
+
     fn tokens(&mut self) -> Result<Vec<u32>, DecodeError> {
         let count = self.count("token_ids", u64::MAX)?;
         // So many fit in what is left of the message.
-        let mut tokens = Vec::with_capacity(count as usize);
-        for _ in 0..count {
-            tokens.push(match self.cursor.token() {
-                Some(token) => token,
-                None => self.unusual_token()?,
-            });
+        let mut tokens = vec![0; count as usize];
+        let mut read = 0;
+        loop {
+            read += self.cursor.tokens(&mut tokens[read..]);
+            if read == tokens.len() {
+                return Ok(tokens);
+            }
+            tokens[read] = self.unusual_token()?;
+            read += 1;
         }
-        Ok(tokens)
     }
 
     /// A token in an encoding that is longer than it need be; or no token.

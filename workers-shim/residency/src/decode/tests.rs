@@ -215,3 +215,70 @@ fn tokens_are_read_in_whatever_width_they_are_written() {
     }
     assert_eq!(stored_with(&[b"\xce\x01"]), Err(DecodeError::Truncated));
 }
+
+/// A token as some encoder may write it, longer than it need be, too; and what is none.
+fn any_number() -> impl Strategy<Value = Vec<u8>> {
+    fn wide<const N: usize>(head: u8, bytes: [u8; N]) -> Vec<u8> {
+        [&[head][..], &bytes].concat()
+    }
+    prop_oneof![
+        8 => (0u8..0x80).prop_map(|number| vec![number]),
+        8 => any::<u8>().prop_map(|number| wide(0xcc, [number])),
+        8 => any::<u16>().prop_map(|number| wide(0xcd, number.to_be_bytes())),
+        8 => any::<u32>().prop_map(|number| wide(0xce, number.to_be_bytes())),
+        1 => any::<u32>().prop_map(|number| wide(0xcf, u64::from(number).to_be_bytes())),
+        1 => (0u8..100).prop_map(|number| wide(0xd0, [number])),
+    ]
+}
+
+fn bad_number() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![Just(vec![0xc0]), Just(vec![0xff]), Just(vec![0xc1]), Just(vec![0xcf; 9]), Just(vec![0xcb; 9])]
+}
+
+proptest! {
+    #[test]
+    fn tokens_of_all_widths_are_what_the_general_reader_makes_of_each(
+        numbers in proptest::collection::vec(any_number(), 0..80),
+        bad in proptest::option::weighted(0.3, (any::<prop::sample::Index>(), bad_number())),
+        (missing, following) in (0usize..10, 0usize..10),
+    ) {
+        let mut numbers = numbers;
+        if let Some((at, bad)) = bad {
+            numbers.insert(at.index(numbers.len() + 1), bad);
+        }
+        let head = [&[0xdc][..], &(numbers.len() as u16).to_be_bytes()].concat();
+        let whole = [head, numbers.concat()].concat();
+        let message = [&whole[..whole.len() - missing.min(whole.len())], &vec![0xcc; following]].concat();
+        let limits = Limits::default();
+        let one_by_one = || {
+            let mut cursor = Cursor::new(&message);
+            let Item::Array(count) = cursor.item()? else { return Err(DecodeError::Type("token_ids")) };
+            let read = |_| match cursor.item()? {
+                Item::Unsigned(number) => u32::try_from(number).map_err(|_| DecodeError::Type("token_ids")),
+                _ => Err(DecodeError::Type("token_ids")),
+            };
+            let tokens = (0..count).map(read).collect::<Result<Vec<_>, _>>()?;
+            Ok((tokens, cursor.left()))
+        };
+        let mut reader = Reader { cursor: Cursor::new(&message), limits: &limits };
+        let at_once = reader.tokens().map(|tokens| (tokens, reader.cursor.left()));
+        prop_assert_eq!(at_once, one_by_one());
+    }
+}
+
+#[test]
+fn names_are_numbers_of_any_width() {
+    let names = [7, 1 << 20, u64::MAX, 1 << 40, 0];
+    let Event::Removed(event) = only(read(&(1, [("BlockRemoved", names, "GPU")])).unwrap()) else { panic!() };
+    assert_eq!(event.hashes, names.map(EngineHash));
+    let named = |name: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = vec![0x92, 1, 0x91, 0x92, 0xac];
+        bytes.extend(b"BlockRemoved");
+        bytes.extend([0x92, 0xcf, 0, 0, 0, 0, 0, 0, 0, 9]);
+        name(&mut bytes);
+        decode(&bytes, &Limits::default())
+    };
+    assert!(named(&|bytes| bytes.push(5)).is_ok());
+    assert_eq!(named(&|bytes| bytes.push(0xc0)), Err(DecodeError::Type("block_hashes")));
+    assert_eq!(named(&|bytes| bytes.extend([0xcf, 1])), Err(DecodeError::Truncated));
+}
