@@ -76,7 +76,11 @@ pub(crate) type Variables = Vec<(Value, Value)>;
 impl ChatBody {
     /// Reads a request body. Unknown fields are skipped, a field given twice is refused.
     pub fn parse(body: &[u8]) -> Result<Self, PrefixError> {
-        let read: Self = serde_json::from_slice(body)?;
+        // Checked at once, not string by string.
+        let read: Self = match std::str::from_utf8(body) {
+            Ok(text) => serde_json::from_str(text)?,
+            Err(_) => serde_json::from_slice(body)?,
+        };
         Ok(Self { bytes: body.len(), ..read })
     }
 

@@ -166,8 +166,7 @@ impl Identifier {
             if rest.len() > MOST_AGAIN || !rendered.ends_with(rest.as_str()) {
                 continue;
             }
-            let again = step.text.tokenizer().encode_part(rest).ok()?;
-            let before = ids.strip_suffix(&again[..])?;
+            let before = ids.strip_suffix(place.cut.ids(step.text.tokenizer()).ok()?)?;
             let text = rendered.len() - rest.len();
             let depth = (text, *steps, before.len(), before);
             known.push(Arc::new(self.known(&mut leading, scan.messages[at].end, depth, place)?));
@@ -252,16 +251,18 @@ impl Identifier {
         let mut next = Vec::with_capacity(at + 1 + places.len());
         next.extend_from_slice(&trail.known[..=at]);
         let mut leading = found.leading.clone();
-        let mut from = 0;
+        let (mut from, mut closing) = (0, None);
         for (message, place) in places {
             let to = cut.rest.len() - place.after;
             ids.extend(step.text.tokenizer().encode_part(&cut.rest[from..to]).ok()?);
             from = to;
             let (text, tokens) = (known.text + to, base * size + ids.len());
             let depth = (text, known.steps + cut.steps, tokens, &ids[..]);
+            closing = Some(place.cut.clone());
             push_known(&mut next, self.known(&mut leading, scan.messages[message].end, depth, place)?);
         }
-        ids.extend(step.text.tokenizer().encode_part(&cut.rest[from..]).ok()?);
+        // What follows the last place is mostly what followed the one before.
+        ids.extend_from_slice(closing.as_deref().unwrap_or(cut).ids(step.text.tokenizer()).ok()?);
         let prompt = self.prompt_from(step.root, (&trail.blocks, base), ids);
         let last = next.last().filter(|last| last.body > known.body);
         let next = last.map(|last| (last.body, last.tokens / size)).map(|(body, depth)| {

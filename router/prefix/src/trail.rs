@@ -72,7 +72,7 @@ impl Trail {
     /// Memory that it takes.
     pub(crate) fn bytes(&self) -> usize {
         let known: usize = self.known.iter().map(|known| size_of::<Known>() + 4 * known.tail.len() + 32).sum();
-        let closings: usize = self.closings.iter().map(|(_, cut)| cut.rest.len() + 128).sum();
+        let closings: usize = self.closings.iter().map(|(_, cut)| cut.bytes() + 32).sum();
         // Its leads stand in an index too.
         let leads = 64 * self.leads.len();
         size_of::<Self>() + known + closings + leads + self.blocks.bytes() + self.frame.bytes

@@ -7,7 +7,7 @@
 mod elided;
 mod probe;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use minijinja::Value;
 
@@ -15,6 +15,7 @@ use crate::chat::{CallOrder, Variables};
 use crate::json_value::object;
 use crate::model_text::Rendered;
 use crate::scan::{Asked, Place, Role};
+use crate::tokenizer::TextTokenizer;
 use crate::{ChatBody, ModelText, PrefixError, TemplateKind, WallTime};
 
 pub(crate) use elided::Elided;
@@ -154,6 +155,24 @@ pub(crate) struct Cut {
     pub(crate) rest: String,
     /// What it took of the template engine's steps to see it.
     pub(crate) steps: u64,
+    /// The tokens of `rest`, once they were asked for.
+    ids: OnceLock<Box<[u32]>>,
+}
+
+impl Cut {
+    /// The tokens of all that follows.
+    pub(crate) fn ids(&self, tokenizer: &TextTokenizer) -> Result<&[u32], PrefixError> {
+        if let Some(ids) = self.ids.get() {
+            return Ok(ids);
+        }
+        let ids = tokenizer.encode_part(&self.rest)?;
+        Ok(self.ids.get_or_init(|| ids.into()))
+    }
+
+    /// Estimated bytes of it.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.gap.len() + self.rest.len() + size_of_val(self.ids.get().map_or(&[][..], |ids| ids))
+    }
 }
 
 impl Before {
@@ -220,7 +239,7 @@ impl ModelText {
             return Ok(None);
         };
         text.drain(..end + gap.len());
-        Ok(Some(Cut { gap, token, rest: text, steps }))
+        Ok(Some(Cut { gap, token, rest: text, steps, ids: OnceLock::new() }))
     }
 
     /// Whether a template that prints the time asks for no more of it than the day, as far as its text shows.

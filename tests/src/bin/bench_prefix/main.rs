@@ -16,7 +16,7 @@ use prefix::{
     Asked, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelText, ModelTextSource, PrefixError, Rung,
     Trails,
 };
-use residency::{Change, Index, Shape};
+use residency::{Change, Index, Near, Shape};
 use serde::Serialize;
 use vocabulary::{BlockHash, Bytes, Chain, DpRank, Knowledge, Namespace, Seed, Tier, Tokens, WorkerId};
 
@@ -206,6 +206,7 @@ fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<R
         talk.step(step);
         identifier.grow(walked(tokens, &talk.body())?, Asked::default(), memory);
         fleet.hold(number, &known.prompt.chain);
+        let before = Near::of(&fleet.0.overlaps_of(&known.prompt.chain));
         talk.step(step);
         let body = talk.body();
         // Requests are walked over once in any case.
@@ -215,8 +216,10 @@ fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<R
         let identity = since.elapsed();
         let grown = grown.filter(|grown| grown.rung == Rung::Session);
         let grown = grown.ok_or_else(|| wrong("the step was not gone on with where the last one ended".into()))?;
+        // As routers look: where the session's holders ended last time, first.
         let looked = Instant::now();
-        let found = fleet.0.overlaps_of(&grown.prompt.chain);
+        let found = fleet.0.overlaps_near(&grown.prompt.chain, &before.depths());
+        std::hint::black_box(Near::of(&found));
         let lookup = looked.elapsed();
         let since = Instant::now();
         let whole = identifier.chat(body.as_bytes(), Asked::default());
