@@ -10,7 +10,7 @@ mod talk;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prefix::{
     Asked, ChatLayout, Identifier, IdentifierOptions, Limits, Memory, ModelText, ModelTextSource, PrefixError, Rung,
@@ -18,7 +18,7 @@ use prefix::{
 };
 use residency::{Change, Index, Near, Shape};
 use serde::Serialize;
-use vocabulary::{BlockHash, Bytes, Chain, DpRank, Knowledge, Namespace, Seed, Tier, Tokens, WorkerId};
+use vocabulary::{BlockHash, Bytes, Chain, DpRank, Knowledge, Namespace, Overlap, Seed, Tier, Tokens, WorkerId};
 
 use talk::Talk;
 
@@ -119,6 +119,14 @@ impl Fleet {
         let blocks: Vec<Change> = chain.ids.iter().map(|id| Change::Held(id.block_hash(), Tier::Hbm)).collect();
         (0..3).for_each(|n| self.0.apply(self.1[((number + n) % WORKERS) as usize], &blocks));
     }
+
+    /// As routers look: first where the session's holders ended last time. And what it took.
+    fn look(&self, chain: &Chain, before: Near) -> (Vec<Overlap>, Duration) {
+        let since = Instant::now();
+        let found = self.0.overlaps_near(chain, &before.depths());
+        std::hint::black_box(Near::of(&found));
+        (found, since.elapsed())
+    }
 }
 
 fn main() -> ExitCode {
@@ -216,11 +224,7 @@ fn measured(identifier: &Identifier, tokens: u64, options: &Options) -> Result<R
         let identity = since.elapsed();
         let grown = grown.filter(|grown| grown.rung == Rung::Session);
         let grown = grown.ok_or_else(|| wrong("the step was not gone on with where the last one ended".into()))?;
-        // As routers look: where the session's holders ended last time, first.
-        let looked = Instant::now();
-        let found = fleet.0.overlaps_near(&grown.prompt.chain, &before.depths());
-        std::hint::black_box(Near::of(&found));
-        let lookup = looked.elapsed();
+        let (found, lookup) = fleet.look(&grown.prompt.chain, before);
         let since = Instant::now();
         let whole = identifier.chat(body.as_bytes(), Asked::default());
         let cold_found = fleet.0.overlaps_of(&whole.chain);
