@@ -7,6 +7,7 @@ mod adoption;
 mod children;
 mod inner;
 mod names;
+mod tightening;
 
 use vocabulary::{BlockHash, PrefixId, Tier};
 
@@ -172,16 +173,18 @@ impl Blocks {
         if self.node(at).copies == Brief::NONE {
             self.names.remove(name);
             self.forget(at);
+            self.tighten();
         }
         Some(known)
     }
 
-    /// What is gone when all of them are.
+    /// What is gone when all of them are. Nothing is kept for it but what it is told from.
     pub(crate) fn into_gone(self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
-        (0..self.nodes.len() as u32).flat_map(move |at| {
+        let left = Self { nodes: self.nodes, many: self.many, inner: self.inner, ..Self::new() };
+        (0..left.nodes.len() as u32).flat_map(move |at| {
             let mut gone = Vec::new();
-            for tier in TIERS.into_iter().filter(|tier| self.serves(at, *tier)) {
-                gone.extend(self.chain_blocks(at).map(|hash| Change::Gone(hash, tier)));
+            for tier in TIERS.into_iter().filter(|tier| left.serves(at, *tier)) {
+                gone.extend(left.chain_blocks(at).map(|hash| Change::Gone(hash, tier)));
             }
             gone
         })

@@ -3,6 +3,8 @@
 //!
 //! There are never many more sets than blocks have: with each new one, a few that no block has any more are given up.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use vocabulary::Tier;
@@ -101,7 +103,8 @@ pub(crate) struct Sets {
     /// The empty one first.
     sets: Vec<Set>,
     numbers: MixMap<Arc<[Part]>, Number>,
-    free: Vec<Number>,
+    /// Numbers that no set has, the least first, so that those above the sets in use come free.
+    free: BinaryHeap<Reverse<u32>>,
     /// As events come in runs, nearly every step was taken just before.
     steps: Box<[Step]>,
     /// The one that was looked at last.
@@ -113,7 +116,7 @@ impl Default for Sets {
         Self {
             sets: vec![Set { parts: Arc::new([]), blocks: 0 }],
             numbers: MixMap::default(),
-            free: Vec::new(),
+            free: BinaryHeap::new(),
             steps: vec![FORGOTTEN; 1 << STEPS].into(),
             hand: 0,
         }
@@ -183,9 +186,9 @@ impl Sets {
         let set = Set { parts: parts.into(), blocks: 0 };
         let parts = set.parts.clone();
         let number = match self.free.pop() {
-            Some(number) => {
-                self.sets[number.0 as usize] = set;
-                number
+            Some(Reverse(number)) => {
+                self.sets[number as usize] = set;
+                Number(number)
             }
             None => {
                 self.sets.push(set);
@@ -204,9 +207,24 @@ impl Sets {
             if set.blocks == 0 && !set.parts.is_empty() {
                 let parts = std::mem::replace(&mut set.parts, Arc::new([]));
                 self.numbers.remove(&parts);
-                self.free.push(Number(self.hand as u32));
+                self.free.push(Reverse(self.hand as u32));
                 self.steps.fill(FORGOTTEN);
             }
+            if self.hand == 0 {
+                self.tighten();
+            }
+        }
+    }
+
+    /// Gives memory back where the upper half of the numbers is free. Once a round, so that it costs each new set little.
+    fn tighten(&mut self) {
+        let used = 1 + self.sets.iter().rposition(|set| !set.parts.is_empty()).unwrap_or(0);
+        if used <= self.sets.len() / 2 {
+            self.sets.truncate(used);
+            self.sets.shrink_to_fit();
+            self.free.retain(|Reverse(number)| (*number as usize) < used);
+            self.free.shrink_to_fit();
+            self.numbers.shrink_to_fit();
         }
     }
 }

@@ -26,6 +26,8 @@ const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
 const INVERSE: u64 = 0xF1DE_83E1_9937_733D;
 
 const SLOTS: usize = 5;
+/// Buckets below which a table does not shrink.
+const FEWEST: usize = 2;
 
 /// Entries, first slots first.
 #[derive(Clone, Copy)]
@@ -127,7 +129,7 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
     pub(crate) fn insert(&mut self, hash: u64, value: u32) {
         let room = self.buckets.len() * SLOTS;
         if self.len >= room - room / 8 {
-            self.grow();
+            self.resize(self.buckets.len() + self.buckets.len() / 2 + 1);
         }
         self.len += 1;
         self.put(hash, value);
@@ -155,6 +157,18 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
         }
         self.buckets[found].take(slot);
         self.len -= 1;
+        // A quarter full, and half full then: far from where it would grow again.
+        if self.buckets.len() > FEWEST && self.len < self.buckets.len() * SLOTS / 4 {
+            self.resize(self.buckets.len() / 2);
+        }
+    }
+
+    /// Gives every value the number that takes its place.
+    pub(crate) fn renumber(&mut self, numbers: &[u32]) {
+        for bucket in &mut self.buckets {
+            let len = bucket.len();
+            bucket.values[..len].iter_mut().for_each(|value| *value = numbers[*value as usize]);
+        }
     }
 
     /// All that there are.
@@ -164,9 +178,8 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
 
     /// One pass, in which what is written lies in the order of what is read.
     #[cold]
-    fn grow(&mut self) {
-        let more = self.buckets.len() + self.buckets.len() / 2 + 1;
-        let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; more]);
+    fn resize(&mut self, buckets: usize) {
+        let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; buckets]);
         for bucket in &old {
             for slot in 0..bucket.len() {
                 self.put(bucket.hashes[slot], bucket.values[slot]);
@@ -206,8 +219,14 @@ mod tests {
                     prop_assert_eq!(table.get(hash), map.get(&hash).copied());
                 }
             }
+            let numbers: Vec<u32> = (0..=u8::MAX).map(|n| u32::from(n) * 3).collect();
+            map.values_mut().for_each(|value| *value %= 256);
+            map.iter().for_each(|(hash, value)| *table.get_mut(*hash).unwrap() = *value);
+            table.renumber(&numbers);
+            prop_assert!(map.iter().all(|(hash, value)| table.get(*hash) == Some(value * 3)));
             map.keys().for_each(|hash| table.remove(*hash));
             prop_assert!(table.buckets.iter().all(|bucket| bucket.counts == 0), "nothing is left of what went on");
+            prop_assert!(table.buckets.capacity() <= FEWEST);
         }
     }
 
@@ -222,6 +241,23 @@ mod tests {
         hashes[..50_000].iter().for_each(|hash| table.remove(*hash));
         assert!(hashes[..50_000].iter().all(|hash| table.get(*hash).is_none()));
         assert!(hashes[50_000..].iter().all(|hash| table.get(*hash).is_some()));
+    }
+
+    #[test]
+    fn a_table_that_was_large_once_is_as_small_as_what_is_left() {
+        let mut table = Table::<0>::default();
+        (1..100_000).for_each(|n| table.insert(spread(n), n as u32));
+        (1..99_000).for_each(|n| table.remove(spread(n)));
+        assert!((99_000..100_000).all(|n| table.get(spread(n)) == Some(n as u32)));
+        assert!(table.buckets.capacity() < 1000, "{}", table.buckets.capacity());
+        // Where it has just shrunk, or is about to, neither one more nor one less makes it anew each time.
+        let mut sizes = std::collections::BTreeSet::new();
+        for n in 1..10_000 {
+            table.insert(spread(n), 0);
+            table.remove(spread(n));
+            sizes.insert(table.buckets.len());
+        }
+        assert_eq!(sizes.len(), 1, "{sizes:?}");
     }
 
     #[test]

@@ -43,6 +43,11 @@ impl Children {
         self.0.is_empty()
     }
 
+    /// Blocks are where these numbers say now.
+    pub(super) fn renumber(&mut self, numbers: &[u32]) {
+        self.0 = self.0.drain().map(|(at, many)| (numbers[at as usize], many)).collect();
+    }
+
     /// Of the block at `at`.
     pub(super) fn serving(&self, at: u32, few: Few) -> u32 {
         if few.all == MANY { self.0.get(&at).map_or(0, |many| many.serving) } else { u32::from(few.serving) }

@@ -35,6 +35,14 @@ impl Inner {
         self.hashes[start + 1..start + 1 + inner.len()].copy_from_slice(inner);
     }
 
+    /// Blocks are where these numbers say now, or `nowhere`.
+    pub(super) fn renumber(&mut self, numbers: &[u32], nowhere: u32) {
+        let old = std::mem::replace(self, Self { most: self.most, hashes: Vec::new() });
+        for (at, number) in (0..).zip(numbers).filter(|(_, number)| **number != nowhere) {
+            self.set(*number, old.of(at));
+        }
+    }
+
     /// Engines have one block size, or two, so this is rare.
     fn widen(&mut self, most: usize) {
         let old = std::mem::take(self);

@@ -56,6 +56,11 @@ impl Names {
         self.len -= 1;
     }
 
+    /// Blocks are where these numbers say now.
+    pub(super) fn renumber(&mut self, numbers: &[u32]) {
+        self.parts.iter_mut().for_each(|part| part.renumber(numbers));
+    }
+
     /// Names, and where their blocks are.
     pub(super) fn entries(&self) -> impl Iterator<Item = (EngineHash, u32)> {
         let name = |(hash, at): (u64, u32)| (EngineHash(gather(hash) ^ self.salt), at);

@@ -84,11 +84,39 @@ fn siblings_are_counted_and_places_taken_again() {
     (2..1000).for_each(|name| kept.hold(name, Some(1), u128::from(name)));
     kept.drop(1);
     assert_eq!(kept.blocks.shape(), Shape::Holed);
+    let places = kept.blocks.nodes.len();
+    (2..500).for_each(|name| kept.drop(name));
+    (2..500).for_each(|name| kept.hold(name, None, u128::from(name)));
+    assert_eq!(kept.blocks.nodes.len(), places);
     (2..1000).for_each(|name| kept.drop(name));
     assert!(kept.blocks.forgot_all());
-    let places = kept.blocks.nodes.len();
-    (1..999).for_each(|name| kept.hold(name, None, u128::from(name)));
-    assert_eq!(kept.blocks.nodes.len(), places);
+}
+
+#[test]
+fn what_is_left_of_many_lies_together_and_goes_on_as_before() {
+    let mut kept = Kept::chain(10_000);
+    // A branch of many children on a block that stays, and a stump in the middle.
+    (0..400).for_each(|n| kept.hold(20_000 + n, Some(50), u128::from(20_000 + n)));
+    (100..=10_000).rev().for_each(|name| kept.drop(name));
+    kept.drop(30);
+    (0..300).for_each(|n| kept.drop(20_000 + n));
+    let Blocks { nodes, free, names, .. } = &kept.blocks;
+    assert_eq!(names.len(), 98 + 100);
+    assert!(nodes.capacity() < 2000 && free.capacity() < 2000, "{} {}", nodes.capacity(), free.capacity());
+    assert_eq!(kept.blocks.shape(), Shape::Holed);
+    kept.hold(30, Some(29), 30);
+    assert_eq!(kept.blocks.shape(), Shape::Whole, "31 hangs on 30 again");
+    assert!((1..100).all(
+        |name| kept.blocks.find(EngineHash(name)).map(|at| kept.blocks.end(at)) == Some(PrefixId(u128::from(name)))
+    ));
+    let befores: Vec<_> = kept.blocks.placed().map(|(name, placed)| (name.0, placed.before)).collect();
+    let before = |name: u64| if name < 20_000 { name - 1 } else { 50 };
+    assert!(befores.iter().all(|(name, end)| *end == Some(before(*name)).filter(|end| *end > 0).map(BlockHash)));
+    kept.out.clear();
+    let rest: Vec<u64> = befores.iter().map(|(name, _)| *name).collect();
+    rest.iter().for_each(|name| kept.drop(*name));
+    assert_eq!((kept.out.len(), rest.len()), (199, 199));
+    assert!(kept.blocks.forgot_all());
 }
 
 #[test]

@@ -49,6 +49,26 @@ fn a_holder_is_found_in_its_tier_and_all_slower_ones() {
 }
 
 #[test]
+fn numbers_of_a_burst_of_sets_are_given_up() {
+    let (mut sets, mut kept) = (Sets::default(), Number::NONE);
+    sets.add(&mut kept, 7, Tier::Disk);
+    let mut blocks = vec![Number::NONE; 2000];
+    (0..).zip(&mut blocks).for_each(|(slot, set)| assert!(sets.add(set, slot, Tier::Hbm)));
+    assert!(sets.sets.len() > 2000);
+    (0..).zip(&mut blocks).for_each(|(slot, set)| assert!(sets.remove(set, slot, Tier::Hbm)));
+    // A look at a few of them for each new one.
+    let mut other = Number::NONE;
+    for slot in 3000..4000 {
+        assert!(sets.add(&mut other, slot, Tier::Hbm));
+        let word = usize::from(slot) / 64;
+        assert_eq!(sets.reach(other, word), [1 << (slot % 64); 3]);
+        assert!(sets.remove(&mut other, slot, Tier::Hbm));
+    }
+    assert!(sets.sets.capacity() < 100 && sets.free.capacity() < 100 && sets.numbers.capacity() < 200);
+    assert_eq!((sets.len(), sets.reach(kept, 0)), (1, [0, 0, 1 << 7]));
+}
+
+#[test]
 fn the_last_slot_can_be_named_and_slot_zero_is_like_any_other() {
     let mut one = One::default();
     let last = (MOST_SLOTS - 1) as u16;
