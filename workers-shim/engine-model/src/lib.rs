@@ -11,6 +11,7 @@ mod output;
 mod pool;
 mod profile;
 mod request;
+pub mod runs;
 mod schedule;
 mod sequence;
 mod stats;

@@ -1,0 +1,282 @@
+//! One engine in continuous virtual time: a queue of prompts, one of them being computed, and a batch of answers.
+//!
+//! Prompts begin in the order in which they came, each once its memory is there; one that does not fit holds up those
+//! behind it. A chunk and the batch share each step, so that prompts slow answers down and answers slow prompts down.
+
+mod life;
+mod transfer;
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, VecDeque};
+
+use vocabulary::Tokens;
+
+use super::pool::RunPool;
+use super::{Around, Memory, Prompt, RunId, Runs, Seconds, Sizes, Ticket, Timing};
+
+/// A simulated engine.
+#[derive(Debug)]
+pub struct RunEngine {
+    timing: Timing,
+    pool: RunPool,
+    host_tokens_per_second: f64,
+    /// When the way from the host tier is free again.
+    host_free: Seconds,
+    queue: VecDeque<Prompt>,
+    prefilling: Option<Prefilling>,
+    batch: Batch,
+    clock: Seconds,
+    load: Load,
+    usage: Usage,
+}
+
+/// A prompt that is being computed.
+#[derive(Debug)]
+struct Prefilling {
+    prompt: Prompt,
+    computed: Tokens,
+    /// Seconds of work, in all and left.
+    work: f64,
+    left: f64,
+    /// Runs that it computes or was sent.
+    missing: Vec<RunId>,
+    reserved: Tokens,
+}
+
+/// Answers that are being generated. All advance alike, so that one number says how far each is.
+#[derive(Debug, Default)]
+struct Batch {
+    /// Tokens that a request would have had it been here since the beginning.
+    progress: f64,
+    context: u64,
+    answers: BinaryHeap<Reverse<Answering>>,
+    begun: u64,
+}
+
+#[derive(Debug)]
+struct Answering {
+    /// Over when the batch's progress is here.
+    ends: f64,
+    /// Which of those that end together goes first.
+    number: u64,
+    prompt: Prompt,
+    reserved: Tokens,
+}
+
+impl Ord for Answering {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.ends.total_cmp(&other.ends).then(self.number.cmp(&other.number))
+    }
+}
+
+impl PartialOrd for Answering {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Answering {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Answering {}
+
+/// What was sent to an engine and is not over: its senders' own count, known without asking.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Load {
+    /// Requests with a leg here.
+    pub requests: u64,
+    /// Prompt tokens to be computed.
+    pub prompt: Tokens,
+    /// Seconds of work in them.
+    pub work: f64,
+    /// Tokens of the prompts that are or will be answered here.
+    pub context: Tokens,
+}
+
+/// Where an engine's time went, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Usage {
+    /// It computed a prompt.
+    pub prefilling: f64,
+    /// Answers were generated, each counted.
+    pub decoding: f64,
+    /// Of that, answers waited for a prompt's chunk beside them.
+    pub stalled: f64,
+}
+
+/// A prompt has begun.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Started {
+    /// Which.
+    pub ticket: Ticket,
+    /// Leading tokens that were cached here.
+    pub local: Tokens,
+    /// Tokens after these that had been sent here for it.
+    pub fetched: Tokens,
+    /// Tokens after these that came from the host tier.
+    pub restored: Tokens,
+    /// Tokens that are computed.
+    pub computed: Tokens,
+}
+
+/// Something that happened in an engine.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Happening {
+    /// A prompt has begun.
+    Started(Started),
+    /// A prompt is computed and waits for the engine that answers it.
+    Prefilled(super::Prefilled),
+    /// A prompt is computed where it is answered.
+    FirstToken(Ticket),
+    /// An answer is whole.
+    Finished(Ticket),
+}
+
+impl RunEngine {
+    /// An idle engine at time zero, for runs below `runs`.
+    pub fn new(timing: Timing, sizes: Sizes, runs: usize) -> Self {
+        Self {
+            timing,
+            pool: RunPool::new(sizes, runs),
+            host_tokens_per_second: sizes.host_tokens_per_second,
+            host_free: Seconds::ZERO,
+            queue: VecDeque::new(),
+            prefilling: None,
+            batch: Batch::default(),
+            clock: Seconds::ZERO,
+            load: Load::default(),
+            usage: Usage::default(),
+        }
+    }
+
+    /// What its senders know of its load.
+    pub fn load(&self) -> &Load {
+        &self.load
+    }
+
+    /// Where its time went.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Answers that are being generated, and the tokens of their context.
+    pub fn batch(&self) -> (usize, u64) {
+        (self.batch.answers.len(), self.batch.context)
+    }
+
+    /// Prompts that wait.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Seconds of work in the prompt that is being computed which are done; none when there is no such prompt.
+    pub fn done(&self) -> Option<f64> {
+        self.prefilling.as_ref().map(|now| now.work - now.left.max(0.0))
+    }
+
+    /// What of a prompt lies here.
+    pub fn holds(&self, runs: &Runs, path: &[RunId]) -> Memory {
+        let device = self.pool.matched(runs, path);
+        Memory { device, with_host: self.pool.matched_with_host(runs, path, device) }
+    }
+
+    /// Whether a run is cached here.
+    pub fn has(&self, run: RunId) -> bool {
+        self.pool.has(run)
+    }
+
+    /// Tokens of memory that are taken, cached ones included.
+    pub fn memory_taken(&self) -> Tokens {
+        self.pool.used()
+    }
+
+    /// Tokens of memory that cannot be evicted now.
+    pub fn memory_in_use(&self) -> Tokens {
+        self.pool.in_use()
+    }
+
+    /// Tokens that were evicted so far.
+    pub fn evicted(&self) -> Tokens {
+        self.pool.evicted()
+    }
+
+    /// Counts a request that is answered here; it may be computed elsewhere.
+    pub fn expect_answer(&mut self, context: Tokens) {
+        self.load.context += context;
+    }
+
+    /// Counts a request whose prompt is computed elsewhere.
+    pub fn expect_arrival(&mut self) {
+        self.load.requests += 1;
+    }
+
+    /// Takes a prompt.
+    pub fn submit(&mut self, prompt: Prompt) {
+        self.load.requests += 1;
+        self.load.prompt += prompt.expected;
+        self.load.work += prompt.expected_work;
+        self.queue.push_back(prompt);
+    }
+
+    /// When something will happen next if nobody calls before; none when nothing will. `settle` comes first.
+    pub fn next_event(&self, around: &Around<'_>) -> Option<Seconds> {
+        let pace = self.pace(around);
+        let answer = self.batch.answers.peek().map(|Reverse(first)| first.ends - self.batch.progress);
+        let answer = answer.map(|tokens| (tokens * pace.token).max(0.0));
+        let prompt = self.prefilling.as_ref().map(|now| now.left.max(0.0) / pace.prefill);
+        let soonest = [prompt, answer].into_iter().flatten().min_by(f64::total_cmp)?;
+        Some(self.clock + Seconds(soonest))
+    }
+
+    /// How fast things go now.
+    fn pace(&self, around: &Around<'_>) -> Pace {
+        let requests = self.batch.answers.len();
+        let batch = self.timing.batch(requests, self.batch.context);
+        let alone = self.timing.step + batch;
+        let Some(now) = &self.prefilling else { return Pace { prefill: 1.0, token: alone, alone } };
+        let tokens = now.computed.max(Tokens(1));
+        let chunk = now.work / tokens.0 as f64 * self.timing.chunk.min(tokens).0 as f64;
+        if around.shared.is_some() {
+            return Pace { prefill: 1.0, token: alone, alone };
+        }
+        let beside = if requests > 0 { self.timing.step_beside_chunk } else { 0.0 };
+        let both = chunk + batch + beside;
+        let prefill = if both > 0.0 { chunk / both } else { 1.0 };
+        Pace { prefill, token: both, alone }
+    }
+
+    /// Lets time pass until `now`.
+    pub fn settle(&mut self, now: Seconds, around: &Around<'_>) {
+        let span = (now - self.clock).0;
+        self.clock = now;
+        if span <= 0.0 {
+            return;
+        }
+        let pace = self.pace(around);
+        let answers = self.batch.answers.len() as f64;
+        if let Some(prefilling) = &mut self.prefilling {
+            prefilling.left -= span * pace.prefill;
+            self.usage.prefilling += span;
+            if around.shared.is_none() {
+                self.usage.stalled += answers * span * (1.0 - pace.alone / pace.token).max(0.0);
+            }
+        }
+        if answers > 0.0 {
+            self.batch.progress += span / pace.token;
+            self.usage.decoding += answers * span;
+        }
+    }
+}
+
+/// Rates of one moment.
+struct Pace {
+    /// Of the prompt's work, per second.
+    prefill: f64,
+    /// Seconds of a token of every answer.
+    token: f64,
+    /// What that would be without a prompt.
+    alone: f64,
+}

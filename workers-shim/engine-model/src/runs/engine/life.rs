@@ -1,0 +1,177 @@
+//! A request's life in one engine: it begins when its memory is there, is computed, is answered, and is over.
+
+use std::cmp::Reverse;
+
+use vocabulary::Tokens;
+
+use super::{Answering, Happening, Prefilling, RunEngine, Started};
+use crate::runs::{Around, Prefilled, Prompt, RunId, Runs, Seconds, Where};
+
+/// Progress and work within this of their end are there: what rounding leaves.
+const TOKENS_LEFT: f64 = 1e-6;
+const WORK_LEFT: f64 = 1e-9;
+const READY: f64 = 1e-12;
+
+impl RunEngine {
+    /// What is due now happens, and the next prompt begins. `settle` comes first.
+    pub fn happen(&mut self, around: &mut Around<'_>, out: &mut Vec<Happening>) {
+        let due = |first: &Answering, progress: f64| first.ends - progress <= TOKENS_LEFT;
+        while self.batch.answers.peek().is_some_and(|Reverse(first)| due(first, self.batch.progress)) {
+            if let Some(Reverse(over)) = self.batch.answers.pop() {
+                self.finish(around, over, out);
+            }
+        }
+        if let Some(over) = self.prefilling.take_if(|now| now.left <= WORK_LEFT) {
+            self.prefilled(around, over, out);
+        }
+        self.begin(around, out);
+    }
+
+    /// The first prompt that is ready begins, if nothing is being computed and its memory is there.
+    pub fn begin(&mut self, around: &mut Around<'_>, out: &mut Vec<Happening>) {
+        if self.prefilling.is_some() {
+            return;
+        }
+        let ready = |prompt: &Prompt| prompt.ready.0 <= self.clock.0 + READY;
+        let Some(at) = self.queue.iter().position(ready) else { return };
+        let Some(prompt) = self.queue.remove(at) else { return };
+        match self.start(around, prompt) {
+            Ok(started) => out.push(Happening::Started(started)),
+            Err(prompt) => self.queue.insert(at, prompt),
+        }
+    }
+
+    fn start(&mut self, around: &mut Around<'_>, prompt: Prompt) -> Result<Started, Prompt> {
+        let runs = around.runs;
+        if let Some(shared) = &around.shared {
+            let found = shared.matched(runs, &prompt.path);
+            return Ok(self
+                .compute(Found { local: found, fetched: found, restored: found }, (prompt, Vec::new(), Tokens::ZERO)));
+        }
+        let local = self.pool.matched(runs, &prompt.path);
+        let fetched = with_fetched(runs, &prompt, local);
+        let restored = self.pool.matched_with_host(runs, &prompt.path, fetched);
+        let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));
+        let tail = prompt.tokens - runs.end(&prompt.path);
+        let need = missing.iter().map(|run| runs.tokens(*run)).sum::<Tokens>() + tail + prompt.answer;
+        self.pool.pin(runs, &present);
+        if !self.pool.reserve(runs, need) {
+            self.pool.unpin(runs, &present);
+            return Err(prompt);
+        }
+        let found = prompt.path.iter().take_while(|run| runs.depth(**run) <= local).count();
+        self.pool.touch(&prompt.path[..found]);
+        Ok(self.compute(Found { local, fetched, restored }, (prompt, missing, need)))
+    }
+
+    fn compute(&mut self, found: Found, (prompt, missing, reserved): (Prompt, Vec<RunId>, Tokens)) -> Started {
+        let computed = (prompt.tokens - found.restored).max(Tokens(1));
+        let mut work = self.timing.prefill(computed, found.restored);
+        let restored = found.restored - found.fetched;
+        if restored > Tokens::ZERO {
+            let (begin, lasts) = (self.clock.max(self.host_free), restored.0 as f64 / self.host_tokens_per_second);
+            self.host_free = begin + Seconds(lasts);
+            work += (begin - self.clock).0 + lasts;
+        }
+        self.load.prompt = self.load.prompt + computed - prompt.expected;
+        let started = Started {
+            ticket: prompt.ticket,
+            local: found.local,
+            fetched: found.fetched - found.local,
+            restored,
+            computed,
+        };
+        self.prefilling = Some(Prefilling { prompt, computed, work, left: work, missing, reserved });
+        started
+    }
+
+    fn prefilled(&mut self, around: &mut Around<'_>, over: Prefilling, out: &mut Vec<Happening>) {
+        let Prefilling { prompt, computed, missing, mut reserved, .. } = over;
+        self.load.prompt -= computed;
+        self.load.work = (self.load.work - prompt.expected_work).max(0.0);
+        match &mut around.shared {
+            Some(shared) => shared.put(around.runs, &prompt.path),
+            None => {
+                for run in &missing {
+                    let tokens = around.runs.tokens(*run);
+                    // What another prompt has cached meanwhile lies here once.
+                    if !self.pool.fill(around.runs, *run) {
+                        self.pool.unreserve(tokens);
+                    }
+                    reserved -= tokens;
+                }
+                self.pool.pin(around.runs, &missing);
+                self.pool.touch(&prompt.path);
+            }
+        }
+        match prompt.answered {
+            Where::Here => {
+                out.push(Happening::FirstToken(prompt.ticket));
+                self.answer(prompt, reserved);
+            }
+            Where::Elsewhere => out.push(Happening::Prefilled(Prefilled { prompt, reserved })),
+        }
+    }
+
+    /// An answer joins the batch.
+    pub(super) fn answer(&mut self, prompt: Prompt, reserved: Tokens) {
+        self.batch.begun += 1;
+        self.batch.context += (prompt.tokens + Tokens(prompt.answer.0 / 2)).0;
+        let ends = self.batch.progress + prompt.answer.0 as f64;
+        self.batch.answers.push(Reverse(Answering { ends, number: self.batch.begun, prompt, reserved }));
+    }
+
+    fn finish(&mut self, around: &mut Around<'_>, over: Answering, out: &mut Vec<Happening>) {
+        let Answering { prompt, reserved, .. } = over;
+        let runs = around.runs;
+        self.batch.context -= (prompt.tokens + Tokens(prompt.answer.0 / 2)).0;
+        self.load.requests -= 1;
+        self.load.context -= prompt.tokens;
+        match &mut around.shared {
+            Some(shared) => shared.put(runs, prompt.resent.as_deref().unwrap_or_default()),
+            None => {
+                self.pool.unpin(runs, &prompt.path);
+                self.pool.unreserve(reserved);
+                self.keep(runs, prompt.resent.as_deref().unwrap_or_default());
+            }
+        }
+        out.push(Happening::Finished(prompt.ticket));
+    }
+
+    /// Prompt and answer stay cached if they fit.
+    fn keep(&mut self, runs: &Runs, path: &[RunId]) {
+        let (present, missing): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
+        self.pool.pin(runs, &present);
+        let kept = self.pool.reserve(runs, missing.iter().map(|run| runs.tokens(*run)).sum());
+        if kept {
+            missing.iter().for_each(|run| _ = self.pool.fill(runs, *run));
+        }
+        self.pool.unpin(runs, &present);
+        if kept {
+            self.pool.touch(path);
+        }
+    }
+}
+
+/// How deep a prompt reaches: in memory, with what was sent for it, and with what the host tier holds.
+struct Found {
+    local: Tokens,
+    fetched: Tokens,
+    restored: Tokens,
+}
+
+/// How deep a prompt reaches with the runs that were sent for it, which go on from the `local` ones.
+fn with_fetched(runs: &Runs, prompt: &Prompt, local: Tokens) -> Tokens {
+    let (mut depth, mut sent) = (local, prompt.fetched.iter().peekable());
+    for run in prompt.path.iter() {
+        let was_sent = sent.next_if(|next| *next == run).is_some();
+        if runs.depth(*run) <= local {
+            continue;
+        }
+        if !was_sent {
+            break;
+        }
+        depth = runs.depth(*run);
+    }
+    depth
+}

@@ -1,0 +1,25 @@
+//! The engine by runs: what the engine by blocks does, at the cost of a prompt's runs instead of its tokens, and in
+//! continuous time: a prompt's chunks and an answer's tokens are rates. For traces of millions of long prompts.
+//!
+//! It has no text and no events. `tests` hold its times and its cache against the engine by blocks.
+
+mod engine;
+mod memory;
+mod pool;
+mod prompt;
+mod recency;
+mod seconds;
+mod shape;
+mod shared;
+mod timing;
+
+pub use engine::{Happening, Load, RunEngine, Started, Usage};
+pub use memory::{Memory, Sizes};
+pub use prompt::{Prefilled, Prompt, Ticket, Where};
+pub use seconds::Seconds;
+pub use shape::{RunId, Runs};
+pub use shared::{Around, SharedPool};
+pub use timing::Timing;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+use std::sync::Arc;
+
+use super::*;
+
+#[test]
+fn a_prompt_alone_takes_what_the_formulas_say() {
+    let mut runs = Runs::default();
+    let path = chain(&mut runs, &[400, 200]);
+    let mut bench = Bench::new(runs, TIMING, sizes(10_000, 0));
+    bench.submit(asked(1, &path, 650, 10));
+    bench.until(100.0);
+    near(bench.first_token(1), 0.65 + 1e-6 * 650.0 * 325.0);
+    near(bench.finished(1) - bench.first_token(1), 10.0 * (0.01 + 1e-5 * 655.0));
+    // Once more: the whole blocks are there.
+    bench.submit(asked(2, &path, 650, 10));
+    bench.until(200.0);
+    assert_eq!(bench.started(2), [600, 0, 0, 50]);
+    near(bench.first_token(2) - 100.0, 0.05 + 1e-6 * 50.0 * 625.0);
+    assert_eq!(bench.engine.memory_in_use(), Tokens::ZERO);
+    assert_eq!(*bench.engine.load(), Load::default());
+}
+
+#[test]
+fn prompts_slow_answers_down_and_answers_prompts() {
+    let mut runs = Runs::default();
+    let (a, b) = (chain(&mut runs, &[1_000]), chain(&mut runs, &[2_000]));
+    let mut bench = Bench::new(runs, TIMING, sizes(100_000, 0));
+    bench.submit(asked(1, &a, 1_000, 100));
+    bench.until(1.5);
+    let alone = 2.0 + 1e-6 * 2_000.0 * 1_000.0;
+    bench.submit(asked(2, &b, 2_000, 1));
+    bench.until(60.0);
+    // Each chunk of 100 tokens takes a 20th of that, and waits for the batch's attention of 1,050 tokens.
+    let batch = 1e-5 * 1_050.0;
+    near(bench.first_token(2) - 1.5, alone * (1.0 + batch / (alone / 20.0)));
+    let usage = bench.engine.usage();
+    assert!(usage.stalled > 0.5 * (bench.first_token(2) - 1.5), "{usage:?}");
+}
+
+#[test]
+fn prompts_begin_in_turn_and_one_that_does_not_fit_holds_up_the_rest() {
+    let mut runs = Runs::default();
+    let paths = [100, 500, 100].map(|tokens| chain(&mut runs, &[tokens]));
+    let mut bench = Bench::new(runs, TIMING, sizes(600, 0));
+    for (ticket, path) in (1..).zip(&paths) {
+        let tokens = bench.runs.end(path).0;
+        bench.submit(asked(ticket, path, tokens, 50));
+    }
+    bench.until(0.2);
+    assert_eq!((bench.engine.queued(), bench.engine.batch().0), (2, 1), "500 + 50 do not fit beside 150");
+    bench.until(100.0);
+    assert!(bench.finished(1) <= bench.first_token(2) && bench.first_token(2) < bench.first_token(3));
+    assert_eq!(bench.engine.evicted(), Tokens(600), "each run made room for the next");
+}
+
+#[test]
+fn a_path_is_evicted_from_its_end_and_comes_back_from_the_host_tier() {
+    let mut runs = Runs::default();
+    let (a, b) = (chain(&mut runs, &[300, 300, 300]), chain(&mut runs, &[400]));
+    let mut bench = Bench::new(runs, TIMING, sizes(1_000, 1_000));
+    bench.submit(asked(1, &a, 900, 1));
+    bench.until(10.0);
+    bench.submit(asked(2, &b, 400, 1));
+    bench.until(20.0);
+    let held = bench.engine.holds(&bench.runs, &a);
+    assert_eq!(held, Memory { device: Tokens(300), with_host: Tokens(900) });
+    bench.submit(asked(3, &a, 950, 1));
+    bench.until(30.0);
+    assert_eq!(bench.started(3), [300, 0, 600, 50]);
+    near(bench.first_token(3) - 20.0, 0.06 + 0.05 + 1e-6 * 50.0 * 925.0);
+}
+
+#[test]
+fn what_was_sent_is_not_computed_again() {
+    let mut runs = Runs::default();
+    let path = chain(&mut runs, &[100, 200, 300]);
+    let mut bench = Bench::new(runs, TIMING, sizes(10_000, 0));
+    bench.submit(asked(1, &path[..1], 100, 1));
+    bench.until(5.0);
+    let sent = Prompt { fetched: vec![path[1]], ready: Seconds(7.0), ..asked(2, &path, 600, 1) };
+    bench.submit(sent);
+    bench.until(6.9);
+    assert_eq!(bench.engine.done(), None, "it waits for what is sent");
+    bench.until(7.0);
+    bench.until(50.0);
+    assert_eq!(bench.started(2), [100, 200, 0, 300]);
+    assert_eq!(bench.engine.holds(&bench.runs, &path).device, Tokens(600));
+}
+
+#[test]
+fn an_answer_that_is_asked_for_again_stays() {
+    let mut runs = Runs::default();
+    let path = chain(&mut runs, &[128, 64]);
+    let mut bench = Bench::new(runs, TIMING, sizes(10_000, 0));
+    bench.submit(Prompt { resent: Some(path.as_slice().into()), ..asked(1, &path[..1], 140, 60) });
+    bench.until(50.0);
+    assert_eq!(bench.engine.holds(&bench.runs, &path).device, Tokens(192));
+    assert_eq!(bench.engine.memory_taken(), Tokens(192));
+}
+
+#[test]
+fn an_answer_elsewhere_takes_the_kv_with_it() {
+    let mut runs = Runs::default();
+    let path = chain(&mut runs, &[300]);
+    let (mut from, mut to) =
+        (Bench::new(runs.clone(), TIMING, sizes(1_000, 0)), Bench::new(runs.clone(), TIMING, sizes(1_000, 0)));
+    from.submit(Prompt { answered: Where::Elsewhere, ..asked(1, &path, 310, 20) });
+    from.until(5.0);
+    let (_, Happening::Prefilled(prefilled)) = from.said.pop().unwrap() else { panic!("it is computed") };
+    assert_eq!(from.engine.memory_in_use(), Tokens(330), "kept until it has left");
+    to.engine.expect_arrival();
+    to.engine.expect_answer(Tokens(310));
+    to.engine.receive(&runs, prefilled.prompt.clone()).unwrap();
+    from.engine.release(&runs, &prefilled);
+    to.until(9.0);
+    to.finished(1);
+    let left = [&from, &to].map(|bench| (bench.engine.memory_in_use().0, bench.engine.memory_taken().0));
+    assert_eq!(left, [(0, 300), (0, 300)]);
+    // A worker without room gives the prompt back as it was.
+    let mut full = Bench::new(runs.clone(), TIMING, sizes(320, 0));
+    assert_eq!(full.engine.receive(&runs, prefilled.prompt.clone()), Err(prefilled.prompt));
+    assert_eq!(full.engine.memory_taken(), Tokens::ZERO);
+}
+
+#[test]
+fn one_cache_for_all_disturbs_nobody() {
+    let mut runs = Runs::default();
+    let (a, b) = (chain(&mut runs, &[1_000]), chain(&mut runs, &[1_000]));
+    let mut bench = Bench::new(runs, TIMING, sizes(0, 0));
+    bench.shared = Some(SharedPool::new(Some(Tokens(1_500)), bench.runs.len()));
+    bench.submit(asked(1, &a, 1_000, 1_000));
+    bench.until(2.0);
+    bench.submit(asked(2, &b, 1_000, 1));
+    bench.until(60.0);
+    near(bench.first_token(2) - 2.0, 1.0 + 1e-6 * 1_000.0 * 500.0);
+    assert_eq!(bench.engine.usage().stalled, 0.0);
+    bench.submit(asked(3, &a, 1_000, 1));
+    assert_eq!(bench.started(3)[3], 1_000, "the second prompt has pushed the first one out");
+}
+
+#[test]
+fn runs_are_a_tree_with_depths() {
+    let mut runs = Runs::default();
+    assert!(runs.is_empty());
+    let path: Arc<[RunId]> = chain(&mut runs, &[5, 6]).into();
+    let fork = runs.add(Some(path[0]), 9);
+    assert_eq!((runs.end(&path), runs.depth(fork), runs.parent(fork)), (Tokens(11), Tokens(14), Some(path[0])));
+    assert_eq!((runs.end(&[]), runs.len(), runs.tokens(fork)), (Tokens(0), 3, Tokens(9)));
+}

@@ -1,0 +1,161 @@
+use vocabulary::Tokens;
+
+use super::{Chance, chain, sizes};
+use crate::runs::pool::RunPool;
+use crate::runs::{RunId, Runs};
+
+/// A pool that holds these paths, cached in this order.
+fn holding(runs: &Runs, device: u64, host: u64, paths: &[&[RunId]]) -> RunPool {
+    let mut pool = RunPool::new(sizes(device, host), runs.len());
+    for path in paths {
+        put(&mut pool, runs, path);
+    }
+    pool
+}
+
+fn put(pool: &mut RunPool, runs: &Runs, path: &[RunId]) {
+    let missing: Vec<RunId> = path.iter().copied().filter(|run| !pool.has(*run)).collect();
+    assert!(pool.reserve(runs, missing.iter().map(|run| runs.tokens(*run)).sum()));
+    missing.iter().for_each(|run| assert!(pool.fill(runs, *run)));
+    pool.touch(path);
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_a_path_from_its_end() {
+    let mut runs = Runs::default();
+    let (a, b) = (chain(&mut runs, &[10, 20, 30]), chain(&mut runs, &[40]));
+    let mut pool = holding(&runs, 100, 0, &[&a, &b]);
+    assert_eq!(pool.used(), Tokens(100));
+    assert!(pool.reserve(&runs, Tokens(25)));
+    assert_eq!((pool.matched(&runs, &a), pool.matched(&runs, &b)), (Tokens(30), Tokens(40)));
+    assert_eq!((pool.evicted(), pool.used()), (Tokens(30), Tokens(95)), "runs go whole");
+    pool.unreserve(Tokens(25));
+    // Used again, the path outlives the other.
+    pool.touch(&a[..2]);
+    assert!(pool.reserve(&runs, Tokens(60)));
+    assert_eq!((pool.matched(&runs, &a), pool.matched(&runs, &b)), (Tokens(30), Tokens(0)));
+}
+
+#[test]
+fn what_is_in_use_stays_and_a_refusal_evicts_nothing() {
+    let mut runs = Runs::default();
+    let (a, b) = (chain(&mut runs, &[60]), chain(&mut runs, &[40]));
+    let mut pool = holding(&runs, 100, 0, &[&a, &b]);
+    pool.pin(&runs, &a);
+    assert!(!pool.reserve(&runs, Tokens(41)));
+    assert_eq!((pool.evicted(), pool.matched(&runs, &b)), (Tokens(0), Tokens(40)));
+    assert!(pool.reserve(&runs, Tokens(40)));
+    assert_eq!((pool.matched(&runs, &a), pool.matched(&runs, &b)), (Tokens(60), Tokens(0)));
+}
+
+#[test]
+fn as_many_users_must_leave_as_have_come() {
+    let mut runs = Runs::default();
+    let a = chain(&mut runs, &[60]);
+    let mut pool = holding(&runs, 100, 0, &[&a]);
+    pool.pin(&runs, &a);
+    pool.pin(&runs, &a);
+    pool.unpin(&runs, &a);
+    assert_eq!(pool.in_use(), Tokens(60));
+    pool.forget(&runs, &a);
+    assert!(pool.has(a[0]), "somebody uses it");
+    pool.unpin(&runs, &a);
+    assert_eq!((pool.in_use(), pool.used()), (Tokens(0), Tokens(60)));
+    pool.forget(&runs, &a);
+    assert_eq!((pool.has(a[0]), pool.used()), (false, Tokens(0)));
+    pool.forget(&runs, &a);
+    assert_eq!(pool.used(), Tokens(0), "what is not there is forgotten for nothing");
+}
+
+#[test]
+fn memory_in_use_is_what_is_pinned_and_what_is_reserved() {
+    let mut runs = Runs::default();
+    let a = chain(&mut runs, &[50]);
+    let mut pool = holding(&runs, 100, 0, &[&a]);
+    assert_eq!((pool.used(), pool.in_use()), (Tokens(50), Tokens(0)));
+    assert!(pool.reserve(&runs, Tokens(30)));
+    assert_eq!((pool.used(), pool.in_use()), (Tokens(80), Tokens(30)));
+    pool.pin(&runs, &a);
+    assert_eq!(pool.in_use(), Tokens(80));
+}
+
+#[test]
+fn a_run_that_came_twice_lies_here_once() {
+    let mut runs = Runs::default();
+    let a = chain(&mut runs, &[50]);
+    let mut pool = holding(&runs, 200, 0, &[]);
+    assert!(pool.reserve(&runs, Tokens(50)) && pool.reserve(&runs, Tokens(50)));
+    assert!(pool.fill(&runs, a[0]));
+    assert!(!pool.fill(&runs, a[0]));
+    pool.unreserve(Tokens(50));
+    assert_eq!((pool.used(), pool.in_use()), (Tokens(50), Tokens(0)));
+}
+
+#[test]
+fn a_hole_ends_a_match_and_the_host_tier_fills_it() {
+    let mut runs = Runs::default();
+    let (a, b) = (chain(&mut runs, &[10, 20, 30]), chain(&mut runs, &[70]));
+    let pool = holding(&runs, 100, 60, &[&a, &b]);
+    // Evicted from its end: 30, then 20 for what b needs.
+    assert_eq!(pool.matched(&runs, &a), Tokens(30));
+    assert_eq!(pool.matched_with_host(&runs, &a, Tokens(30)), Tokens(60));
+    let mut none = holding(&runs, 100, 0, &[&a, &b]);
+    assert_eq!(none.matched_with_host(&runs, &a, Tokens(30)), Tokens(30));
+    put(&mut none, &runs, &a[..2]);
+    assert_eq!(none.matched(&runs, &a), Tokens(30));
+}
+
+#[test]
+fn the_host_tier_forgets_its_oldest_too() {
+    let mut runs = Runs::default();
+    let paths = [50, 50, 50, 50].map(|tokens| chain(&mut runs, &[tokens]));
+    let mut pool = holding(&runs, 50, 100, &[]);
+    for path in &paths {
+        put(&mut pool, &runs, path);
+    }
+    let held = |path: &Vec<RunId>| pool.matched_with_host(&runs, path, pool.matched(&runs, path)).0;
+    assert_eq!(paths.iter().map(held).collect::<Vec<_>>(), [0, 50, 50, 50]);
+    assert_eq!(pool.evicted(), Tokens(150));
+}
+
+#[test]
+fn whatever_is_done_the_books_are_right() {
+    let mut runs = Runs::default();
+    let paths: Vec<Vec<RunId>> = (1..12).map(|n| chain(&mut runs, &[n, 2 * n, 7])).collect();
+    let (mut chance, mut pool) = (Chance(3), RunPool::new(sizes(120, 40), runs.len()));
+    let (mut pinned, mut reserved): (Vec<usize>, Vec<u64>) = (Vec::new(), Vec::new());
+    for _ in 0..20_000 {
+        let path = chance.below(paths.len() as u64) as usize;
+        match chance.below(6) {
+            0 | 1 => {
+                let missing: Vec<RunId> = paths[path].iter().copied().filter(|run| !pool.has(*run)).collect();
+                if pool.reserve(&runs, missing.iter().map(|run| runs.tokens(*run)).sum()) {
+                    // Reserving may have evicted a part of the path that was there.
+                    missing.iter().for_each(|run| assert!(pool.fill(&runs, *run)));
+                }
+            }
+            2 if paths[path].iter().all(|run| pool.has(*run)) => {
+                pool.pin(&runs, &paths[path]);
+                pinned.push(path);
+            }
+            3 if !pinned.is_empty() => {
+                let path = pinned.swap_remove(chance.below(pinned.len() as u64) as usize);
+                assert!(paths[path].iter().all(|run| pool.has(*run)), "what is in use was evicted");
+                pool.unpin(&runs, &paths[path]);
+            }
+            4 => {
+                let tokens = chance.below(30);
+                if pool.reserve(&runs, Tokens(tokens)) {
+                    reserved.push(tokens);
+                }
+            }
+            _ => pool.unreserve(Tokens(reserved.pop().unwrap_or_default())),
+        }
+        let cached: u64 = paths.iter().flatten().filter(|run| pool.has(**run)).map(|run| runs.tokens(*run).0).sum();
+        assert_eq!(pool.used().0, cached + reserved.iter().sum::<u64>());
+        assert!(pool.used() <= Tokens(120));
+        let in_use = paths.iter().enumerate().filter(|(at, _)| pinned.contains(at));
+        let in_use: u64 = in_use.map(|(_, path)| runs.end(path).0).sum();
+        assert_eq!(pool.in_use().0, in_use + reserved.iter().sum::<u64>());
+    }
+}
