@@ -3,7 +3,7 @@
 use tests::rules::{root, tracked};
 
 /// Files whose content a room's own tests read; here it only matters that they exist for a reason.
-const READ_BY_THEIR_ROOM: [&str; 5] = [".jinja", ".json.gz", ".py", "LICENSE", "NOTICE"];
+const READ_BY_THEIR_ROOM: [&str; 6] = [".jinja", ".json.gz", ".jsonl.gz", ".py", "LICENSE", "NOTICE"];
 
 fn configs() -> Vec<String> {
     let mut files = tracked().unwrap();

@@ -3,10 +3,11 @@
 use tests::rules::{Goal, Offence, Ratchet, measure, offenders, sources};
 
 /// Lines of test per hundred lines of source that each pure crate has at least. The goal is 120; these only rise.
-const PURE: [(&str, usize); 6] = [
+const PURE: [(&str, usize); 7] = [
     ("ownership/vocabulary/", 18),
     ("ownership/ledger/", 50),
     ("planner/", 75),
+    ("planner/simulator/", 25),
     ("workers-shim/residency/", 55),
     ("workers-shim/engine-model/", 75),
     ("router/prefix/", 50),
@@ -32,7 +33,7 @@ fn pure_crates_carry_the_tests_they_did() {
     let mut short = Vec::new();
     for (room, floor) in PURE {
         let (mut lines, mut test_lines) = (0, 0);
-        for source in sources().unwrap().iter().filter(|source| source.path.starts_with(room)) {
+        for source in sources().unwrap().iter().filter(|source| room_of(&source.path) == Some(room)) {
             let measures = measure(source).unwrap();
             lines += measures.lines;
             test_lines += measures.test_lines;
@@ -42,6 +43,12 @@ fn pure_crates_carry_the_tests_they_did() {
         }
     }
     assert_eq!(short, Vec::<String>::new());
+}
+
+/// A crate within another one's folder is a room of its own.
+fn room_of(path: &str) -> Option<&'static str> {
+    let around = PURE.into_iter().map(|(room, _)| room).filter(|room| path.starts_with(room));
+    around.max_by_key(|room| room.len())
 }
 
 #[test]

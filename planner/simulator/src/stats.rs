@@ -1,0 +1,212 @@
+//! What a trace is like before anybody serves it: lengths, pauses, what could be reused at best, where prompts fork.
+
+mod conversations;
+mod tree;
+
+use std::collections::{BTreeMap, HashSet};
+
+use engine_model::runs::RunId;
+use planner::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
+use serde::Serialize;
+use vocabulary::{Micros, Tokens};
+
+use crate::trace::{Arrivals, Step, Trace};
+use conversations::{Conversations, Place};
+use tree::Visits;
+pub use tree::{Forks, Repetition, RepetitionOf};
+
+/// The figures of one trace. Ratios lie in 0 to 1, lengths are tokens, times seconds.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct TraceStats {
+    /// Requests.
+    pub requests: usize,
+    /// Sessions; of requests at recorded times, the chains that they form: a request goes on from the latest earlier
+    /// one whose whole prompt of at least 1,024 tokens it begins with, and starts a chain where that was gone on from.
+    pub conversations: usize,
+    /// Steps of a conversation.
+    pub steps: Spread,
+    /// Sessions with sub-agents.
+    pub with_sub_agents: usize,
+    /// Lengths.
+    pub lengths: Lengths,
+    /// Pauses between steps of a conversation.
+    pub gaps: Gaps,
+    /// What an unlimited cache would find.
+    pub ideal_hits: IdealHits,
+    /// Where prompts part.
+    pub forks: Forks,
+    /// Share of requests of each kind, as the planner classifies them with what their own conversation had before.
+    pub kinds: BTreeMap<&'static str, f64>,
+    /// How much of the traffic begins alike.
+    pub repetition: Repetition,
+}
+
+/// A distribution.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug, Default)]
+pub struct Spread {
+    /// Half are smaller.
+    pub p50: f64,
+    /// Nine of ten are.
+    pub p90: f64,
+    /// 99 of a hundred are.
+    pub p99: f64,
+    /// The largest.
+    pub max: f64,
+    /// The mean.
+    pub mean: f64,
+}
+
+impl Spread {
+    /// Of values in any order; zeros without any.
+    pub fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let Some(last) = values.len().checked_sub(1) else { return Self::default() };
+        let at = |share: f64| values[(share * last as f64) as usize];
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: values[last], mean }
+    }
+}
+
+/// Tokens of prompts and answers.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Lengths {
+    /// Whole prompts.
+    pub prompt: Spread,
+    /// Answers.
+    pub answer: Spread,
+    /// What of a prompt its conversation did not have before.
+    pub new: Spread,
+}
+
+/// Seconds between the end of a step, or its start where times are recorded, and the next step's start.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Gaps {
+    /// All of them.
+    pub seconds: Spread,
+    /// Share of more than a minute.
+    pub over_60_s: f64,
+    /// Share of more than five.
+    pub over_300_s: f64,
+}
+
+/// Shares of all prompt tokens that a cache without bounds would find.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct IdealHits {
+    /// One cache for all.
+    pub everywhere: f64,
+    /// One cache for all that keeps answers as well.
+    pub with_answers: f64,
+    /// A cache for each conversation.
+    pub within_conversations: f64,
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of the distinct runs among them.
+    pub distinct_tokens: u64,
+}
+
+/// What has been seen while the steps go by.
+struct Reading<'a> {
+    trace: &'a Trace,
+    seen: Vec<bool>,
+    answered: Vec<bool>,
+    had: HashSet<(usize, RunId)>,
+    visits: Visits,
+    kinds: BTreeMap<&'static str, usize>,
+    hits: [u64; 3],
+    new: Vec<f64>,
+}
+
+impl TraceStats {
+    /// The figures of `trace`.
+    pub fn of(trace: &Trace, repetition: RepetitionOf) -> Self {
+        let mut reading = Reading {
+            trace,
+            seen: vec![false; trace.runs.len()],
+            answered: vec![false; trace.runs.len()],
+            had: HashSet::new(),
+            visits: Visits::new(trace.runs.len()),
+            kinds: StepKind::ALL.map(|kind| (kind.as_str(), 0)).into(),
+            hits: [0; 3],
+            new: Vec::new(),
+        };
+        let mut conversations = Conversations::default();
+        for session in &trace.sessions {
+            conversations.next_session();
+            for step in &session.steps {
+                let place = conversations.place(trace, step);
+                reading.read(step, &place);
+            }
+        }
+        reading.stats(&conversations, repetition)
+    }
+}
+
+impl Reading<'_> {
+    fn read(&mut self, step: &Step, place: &Place) {
+        let runs = &self.trace.runs;
+        let found = |has: &dyn Fn(&RunId) -> bool| {
+            let known = step.path.iter().take_while(|run| has(run)).count();
+            runs.end(&step.path[..known])
+        };
+        let own = found(&|run| self.had.contains(&(place.conversation, *run)));
+        let all = found(&|run| self.seen[run.0 as usize]);
+        let answers = found(&|run| self.seen[run.0 as usize] || self.answered[run.0 as usize]);
+        let forked = self.visits.visit(runs, &step.path, |run| self.had.contains(&(place.conversation, run)));
+        let forked = if self.trace.arrivals == Arrivals::Recorded { place.forked } else { forked };
+        for run in step.path.iter() {
+            self.seen[run.0 as usize] = true;
+            self.had.insert((place.conversation, *run));
+        }
+        step.resent.iter().flat_map(|path| path.iter()).for_each(|run| self.answered[run.0 as usize] = true);
+        for (sum, tokens) in self.hits.iter_mut().zip([all, answers, own]) {
+            *sum += tokens.0;
+        }
+        self.new.push((step.prompt - own).0 as f64);
+        *self.kinds.entry(kind(step, place, (own, forked)).as_str()).or_default() += 1;
+    }
+
+    fn stats(self, conversations: &Conversations, repetition: RepetitionOf) -> TraceStats {
+        let (trace, requests) = (self.trace, self.trace.steps().count());
+        let tokens = |of: &dyn Fn(&Step) -> Tokens| Spread::of(trace.steps().map(|step| of(step).0 as f64).collect());
+        let prompt_tokens: u64 = trace.steps().map(|step| step.prompt.0).sum();
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let gaps = conversations.gaps();
+        let over = |seconds: f64| share(gaps.iter().filter(|gap| **gap > seconds).count() as u64, gaps.len() as u64);
+        let distinct = self.seen.iter().zip(0..).filter(|(seen, _)| **seen);
+        let kinds = self.kinds.iter().map(|(kind, count)| (*kind, share(*count as u64, requests as u64)));
+        let spawned = |steps: &[Step]| steps.iter().any(|step| step.agent > 0);
+        TraceStats {
+            requests,
+            conversations: conversations.count(),
+            steps: Spread::of(conversations.steps()),
+            with_sub_agents: trace.sessions.iter().filter(|session| spawned(&session.steps)).count(),
+            lengths: Lengths {
+                prompt: tokens(&|step| step.prompt),
+                answer: tokens(&|step| step.answer),
+                new: Spread::of(self.new),
+            },
+            gaps: Gaps { over_60_s: over(60.0), over_300_s: over(300.0), seconds: Spread::of(gaps.to_vec()) },
+            ideal_hits: IdealHits {
+                everywhere: share(self.hits[0], prompt_tokens),
+                with_answers: share(self.hits[1], prompt_tokens),
+                within_conversations: share(self.hits[2], prompt_tokens),
+                prompt_tokens,
+                distinct_tokens: distinct.map(|(_, run)| trace.runs.tokens(RunId(run)).0).sum(),
+            },
+            forks: self.visits.forks(&trace.runs),
+            kinds: kinds.collect(),
+            repetition: self.visits.repetition(&trace.runs, repetition, conversations.count()),
+        }
+    }
+}
+
+fn kind(step: &Step, place: &Place, (own, forked): (Tokens, bool)) -> StepKind {
+    let relation = match () {
+        () if forked => HeadRelation::LeavesMidPath,
+        () if place.first || own == Tokens::ZERO => HeadRelation::Unknown,
+        () if own >= step.prompt => HeadRelation::Equals,
+        () => HeadRelation::Extends,
+    };
+    let idle = place.gap.map(|gap| Micros((gap * 1e6) as u64));
+    classify(&StepFacts { prompt: step.prompt, reused: own, relation, idle }, &Thresholds::default())
+}

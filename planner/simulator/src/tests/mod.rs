@@ -1,0 +1,2 @@
+mod readers;
+mod stats;

@@ -1,0 +1,260 @@
+use std::io::Read as _;
+
+use engine_model::runs::Runs;
+use flate2::read::GzDecoder;
+use vocabulary::{Micros, Tokens};
+
+use crate::trace::{Arrivals, Limits, Reader, Step, Trace, TraceError};
+
+/// The committed agent sessions.
+pub(super) fn sessions() -> Trace {
+    let packed = include_bytes!("../../../../configs/traces/weka_cc/sessions.jsonl.gz");
+    let mut text = String::new();
+    GzDecoder::new(&packed[..]).read_to_string(&mut text).unwrap();
+    read(&text)
+}
+
+pub(super) fn read(text: &str) -> Trace {
+    try_read(text).unwrap()
+}
+
+fn try_read(text: &str) -> Result<Trace, TraceError> {
+    let mut reader = Reader::default();
+    reader.read("t", text)?;
+    Ok(reader.finish().unwrap())
+}
+
+#[track_caller]
+fn refused(text: &str, expected: &str) {
+    let said = try_read(text).map(|trace| trace.sessions).unwrap_err().to_string();
+    assert_eq!(said, expected);
+}
+
+/// The lengths of a prompt's runs.
+fn runs(runs: &Runs, step: &Step) -> Vec<u64> {
+    step.path.iter().map(|run| runs.tokens(*run).0).collect()
+}
+
+const DOCUMENT: &str = r#"{"id": "a", "models": [], "block_size": 64, "tool_tokens": 64, "system_tokens": 10, "requests": [
+  {"t": 0, "type": "n", "in": 200, "out": 60, "hash_ids": [1, 2, 3], "think_time": 0.0, "api_time": 2.0},
+  {"t": 5, "type": "subagent", "agent_id": "x", "duration_ms": 30000, "tool_tokens": 128, "requests": [
+    {"t": 0, "type": "s", "in": 140, "out": 9, "hash_ids": [50, 51], "think_time": 0.0, "ttft": 1.0},
+    {"t": 4, "type": "subagent", "requests": [
+      {"t": 1, "type": "s", "in": 64, "out": 9, "hash_ids": [70], "think_time": null}
+    ]},
+    {"t": 20, "type": "s", "in": 300, "out": 0, "hash_ids": [50, 51, 52, 53], "think_time": 3.5}
+  ]},
+  {"t": 40, "type": "n", "in": 330, "out": 5, "hash_ids": [1, 2, 3, 4, 5], "think_time": 38.0}
+]}"#;
+
+#[test]
+fn a_parent_waits_for_its_sub_agents_and_they_for_theirs() {
+    let trace = read(DOCUMENT);
+    let steps = &trace.sessions[0].steps;
+    let after: Vec<&[usize]> = steps.iter().map(|step| &step.after[..]).collect();
+    assert_eq!(after, [&[][..], &[0], &[1], &[2], &[3]]);
+    let agents: Vec<u32> = steps.iter().map(|step| step.agent).collect();
+    assert_eq!(agents, [0, 1, 2, 1, 0]);
+    let at: Vec<u64> = steps.iter().map(|step| step.at.0 / 1_000_000).collect();
+    assert_eq!(at, [0, 5, 10, 25, 40], "a sub-agent's times are its own");
+    assert_eq!(steps[4].think, Micros(8_000_000), "of the recorded 38 s, the sub-agent ran 30");
+    assert_eq!((steps[3].answer, trace.arrivals), (Tokens(1), Arrivals::AfterOthers));
+}
+
+#[test]
+fn prompts_are_cut_where_others_end_and_answers_are_found_again() {
+    let trace = read(DOCUMENT);
+    let steps = &trace.sessions[0].steps;
+    // The tools' first block is a run of its own; the answer of 60 tokens fills the fourth block.
+    assert_eq!(runs(&trace.runs, &steps[0]), [64, 128]);
+    assert_eq!(runs(&trace.runs, &steps[4]), [64, 128, 64, 64]);
+    assert_eq!(steps[0].resent.as_deref(), Some(&steps[4].path[..3]));
+    assert_eq!(steps[4].resent, None);
+    assert_eq!(steps[1].path[..], steps[3].path[..1]);
+}
+
+#[test]
+fn what_a_request_adds_reads_like_the_whole_of_it() {
+    let lines = r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": [
+        {"t": 0.0, "agent": 0, "in": 200, "out": 60, "think": 0.0, "api": 2.0, "par": -1, "keep": 0, "runs": [[1, 3]]},
+        {"t": 5.0, "agent": 1, "in": 140, "out": 9, "think": 0.0, "api": 1.0, "par": -1, "keep": 0, "runs": [[50, 2]],
+         "sub": {"type": "Explore", "tool_tokens": 128, "system_tokens": 1, "duration_ms": 30000}},
+        {"t": 25.0, "agent": 1, "in": 300, "out": 0, "think": 3.5, "par": 1, "keep": 2, "runs": [[52, 2]]},
+        {"t": 40.0, "agent": 0, "in": 330, "out": 5, "think": 38.0, "par": 0, "keep": 2, "runs": [[3, 1], [4, 2]]}
+    ]}"#;
+    let inner = r#"{"t": 4, "type": "subagent", "requests": [
+      {"t": 1, "type": "s", "in": 64, "out": 9, "hash_ids": [70], "think_time": null}
+    ]},"#;
+    let whole = read(&DOCUMENT.replace(inner, ""));
+    let deltas = read(&lines.replace('\n', ""));
+    assert_eq!(deltas.sessions[0].steps, whole.sessions[0].steps);
+}
+
+#[test]
+fn sessions_with_the_same_tools_begin_with_the_same_run() {
+    let (mut reader, other) = (Reader::default(), DOCUMENT.replace("[1, 2, 3", "[901, 902, 903"));
+    reader.read("a", DOCUMENT).unwrap();
+    reader.read("b", &other).unwrap();
+    let trace = reader.finish().unwrap();
+    let [a, b] = &trace.sessions[..] else { panic!("two files are two sessions") };
+    assert_eq!(a.steps[0].path[0], b.steps[0].path[0]);
+    assert_ne!(a.steps[0].path[1], b.steps[0].path[1]);
+}
+
+#[test]
+fn mooncake_requests_come_in_the_order_of_their_times_with_whole_blocks() {
+    let trace = read(concat!(
+        r#"{"timestamp": 3000, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 2, 9]}"#,
+        "\n\n",
+        r#"{"timestamp": 1000, "input_length": 1024, "output_length": 0, "hash_ids": [0, 1]}"#,
+    ));
+    let steps = &trace.sessions[0].steps;
+    assert_eq!([steps[0].at, steps[1].at], [Micros(0), Micros(2_000_000)]);
+    assert_eq!((runs(&trace.runs, &steps[0]), runs(&trace.runs, &steps[1])), (vec![1_024], vec![1_024, 512]));
+    assert_eq!((trace.arrivals, trace.block), (Arrivals::Recorded, Tokens(512)));
+}
+
+#[test]
+fn azure_requests_share_nothing() {
+    let trace =
+        read("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.5,10,2\n2023-11-16 18:17:03.0,20,0\r\n");
+    let steps: Vec<_> = trace.steps().map(|step| (step.at, step.prompt.0, step.answer.0, step.path.len())).collect();
+    assert_eq!(steps, [(Micros(0), 20, 1, 0), (Micros(1_500_000), 10, 2, 0)]);
+}
+
+#[test]
+fn texts_are_runs_that_equal_beginnings_share() {
+    let row = |at: u64, input: &str| {
+        format!(r#"{{"timestamp": {at}, "session_id": "s", "input": "{input}", "output": "x"}}"#)
+    };
+    let history = "a".repeat(200);
+    let rows = [row(9_000_000, &(history.clone() + &"b".repeat(70))), row(1_000_000, &history), row(2, "")];
+    let trace = read(&rows.join("\n"));
+    let steps = &trace.sessions[0].steps;
+    assert_eq!((runs(&trace.runs, &steps[0]), runs(&trace.runs, &steps[1])), (vec![48], vec![48, 16]));
+    assert_eq!((steps[1].after.as_slice(), steps[1].think.0 / 100_000), (&[0][..], 79));
+
+    let dialogues = r#"[{"task_id": 1, "trial": 0, "reward": 1.0, "info": {}, "traj": [
+        {"role": "system", "content": "rules"}, {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "well"}, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "7"}]},
+      {"task_id": 2, "traj": [{"role": "system", "content": "rules"}, {"role": "assistant", "content": "hi"}]}]"#;
+    let trace = read(dialogues);
+    let [a, b] = &trace.sessions[..] else { panic!("two dialogues") };
+    assert_eq!(a.steps[0].path[0], b.steps[0].path[0], "the same rules");
+    assert_eq!(a.steps[0].resent.as_deref(), Some(&a.steps[1].path[..3]));
+    assert_eq!(a.steps[1].think, Micros(1_000_000));
+}
+
+#[test]
+fn a_bad_line_is_named_with_what_is_accepted() {
+    let good = r#"{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}"#;
+    let bad = |from: &str, to: &str| format!("{good}\n{}", good.replace(from, to));
+    let form = r#"accepted: {"timestamp": MILLISECONDS, "input_length": TOKENS, "output_length": TOKENS, "hash_ids": [ID, ...]} on each line"#;
+    refused(&bad(": 1,", ": -1,"), "t:2: `timestamp` is -0.001; accepted: 0 to 315576000 s (ten years)");
+    refused(&bad("600", "99000000000"), "t:2: `input_length` is 99000000000; accepted: 1 to 16777216 tokens");
+    refused(
+        &bad("[0, 1]", "[0, 1, 2, 3]"),
+        "t:2: `hash_ids` is 4 ids for 600 tokens; accepted: one for each 512 tokens of input_length, the last one \
+         perhaps partial",
+    );
+    let unknown = try_read(&bad("hash_ids", "hashes")).unwrap_err().to_string();
+    assert!(unknown.starts_with("t:2: unknown field `hashes`, expected one of `timestamp`") && unknown.contains(form));
+    let cut = try_read(&format!("{good}\n{}", &good[..40])).unwrap_err().to_string();
+    assert!(cut.starts_with("t:2: the text is cut off: EOF while parsing") && cut.ends_with(form), "{cut}");
+    let negative = try_read(&bad("600", "-600")).unwrap_err().to_string();
+    assert!(negative.starts_with("t:2: invalid value: integer `-600`, expected u64"), "{negative}");
+}
+
+#[test]
+fn a_bad_request_within_a_document_is_named_by_its_line() {
+    let bad = |from: &str, to: &str| DOCUMENT.replacen(from, to, 1);
+    refused(&bad("\"t\": 20", "\"t\": -20"), "t:8: `t` is -20; accepted: 0 to 315576000 s (ten years)");
+    refused(
+        &bad("[50, 51]", "[50, 51, 52]"),
+        "t:4: `hash_ids` is 3 whole blocks in a prompt of 140 tokens; accepted: ids of whole blocks of 64 tokens",
+    );
+    refused(&bad("\"block_size\": 64", "\"block_size\": 16"), "t:1: `block_size` is 16; accepted: 64");
+    let unknown = try_read(&bad("api_time", "api_thyme")).unwrap_err().to_string();
+    assert!(unknown.starts_with("t:2: unknown field `api_thyme`, expected one of `t`"), "{unknown}");
+    let cut = try_read(&DOCUMENT[..DOCUMENT.len() - 60]).unwrap_err().to_string();
+    assert!(cut.contains("the text is cut off"), "{cut}");
+}
+
+#[test]
+fn a_bad_delta_is_refused() {
+    let line = r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": [{"t": 0.0, "agent": 0, "in": 200, "out": 60, "par": -1, "keep": 0, "runs": [[1, 3]]}]}"#;
+    let bad = |from: &str, to: &str| format!("\n{}", line.replacen(from, to, 1));
+    refused(&bad("\"par\": -1", "\"par\": 0"), "t:2: `par` is 0; accepted: -1, or the index of an earlier request");
+    refused(&bad("\"keep\": 0", "\"keep\": 1"), "t:2: `keep` is 1; accepted: at most the blocks of the request `par`");
+    refused(&bad("[[1, 3]]", "[[1, 4]]"), "t:2: `runs` is 4; accepted: counts of blocks that fit into the prompt");
+    refused(&bad("\"agent\": 0", "\"agent\": 5"), "t:2: `agent` is 5; accepted: 0, or the next sub-agent's number");
+    refused(
+        &bad("{\"t\": 0.0", "{\"t\": 1e99"),
+        &format!("t:2: `t` is 1{}; accepted: 0 to 315576000 s (ten years)", "0".repeat(99)),
+    );
+    let none = r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": []}"#;
+    refused(none, "t:1: holds no request; accepted: at least one");
+}
+
+#[test]
+fn a_bad_csv_line_or_an_unknown_file_is_refused() {
+    let azure = |line: &str| format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{line}\n");
+    let accepted =
+        "accepted: TIMESTAMP,ContextTokens,GeneratedTokens first, then lines such as 2023-11-16 18:17:03.979,4808,10";
+    refused(&azure("2023-11-16 18:17:03,5"), &format!("t:2: 2 columns where 3 belong; {accepted}"));
+    refused(
+        &azure("2023-11-16 18:17:03,-5,1"),
+        &format!("t:2: ContextTokens `-5` is not a whole number from 0 on; {accepted}"),
+    );
+    refused(&azure("yesterday,5,1"), &format!("t:2: `yesterday` is not a time; {accepted}"));
+    refused("TIMESTAMP,Tokens\n", &format!("t:1: the first line names other columns; {accepted}"));
+    refused(" \n", "t:1: holds no request; accepted: at least one");
+    for odd in ["hello", "{\"a\": 1}", "[1, 2]", "\u{e9}"] {
+        assert!(
+            try_read(odd).unwrap_err().to_string().starts_with("t:1: not a trace that is known here; accepted are")
+        );
+    }
+}
+
+#[test]
+fn files_of_one_trace_are_of_one_kind() {
+    let mut reader = Reader::default();
+    reader.read("a", DOCUMENT).unwrap();
+    let error = reader.read("b", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,1").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "b:1: `the form` is unlike the files before (steps that wait for others, blocks of 64 tokens); accepted: one \
+         form in all files of a trace"
+    );
+    assert!(Reader::default().finish().is_none());
+}
+
+#[test]
+fn what_does_not_fit_goes_with_what_waits_for_it() {
+    let trace = read(DOCUMENT);
+    let limits = |context, steps, shortest| Limits { context: Tokens(context), steps, shortest, ..Limits::default() };
+    let left = |limits: &Limits| trace.clone().within(limits).sessions.first().map(|session| session.steps.len());
+    assert_eq!(left(&limits(335, 9, 1)), Some(5));
+    assert_eq!(left(&limits(260, 9, 1)), Some(3), "without its second step the sub-agent never ends");
+    assert_eq!((left(&limits(335, 2, 1)), left(&limits(260, 9, 4)), left(&limits(10, 9, 1))), (Some(2), None, None));
+    let short = trace.clone().within(&Limits { longest_pause: Micros(5_000_000), ..limits(335, 9, 1) });
+    assert_eq!(short.sessions[0].steps[4].think, Micros(5_000_000));
+}
+
+#[test]
+fn sessions_are_replayed_in_the_order_that_a_list_or_a_seed_says() {
+    let trace = sessions();
+    let ids = |trace: &Trace| trace.sessions.iter().map(|session| session.id.to_string()).collect::<Vec<_>>();
+    let listed = trace.clone().in_order("trace_0291\n\n trace_0016 \n").unwrap();
+    assert_eq!(ids(&listed), ["trace_0291", "trace_0016"]);
+    let unknown = trace.clone().in_order("trace_0016\nnobody").unwrap_err();
+    assert!(unknown.to_string().starts_with("line 2 of the list names the session `nobody`"));
+    let (once, again, other) = (trace.clone().shuffled(3), trace.clone().shuffled(3), trace.clone().shuffled(4));
+    assert_eq!(ids(&once), ids(&again));
+    assert_ne!(ids(&once), ids(&other));
+    let sorted = |mut ids: Vec<String>| {
+        ids.sort();
+        ids
+    };
+    assert_eq!(sorted(ids(&once)), sorted(ids(&trace)));
+}

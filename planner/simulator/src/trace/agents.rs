@@ -1,0 +1,11 @@
+//! Recorded agent sessions with their sub-agents: one JSON document a session, or JSON lines of what each request adds.
+//!
+//! The parent waits for a sub-agent; a sub-agent may have sub-agents of its own.
+
+mod forms;
+mod weave;
+
+pub(super) use forms::{document, lines};
+
+/// Tokens in a block.
+pub(super) const BLOCK: u32 = 64;

@@ -1,0 +1,277 @@
+//! The two forms on disk, each down to the same plain requests.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+use vocabulary::Micros;
+
+use super::BLOCK;
+use super::weave::{Agent, Told, Woven};
+use crate::trace::Reader;
+use crate::trace::block_ids::BlockIds;
+use crate::trace::error::{Place, TraceError};
+use crate::trace::record::{self, json, place_of};
+
+const DOCUMENT: &str = r#"{"id", "block_size": 64, "tool_tokens", "system_tokens", "models", "requests": [...]}"#;
+const REQUEST: &str = r#"{"t", "type": "s" or "n", "in", "out", "hash_ids", "think_time", "api_time", "ttft", "model", "stop", "input_types", "output_types"}, or {"t", "type": "subagent", "requests", "tool_tokens", "duration_ms", ...}"#;
+const LINE: &str = r#"{"id", "block_size": 64, "tool_tokens", "system_tokens", "models", "reqs": [...]} on each line"#;
+const DELTA: &str = r#"{"t", "agent", "in", "out", "think", "api", "par", "keep", "runs": [[FIRST, COUNT], ...], "it", "stop", "model", "sub"}"#;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document<'a> {
+    id: String,
+    block_size: u32,
+    tool_tokens: u64,
+    #[serde(borrow)]
+    requests: Vec<&'a RawValue>,
+    #[serde(default, rename = "models")]
+    _models: IgnoredAny,
+    #[serde(default, rename = "system_tokens")]
+    _system_tokens: IgnoredAny,
+    #[serde(default, rename = "hash_id_scope")]
+    _hash_id_scope: IgnoredAny,
+    #[serde(default, rename = "totals")]
+    _totals: IgnoredAny,
+}
+
+#[derive(Deserialize)]
+struct Tagged {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    t: f64,
+    #[serde(rename = "in")]
+    prompt: u64,
+    #[serde(rename = "out")]
+    answer: u64,
+    hash_ids: Vec<u64>,
+    #[serde(default)]
+    think_time: Option<f64>,
+    #[serde(default)]
+    api_time: Option<f64>,
+    #[serde(default)]
+    ttft: Option<f64>,
+    #[serde(rename = "type")]
+    _kind: String,
+    #[serde(default, rename = "model")]
+    _model: IgnoredAny,
+    #[serde(default, rename = "stop")]
+    _stop: IgnoredAny,
+    #[serde(default, rename = "input_types")]
+    _input_types: IgnoredAny,
+    #[serde(default, rename = "output_types")]
+    _output_types: IgnoredAny,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubAgent<'a> {
+    t: f64,
+    #[serde(borrow)]
+    requests: Vec<&'a RawValue>,
+    #[serde(default)]
+    tool_tokens: Option<u64>,
+    #[serde(default)]
+    duration_ms: Option<f64>,
+    #[serde(rename = "type")]
+    _kind: String,
+    #[serde(default, rename = "agent_id")]
+    _agent_id: IgnoredAny,
+    #[serde(default, rename = "subagent_type")]
+    _subagent_type: IgnoredAny,
+    #[serde(default, rename = "total_tokens")]
+    _total_tokens: IgnoredAny,
+    #[serde(default, rename = "tool_use_count")]
+    _tool_use_count: IgnoredAny,
+    #[serde(default, rename = "status")]
+    _status: IgnoredAny,
+    #[serde(default, rename = "models")]
+    _models: IgnoredAny,
+    #[serde(default, rename = "system_tokens")]
+    _system_tokens: IgnoredAny,
+}
+
+/// One session a file.
+pub(in crate::trace) fn document(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+    let place = Place { file, line: 1 };
+    let document: Document<'_> = json(place, text, DOCUMENT)?;
+    block_size(place, document.block_size)?;
+    let mut woven = Woven::default();
+    woven.open(Agent::main(document.tool_tokens));
+    nested(&mut woven, (place, text), &document.requests, (0, Micros::ZERO))?;
+    place.count(woven.len())?;
+    reader.sessions.push(woven.session(document.id.into(), &mut reader.runs, &mut reader.preambles));
+    Ok(())
+}
+
+/// The requests of one agent, those of its sub-agents in between.
+fn nested(
+    woven: &mut Woven,
+    (start, text): (Place<'_>, &str),
+    requests: &[&RawValue],
+    (agent, begin): (usize, Micros),
+) -> Result<(), TraceError> {
+    for raw in requests {
+        let place = place_of(start, text, raw.get());
+        let tagged: Tagged = json(place, raw.get(), REQUEST)?;
+        if tagged.kind != "subagent" {
+            let request: Request = json(place, raw.get(), REQUEST)?;
+            woven.add(agent, told(place, &request, begin)?);
+            continue;
+        }
+        let sub: SubAgent<'_> = json(place, raw.get(), REQUEST)?;
+        let lasted = place.seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
+        let child = woven.open(Agent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
+        let begin = begin + place.seconds("t", sub.t)?;
+        nested(woven, (start, text), &sub.requests, (child, begin))?;
+    }
+    Ok(())
+}
+
+fn told(place: Place<'_>, request: &Request, begin: Micros) -> Result<Told, TraceError> {
+    let prompt = place.prompt("in", request.prompt)?;
+    let ids: BlockIds = request.hash_ids.iter().copied().collect();
+    covered(place, &ids, request.prompt)?;
+    Ok(Told {
+        at: begin + place.seconds("t", request.t)?,
+        think: request.think_time.map(|think| place.seconds("think_time", think)).transpose()?,
+        took: place.seconds("api_time", request.api_time.or(request.ttft).unwrap_or_default())?,
+        prompt,
+        answer: place.answer("out", request.answer)?,
+        ids,
+    })
+}
+
+fn block_size(place: Place<'_>, size: u32) -> Result<(), TraceError> {
+    if size == BLOCK { Ok(()) } else { Err(place.out_of_range("block_size", size, "64")) }
+}
+
+fn covered(place: Place<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceError> {
+    if u64::from(ids.len()) * u64::from(BLOCK) <= prompt {
+        return Ok(());
+    }
+    let value = format!("{} whole blocks in a prompt of {prompt} tokens", ids.len());
+    Err(place.out_of_range("hash_ids", value, "ids of whole blocks of 64 tokens"))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line<'a> {
+    id: String,
+    block_size: u32,
+    tool_tokens: u64,
+    #[serde(borrow)]
+    reqs: Vec<&'a RawValue>,
+    #[serde(default, rename = "models")]
+    _models: IgnoredAny,
+    #[serde(default, rename = "system_tokens")]
+    _system_tokens: IgnoredAny,
+}
+
+/// A request as what it adds: the first `keep` ids of request `par`, then runs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Delta {
+    t: f64,
+    agent: usize,
+    #[serde(rename = "in")]
+    prompt: u64,
+    #[serde(rename = "out")]
+    answer: u64,
+    #[serde(default)]
+    think: Option<f64>,
+    #[serde(default)]
+    api: Option<f64>,
+    par: i64,
+    keep: u32,
+    runs: Vec<(u64, u32)>,
+    #[serde(default)]
+    sub: Option<Sub>,
+    #[serde(default, rename = "it")]
+    _input_types: IgnoredAny,
+    #[serde(default, rename = "stop")]
+    _stop: IgnoredAny,
+    #[serde(default, rename = "model")]
+    _model: IgnoredAny,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sub {
+    #[serde(default)]
+    tool_tokens: Option<u64>,
+    #[serde(default)]
+    duration_ms: Option<f64>,
+    #[serde(default, rename = "type")]
+    _kind: IgnoredAny,
+    #[serde(default, rename = "system_tokens")]
+    _system_tokens: IgnoredAny,
+}
+
+/// One session a line, each request as what it adds to an earlier one.
+pub(in crate::trace) fn lines(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+    for (place, line) in record::lines(file, text) {
+        let session: Line<'_> = json(place, line, LINE)?;
+        block_size(place, session.block_size)?;
+        place.count(session.reqs.len())?;
+        let mut woven = Woven::default();
+        woven.open(Agent::main(session.tool_tokens));
+        let mut prompts: Vec<BlockIds> = Vec::with_capacity(session.reqs.len());
+        for raw in session.reqs {
+            let delta: Delta = json(place, raw.get(), DELTA)?;
+            let agent = agent_of(place, &mut woven, &delta)?;
+            let told = grown(place, &prompts, &delta)?;
+            prompts.push(told.ids.clone());
+            woven.add(agent, told);
+        }
+        reader.sessions.push(woven.session(session.id.into(), &mut reader.runs, &mut reader.preambles));
+    }
+    Ok(())
+}
+
+/// Agents are numbered in the order in which they appear; all of them are the main one's.
+fn agent_of(place: Place<'_>, woven: &mut Woven, delta: &Delta) -> Result<usize, TraceError> {
+    if delta.agent < woven.agents() {
+        return Ok(delta.agent);
+    }
+    if delta.agent > woven.agents() {
+        return Err(place.out_of_range("agent", delta.agent, "0, or the next sub-agent's number"));
+    }
+    let (tools, lasted) = delta.sub.as_ref().map_or((None, None), |sub| (sub.tool_tokens, sub.duration_ms));
+    let lasted = place.seconds("duration_ms", lasted.unwrap_or_default() / 1e3)?;
+    Ok(woven.open(Agent::sub(0, tools.unwrap_or_default(), lasted)))
+}
+
+fn grown(place: Place<'_>, prompts: &[BlockIds], delta: &Delta) -> Result<Told, TraceError> {
+    let prompt = place.prompt("in", delta.prompt)?;
+    let earlier = "-1, or the index of an earlier request";
+    let mut ids = match usize::try_from(delta.par) {
+        Ok(parent) => prompts.get(parent).cloned().ok_or_else(|| place.out_of_range("par", delta.par, earlier))?,
+        Err(_) if delta.par == -1 => BlockIds::default(),
+        Err(_) => return Err(place.out_of_range("par", delta.par, earlier)),
+    };
+    if delta.keep > ids.len() {
+        return Err(place.out_of_range("keep", delta.keep, "at most the blocks of the request `par`"));
+    }
+    ids.truncate(delta.keep);
+    for (first, count) in &delta.runs {
+        if u64::from(*count) * u64::from(BLOCK) > delta.prompt {
+            return Err(place.out_of_range("runs", count, "counts of blocks that fit into the prompt"));
+        }
+        ids.push_run(*first, *count);
+    }
+    covered(place, &ids, delta.prompt)?;
+    Ok(Told {
+        at: place.seconds("t", delta.t)?,
+        think: delta.think.map(|think| place.seconds("think", think)).transpose()?,
+        took: place.seconds("api", delta.api.unwrap_or_default())?,
+        prompt,
+        answer: place.answer("out", delta.answer)?,
+        ids,
+    })
+}

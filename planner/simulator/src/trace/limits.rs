@@ -1,0 +1,84 @@
+//! Which part of a trace is replayed, and in which order.
+
+use std::collections::HashMap;
+
+use vocabulary::{Micros, Tokens};
+
+use super::{Step, Trace};
+
+/// What of each session is replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Steps whose prompt and answer exceed it are left out, and those that wait for them.
+    pub context: Tokens,
+    /// At most so many steps of a session.
+    pub steps: usize,
+    /// Sessions with fewer steps left are left out.
+    pub shortest: usize,
+    /// Pauses are at most so long.
+    pub longest_pause: Micros,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { context: Tokens(128_000), steps: 150, shortest: 3, longest_pause: Micros(300_000_000) }
+    }
+}
+
+/// A list of sessions names one that the trace does not have.
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
+#[error("line {line} of the list names the session `{id}`, which the trace does not have (or not after its limits)")]
+pub struct UnknownSession {
+    /// From 1.
+    pub line: usize,
+    /// What it says.
+    pub id: String,
+}
+
+impl Trace {
+    /// The part of it that fits. Requests at recorded times are only held against the context.
+    pub fn within(mut self, limits: &Limits) -> Self {
+        let alone = self.arrivals == super::Arrivals::Recorded;
+        let most = if alone { usize::MAX } else { limits.steps };
+        for session in &mut self.sessions {
+            session.steps = fitting(&session.steps, limits, most);
+            session.steps.iter_mut().for_each(|step| step.think = step.think.min(limits.longest_pause));
+        }
+        let shortest = if alone { 1 } else { limits.shortest.max(1) };
+        self.sessions.retain(|session| session.steps.len() >= shortest);
+        self
+    }
+
+    /// Only these sessions, in this order; blank lines do not count.
+    pub fn in_order(mut self, ids: &str) -> Result<Self, UnknownSession> {
+        let mut known: HashMap<_, _> = self.sessions.drain(..).map(|session| (session.id.clone(), session)).collect();
+        for (id, line) in ids.lines().map(str::trim).zip(1..).filter(|(id, _)| !id.is_empty()) {
+            let session = known.remove(id).ok_or_else(|| UnknownSession { line, id: id.to_owned() })?;
+            self.sessions.push(session);
+        }
+        Ok(self)
+    }
+
+    /// The same sessions in an order of this seed.
+    pub fn shuffled(mut self, seed: u64) -> Self {
+        let mut chance = crate::Chance::new(seed);
+        for last in (1..self.sessions.len()).rev() {
+            self.sessions.swap(last, chance.below(last as u64 + 1) as usize);
+        }
+        self
+    }
+}
+
+fn fitting(steps: &[Step], limits: &Limits, most: usize) -> Vec<Step> {
+    let mut numbers: Vec<Option<usize>> = Vec::with_capacity(steps.len());
+    let mut kept: Vec<Step> = Vec::new();
+    for step in steps {
+        let after: Option<Vec<usize>> = step.after.iter().map(|before| numbers[*before]).collect();
+        let fits = step.prompt + step.answer <= limits.context && kept.len() < most;
+        numbers.push(after.filter(|_| fits).map(|after| {
+            kept.push(Step { after, ..step.clone() });
+            kept.len() - 1
+        }));
+    }
+    kept
+}

@@ -1,0 +1,80 @@
+//! Recorded traffic as the simulation replays it: sessions of steps whose prompts are paths of runs.
+
+mod agents;
+mod azure;
+mod block_ids;
+mod error;
+mod limits;
+mod mooncake;
+mod radix;
+mod reader;
+mod record;
+mod text;
+
+use std::sync::Arc;
+
+use engine_model::runs::{RunId, Runs};
+use vocabulary::{Micros, Tokens};
+
+pub use error::{Fault, TraceError};
+pub use limits::{Limits, UnknownSession};
+pub use reader::Reader;
+
+/// A trace, ready to be replayed.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// When its steps arrive.
+    pub arrivals: Arrivals,
+    /// Tokens in a block of the recording: prompts are equal in whole blocks only.
+    pub block: Tokens,
+    /// What prompts are made of.
+    pub runs: Runs,
+    /// In the order of the files.
+    pub sessions: Vec<Session>,
+}
+
+/// What makes a step arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arrivals {
+    /// The end of the steps before it, and a pause: a slow answer delays what follows. Load is sessions at once.
+    AfterOthers,
+    /// The clock: every request is on its own. Load is a factor on the recorded rate.
+    Recorded,
+}
+
+/// One conversation with its sub-agents, or one recording of independent requests.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Session {
+    /// As the recording calls it.
+    pub id: Arc<str>,
+    /// In the order of the recording.
+    pub steps: Vec<Step>,
+}
+
+/// One request with its whole prompt, and its answer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Step {
+    /// 0 for the conversation itself, others for its sub-agents.
+    pub agent: u32,
+    /// The steps of this session that it waits for.
+    pub after: Vec<usize>,
+    /// The pause after the last of them.
+    pub think: Micros,
+    /// When it was recorded to start.
+    pub at: Micros,
+    /// Tokens of the whole prompt.
+    pub prompt: Tokens,
+    /// Tokens of the answer, at least one.
+    pub answer: Tokens,
+    /// The whole blocks of the prompt.
+    pub path: Arc<[RunId]>,
+    /// The whole blocks of prompt and answer as the agent's next step resends them; none where it does not.
+    pub resent: Option<Arc<[RunId]>>,
+}
+
+impl Trace {
+    /// All its steps.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.sessions.iter().flat_map(|session| &session.steps)
+    }
+}

@@ -1,0 +1,64 @@
+//! Mooncake's request traces: JSON lines with arrival time, lengths and ids of 512-token blocks.
+
+use serde::Deserialize;
+use vocabulary::Micros;
+
+use super::block_ids::BlockIds;
+use super::error::{Place, TraceError};
+use super::radix::Radix;
+use super::record::{json, lines};
+use super::{Reader, Session, Step};
+
+/// Tokens in a block.
+pub(super) const BLOCK: u32 = 512;
+
+const ACCEPTED: &str = r#"{"timestamp": MILLISECONDS, "input_length": TOKENS, "output_length": TOKENS, "hash_ids": [ID, ...]} on each line"#;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    timestamp: f64,
+    input_length: u64,
+    output_length: u64,
+    hash_ids: Vec<u64>,
+}
+
+/// Reads a file as one session of independent requests, in the order of their times.
+pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+    let mut rows = Vec::new();
+    for (place, line) in lines(file, text) {
+        let row: Row = json(place, line, ACCEPTED)?;
+        rows.push(checked(place, &row)?);
+    }
+    Place { file, line: 1 }.count(rows.len())?;
+    rows.sort_by_key(|(step, _)| step.at);
+    let begin = rows[0].0.at;
+    let mut radix = Radix::default();
+    let mut steps = Vec::with_capacity(rows.len());
+    for (step, ids) in rows {
+        steps.push((step, radix.insert(ids)));
+    }
+    radix.freeze(BLOCK, &mut reader.runs, None);
+    let steps = steps.into_iter().map(|(step, list)| {
+        let path = radix.path(list, u32::MAX).into();
+        Step { at: step.at - begin, path, ..step }
+    });
+    reader.sessions.push(Session { id: file.into(), steps: steps.collect() });
+    Ok(())
+}
+
+fn checked(place: Place<'_>, row: &Row) -> Result<(Step, BlockIds), TraceError> {
+    let prompt = place.prompt("input_length", row.input_length)?;
+    let answer = place.answer("output_length", row.output_length)?;
+    let at = place.seconds("timestamp", row.timestamp / 1e3)?;
+    let (blocks, whole) = (row.hash_ids.len() as u64, prompt.0 / u64::from(BLOCK));
+    if blocks < whole || blocks > whole + 1 {
+        let accepted = "one for each 512 tokens of input_length, the last one perhaps partial";
+        return Err(place.out_of_range("hash_ids", format!("{blocks} ids for {prompt} tokens"), accepted));
+    }
+    let mut ids: BlockIds = row.hash_ids.iter().copied().collect();
+    // Only whole blocks can be found again.
+    ids.truncate(whole as u32);
+    let (after, think) = (Vec::new(), Micros::ZERO);
+    Ok((Step { agent: 0, after, think, at, prompt, answer, path: [].into(), resent: None }, ids))
+}

@@ -1,0 +1,201 @@
+//! A compressed tree over block ids that cuts prompts into runs: a run ends where any prompt ends or leaves.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use engine_model::runs::{RunId, Runs};
+
+use super::block_ids::BlockIds;
+
+/// The tree in the making. Lists are kept until it is frozen.
+#[derive(Default)]
+pub(crate) struct Radix {
+    lists: Vec<BlockIds>,
+    nodes: Vec<Node>,
+    roots: BTreeMap<u64, usize>,
+}
+
+/// Blocks `from..to` of a list.
+struct Node {
+    list: usize,
+    from: u32,
+    to: u32,
+    children: BTreeMap<u64, usize>,
+    run: Option<RunId>,
+}
+
+/// The part of a tree that other trees of the same key have too: the same tools at the start of another session.
+pub(crate) struct Preamble<'a> {
+    /// What tells one preamble from another.
+    pub(crate) key: u64,
+    /// How many blocks it has.
+    pub(crate) blocks: u32,
+    /// The list that begins with it.
+    pub(crate) list: usize,
+    /// Runs of preambles of earlier trees, by key and blocks.
+    pub(crate) known: &'a mut HashMap<(u64, u32, u32), RunId>,
+}
+
+impl Radix {
+    /// Takes a prompt; its runs are known once the tree is frozen. Returns its number.
+    pub(crate) fn insert(&mut self, ids: BlockIds) -> usize {
+        let (list, blocks) = (self.lists.len(), ids.len());
+        self.lists.push(ids);
+        self.cut(list, blocks);
+        list
+    }
+
+    pub(crate) fn list(&self, list: usize) -> &BlockIds {
+        &self.lists[list]
+    }
+
+    /// Makes a run end after `blocks` of a list.
+    pub(crate) fn cut(&mut self, list: usize, blocks: u32) {
+        let end = blocks.min(self.lists[list].len());
+        let (mut at, mut parent) = (0, None);
+        while at < end {
+            let first = self.lists[list].id(at).expect("`at` lies within the list");
+            let Some(mut child) = self.children(parent).get(&first).copied() else {
+                let node = self.add(Node { list, from: at, to: end, children: BTreeMap::new(), run: None });
+                self.children(parent).insert(first, node);
+                return;
+            };
+            let node = &self.nodes[child];
+            let most = (node.to - node.from).min(end - at);
+            let common = self.lists[list].common(at, &self.lists[node.list], node.from).min(most);
+            if common < node.to - node.from {
+                child = self.split(child, common);
+                self.children(parent).insert(first, child);
+            }
+            at += common;
+            parent = Some(child);
+        }
+    }
+
+    fn children(&mut self, of: Option<usize>) -> &mut BTreeMap<u64, usize> {
+        match of {
+            None => &mut self.roots,
+            Some(node) => &mut self.nodes[node].children,
+        }
+    }
+
+    fn add(&mut self, node: Node) -> usize {
+        self.nodes.push(node);
+        self.nodes.len() - 1
+    }
+
+    /// The first `blocks` of a node as a node of their own; the rest becomes its child.
+    fn split(&mut self, node: usize, blocks: u32) -> usize {
+        let Node { list, from, .. } = self.nodes[node];
+        let middle = from + blocks;
+        let next = self.lists[list].id(middle).expect("a node is split within");
+        self.nodes[node].from = middle;
+        self.add(Node { list, from, to: middle, children: BTreeMap::from([(next, node)]), run: None })
+    }
+
+    /// Gives every node a run; no list may be inserted any more.
+    pub(crate) fn freeze(&mut self, block: u32, runs: &mut Runs, mut preamble: Option<Preamble<'_>>) {
+        let mut shared = HashSet::new();
+        let mut open: Vec<(usize, Option<RunId>)> = self.roots.values().rev().map(|root| (*root, None)).collect();
+        while let Some((at, parent)) = open.pop() {
+            let node = &self.nodes[at];
+            let key = preamble.as_ref().and_then(|preamble| self.key_of(node, parent, (preamble, &shared)));
+            let mut fresh = || runs.add(parent, (node.to - node.from).saturating_mul(block));
+            let run = match (key, &mut preamble) {
+                (Some(key), Some(preamble)) => *preamble.known.entry(key).or_insert_with(fresh),
+                _ => fresh(),
+            };
+            if key.is_some() {
+                shared.insert(run);
+            }
+            open.extend(node.children.values().rev().map(|child| (*child, Some(run))));
+            self.nodes[at].run = Some(run);
+        }
+    }
+
+    fn key_of(
+        &self,
+        node: &Node,
+        parent: Option<RunId>,
+        (preamble, shared): (&Preamble<'_>, &HashSet<RunId>),
+    ) -> Option<(u64, u32, u32)> {
+        let inside = node.to <= preamble.blocks;
+        let follows = parent.is_none_or(|parent| shared.contains(&parent));
+        let like = || {
+            let (first, own) = (&self.lists[preamble.list], &self.lists[node.list]);
+            node.list == preamble.list || first.common(node.from, own, node.from) >= node.to - node.from
+        };
+        (inside && follows && like()).then_some((preamble.key, node.from, node.to))
+    }
+
+    /// The runs of the first `blocks` of a list, at a place where it was cut.
+    pub(crate) fn path(&self, list: usize, blocks: u32) -> Vec<RunId> {
+        let ids = &self.lists[list];
+        let (mut at, mut children, mut path) = (0, &self.roots, Vec::new());
+        while at < blocks.min(ids.len()) {
+            let node = ids.id(at).and_then(|first| children.get(&first)).map(|node| &self.nodes[*node]);
+            let node = node.expect("every list was inserted");
+            path.push(node.run.expect("the tree is frozen"));
+            (at, children) = (node.to, &node.children);
+        }
+        path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(all: &[u64]) -> BlockIds {
+        all.iter().copied().collect()
+    }
+
+    fn lengths(radix: &Radix, runs: &Runs, list: usize) -> Vec<u64> {
+        radix.path(list, u32::MAX).into_iter().map(|run| runs.tokens(run).0).collect()
+    }
+
+    #[test]
+    fn runs_end_where_a_prompt_ends_or_leaves() {
+        let (mut radix, mut runs) = (Radix::default(), Runs::default());
+        let lists = [&[1, 2, 3, 4, 5, 6][..], &[1, 2, 3], &[1, 2, 3, 4, 9], &[7]].map(|all| radix.insert(ids(all)));
+        radix.freeze(10, &mut runs, None);
+        assert_eq!(lengths(&radix, &runs, lists[0]), [30, 10, 20]);
+        assert_eq!(lengths(&radix, &runs, lists[1]), [30]);
+        assert_eq!(lengths(&radix, &runs, lists[2]), [30, 10, 10]);
+        assert_eq!(lengths(&radix, &runs, lists[3]), [10]);
+        let (a, c) = (radix.path(lists[0], 6), radix.path(lists[2], 5));
+        assert_eq!(a[..2], c[..2]);
+        assert_ne!(a[2], c[2]);
+        assert_eq!((runs.len(), runs.depth(a[2]).0, runs.parent(a[2])), (5, 60, Some(a[1])));
+    }
+
+    #[test]
+    fn the_runs_do_not_depend_on_the_order_of_the_prompts() {
+        let prompts = [&[1, 2, 3, 4][..], &[1, 2], &[1, 2, 8, 9], &[1, 2, 8, 9, 10, 11], &[5, 6]];
+        let mut orders = Vec::new();
+        for turn in 0..prompts.len() {
+            let (mut radix, mut runs) = (Radix::default(), Runs::default());
+            let mut lists: Vec<_> = (0..prompts.len()).map(|at| (at + turn) % prompts.len()).collect();
+            lists.iter_mut().for_each(|at| *at = 100 * *at + radix.insert(ids(prompts[*at])));
+            lists.sort_unstable();
+            radix.freeze(1, &mut runs, None);
+            orders.push(lists.iter().map(|list| lengths(&radix, &runs, list % 100)).collect::<Vec<_>>());
+        }
+        assert!(orders.iter().all(|order| *order == orders[0]), "{orders:?}");
+    }
+
+    #[test]
+    fn a_preamble_of_the_same_key_is_the_same_run_in_another_tree() {
+        let (mut runs, mut known) = (Runs::default(), HashMap::new());
+        let mut tree = |prompt: &[u64], key, blocks| {
+            let mut radix = Radix::default();
+            let list = radix.insert(ids(prompt));
+            radix.cut(list, blocks);
+            radix.freeze(1, &mut runs, Some(Preamble { key, blocks, list, known: &mut known }));
+            radix.path(list, u32::MAX)
+        };
+        let (a, b, c) = (tree(&[1, 2, 3, 4], 7, 2), tree(&[51, 52, 53], 7, 2), tree(&[1, 2, 3], 8, 2));
+        assert_eq!(a[0], b[0], "ids are each trace's own: the key says that the tools are the same");
+        assert_ne!(a[1], b[1]);
+        assert_ne!(a[0], c[0]);
+    }
+}

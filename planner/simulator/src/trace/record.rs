@@ -1,0 +1,76 @@
+//! From lines to checked records: what every form of trace has in common.
+
+use serde::Deserialize;
+use vocabulary::{Micros, Tokens};
+
+use super::error::{Fault, Place, TraceError};
+
+/// The longest prompt or answer: far above any model's context.
+const LONGEST: u64 = 1 << 24;
+/// The longest time, in seconds: ten years.
+const LATEST: f64 = 315_576_000.0;
+/// The most requests of one file.
+pub(crate) const MOST_REQUESTS: usize = 1 << 24;
+
+/// Lines that hold something, with their number.
+pub(crate) fn lines<'a>(file: &'a str, text: &'a str) -> impl Iterator<Item = (Place<'a>, &'a str)> {
+    let numbered = text.lines().zip(1..).map(move |(text, line)| (Place { file, line }, text));
+    numbered.filter(|(_, text)| !text.trim().is_empty())
+}
+
+/// One JSON record that begins at `place`.
+pub(crate) fn json<'a, T: Deserialize<'a>>(
+    place: Place<'_>,
+    text: &'a str,
+    accepted: &'static str,
+) -> Result<T, TraceError> {
+    serde_json::from_str(text).map_err(|error| {
+        let line = place.line + error.line().saturating_sub(1);
+        let full = error.to_string();
+        let why = full.split(" at line ").next().unwrap_or_default();
+        let cut = if error.is_eof() { "the text is cut off: " } else { "" };
+        let why = format!("{cut}{why} (column {})", error.column());
+        Place { line, ..place }.fault(Fault::Malformed { why, accepted })
+    })
+}
+
+/// The place of a part of `text`, which itself begins at `place`.
+pub(crate) fn place_of<'a>(place: Place<'a>, text: &str, part: &str) -> Place<'a> {
+    let before = (part.as_ptr() as usize).saturating_sub(text.as_ptr() as usize).min(text.len());
+    let newlines = text.as_bytes()[..before].iter().filter(|byte| **byte == b'\n').count();
+    Place { line: place.line + newlines, ..place }
+}
+
+/// Checked numbers of one record.
+impl Place<'_> {
+    pub(crate) fn prompt(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
+        match tokens {
+            1..=LONGEST => Ok(Tokens(tokens)),
+            _ => Err(self.out_of_range(field, tokens, "1 to 16777216 tokens")),
+        }
+    }
+
+    /// An answer has at least one token; a record of none is read as one.
+    pub(crate) fn answer(&self, field: &'static str, tokens: u64) -> Result<Tokens, TraceError> {
+        match tokens {
+            0..=LONGEST => Ok(Tokens(tokens.max(1))),
+            _ => Err(self.out_of_range(field, tokens, "0 to 16777216 tokens")),
+        }
+    }
+
+    pub(crate) fn seconds(&self, field: &'static str, seconds: f64) -> Result<Micros, TraceError> {
+        if (0.0..=LATEST).contains(&seconds) {
+            Ok(Micros((seconds * 1e6).round() as u64))
+        } else {
+            Err(self.out_of_range(field, seconds, "0 to 315576000 s (ten years)"))
+        }
+    }
+
+    pub(crate) fn count(&self, requests: usize) -> Result<(), TraceError> {
+        match requests {
+            0 => Err(self.fault(Fault::Empty)),
+            1..=MOST_REQUESTS => Ok(()),
+            _ => Err(self.out_of_range("requests", requests, "1 to 16777216 of them in a file")),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Recordings of text: lmcache's agent traces and tau_bench's dialogues. Tokens are estimated from characters.
+
+use engine_model::runs::RunId;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use vocabulary::{Micros, Tokens};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::block_ids::BlockIds;
+use super::error::{Place, TraceError};
+use super::radix::Radix;
+use super::record::{json, lines};
+use super::{Reader, Session, Step};
+
+/// Tokens in a block of text.
+pub(super) const BLOCK: u32 = 16;
+/// Characters of a token, as the usage counters of recorded transcripts have it.
+const CHARACTERS: f64 = 4.1;
+/// lmcache tells when a request began and not when it ended: answers are taken to come at this rate.
+const TOKENS_PER_SECOND: f64 = 60.0;
+const LONGEST_PAUSE: Micros = Micros(60_000_000);
+/// tau_bench tells no times: a tool's pause and a person's.
+const TOOL: Micros = Micros(1_000_000);
+const PERSON: Micros = Micros(8_000_000);
+
+const LMCACHE: &str = r#"{"timestamp": MICROSECONDS, "session_id", "input", "output"} on each line"#;
+const TAU_BENCH: &str = r#"[{"task_id", "trial", "traj": [{"role", "content", ...}], "reward", "info"}, ...]"#;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    timestamp: f64,
+    #[serde(rename = "session_id")]
+    _session_id: IgnoredAny,
+    input: String,
+    #[serde(default)]
+    output: String,
+}
+
+/// One session a file; rows without a prompt are left out.
+pub(super) fn lmcache(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+    let (mut radix, mut rows) = (Radix::default(), Vec::new());
+    for (place, line) in lines(file, text) {
+        let row: Row = json(place, line, LMCACHE)?;
+        let at = place.seconds("timestamp (in seconds)", row.timestamp / 1e6 % 315_576_000.0)?;
+        if !row.input.is_empty() {
+            let sizes =
+                (place.prompt("input", tokens(&row.input) + 1)?, place.answer("output", tokens(&row.output) + 1)?);
+            rows.push((at, sizes, row.input));
+        }
+    }
+    Place { file, line: 1 }.count(rows.len())?;
+    rows.sort_by_key(|(at, ..)| *at);
+    rows.iter().for_each(|(.., input)| _ = radix.insert(blocks(input)));
+    radix.freeze(BLOCK, &mut reader.runs, None);
+    let begin = rows[0].0;
+    let mut steps: Vec<Step> = Vec::with_capacity(rows.len());
+    for (index, (at, (prompt, answer), _)) in rows.into_iter().enumerate() {
+        let think = steps.last().map_or(Micros::ZERO, |last| {
+            let answering = Micros((last.answer.0 as f64 / TOKENS_PER_SECOND * 1e6) as u64);
+            (at - begin - last.at - answering).min(LONGEST_PAUSE)
+        });
+        let (after, path) = (index.checked_sub(1).into_iter().collect(), radix.path(index, u32::MAX));
+        // A block is a whole number of characters, so that the blocks of a long text come to more than its estimate.
+        let prompt = prompt.max(reader.runs.end(&path) + Tokens(1));
+        let path = path.into();
+        steps.push(Step { agent: 0, after, think, at: at - begin, prompt, answer, path, resent: None });
+    }
+    reader.sessions.push(Session { id: file.into(), steps });
+    Ok(())
+}
+
+fn tokens(text: &str) -> u64 {
+    (text.chars().count() as f64 / CHARACTERS) as u64
+}
+
+/// Whole blocks of a text, by the hash of each.
+fn blocks(text: &str) -> BlockIds {
+    let characters = (f64::from(BLOCK) * CHARACTERS) as usize;
+    let mut ends: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(characters).collect();
+    if text.chars().count().is_multiple_of(characters) {
+        ends.push(text.len());
+    }
+    ends.windows(2).map(|ends| xxh3_64(&text.as_bytes()[ends[0]..ends[1]]) >> 1).collect()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Dialogue {
+    task_id: u64,
+    #[serde(default)]
+    trial: u64,
+    traj: Vec<Value>,
+    #[serde(default, rename = "reward")]
+    _reward: IgnoredAny,
+    #[serde(default, rename = "info")]
+    _info: IgnoredAny,
+}
+
+/// One session a dialogue, one step an assistant's message; every message is a run.
+pub(super) fn tau_bench(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+    let place = Place { file, line: 1 };
+    let dialogues: Vec<Dialogue> = json(place, text, TAU_BENCH)?;
+    for dialogue in dialogues {
+        let id = format!("task {} trial {}", dialogue.task_id, dialogue.trial);
+        let steps = replayed(reader, place, &dialogue.traj)?;
+        if !steps.is_empty() {
+            reader.sessions.push(Session { id: id.into(), steps });
+        }
+    }
+    place.count(reader.sessions.len())
+}
+
+fn replayed(reader: &mut Reader, place: Place<'_>, messages: &[Value]) -> Result<Vec<Step>, TraceError> {
+    let (mut path, mut steps, mut before): (Vec<RunId>, Vec<Step>, _) = (Vec::new(), Vec::new(), None);
+    for message in messages {
+        let (text, role) = (message.to_string(), message["role"].as_str());
+        let run = message_run(reader, path.last().copied(), &text);
+        if role == Some("assistant") && !path.is_empty() {
+            let index = steps.len();
+            let think = match (index, before) {
+                (0, _) => Micros::ZERO,
+                (_, Some("tool")) => TOOL,
+                _ => PERSON,
+            };
+            let resent = [&path[..], &[run]].concat().into();
+            steps.push(Step {
+                agent: 0,
+                after: index.checked_sub(1).into_iter().collect(),
+                think,
+                at: Micros::ZERO,
+                prompt: place.prompt("traj", reader.runs.end(&path).0)?,
+                answer: place.answer("traj", reader.runs.tokens(run).0)?,
+                path: path.as_slice().into(),
+                resent: Some(resent),
+            });
+        }
+        path.push(run);
+        before = role;
+    }
+    Ok(steps)
+}
+
+fn message_run(reader: &mut Reader, parent: Option<RunId>, text: &str) -> RunId {
+    let (runs, length) = (&mut reader.runs, Tokens(tokens(text).max(1)));
+    let fresh = || runs.add(parent, u32::try_from(length.0).unwrap_or(u32::MAX));
+    *reader.texts.entry((parent, xxh3_64(text.as_bytes()))).or_insert_with(fresh)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_blocks_of_text_have_ids_and_equal_text_has_equal_ones() {
+        let text = "x".repeat(65) + &"\u{e9}".repeat(65);
+        assert_eq!(blocks(&text).len(), 2);
+        assert_eq!(blocks(&text[..64]).len(), 0);
+        assert_eq!(blocks(&text).common(0, &blocks(&(text.clone() + "tail")), 0), 2);
+        assert_ne!(blocks(&text).id(0), blocks(&text).id(1));
+        assert_eq!(blocks("").len(), 0);
+    }
+}
