@@ -1,12 +1,18 @@
-//! Recorded traffic for simulation in virtual time: traces of agents and chats, and what they are like.
+//! Trace-driven simulation in virtual time: recorded traffic against a fleet of modelled engines, under every policy.
 //!
-//! Pure: text and values in, figures out. Equal inputs give equal figures. It opens no file and reads no clock.
+//! Pure: text and values in, figures out. Equal inputs and seeds give equal figures. It opens no file and reads no clock.
 
 mod chance;
+pub mod policies;
+pub mod report;
+mod spec;
 pub mod stats;
 pub mod trace;
+mod world;
 
 pub use chance::Chance;
+pub use spec::{LinkSpeed, Spec};
+pub use world::{Setup, SetupError, World};
 
 #[cfg(test)]
 mod tests;

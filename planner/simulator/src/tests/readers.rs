@@ -7,14 +7,14 @@ use vocabulary::{Micros, Tokens};
 use crate::trace::{Arrivals, Limits, Reader, Step, Trace, TraceError};
 
 /// The committed agent sessions.
-pub(super) fn sessions() -> Trace {
+pub(crate) fn sessions() -> Trace {
     let packed = include_bytes!("../../../../configs/traces/weka_cc/sessions.jsonl.gz");
     let mut text = String::new();
     GzDecoder::new(&packed[..]).read_to_string(&mut text).unwrap();
     read(&text)
 }
 
-pub(super) fn read(text: &str) -> Trace {
+pub(crate) fn read(text: &str) -> Trace {
     try_read(text).unwrap()
 }
 

@@ -1,0 +1,31 @@
+//! How many steps a second are simulated: `cargo run --release -p simulator --example replay -- TRACE.jsonl.gz LOAD
+//! POLICY...`.
+
+use std::io::{Read, Write};
+use std::time::Instant;
+
+use flate2::read::MultiGzDecoder;
+use simulator::policies::PolicyKind;
+use simulator::trace::{Limits, Reader};
+use simulator::{Setup, Spec, World};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().ok_or("which trace?")?;
+    let load: f64 = arguments.next().ok_or("how much load?")?.parse()?;
+    let mut text = String::new();
+    MultiGzDecoder::new(std::fs::File::open(&path)?).read_to_string(&mut text)?;
+    let mut reader = Reader::default();
+    reader.read(&path, &text)?;
+    let trace = reader.finish().ok_or("an empty trace")?.within(&Limits::default());
+    let setup = Setup { workers: 8, spec: Spec::H100_8B, load, seed: 1 };
+    let mut out = std::io::stdout();
+    for policy in arguments {
+        let kind: PolicyKind = policy.parse()?;
+        let begin = Instant::now();
+        let figures = World::new(&trace, kind, setup)?.run(&mut |_, _| {});
+        let seconds = begin.elapsed().as_secs_f64();
+        writeln!(out, "{} {:.0} steps/s", figures.policy, figures.steps as f64 / seconds)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! The policies by name.
+
+use std::str::FromStr;
+
+use super::{Policy, bound, cost, disaggregated, own, plain, scored, thunder};
+
+/// Every policy that is simulated.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum PolicyKind {
+    /// One worker after the other.
+    RoundRobin,
+    /// Where the fewest requests are.
+    LeastLoaded,
+    /// Of two random workers the one with fewer requests.
+    PowerOfTwo,
+    /// A session stays where its first step went, which is where the fewest sessions were.
+    StickySessions,
+    /// Where most of the prompt is cached.
+    PrefixAffinity,
+    /// The share of the prompt that is cached minus the load relative to the busiest worker's.
+    MatchRateMinusLoad,
+    /// The fewest requests among those that hold nearly as much of the prompt as the deepest one.
+    MultiOwner,
+    /// SGLang's cache-aware router: its own tree of what it sent where, and balance by requests beyond a threshold.
+    Sglang,
+    /// llm-d's scorers: prefix 3, queue 2, free memory 2.
+    Llmd,
+    /// Dynamo's cost: prompt tokens to compute plus tokens being decoded, overlap weight 1.
+    Dynamo,
+    /// Half the workers compute prompts and send all of each to the other half.
+    StaticPd,
+    /// Dynamo's conditional disaggregation: long new prompts are computed by the other half, and what lacks is sent.
+    ConditionalPd,
+    /// ThunderAgent's program-aware admission: programs are pinned, and wait while their contexts do not fit.
+    Thunder,
+    /// The planner, as routers run it.
+    OwnerServe,
+    /// A bound: one cache of all workers' size, from which everything is there at once, and no interference.
+    Pooled,
+    /// A bound: the same without end.
+    Oracle,
+}
+
+/// A name that no policy has.
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
+#[error("there is no policy `{0}`; accepted: {names}", names = PolicyKind::ALL.map(PolicyKind::as_str).join(", "))]
+pub struct UnknownPolicy(pub String);
+
+impl PolicyKind {
+    /// All of them, baselines first.
+    pub const ALL: [Self; 16] = [
+        Self::RoundRobin,
+        Self::LeastLoaded,
+        Self::PowerOfTwo,
+        Self::StickySessions,
+        Self::PrefixAffinity,
+        Self::MatchRateMinusLoad,
+        Self::MultiOwner,
+        Self::Sglang,
+        Self::Llmd,
+        Self::Dynamo,
+        Self::StaticPd,
+        Self::ConditionalPd,
+        Self::Thunder,
+        Self::OwnerServe,
+        Self::Pooled,
+        Self::Oracle,
+    ];
+
+    /// The word on the command line and in reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round_robin",
+            Self::LeastLoaded => "least_loaded",
+            Self::PowerOfTwo => "power_of_two",
+            Self::StickySessions => "sticky_sessions",
+            Self::PrefixAffinity => "prefix_affinity",
+            Self::MatchRateMinusLoad => "match_rate_minus_load",
+            Self::MultiOwner => "multi_owner",
+            Self::Sglang => "sglang",
+            Self::Llmd => "llm_d",
+            Self::Dynamo => "dynamo",
+            Self::StaticPd => "static_pd",
+            Self::ConditionalPd => "conditional_pd",
+            Self::Thunder => "thunder_agent",
+            Self::OwnerServe => "ownerserve",
+            Self::Pooled => "pooled_memory",
+            Self::Oracle => "oracle",
+        }
+    }
+
+    /// Whether workers compute prompts and answer.
+    pub(crate) fn mixes(self) -> bool {
+        !matches!(self, Self::StaticPd | Self::ConditionalPd)
+    }
+
+    /// The shared cache of a bound, by the workers' memory in all; none where workers have their own.
+    pub(crate) fn shared(self, all: vocabulary::Tokens) -> Option<Option<vocabulary::Tokens>> {
+        match self {
+            Self::Pooled => Some(Some(all)),
+            Self::Oracle => Some(None),
+            _ => None,
+        }
+    }
+
+    /// A policy that has seen nothing yet.
+    pub(crate) fn make(self, seed: u64) -> Box<dyn Policy> {
+        match self {
+            Self::RoundRobin => Box::new(plain::RoundRobin::default()),
+            Self::LeastLoaded => Box::new(plain::LeastLoaded),
+            Self::PowerOfTwo => Box::new(plain::PowerOfTwo::new(seed)),
+            Self::StickySessions => Box::new(plain::StickySessions::default()),
+            Self::PrefixAffinity => Box::new(plain::PrefixAffinity),
+            Self::MatchRateMinusLoad => Box::new(scored::MatchRateMinusLoad),
+            Self::MultiOwner => Box::new(scored::MultiOwner),
+            Self::Sglang => Box::new(scored::Sglang::default()),
+            Self::Llmd => Box::new(scored::Llmd),
+            Self::Dynamo => Box::new(cost::Dynamo),
+            Self::StaticPd => Box::new(disaggregated::StaticPd),
+            Self::ConditionalPd => Box::new(disaggregated::ConditionalPd),
+            Self::Thunder => Box::new(thunder::Thunder::default()),
+            Self::OwnerServe => Box::new(own::Own::default()),
+            Self::Pooled | Self::Oracle => Box::new(bound::Bound),
+        }
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}

@@ -1,0 +1,173 @@
+//! Who serves a step. Every policy sees the same fleet, exactly and at once; none of them has state in the world.
+
+mod bound;
+mod cost;
+mod disaggregated;
+mod kind;
+mod own;
+mod plain;
+mod scored;
+mod thunder;
+
+use engine_model::runs::{Memory, RunEngine, Runs, Seconds};
+pub(crate) use planner::Action;
+use vocabulary::Tokens;
+
+use crate::spec::Spec;
+use crate::trace::Step;
+
+pub use kind::{PolicyKind, UnknownPolicy};
+
+/// A step of a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct StepRef {
+    /// Which session.
+    pub session: usize,
+    /// Which step of it.
+    pub step: usize,
+}
+
+/// A step that wants to be served.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Which.
+    pub at: StepRef,
+    /// What it is.
+    pub step: &'a Step,
+    /// Whether it is on its own: its session says nothing of it.
+    pub alone: bool,
+    /// What of its prompt lies at each worker.
+    pub held: &'a [Memory],
+}
+
+impl Ask<'_> {
+    /// Prompt tokens that a worker would compute.
+    pub(crate) fn missing(&self, worker: usize) -> Tokens {
+        self.step.prompt - self.held[worker].with_host
+    }
+}
+
+/// The fleet as a policy sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fleet<'a> {
+    /// When.
+    pub now: Seconds,
+    /// The workers.
+    pub workers: &'a [&'a RunEngine],
+    /// What each of them is.
+    pub spec: &'a Spec,
+    /// What prompts are made of.
+    pub runs: &'a Runs,
+    /// Tokens in a block of them.
+    pub block: Tokens,
+}
+
+impl Fleet<'_> {
+    /// All workers.
+    pub(crate) fn all(&self) -> std::ops::Range<usize> {
+        0..self.workers.len()
+    }
+
+    pub(crate) fn requests(&self, worker: usize) -> u64 {
+        self.workers[worker].load().requests
+    }
+}
+
+/// How a step is served.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Dispatch {
+    /// Who computes the prompt.
+    pub prefill: usize,
+    /// Who generates the answer.
+    pub decode: usize,
+    /// What is sent to the prefill worker first.
+    pub fetch: Option<Fetch>,
+    /// What is sent to the decode worker where it is another.
+    pub ship: Ship,
+    /// What becomes of the copy of whoever sends.
+    pub source: Source,
+    /// What the policy calls it, where it has a word for it.
+    pub action: Option<Action>,
+}
+
+impl Dispatch {
+    /// One leg at one worker.
+    pub fn at(worker: usize) -> Self {
+        Self { prefill: worker, decode: worker, fetch: None, ship: Ship::Missing, source: Source::Keeps, action: None }
+    }
+}
+
+/// Leading tokens that are sent before the prompt begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fetch {
+    /// By whom.
+    pub from: usize,
+    /// How many of the prompt; what is there already does not move.
+    pub until: Tokens,
+}
+
+/// What a prefill worker sends to a decode worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ship {
+    /// What lacks there.
+    Missing,
+    /// The whole prompt, every time.
+    Whole,
+}
+
+/// What becomes of a copy that was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// It stays until it is evicted.
+    Keeps,
+    /// It is dropped, if nobody else uses it: the state has moved.
+    Drops,
+}
+
+/// Whether a step is placed now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// Now.
+    Now,
+    /// When the policy's clock says so; it remembers the step.
+    Later,
+}
+
+/// Where every step goes. Deterministic: chance comes from the seed it was made with.
+pub trait Policy {
+    /// Whether a step may go on now.
+    fn admit(&mut self, _ask: &Ask<'_>, _fleet: &Fleet<'_>) -> Admission {
+        Admission::Now
+    }
+
+    /// Who serves it.
+    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch;
+
+    /// A step is over.
+    fn finished(&mut self, _at: StepRef, _step: &Step, _now: Seconds) {}
+
+    /// A session is over.
+    fn session_over(&mut self, _session: usize) {}
+
+    /// How often `due` is asked.
+    fn period(&self) -> Option<Seconds> {
+        None
+    }
+
+    /// Steps that were to wait and may now go on.
+    fn due(&mut self, _fleet: &Fleet<'_>) -> Vec<StepRef> {
+        Vec::new()
+    }
+}
+
+/// The first of the smallest.
+pub(crate) fn least<K: PartialOrd>(workers: impl IntoIterator<Item = usize>, key: impl Fn(usize) -> K) -> usize {
+    let mut best: Option<(usize, K)> = None;
+    for worker in workers {
+        let own = key(worker);
+        if best.as_ref().is_none_or(|(_, least)| own < *least) {
+            best = Some((worker, own));
+        }
+    }
+    best.map_or(0, |(worker, _)| worker)
+}

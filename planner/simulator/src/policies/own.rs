@@ -1,0 +1,211 @@
+//! OwnerServe: the planner as routers run it, told what they would be told.
+//!
+//! Ownership is kept here as the ledger keeps it: a session's owner moves when a step that moved it is over, and what
+//! finished steps have computed is sealed. The planner is told the length of the answer, as it is where clients limit it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use engine_model::runs::{RunId, Seconds};
+use planner::{
+    Claim, Handoff, HeadRelation, Inputs, SessionView, StepFacts, StepKind, TierSpeeds, Transfers, classify, plan,
+};
+use vocabulary::{
+    Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
+    Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
+};
+
+use super::{Ask, Dispatch, Fetch, Fleet, Policy, Source, StepRef, least};
+use crate::trace::Step;
+
+const MODEL: &str = "model";
+
+/// The planner, and what it is told between steps.
+#[derive(Default)]
+pub(super) struct Own {
+    policy: planner::Policy,
+    views: Vec<WorkerView>,
+    /// Sealed runs.
+    sealed: Vec<bool>,
+    heads: HashMap<(usize, u32), Head>,
+    /// Steps under way, with the worker that owns their session afterwards.
+    under_way: HashMap<StepRef, usize>,
+    moves: u64,
+}
+
+/// Where a conversation stands: the main one of a session, or a sub-agent's.
+struct Head {
+    owner: usize,
+    epoch: Epoch,
+    path: Arc<[RunId]>,
+    since: Seconds,
+}
+
+impl Own {
+    fn open(&mut self, fleet: &Fleet<'_>) {
+        let timing = &fleet.spec.timing;
+        if timing.pair > 0.0 {
+            self.policy.attention_doubles_at = Tokens((timing.token / timing.pair) as u64);
+        }
+        let host_bytes_per_second = fleet.spec.sizes.host_tokens_per_second * fleet.spec.kv_bytes as f64;
+        self.policy.tiers = TierSpeeds { host_bytes_per_second, ..self.policy.tiers };
+        self.views = fleet.all().map(|worker| view(worker, fleet)).collect();
+        self.sealed = vec![false; fleet.runs.len()];
+    }
+
+    fn look(&mut self, fleet: &Fleet<'_>, prompt: Tokens) {
+        for (view, engine) in self.views.iter_mut().zip(fleet.workers) {
+            let (answers, context) = engine.batch();
+            let timing = &fleet.spec.timing;
+            let left = engine.load().work - engine.done().unwrap_or_default();
+            let prefilling = u32::from(engine.done().is_some());
+            view.load = Load {
+                running: answers as u32 + prefilling,
+                waiting: engine.queued() as u32,
+                // In tokens at the rate that the planner knows: the work of long contexts counts as more of them.
+                backlog: Tokens((left.max(0.0) / timing.token) as u64),
+                kv_usage: engine.memory_in_use().0 as f64 / fleet.spec.sizes.device.0.max(1) as f64,
+            };
+            let each = if answers > 0 { context as f64 / answers as f64 } else { prompt.0 as f64 };
+            view.speeds.decode_slowdown = micros(timing.request + timing.context_token * each);
+        }
+    }
+
+    /// What the ledger would say of the prompt.
+    fn session(&self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> (SessionView, StepKind) {
+        let (step, block) = (ask.step, fleet.block);
+        let id = SessionId((ask.at.session as u128) << 32 | u128::from(step.agent));
+        let known = step.path.iter().take_while(|run| self.sealed[run.0 as usize]).count();
+        let sealed = fleet.runs.end(&step.path[..known]).whole_blocks(block);
+        let mut session = SessionView { sealed, ..SessionView::new(id) };
+        let deepest = ask.held.iter().map(|memory| memory.with_host).max().unwrap_or_default();
+        let mut facts = StepFacts { prompt: step.prompt, reused: deepest, ..StepFacts::default() };
+        let head = self.heads.get(&(ask.at.session, step.agent)).filter(|_| !ask.alone);
+        if let Some(head) = head {
+            (session.owner, session.epoch) = (Some(owner(head.owner)), head.epoch);
+            let shared = head.path.iter().zip(step.path.iter()).take_while(|(a, b)| a == b).count();
+            let blocks = |path: &[RunId]| fleet.runs.end(path).whole_blocks(block);
+            facts.reused = deepest.max(fleet.runs.end(&step.path[..shared]));
+            facts.relation =
+                HeadRelation::of(step.prompt.whole_blocks(block), blocks(&head.path), blocks(&step.path[..shared]));
+            facts.idle = Some(micros((fleet.now - head.since).0));
+        }
+        (session, classify(&facts, &self.policy.thresholds))
+    }
+}
+
+impl Policy for Own {
+    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
+        if self.views.is_empty() {
+            self.open(fleet);
+        }
+        self.look(fleet, ask.step.prompt);
+        let (session, step) = self.session(ask, fleet);
+        let overlaps = overlaps(ask, fleet.block);
+        let asked = planner::Ask {
+            model: MODEL.into(),
+            adapter: None,
+            prompt: ask.step.prompt,
+            answer: ask.step.answer,
+            block: fleet.block,
+            transfers: Transfers::Allowed,
+        };
+        let inputs = Inputs {
+            step,
+            ask: &asked,
+            session: &session,
+            workers: &self.views,
+            overlaps: &overlaps,
+            excluded: &[],
+            policy: &self.policy,
+            turn: 0,
+        };
+        // Every worker is ready and long enough, so that there is a plan; without one anybody would do.
+        let Ok(decision) = plan(&inputs) else {
+            return Dispatch::at(least(fleet.all(), |worker| fleet.requests(worker)));
+        };
+        let chosen = decision.plan;
+        let (prefill, decode) = (place_of(chosen.prefill.worker), place_of(chosen.decode.worker));
+        let stays = session.owner.map_or(decode, |owner| place_of(owner.worker));
+        let moves = matches!(chosen.claim, Claim::Move { .. } | Claim::Open);
+        self.under_way.insert(ask.at, if moves { decode } else { stays });
+        let fetch = match chosen.handoff {
+            Some(Handoff::Replicate { from, blocks, .. }) => {
+                Some(Fetch { from: place_of(from), until: blocks.tokens(fleet.block) })
+            }
+            _ => None,
+        };
+        let moved = fetch.is_some() && matches!(chosen.claim, Claim::Move { .. });
+        let source = if moved { Source::Drops } else { Source::Keeps };
+        Dispatch { prefill, decode, fetch, source, action: Some(chosen.action), ..Dispatch::at(decode) }
+    }
+
+    fn finished(&mut self, at: StepRef, step: &Step, now: Seconds) {
+        let Some(owner) = self.under_way.remove(&at) else { return };
+        let path = step.resent.as_ref().unwrap_or(&step.path).clone();
+        path.iter().for_each(|run| self.sealed[run.0 as usize] = true);
+        let before = self.heads.get(&(at.session, step.agent));
+        let epoch = before.filter(|head| head.owner == owner).map(|head| head.epoch).unwrap_or_else(|| {
+            self.moves += 1;
+            Epoch { generation: 0, index: self.moves, position: 0 }
+        });
+        self.heads.insert((at.session, step.agent), Head { owner, epoch, path, since: now });
+    }
+
+    fn session_over(&mut self, session: usize) {
+        self.heads.retain(|(of, _), _| *of != session);
+    }
+}
+
+fn overlaps(ask: &Ask<'_>, block: Tokens) -> Vec<Overlap> {
+    let mut all = Vec::with_capacity(ask.held.len());
+    for (worker, memory) in ask.held.iter().enumerate() {
+        for (tier, depth) in [(Tier::Hbm, memory.device), (Tier::Host, memory.with_host)] {
+            let blocks = depth.whole_blocks(block);
+            if blocks > Blocks::ZERO {
+                all.push(Overlap { worker: id(worker), rank: DpRank(0), tier, blocks });
+            }
+        }
+    }
+    all
+}
+
+fn view(worker: usize, fleet: &Fleet<'_>) -> WorkerView {
+    let spec = fleet.spec;
+    let bytes_per_second = spec.link.tokens_per_second * spec.kv_bytes as f64;
+    WorkerView {
+        id: id(worker),
+        endpoint: format!("worker-{worker}").into(),
+        incarnation: Incarnation(1),
+        role: Role::Hybrid,
+        models: [ModelId::from(MODEL)].into(),
+        ranks: 1,
+        health: Health::Ready,
+        knowledge: Knowledge::Exact,
+        load: Load::default(),
+        capacity: Capacity { kv: spec.sizes.device, block: fleet.block, context: Tokens::ZERO },
+        speeds: Speeds {
+            prefill_tokens_per_second: 1.0 / spec.timing.token,
+            decode_step: micros(spec.timing.step),
+            decode_slowdown: Micros::ZERO,
+        },
+        kv_bytes_per_token: Bytes(spec.kv_bytes),
+        link: Some(Link { fabric: "fabric".into(), fixed: micros(spec.link.fixed), bytes_per_second }),
+    }
+}
+
+fn id(worker: usize) -> WorkerId {
+    WorkerId(worker as u64)
+}
+
+fn place_of(worker: WorkerId) -> usize {
+    worker.0 as usize
+}
+
+fn owner(worker: usize) -> Owner {
+    Owner { worker: id(worker), incarnation: Incarnation(1), rank: DpRank(0) }
+}
+
+fn micros(seconds: f64) -> Micros {
+    Micros((seconds * 1e6).max(0.0) as u64)
+}

@@ -1,0 +1,82 @@
+//! What a worker of the fleet is: its speeds, its memory and its link.
+
+use engine_model::runs::{Sizes, Timing};
+use serde::Serialize;
+use vocabulary::Tokens;
+
+/// One kind of worker.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Spec {
+    /// As it is called on the command line and in reports.
+    pub name: &'static str,
+    /// Speeds.
+    pub timing: Timing,
+    /// Memory.
+    pub sizes: Sizes,
+    /// Bytes of KV of a token.
+    pub kv_bytes: u64,
+    /// Its link to the others, both ways at once.
+    pub link: LinkSpeed,
+}
+
+/// How fast KV moves between workers.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct LinkSpeed {
+    /// Tokens of KV a second.
+    pub tokens_per_second: f64,
+    /// Seconds of any transfer, however small.
+    pub fixed: f64,
+}
+
+impl Spec {
+    /// Llama-3.1-8B-like in BF16 on one H100 80 GB; 400 Gb/s at 80 %, PCIe at 25 GB/s; 128 KiB a token.
+    pub const H100_8B: Self = Self {
+        name: "8b_h100",
+        timing: timing([1.0 / 25_000.0, 1.05e-9, 0.0065, 4.4e-8], 2_048),
+        sizes: sizes(400_000, 190_000.0),
+        kv_bytes: 131_072,
+        link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003 },
+    };
+    /// The same model on one A100 80 GB; 200 Gb/s.
+    pub const A100_8B: Self = Self {
+        name: "8b_a100",
+        timing: timing([1.0 / 10_000.0, 2.9e-9, 0.0095, 7.3e-8], 1_024),
+        sizes: sizes(400_000, 150_000.0),
+        kv_bytes: 131_072,
+        link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003 },
+    };
+    /// Qwen3-30B-A3B-like on one H200 141 GB; 96 KiB a token.
+    pub const H200_30B_A3B: Self = Self {
+        name: "30a3_h200",
+        timing: timing([1.0 / 30_000.0, 1.6e-9, 0.0080, 2.3e-8], 4_096),
+        sizes: sizes(700_000, 254_000.0),
+        kv_bytes: 98_304,
+        link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003 },
+    };
+    /// Llama-70B-like, tensor-parallel over four H100; 320 KiB a token, one 400 Gb/s link a worker.
+    pub const H100X4_70B: Self = Self {
+        name: "70b_tp4",
+        timing: timing([1.0 / 11_000.0, 1.46e-9, 0.0160, 2.8e-8], 2_048),
+        sizes: sizes(460_000, 150_000.0),
+        kv_bytes: 327_680,
+        link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003 },
+    };
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::H100_8B, Self::A100_8B, Self::H200_30B_A3B, Self::H100X4_70B];
+
+    /// By name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|spec| spec.name == name)
+    }
+}
+
+/// `[token, pair, decode step, token of context]` in seconds, and tokens of a chunk. The weights' read, which is most of
+/// a decode step, is the chunk's as well where both share a step.
+const fn timing([token, pair, step, context_token]: [f64; 4], chunk: u64) -> Timing {
+    let (chunk, chunk_overhead, step_beside_chunk, request) = (Tokens(chunk), 0.0, 0.0, 0.0);
+    Timing { token, pair, chunk, chunk_overhead, step, step_beside_chunk, context_token, request }
+}
+
+const fn sizes(device: u64, host_tokens_per_second: f64) -> Sizes {
+    Sizes { device: Tokens(device), host: Tokens::ZERO, host_tokens_per_second }
+}

@@ -1,0 +1,82 @@
+//! Our figures beside those of another implementation: a discrete-event model in plain Python, of which this engine's
+//! formulas and these policies' rules are taken, run on the committed sessions. `reference.json` is what it printed.
+
+use serde::Deserialize;
+use vocabulary::Tokens;
+
+use super::readers::sessions;
+use crate::policies::PolicyKind;
+use crate::report::Figures;
+use crate::trace::Limits;
+use crate::{Setup, Spec, World};
+
+#[derive(Deserialize, Debug)]
+struct Cell {
+    policy: String,
+    sessions: f64,
+    host_tokens: u64,
+    steps: usize,
+    first_token_mean: f64,
+    first_token_p95: f64,
+    step_mean: f64,
+    session_mean: f64,
+    prefill_tokens: u64,
+    hit_rate: f64,
+    owner_hit_rate: f64,
+    kv_bytes: u64,
+    token_mean: f64,
+    stall: f64,
+    prefill_use: f64,
+    duplicates: f64,
+    restored: u64,
+}
+
+impl Cell {
+    fn ours(&self, trace: &crate::trace::Trace) -> Figures {
+        let mut spec = Spec::H100_8B;
+        (spec.sizes.device, spec.sizes.host) = (Tokens(200_000), Tokens(self.host_tokens));
+        let setup = Setup { workers: 3, spec, load: self.sessions, seed: 1 };
+        let kind: PolicyKind = self.policy.parse().unwrap();
+        World::new(trace, kind, setup).unwrap().run(&mut |_, _| {})
+    }
+
+    /// Name, ours, theirs.
+    fn pairs(&self, ours: &Figures) -> [(&'static str, f64, f64); 14] {
+        let tokens = |tokens: u64| tokens as f64;
+        [
+            ("first token mean", ours.first_token.mean, self.first_token_mean),
+            ("first token p95", ours.first_token.p95, self.first_token_p95),
+            ("step mean", ours.step.mean, self.step_mean),
+            ("session mean", ours.session.mean, self.session_mean),
+            ("time per token", ours.token.mean, self.token_mean),
+            ("prefill tokens", tokens(ours.reuse.prefill_tokens), tokens(self.prefill_tokens)),
+            ("hit rate", ours.reuse.hit_rate, self.hit_rate),
+            ("owner hit rate", ours.reuse.owner_hit_rate, self.owner_hit_rate),
+            ("restored tokens", tokens(ours.reuse.restored_tokens), tokens(self.restored)),
+            ("KV bytes moved", tokens(ours.memory.kv_bytes_moved), tokens(self.kv_bytes)),
+            ("duplicate factor", ours.memory.duplicate_factor, self.duplicates),
+            ("decode stall", ours.work.decode_stall, self.stall),
+            ("prefill use", ours.work.prefill_use, self.prefill_use),
+            ("steps", ours.steps as f64, self.steps as f64),
+        ]
+    }
+}
+
+#[test]
+fn every_figure_of_the_baselines_is_that_of_another_implementation() {
+    let cells: Vec<Cell> = serde_json::from_str(include_str!("reference.json")).unwrap();
+    let trace = sessions().within(&Limits::default());
+    assert_eq!((cells.len(), trace.sessions.len()), (40, 35));
+    let mut apart = Vec::new();
+    for cell in &cells {
+        let ours = cell.ours(&trace);
+        assert_eq!(ours.unserved, 0, "{cell:?}");
+        for (name, seen, expected) in cell.pairs(&ours) {
+            if (seen - expected).abs() > 1e-3 * expected.abs().max(1e-3) {
+                let Cell { policy, sessions, host_tokens, .. } = cell;
+                apart.push(format!("{policy} {sessions} {host_tokens}: {name} is {seen}, there {expected}"));
+            }
+        }
+    }
+    assert_eq!(apart, Vec::<String>::new());
+}

@@ -1,0 +1,34 @@
+//! The links between workers: each sends one thing and receives one thing at a time.
+
+use engine_model::runs::Seconds;
+use vocabulary::Tokens;
+
+use crate::spec::LinkSpeed;
+
+/// When each worker's link is free again, out and in.
+pub(super) struct Links {
+    speed: LinkSpeed,
+    out: Vec<Seconds>,
+    into: Vec<Seconds>,
+    moved: Tokens,
+}
+
+impl Links {
+    pub(super) fn new(workers: usize, speed: LinkSpeed) -> Self {
+        Self { speed, out: vec![Seconds::ZERO; workers], into: vec![Seconds::ZERO; workers], moved: Tokens::ZERO }
+    }
+
+    /// Sends tokens of KV as soon as both ends are free; when they have arrived.
+    pub(super) fn send(&mut self, now: Seconds, (from, to): (usize, usize), tokens: Tokens) -> Seconds {
+        let begin = now.max(self.out[from]).max(self.into[to]);
+        let arrived = begin + Seconds(tokens.0 as f64 / self.speed.tokens_per_second + self.speed.fixed);
+        (self.out[from], self.into[to]) = (arrived, arrived);
+        self.moved += tokens;
+        arrived
+    }
+
+    /// Tokens of KV that were sent so far.
+    pub(super) fn moved(&self) -> Tokens {
+        self.moved
+    }
+}

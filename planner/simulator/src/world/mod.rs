@@ -1,0 +1,262 @@
+//! The fleet and its traffic in virtual time: what happens next, until nothing does.
+
+mod commons;
+mod deal;
+mod events;
+mod links;
+mod script;
+mod serve;
+mod tally;
+
+use engine_model::runs::{Around, RunEngine, Seconds, SharedPool, Sizes, Ticket};
+use vocabulary::Tokens;
+
+use crate::policies::{Policy, PolicyKind, StepRef};
+use crate::report::Figures;
+use crate::spec::Spec;
+use crate::trace::{Arrivals, Trace};
+use events::{Event, Events};
+use links::Links;
+use script::Script;
+use serve::Job;
+use tally::Tally;
+
+/// What is simulated besides the trace and the policy.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Setup {
+    /// How many workers there are.
+    pub workers: usize,
+    /// What each of them is.
+    pub spec: Spec,
+    /// How much traffic there is: sessions at once, or a factor on the recorded rate.
+    pub load: f64,
+    /// Seed of what a policy leaves to chance.
+    pub seed: u64,
+}
+
+/// Why nothing can be simulated.
+#[derive(Clone, PartialEq, thiserror::Error, Debug)]
+pub enum SetupError {
+    /// Fewer workers than a policy needs.
+    #[error("{policy} is given {workers} workers; accepted: {least} to 1024")]
+    Workers {
+        /// Which policy.
+        policy: &'static str,
+        /// How many it is given.
+        workers: usize,
+        /// How many it needs.
+        least: usize,
+    },
+    /// No traffic, or more than a number can say.
+    #[error("the load is {load}; accepted: {accepted}")]
+    Load {
+        /// What it is.
+        load: f64,
+        /// What it may be.
+        accepted: &'static str,
+    },
+    /// Steps of which a worker could never hold one.
+    #[error(
+        "the trace has steps of {longest} tokens and a worker holds {memory}; leave out longer ones with a smaller context"
+    )]
+    TooLong {
+        /// Of the longest step.
+        longest: Tokens,
+        /// Of one worker.
+        memory: Tokens,
+    },
+    /// Nothing to replay.
+    #[error("the trace has no steps within its limits")]
+    Empty,
+}
+
+/// Between the starts of the first sessions, and between a session's end and the next one's start.
+const START_GAP: f64 = 2.0;
+const NEXT_SESSION: f64 = 1.0;
+
+/// One run: a trace, a fleet and a policy.
+pub struct World<'a> {
+    trace: &'a Trace,
+    setup: Setup,
+    kind: PolicyKind,
+    policy: Box<dyn Policy>,
+    engines: Vec<Worker>,
+    shared: Option<SharedPool>,
+    links: Links,
+    events: Events,
+    script: Script,
+    jobs: Vec<Option<Job>>,
+    tally: Tally,
+    now: Seconds,
+}
+
+/// An engine, and which of its announced events is the last: those before it are void.
+struct Worker {
+    engine: RunEngine,
+    announced: u64,
+}
+
+impl<'a> World<'a> {
+    /// A fleet that has seen nothing, and traffic that begins at zero.
+    pub fn new(trace: &'a Trace, kind: PolicyKind, setup: Setup) -> Result<Self, SetupError> {
+        check(trace, kind, &setup)?;
+        let (runs, spec) = (trace.runs.len(), setup.spec);
+        let all = spec.sizes.device * setup.workers as u64;
+        let shared = kind.shared(all).map(|capacity| SharedPool::new(capacity, runs));
+        // A bound's workers have no memory of their own, and so need not keep books of it.
+        let sizes = if shared.is_some() { Sizes { host: Tokens::ZERO, ..spec.sizes } } else { spec.sizes };
+        let own = if shared.is_some() { 0 } else { runs };
+        let worker = |_| Worker { engine: RunEngine::new(spec.timing, sizes, own), announced: 0 };
+        Ok(Self {
+            trace,
+            setup,
+            kind,
+            policy: kind.make(setup.seed),
+            engines: (0..setup.workers).map(worker).collect(),
+            shared,
+            links: Links::new(setup.workers, spec.link),
+            events: Events::default(),
+            script: Script::new(trace),
+            jobs: Vec::new(),
+            tally: Tally::new(trace),
+            now: Seconds::ZERO,
+        })
+    }
+
+    /// Runs until nothing happens any more. `progress` is told now and then how many steps are over, and of how many.
+    pub fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> Figures {
+        const TOLD_EVERY: usize = 512;
+        self.open();
+        let (all, mut told) = (self.trace.steps().count(), 0);
+        while let Some((at, event)) = self.events.next() {
+            self.now = at;
+            self.happen(event);
+            let over = self.tally.over();
+            if over >= told + TOLD_EVERY {
+                told = over;
+                progress(over, all);
+            }
+        }
+        progress(self.tally.over(), all);
+        self.figures()
+    }
+
+    fn open(&mut self) {
+        match self.trace.arrivals {
+            Arrivals::Recorded => {
+                for (session, recorded) in self.trace.sessions.iter().enumerate() {
+                    for (step, recorded) in recorded.steps.iter().enumerate() {
+                        let at = Seconds(Seconds::from(recorded.at).0 / self.setup.load);
+                        self.events.add(at, Event::Arrives(StepRef { session, step }));
+                    }
+                }
+            }
+            Arrivals::AfterOthers => {
+                let at_once = (self.setup.load as usize).min(self.trace.sessions.len());
+                (0..at_once).for_each(|n| self.events.add(Seconds(n as f64 * START_GAP), Event::SessionStarts));
+            }
+        }
+        if let Some(period) = self.policy.period() {
+            self.events.add(period, Event::PolicyClock);
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::SessionStarts => self.start_session(),
+            Event::Arrives(at) => self.arrive(at, self.now),
+            Event::Engine { worker, announced } => {
+                if self.engines[worker].announced == announced {
+                    self.advance(worker);
+                }
+            }
+            Event::Fetched(ticket) => self.fetched(ticket),
+            Event::Shipped(ticket) => self.shipped(ticket),
+            Event::PolicyClock => self.policy_clock(),
+        }
+    }
+
+    fn start_session(&mut self) {
+        match self.script.next_session() {
+            Some(session) => {
+                for step in self.script.begin(session, &self.trace.sessions[session]) {
+                    self.arrive(StepRef { session, step }, self.now);
+                }
+            }
+            // From here on fewer sessions run than were asked for.
+            None => self.tally.cut(),
+        }
+    }
+
+    fn policy_clock(&mut self) {
+        let due = self.deal(|policy, fleet| policy.due(fleet));
+        for at in due {
+            let since = self.script.waited_since(at).unwrap_or(self.now);
+            self.arrive(at, since);
+        }
+        if let Some(period) = self.policy.period().filter(|_| !self.events.is_empty()) {
+            self.events.add(self.now + period, Event::PolicyClock);
+        }
+    }
+
+    /// What is due in an engine happens.
+    fn advance(&mut self, worker: usize) {
+        let mut out = Vec::new();
+        let mut around = Around { runs: &self.trace.runs, shared: self.shared.as_mut() };
+        let engine = &mut self.engines[worker].engine;
+        engine.settle(self.now, &around);
+        engine.happen(&mut around, &mut out);
+        self.record(worker, out);
+        self.announce(worker);
+    }
+
+    /// Something came to an engine from outside: perhaps a prompt can begin.
+    fn wake(&mut self, worker: usize) {
+        let mut out = Vec::new();
+        let mut around = Around { runs: &self.trace.runs, shared: self.shared.as_mut() };
+        let engine = &mut self.engines[worker].engine;
+        engine.settle(self.now, &around);
+        engine.begin(&mut around, &mut out);
+        self.record(worker, out);
+        self.announce(worker);
+    }
+
+    fn announce(&mut self, worker: usize) {
+        let around = Around { runs: &self.trace.runs, shared: self.shared.as_mut() };
+        let Worker { engine, announced } = &mut self.engines[worker];
+        *announced += 1;
+        if let Some(at) = engine.next_event(&around) {
+            self.events.add(at, Event::Engine { worker, announced: *announced });
+        }
+    }
+
+    fn job(&mut self, ticket: Ticket) -> &mut Job {
+        self.jobs[ticket.0 as usize].as_mut().expect("a ticket is alive until its answer is whole")
+    }
+}
+
+fn check(trace: &Trace, kind: PolicyKind, setup: &Setup) -> Result<(), SetupError> {
+    let least = if kind.mixes() { 1 } else { 2 };
+    if !(least..=1_024).contains(&setup.workers) {
+        return Err(SetupError::Workers { policy: kind.as_str(), workers: setup.workers, least });
+    }
+    let accepted = match trace.arrivals {
+        Arrivals::AfterOthers => "1 session at once or more",
+        Arrivals::Recorded => "a positive factor on the recorded rate",
+    };
+    let fine = match trace.arrivals {
+        Arrivals::AfterOthers => (1.0..=1e9).contains(&setup.load),
+        Arrivals::Recorded => setup.load.is_finite() && setup.load > 0.0,
+    };
+    if !fine {
+        return Err(SetupError::Load { load: setup.load, accepted });
+    }
+    let Some(longest) = trace.steps().map(|step| step.prompt + step.answer).max() else {
+        return Err(SetupError::Empty);
+    };
+    let memory = setup.spec.sizes.device;
+    if longest > memory { Err(SetupError::TooLong { longest, memory }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests;

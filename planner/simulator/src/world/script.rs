@@ -1,0 +1,91 @@
+//! Which step follows which, and which session is next.
+
+use std::collections::HashMap;
+
+use engine_model::runs::Seconds;
+
+use super::commons::Commons;
+use crate::policies::StepRef;
+use crate::trace::{Session, Trace};
+
+/// The sessions' progress.
+pub(super) struct Script {
+    sessions: usize,
+    next: usize,
+    open: HashMap<usize, Open>,
+    /// Steps that a policy lets wait, since when.
+    waiting: HashMap<StepRef, Seconds>,
+    pub(super) commons: Commons,
+}
+
+/// A session under way.
+struct Open {
+    left: usize,
+    /// How many steps each step still waits for.
+    before: Vec<usize>,
+    followers: Vec<Vec<usize>>,
+}
+
+/// What the end of a step brings about.
+pub(super) struct Followed {
+    /// Steps that wait for nothing any more.
+    pub(super) steps: Vec<usize>,
+    /// Whether the session is over.
+    pub(super) over: bool,
+}
+
+impl Script {
+    pub(super) fn new(trace: &Trace) -> Self {
+        Self {
+            sessions: trace.sessions.len(),
+            next: 0,
+            open: HashMap::new(),
+            waiting: HashMap::new(),
+            commons: Commons::new(trace.runs.len()),
+        }
+    }
+
+    pub(super) fn next_session(&mut self) -> Option<usize> {
+        let session = self.next;
+        self.next += 1;
+        (session < self.sessions).then_some(session)
+    }
+
+    /// The steps that a session begins with.
+    pub(super) fn begin(&mut self, number: usize, session: &Session) -> Vec<usize> {
+        let mut followers = vec![Vec::new(); session.steps.len()];
+        for (index, step) in session.steps.iter().enumerate() {
+            step.after.iter().for_each(|before| followers[*before].push(index));
+        }
+        let before: Vec<usize> = session.steps.iter().map(|step| step.after.len()).collect();
+        let first = (0..before.len()).filter(|step| before[*step] == 0).collect();
+        self.open.insert(number, Open { left: session.steps.len(), before, followers });
+        first
+    }
+
+    /// A step is over; none for requests that are on their own.
+    pub(super) fn end(&mut self, at: StepRef) -> Option<Followed> {
+        let open = self.open.get_mut(&at.session)?;
+        open.left -= 1;
+        let mut steps = Vec::new();
+        for follower in std::mem::take(&mut open.followers[at.step]) {
+            open.before[follower] -= 1;
+            if open.before[follower] == 0 {
+                steps.push(follower);
+            }
+        }
+        let over = open.left == 0;
+        if over {
+            self.open.remove(&at.session);
+        }
+        Some(Followed { steps, over })
+    }
+
+    pub(super) fn wait(&mut self, at: StepRef, since: Seconds) {
+        self.waiting.insert(at, since);
+    }
+
+    pub(super) fn waited_since(&mut self, at: StepRef) -> Option<Seconds> {
+        self.waiting.remove(&at)
+    }
+}

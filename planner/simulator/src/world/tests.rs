@@ -1,0 +1,182 @@
+//! What becomes of dispatches, with a policy that does as it is told.
+
+use std::collections::VecDeque;
+
+use super::*;
+use crate::LinkSpeed;
+use crate::policies::{Ask, Dispatch, Fetch, Fleet, Ship, Source};
+use crate::tests::{read, sessions};
+use crate::trace::Limits;
+
+struct Told(VecDeque<Dispatch>);
+
+impl Policy for Told {
+    fn place(&mut self, _ask: &Ask<'_>, _fleet: &Fleet<'_>) -> Dispatch {
+        self.0.pop_front().expect("every step is told")
+    }
+}
+
+/// One conversation of three steps of 6,400 tokens, each of which goes on from the one before.
+fn talk() -> Trace {
+    let request = |at: u64, blocks: u64, par: i64, keep: u64, first: u64| {
+        format!(
+            r#"{{"t": {at}, "agent": 0, "in": {}, "out": 20, "think": 10, "par": {par}, "keep": {keep}, "runs": [[{first}, {}]]}}"#,
+            blocks * 64,
+            blocks - keep,
+        )
+    };
+    let steps = [request(0, 100, -1, 0, 1), request(60, 200, 0, 100, 500), request(120, 300, 1, 200, 900)];
+    read(&format!(r#"{{"id": "a", "block_size": 64, "tool_tokens": 0, "reqs": [{}]}}"#, steps.join(",")))
+}
+
+fn setup(workers: usize) -> Setup {
+    Setup { workers, spec: Spec::H100_8B, load: 1.0, seed: 1 }
+}
+
+fn told<'a>(trace: &'a Trace, setup: Setup, dispatches: &[Dispatch]) -> World<'a> {
+    let mut world = World::new(trace, PolicyKind::RoundRobin, setup).unwrap();
+    world.policy = Box::new(Told(dispatches.iter().copied().collect()));
+    world
+}
+
+/// Runs to the end and keeps the world.
+fn over(world: &mut World<'_>) {
+    world.open();
+    while let Some((at, event)) = world.events.next() {
+        assert!(at >= world.now, "time never goes back");
+        world.now = at;
+        world.happen(event);
+    }
+    for Worker { engine, .. } in &world.engines {
+        assert_eq!(engine.memory_in_use(), Tokens::ZERO, "nothing is held for nobody");
+        assert_eq!((engine.load().requests, engine.load().prompt, engine.load().context), (0, Tokens(0), Tokens(0)));
+        assert_eq!((engine.queued(), engine.batch()), (0, (0, 0)));
+    }
+}
+
+fn near(seen: f64, expected: f64) {
+    assert!((seen - expected).abs() < 1e-9 * expected.abs().max(1.0), "{seen} is not {expected}");
+}
+
+fn prefill(new: u64, cached: u64) -> f64 {
+    Spec::H100_8B.timing.prefill(Tokens(new), Tokens(cached))
+}
+
+fn sent(tokens: u64) -> f64 {
+    tokens as f64 / Spec::H100_8B.link.tokens_per_second + Spec::H100_8B.link.fixed
+}
+
+#[test]
+fn a_conversation_at_one_worker_computes_what_is_new() {
+    let trace = talk();
+    let figures = told(&trace, setup(2), &[Dispatch::at(1); 3]).run(&mut |_, _| {});
+    let first = [prefill(6_400, 0), prefill(6_400, 6_400), prefill(6_400, 12_800)];
+    near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
+    assert_eq!((figures.steps, figures.unserved, figures.reuse.prefill_tokens), (3, 0, 19_200));
+    near(figures.reuse.hit_rate, (6_400.0 + 12_800.0) / (6_400.0 * 6.0));
+    near(figures.reuse.owner_hit_rate, 1.0);
+    let timing = Spec::H100_8B.timing;
+    let answer = |prompt: f64| 20.0 * (timing.step + timing.context_token * (prompt + 10.0));
+    near(figures.session.mean, first.iter().sum::<f64>() + answer(6_400.0) + answer(12_800.0) + answer(19_200.0));
+    // Three steps, and two pauses of ten seconds.
+    near(figures.work.seconds, figures.session.mean + 20.0);
+}
+
+#[test]
+fn what_is_fetched_arrives_before_the_prompt_begins_and_may_leave_its_source() {
+    let trace = talk();
+    for (source, left) in [(Source::Keeps, 6_400), (Source::Drops, 0)] {
+        let fetch = Dispatch { fetch: Some(Fetch { from: 0, until: Tokens(6_400) }), source, ..Dispatch::at(1) };
+        let mut world = told(&trace, setup(2), &[Dispatch::at(0), fetch, Dispatch::at(1)]);
+        over(&mut world);
+        let steps = &trace.sessions[0].steps;
+        assert_eq!(world.engines[0].engine.holds(&trace.runs, &steps[0].path).device, Tokens(left));
+        assert_eq!(world.engines[1].engine.holds(&trace.runs, &steps[2].path).device, Tokens(19_200));
+        let figures = world.figures();
+        let first = [prefill(6_400, 0), sent(6_400) + prefill(6_400, 6_400), prefill(6_400, 12_800)];
+        near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
+        assert_eq!(figures.memory.kv_bytes_moved, 6_400 * Spec::H100_8B.kv_bytes);
+        near(figures.reuse.fetched_rate, 1.0 / 6.0);
+    }
+}
+
+#[test]
+fn a_prompt_computed_elsewhere_is_sent_as_far_as_it_lacks_or_whole() {
+    let trace = talk();
+    for (ship, second) in [(Ship::Missing, 6_400), (Ship::Whole, 12_800)] {
+        let remote = Dispatch { prefill: 0, ship, ..Dispatch::at(1) };
+        let mut world = told(&trace, setup(2), &[remote, remote, Dispatch::at(1)]);
+        over(&mut world);
+        let figures = world.figures();
+        let first = [prefill(6_400, 0) + sent(6_400), prefill(6_400, 6_400) + sent(second), prefill(6_400, 12_800)];
+        near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
+        assert_eq!(figures.memory.kv_bytes_moved, (6_400 + second) * Spec::H100_8B.kv_bytes);
+        assert_eq!(figures.work.decode_stall, 0.0);
+    }
+}
+
+#[test]
+fn a_link_carries_one_thing_at_a_time_each_way() {
+    let mut links = Links::new(3, LinkSpeed { tokens_per_second: 1_000.0, fixed: 0.5 });
+    near(links.send(Seconds(1.0), (0, 1), Tokens(1_000)).0, 2.5);
+    near(links.send(Seconds(1.0), (0, 2), Tokens(1_000)).0, 4.0);
+    near(links.send(Seconds(1.0), (1, 0), Tokens(1_000)).0, 2.5);
+    near(links.send(Seconds(1.0), (2, 1), Tokens(1_000)).0, 4.0);
+    assert_eq!(links.moved(), Tokens(4_000));
+}
+
+#[test]
+fn every_policy_serves_every_step_leaves_nothing_behind_and_does_the_same_again() {
+    let trace = sessions().within(&Limits::default());
+    let mut spec = Spec::H100_8B;
+    (spec.sizes.device, spec.sizes.host) = (Tokens(160_000), Tokens(100_000));
+    let setup = Setup { workers: 4, spec, load: 9.0, seed: 7 };
+    for kind in PolicyKind::ALL {
+        let mut world = World::new(&trace, kind, setup).unwrap();
+        over(&mut world);
+        let (once, again) = (world.figures(), World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {}));
+        assert_eq!(once, again, "{kind:?}");
+        assert_eq!((once.steps, once.unserved, once.work.sessions_over), (778, 0, 35), "{kind:?}");
+    }
+}
+
+#[test]
+fn requests_at_recorded_times_do_not_wait_for_each_other_and_load_is_a_rate() {
+    let row = |at: u64, id: u64| {
+        format!(r#"{{"timestamp": {at}, "input_length": 5120, "output_length": 10, "hash_ids": [{}]}}"#, blocks(id))
+    };
+    fn blocks(id: u64) -> String {
+        (0..10).map(|n| (id * 100 + n).to_string()).collect::<Vec<_>>().join(",")
+    }
+    let trace = read(&[row(0, 1), row(1_000, 1), row(60_000, 2)].join("\n"));
+    let ends =
+        |load| World::new(&trace, PolicyKind::LeastLoaded, Setup { load, ..setup(1) }).unwrap().run(&mut |_, _| {});
+    let (slow, quick) = (ends(1.0), ends(1_000.0));
+    assert!((60.0..61.0).contains(&slow.work.seconds) && quick.work.seconds < 2.0);
+    near(slow.first_token.p50, prefill(5_120, 0));
+    assert!(quick.first_token.p95 > 1.5 * slow.first_token.p95, "the third request waits for the first one");
+    assert_eq!(slow.reuse.prefill_tokens, 2 * 5_120 + 1);
+}
+
+#[test]
+fn progress_is_told_up_to_the_last_step() {
+    let trace = sessions().within(&Limits::default());
+    let mut told = Vec::new();
+    World::new(&trace, PolicyKind::StickySessions, setup(2)).unwrap().run(&mut |over, all| told.push((over, all)));
+    assert_eq!(told, [(512, 778), (778, 778)]);
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said_with_what_can() {
+    let trace = talk();
+    let said = |kind, setup| World::new(&trace, kind, setup).err().expect("refused").to_string();
+    assert_eq!(said(PolicyKind::StaticPd, setup(1)), "static_pd is given 1 workers; accepted: 2 to 1024");
+    assert!(said(PolicyKind::RoundRobin, setup(0)).contains("accepted: 1 to 1024"));
+    let none = Setup { load: 0.5, ..setup(2) };
+    assert_eq!(said(PolicyKind::RoundRobin, none), "the load is 0.5; accepted: 1 session at once or more");
+    let mut small = setup(2);
+    small.spec.sizes.device = Tokens(10_000);
+    assert!(said(PolicyKind::RoundRobin, small).contains("steps of 19220 tokens and a worker holds 10000"));
+    let empty = talk().within(&Limits { context: Tokens(10), ..Limits::default() });
+    assert_eq!(World::new(&empty, PolicyKind::Oracle, setup(2)).err(), Some(SetupError::Empty));
+}
