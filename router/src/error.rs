@@ -1,15 +1,18 @@
-//! What clients are told when something goes wrong, and the one place where HTTP statuses are decided.
+//! What clients are told when something goes wrong, and the one place where HTTP statuses are decided. In whose words it
+//! is told, `words` knows.
 //!
 //! Every message says what to do about it. Never a secret, never a path of this machine, never a panic's text.
 
+mod words;
+
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use vocabulary::Tokens;
 use workers_shim::dialect::JsonError;
+
+pub use words::{Addressee, Words};
 
 /// Everything that ends a client's request without an engine's answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -258,16 +261,14 @@ impl ApiError {
         }
     }
 
-    /// `{"error": {"message", "type", "param", "code"}}`, as a body and as the payload of an error event in a stream.
-    pub fn json(&self) -> String {
-        let Shape { kind, code, .. } = self.shape();
-        let param = match self {
-            Self::BadField { param, .. } => Some(param.as_str()),
+    /// The field that it is about.
+    fn param(&self) -> Option<&str> {
+        match self {
+            Self::BadField { param, .. } => Some(param),
             Self::UnknownModel { .. } => Some("model"),
-            Self::TooLong { param, .. } => Some(*param),
+            Self::TooLong { param, .. } => Some(param),
             _ => None,
-        };
-        error_json(&self.to_string(), kind, (param, code))
+        }
     }
 
     fn headers(&self) -> HeaderMap {
@@ -294,31 +295,20 @@ impl ApiError {
 }
 
 /// OpenAI's error object around `message`.
-fn error_json(message: &str, kind: &str, (param, code): (Option<&str>, Option<&str>)) -> String {
-    serde_json::json!({"error": {"message": message, "type": kind, "param": param, "code": code}}).to_string()
+fn error_object(message: &str, kind: &str, (param, code): (Option<&str>, Option<&str>)) -> serde_json::Value {
+    serde_json::json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
 }
 
 /// A whole HTTP/1.1 answer for clients whose request never became one: their headers did not arrive in time.
 pub(crate) fn headers_timeout_answer() -> Vec<u8> {
     let message = "The request's headers did not arrive in time. Send them without long pauses.";
-    let body = error_json(message, BAD, (None, Some("headers_timeout")));
+    let body = error_object(message, BAD, (None, Some("headers_timeout"))).to_string();
     let status = StatusCode::REQUEST_TIMEOUT;
     format!(
         "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )
     .into_bytes()
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = Response::new(Body::from(self.json()));
-        *response.status_mut() = self.status();
-        *response.headers_mut() = self.headers();
-        // For the log and the metrics of this request; never sent.
-        response.extensions_mut().insert(Cause(self.cause()));
-        response
-    }
 }
 
 /// Rides on an error response as an extension, so that whoever counts it knows why.
@@ -337,22 +327,25 @@ pub(crate) fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_error_has_openais_shape() {
-        let error = ApiError::UnknownModel { model: "gpt-9".into() };
-        let value: serde_json::Value = serde_json::from_str(&error.json()).unwrap();
+    const TO: Addressee = Addressee { words: Words::OpenAi, request: vocabulary::RequestId(1) };
+
+    #[tokio::test]
+    async fn an_error_has_openais_shape() {
+        let answer = ApiError::UnknownModel { model: "gpt-9".into() }.answer(TO);
+        assert_eq!(answer.status(), 404);
+        let body = axum::body::to_bytes(answer.into_body(), 1000).await.unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(value["error"]["type"], "invalid_request_error");
         assert_eq!(value["error"]["code"], "model_not_found");
         assert_eq!(value["error"]["param"], "model");
         assert!(value["error"]["message"].as_str().unwrap().contains("GET /v1/models"));
-        assert_eq!(error.status(), 404);
     }
 
     #[test]
     fn trying_again_is_advised_where_it_helps_and_the_method_error_names_the_methods() {
-        let busy = ApiError::Overloaded { what: "connections" }.into_response();
+        let busy = ApiError::Overloaded { what: "connections" }.answer(TO);
         assert_eq!((busy.status().as_u16(), busy.headers()[RETRY_AFTER].to_str().unwrap()), (429, "1"));
-        let wrong = ApiError::WrongMethod { method: "PUT".into(), allow: "GET, HEAD" }.into_response();
+        let wrong = ApiError::WrongMethod { method: "PUT".into(), allow: "GET, HEAD" }.answer(TO);
         assert_eq!((wrong.status().as_u16(), wrong.headers()[ALLOW].to_str().unwrap()), (405, "GET, HEAD"));
         assert_eq!(wrong.extensions().get(), Some(&Cause("wrong_method")));
     }

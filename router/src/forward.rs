@@ -7,7 +7,7 @@ use bytes::Bytes;
 use vocabulary::WorkerId;
 use workers_shim::dialect::{LegOptions, RequestBody};
 
-use crate::error::ApiError;
+use crate::error::{Addressee, ApiError};
 use crate::gateway::Gateway;
 use crate::incoming::Incoming;
 use crate::relay::{Observer, is_event_stream, relay};
@@ -61,7 +61,10 @@ pub(crate) async fn forward(
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
                 let listener = listener(gateway, request, (learn, worker), &answer);
-                return Ok(relay(answer, Watch { gateway: gateway.clone(), _sent: sent, listener }));
+                return Ok(relay(
+                    answer,
+                    Watch { gateway: gateway.clone(), client: request.addressee(), _sent: sent, listener },
+                ));
             }
             Err(error) => {
                 tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
@@ -131,6 +134,7 @@ fn listener(
 /// Keeps the request counted at its worker while the answer runs, and learns from it.
 struct Watch {
     gateway: Arc<Gateway>,
+    client: Addressee,
     _sent: Sent,
     listener: Option<Listener>,
 }
@@ -142,8 +146,9 @@ impl Observer for Watch {
         }
     }
 
-    fn broken(&mut self) -> ApiError {
+    fn broken(&mut self) -> Bytes {
         self.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
-        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }
+        let number = self.listener.as_ref().map_or(0, Listener::next_number);
+        ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.event(self.client, number)
     }
 }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{RequestId, TenantId};
 
-use crate::error::ApiError;
+use crate::error::{Addressee, ApiError, Words};
 use crate::quotas::Reserved;
 use crate::resources::transcript::Asked;
 
@@ -82,6 +82,13 @@ pub struct Incoming {
     pub reserved: Option<Reserved>,
     /// Of `/v1/responses`: what it adds to the transcript that is kept of its conversation.
     pub(crate) adds: Option<Asked>,
+}
+
+impl Incoming {
+    /// Who is told what goes wrong with it.
+    pub fn addressee(&self) -> Addressee {
+        Addressee { words: Words::of(&self.path), request: self.id }
+    }
 }
 
 /// A new request id: unique over processes and their restarts, and not to be guessed.

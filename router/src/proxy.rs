@@ -11,14 +11,14 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
 use futures::FutureExt as _;
 use http::header::{ALLOW, HeaderName};
 use http::{HeaderValue, Method, StatusCode};
-use vocabulary::{RequestId, TenantId};
+use vocabulary::TenantId;
 
-use crate::error::{ApiError, Cause, shortened};
+use crate::error::{Addressee, ApiError, Cause, Words, shortened};
 use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
 use crate::incoming::{Envelope, Incoming, new_request_id};
@@ -46,13 +46,14 @@ pub fn routes(gateway: &Arc<Gateway>) -> Router {
 async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -> Response {
     let arrived = Instant::now();
     let id = new_request_id();
+    let client = Addressee { words: Words::of(request.uri().path()), request: id };
     let counted = Counted::begin(gateway.clone(), route.path, arrived);
-    let served = AssertUnwindSafe(dispatch(&gateway, route, request, (id, arrived))).catch_unwind().await;
+    let served = AssertUnwindSafe(dispatch(&gateway, route, request, (client, arrived))).catch_unwind().await;
     let result = served.unwrap_or_else(|_| {
         tracing::error!(request = %id, path = route.path, "a panic; please report it");
         Err(ApiError::Internal { request: id.to_string() })
     });
-    let mut response = result.unwrap_or_else(IntoResponse::into_response);
+    let mut response = result.unwrap_or_else(|error| error.answer(client));
     if let Some(Cause(cause)) = response.extensions().get() {
         gateway.metrics.requests.errors.with_label_values(&[cause]).inc();
         tracing::debug!(request = %id, path = route.path, status = response.status().as_u16(), cause, "refused");
@@ -70,7 +71,7 @@ async fn dispatch(
     gateway: &Arc<Gateway>,
     route: &'static Route,
     request: Request,
-    (id, arrived): (RequestId, Instant),
+    (client, arrived): (Addressee, Instant),
 ) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let limits = BodyLimits::from(&gateway.config.proxy);
@@ -84,31 +85,32 @@ async fn dispatch(
     if let Some(quotas) = &quotas
         && let Err(error) = quotas.take_request().await
     {
-        return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error))));
+        return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client));
     }
     let body = read_body(&head.headers, body, limits).await?;
     let reserved = match &quotas {
         None => None,
         Some(quotas) => match quotas.take_tokens(body.len()).await {
             Ok(reserved) => Some(reserved),
-            Err(error) => return Ok(told(quotas, Err(error))),
+            Err(error) => return Ok(told(quotas, Err(error), client)),
         },
     };
     gateway.metrics.requests.body_bytes.observe(body.len() as f64);
     let mut headers = head.headers;
     headers.remove(http::header::CONTENT_ENCODING);
     let path = head.uri.path_and_query().map_or(head.uri.path(), |path| path.as_str()).to_owned();
+    let id = client.request;
     let incoming = Incoming { id, tenant, method: head.method, path, headers, body, arrived, reserved, adds: None };
     let answer = answer(gateway, route, incoming).await;
     match quotas {
         None => answer,
-        Some(quotas) => Ok(told(&quotas, answer)),
+        Some(quotas) => Ok(told(&quotas, answer, client)),
     }
 }
 
 /// The answer with what is left of the tenant's quotas.
-fn told(quotas: &TenantQuotas, answer: Result<Response, ApiError>) -> Response {
-    let mut response = answer.unwrap_or_else(IntoResponse::into_response);
+fn told(quotas: &TenantQuotas, answer: Result<Response, ApiError>, client: Addressee) -> Response {
+    let mut response = answer.unwrap_or_else(|error| error.answer(client));
     quotas.tell(response.headers_mut());
     response
 }

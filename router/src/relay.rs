@@ -9,7 +9,6 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use crate::error::ApiError;
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
 /// Sees what passes. Dropping it tells that the answer is over, for whatever reason.
@@ -17,8 +16,8 @@ pub trait Observer: Send + 'static {
     /// A piece of the answer's body.
     fn piece(&mut self, data: &Bytes);
 
-    /// The worker broke off; what the client is told, in place of silence, when the answer is a stream of events.
-    fn broken(&mut self) -> ApiError;
+    /// The worker broke off; the event that the client gets, in place of silence, when the answer is a stream of them.
+    fn broken(&mut self) -> Bytes;
 }
 
 /// The client's response of a worker's. Nothing is buffered; pieces go on as they come.
@@ -39,12 +38,6 @@ pub fn relay(answer: http::Response<WorkerBody>, observer: impl Observer + Unpin
 pub fn is_event_stream(headers: &http::HeaderMap) -> bool {
     let value = headers.get(CONTENT_TYPE).map_or(&b""[..], http::HeaderValue::as_bytes);
     value.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
-}
-
-/// The event that ends a broken stream: one that OpenAI's and Anthropic's clients both raise as an error.
-pub fn error_event(error: &ApiError) -> Bytes {
-    // The empty lines in front end an event that may have been cut in two.
-    Bytes::from(format!("\n\nevent: error\ndata: {}\n\n", error.json()))
 }
 
 struct Relayed<O> {
@@ -77,7 +70,7 @@ impl<O: Observer + Unpin> HttpBody for Relayed<O> {
                 self.ended = true;
                 let told = self.observer.broken();
                 tracing::warn!(%error, "a worker's answer broke off");
-                if self.events { Some(Ok(Frame::data(error_event(&told)))) } else { Some(Err(error)) }
+                if self.events { Some(Ok(Frame::data(told))) } else { Some(Err(error)) }
             }
             None => {
                 self.ended = true;

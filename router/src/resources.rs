@@ -2,6 +2,7 @@
 //! Learned from answers as they pass; what is forgotten answers 404.
 
 pub(crate) mod listener;
+mod numbers;
 pub(crate) mod serve;
 pub(crate) mod transcript;
 

@@ -136,7 +136,8 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
         }
         "die" => {
-            let pieces = futures::stream::iter([Ok("data: {\"cut\":"), Err(std::io::Error::other("killed"))]);
+            let before = asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned();
+            let pieces = futures::stream::iter([Ok(before), Err(std::io::Error::other("killed"))]);
             let pieces = pieces.then(|piece| async {
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 piece

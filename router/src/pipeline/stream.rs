@@ -18,9 +18,8 @@ use super::finish::Finish;
 use super::legs::Opened;
 use super::parse::Delivery;
 use super::receipt::Ending;
-use crate::error::ApiError;
+use crate::error::{Addressee, ApiError};
 use crate::incoming::Endpoint;
-use crate::relay::error_event;
 use crate::resources::listener::{Form, Listener};
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
@@ -28,6 +27,7 @@ use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 pub fn stream(opened: Opened, mut finish: Finish) -> Response {
     let request = &finish.step.located.prefixed.request;
     let (delivery, several) = (request.delivery, request.bar == Some(TransferBar::SeveralChoices));
+    let client = request.incoming.addressee();
     match opened {
         Opened::Whole(answer, told) => {
             if let Some(mut listener) = listener(&finish, &answer, Form::Whole) {
@@ -51,8 +51,8 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
                 Delivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
                 Delivery::Stream { usage_wanted: true } | Delivery::Whole => SseScanner::new(),
             };
-            let mut events =
-                Events { rest, scanner, ready: VecDeque::new(), finish: Some(finish), several, listener, over: false };
+            let (ready, finish) = (VecDeque::new(), Some(finish));
+            let mut events = Events { client, rest, scanner, ready, finish, several, listener, over: false };
             events.take(first);
             let mut response = Response::new(Body::new(events));
             *response.status_mut() = head.status;
@@ -66,6 +66,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
 
 /// A worker's events on their way to the client. Dropping it before the end is the client leaving.
 struct Events {
+    client: Addressee,
     rest: WorkerBody,
     scanner: SseScanner,
     ready: VecDeque<Bytes>,
@@ -108,7 +109,8 @@ impl Events {
             let error = error.map(tracing::field::display);
             tracing::warn!(worker = at.map(tracing::field::display), error, "a worker's stream broke off");
             let error = ApiError::WorkerFailed { detail: "it broke off inside its answer".into() };
-            self.ready.push_back(error_event(&error));
+            let number = self.listener.as_ref().map_or(0, Listener::next_number);
+            self.ready.push_back(error.event(self.client, number));
         }
         let ending = if told && facts.error.is_none() { Ending::Complete } else { Ending::Broken };
         let usage = facts.usage;

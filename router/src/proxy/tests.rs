@@ -3,6 +3,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Request;
+use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::testing::{Worker, front, front_of, get, post, raw, read_until, request_bytes, rest, send, until};
@@ -201,6 +202,60 @@ async fn a_worker_that_dies_inside_a_stream_leaves_an_explicit_error() {
     assert_eq!(cut, "data: {\"cut\":");
     let error: serde_json::Value = serde_json::from_str(told.trim()).unwrap();
     assert_eq!(error["error"]["code"], "worker_failed");
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_is_told_in_the_words_of_its_path() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let broken = async |path: &str, more: Value| {
+        let mut body =
+            json!({"model": "tiny", "behave": "die", "stream": true, "before": "data: {\"sequence_number\":4}\n\n"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let got = post(front.proxy_address(), path, body.to_string()).await;
+        let text = String::from_utf8(got.body.to_vec()).unwrap();
+        let (_, told) = text.split_once("\n\nevent: error\ndata: ").expect("an error event");
+        let told = serde_json::from_str::<Value>(told.trim()).unwrap();
+        (told, got.headers["x-request-id"].to_str().unwrap().to_owned())
+    };
+    let (told, id) = broken("/v1/messages", json!({"messages": [], "max_tokens": 1})).await;
+    assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!("api_error")));
+    assert_eq!(told["request_id"], id);
+    // A step that is planned, and one that goes to where it must.
+    for more in [json!({"input": "x"}), json!({"input": "x", "background": true})] {
+        let (told, _) = broken("/v1/responses", more).await;
+        assert_eq!((&told["type"], &told["sequence_number"]), (&json!("error"), &json!(5)));
+        assert_eq!((&told["code"], &told["error"]["code"]), (&json!("worker_failed"), &json!("worker_failed")));
+        assert_eq!(told["message"], told["error"]["message"]);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_told_in_anthropics_words_where_its_clients_call() {
+    let worker = worker().await;
+    let front = front(&[&worker], &["proxy.body_limit=1000"]).await;
+    let messages = "/v1/messages";
+    for (path, body, status, kind) in [
+        (messages, "[]".to_owned(), 400, "invalid_request_error"),
+        (messages, json!({"model": "gpt-9", "messages": []}).to_string(), 404, "not_found_error"),
+        (messages, " ".repeat(1001), 413, "request_too_large"),
+        ("/v1/messages/count_tokens", json!({"model": "gpt-9"}).to_string(), 404, "not_found_error"),
+        ("/v1/messages/batches", "{}".into(), 404, "not_found_error"),
+    ] {
+        let got = post(front.proxy_address(), path, body).await;
+        let told = got.json();
+        assert_eq!(
+            (got.status, &told["type"], &told["error"]["type"]),
+            (status, &json!("error"), &json!(kind)),
+            "{path}"
+        );
+        assert_eq!(told["request_id"], got.headers["x-request-id"].to_str().unwrap(), "{path}");
+        assert!(told["error"]["message"].as_str().is_some_and(|text| text.len() > 10), "{told}");
+    }
+    let none = front_of(&[], &[]).await;
+    let got = post(none.proxy_address(), messages, json!({"model": "tiny", "messages": []}).to_string()).await;
+    assert_eq!((got.status, got.json()["error"]["type"].as_str().unwrap()), (503, "overloaded_error"));
+    assert_eq!(got.headers["retry-after"], "1");
 }
 
 #[tokio::test]

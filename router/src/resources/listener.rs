@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vocabulary::{TenantId, WorkerId};
 
+use super::numbers::Numbers;
 use super::transcript::{Asked, Told};
 use super::{IdSniffer, Resources};
 use crate::incoming::Incoming;
@@ -28,6 +29,7 @@ pub(crate) struct Listener {
     asked: Option<Asked>,
     reserved: Option<Reserved>,
     collector: Collector,
+    numbers: Numbers,
 }
 
 impl Listener {
@@ -35,13 +37,22 @@ impl Listener {
     pub(crate) fn new(resources: Arc<Resources>, request: &Incoming, worker: WorkerId, form: Form) -> Self {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
         let (tenant, reserved, asked) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone());
-        Self { resources, tenant, worker, sniffer: IdSniffer::default(), asked, reserved, collector }
+        let (sniffer, numbers) = (IdSniffer::default(), Numbers::default());
+        Self { resources, tenant, worker, sniffer, asked, reserved, collector, numbers }
+    }
+
+    /// The number of an event that follows what has passed.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.next()
     }
 
     /// A piece of the answer.
     pub(crate) fn piece(&mut self, data: &[u8]) {
         if let Some(id) = self.sniffer.feed(data) {
             self.resources.learn(&self.tenant, &id, self.worker);
+        }
+        if self.collector.form == Form::Events {
+            self.numbers.feed(data);
         }
         if self.asked.is_some() || self.reserved.is_some() {
             self.collector.feed(data);

@@ -1,0 +1,83 @@
+//! How an engine numbers the events of a stream of `/v1/responses`, so that one that is added here goes on from there.
+
+/// `"sequence_number"` of the newest event, found without reading the events.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    newest: Option<u64>,
+    /// The end of what has passed: a number may be cut by a piece's end.
+    tail: Vec<u8>,
+}
+
+/// Within a text its quotes would be escaped.
+const NAME: &[u8] = b"\"sequence_number\":";
+/// Name, a space, the longest number, and what shows that it is whole.
+const LONGEST: usize = NAME.len() + 22;
+
+impl Numbers {
+    pub(super) fn feed(&mut self, piece: &[u8]) {
+        let seen = newest(piece);
+        self.tail.extend_from_slice(&piece[..piece.len().min(LONGEST)]);
+        self.newest = seen.or_else(|| newest(&self.tail)).or(self.newest);
+        if piece.len() > LONGEST {
+            self.tail.clear();
+            self.tail.extend_from_slice(&piece[piece.len() - LONGEST..]);
+        } else {
+            let excess = self.tail.len().saturating_sub(LONGEST);
+            self.tail.drain(..excess);
+        }
+    }
+
+    pub(super) fn next(&self) -> u64 {
+        self.newest.map_or(0, |newest| newest.saturating_add(1))
+    }
+}
+
+/// The last whole number in `text`.
+fn newest(text: &[u8]) -> Option<u64> {
+    let mut until = text.len();
+    loop {
+        let at = text[..until].windows(NAME.len()).rposition(|window| window == NAME)?;
+        let rest = text[at + NAME.len()..].trim_ascii_start();
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        // Without an end it may go on.
+        if digits > 0 && digits < rest.len() {
+            return std::str::from_utf8(&rest[..digits]).ok()?.parse().ok();
+        }
+        until = at;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STREAM: &str = concat!(
+        "event: response.created\ndata: {\"sequence_number\":0,\"response\":{\"id\":\"resp_1\"}}\n\n",
+        "data: {\"type\":\"response.output_text.delta\",\"delta\":\"\\\"sequence_number\\\":99,\",\"sequence_number\": 41}\n\n",
+        "data: {\"sequence_number\":42,\"delta\":\"a long one that goes on for more than any number could be wide\"}\n\n",
+    );
+
+    #[test]
+    fn a_stream_without_numbers_is_gone_on_with_from_the_first() {
+        let mut numbers = Numbers::default();
+        numbers.feed(b"data: {}\n\n");
+        assert_eq!(numbers.next(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn however_a_stream_is_cut_into_pieces_the_next_number_follows(cuts in prop::collection::vec(1usize..60, 0..20)) {
+            let mut numbers = Numbers::default();
+            let mut rest = STREAM.as_bytes();
+            for cut in cuts {
+                let (piece, after) = rest.split_at(cut.min(rest.len()));
+                numbers.feed(piece);
+                rest = after;
+            }
+            numbers.feed(rest);
+            prop_assert_eq!(numbers.next(), 43);
+        }
+    }
+}
