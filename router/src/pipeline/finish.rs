@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Handoff, Transfers};
-use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
+use vocabulary::{Blocks, Bytes, Knowledge, Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
 use workers_shim::fleet::InFlight;
 
@@ -13,6 +13,7 @@ use super::plan::{Classified, Planned};
 use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
+use super::underway::knowledge_of_step;
 use crate::gateway::Gateway;
 
 /// A request on its way to its end.
@@ -169,12 +170,22 @@ impl Finish {
         for remark in self.attempts.iter().flat_map(|attempt| &attempt.remarks) {
             metrics.plans.fallback.with_label_values(&[remark.as_str()]).inc();
         }
+        if self.is_guessed() {
+            metrics.plans.fallback.with_label_values(&["converted_by_guess"]).inc();
+        }
         if let Some(reason) = located.prefixed.fallback() {
             metrics.plans.fallback.with_label_values(&[reason.label()]).inc();
         }
         if seen.ending == Ending::Complete {
             self.count_tokens(seen);
         }
+    }
+
+    /// Whether who served it may read the request otherwise than it was read here.
+    fn is_guessed(&self) -> bool {
+        let endpoint = self.step.located.prefixed.request.endpoint;
+        let engine = self.gateway.fleet().engine(self.server());
+        knowledge_of_step(endpoint, engine, Knowledge::Exact) == Knowledge::Fallback
     }
 
     fn count_tokens(&self, seen: &Seen) {

@@ -78,7 +78,7 @@ pub struct Attempt {
     /// Who was to answer.
     pub decode: WorkerId,
     /// How the blocks of these two are known, of both the least: `fallback` where they are guessed from what was routed
-    /// there.
+    /// there, or where the prompt is one that only vLLM is known to make of such a request.
     pub knowledge: Knowledge,
     /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
     pub remarks: Vec<Remark>,

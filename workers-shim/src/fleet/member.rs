@@ -86,6 +86,11 @@ impl Member {
         self.seen.load_full()
     }
 
+    /// Whose metrics it showed last.
+    pub(super) fn engine(&self) -> Engine {
+        self.seen.load().scrape.engine
+    }
+
     /// Where our requests stand, and how often the worker was blamed: for a probe that begins now.
     pub(super) fn mark(&self) -> (Mark, u64) {
         (self.desk.counters.mark(), self.reach.lock().blames)

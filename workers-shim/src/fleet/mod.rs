@@ -33,6 +33,7 @@ use tokio::task::JoinHandle;
 use vocabulary::{Bytes, Chain, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
 use crate::events::{EventCounts, Following, Imprints, SharedIndex, follow};
+use crate::scrape::Engine;
 use member::Member;
 use overlay::Overlay;
 use probe::Prober;
@@ -202,6 +203,11 @@ impl Fleet {
         if self.index.note_routed((worker, rank), chain, room) == Knowledge::Fallback {
             self.revision.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// Whose metrics the worker showed last; [`Engine::Other`] where it showed none.
+    pub fn engine(&self, worker: WorkerId) -> Engine {
+        self.member(worker).map_or_else(Engine::default, |member| member.engine())
     }
 
     /// What came of the worker's events so far.

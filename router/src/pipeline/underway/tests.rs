@@ -2,10 +2,14 @@ use std::sync::Arc;
 
 use http::Request;
 use ownership::ledger::Ledger;
+use serde_json::json;
 use vocabulary::{Knowledge, ModelId, SessionId, TenantId};
+use workers_shim::sim::SimWorker;
 
 use crate::pipeline::receipt::{Ending, Receipt, Remark};
-use crate::testing::{Front, Worker, front, post, raw, send, until};
+use crate::server::{Bound, Server, ServerLimits};
+use crate::sim_command::tests::{sim, url};
+use crate::testing::{Front, Worker, front, front_of, post, raw, send, until};
 
 const PATH: &str = "/v1/completions";
 
@@ -77,4 +81,59 @@ async fn a_client_that_leaves_before_the_answer_leaves_a_receipt_and_no_intent()
     let newest = receipts(&front).remove(0);
     assert_eq!(ending(&newest), (Ending::ClientLeft, 499));
     assert_eq!(newest.attempts.len(), 1);
+}
+
+/// The same engine behind metrics of another name.
+async fn disguised(worker: &SimWorker) -> (String, Server) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (at, client) = (worker.address(), reqwest::Client::builder().no_proxy().build().unwrap());
+    let pass = move |request: axum::extract::Request| {
+        let client = client.clone();
+        async move {
+            let (head, body) = request.into_parts();
+            let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+            let url = format!("http://{at}{}", head.uri);
+            let answer = client.request(head.method, url).headers(head.headers).body(body).send().await.unwrap();
+            let (status, kind) = (answer.status(), answer.headers().get("content-type").cloned());
+            let text = answer.text().await.unwrap();
+            let text = if head.uri.path() == "/metrics" { text.replace("vllm:", "sglang:") } else { text };
+            let kind = kind.unwrap_or_else(|| http::HeaderValue::from_static("text/plain"));
+            (status, [(http::header::CONTENT_TYPE, kind)], text)
+        }
+    };
+    let bound = Bound::take("127.0.0.1:0".parse().unwrap()).unwrap();
+    let routes = axum::Router::new().fallback(pass);
+    let limits = ServerLimits {
+        header_timeout: std::time::Duration::from_secs(30),
+        connections: 100,
+        drain_timeout: std::time::Duration::from_secs(1),
+    };
+    let server = Server::start(bound, routes, limits, prometheus::IntGauge::new("d", "d").unwrap()).unwrap();
+    (format!("http://{}", server.address()), server)
+}
+
+#[tokio::test]
+async fn steps_in_the_words_of_other_endpoints_are_known_exactly_at_vllm_and_guessed_at_others() {
+    let worker = sim(&["--speed-up=50"]).await;
+    let (other, _server) = disguised(&worker).await;
+    for (at, is_vllm) in [(url(&worker), true), (other, false)] {
+        let front = front_of(&[at], &["models.tiny.text=builtin"]).await;
+        let known = |front: &Front| front.gateway.fleet().snapshot()[0].knowledge;
+        let user = json!([{"role": "user", "content": "Where is my bag?"}]);
+        for (path, body, is_guessed) in [
+            ("/v1/chat/completions", json!({"model": "tiny", "max_tokens": 2, "messages": user}), false),
+            ("/v1/messages", json!({"model": "tiny", "max_tokens": 2, "messages": user}), !is_vllm),
+            ("/v1/responses", json!({"model": "tiny", "max_output_tokens": 2, "input": user}), !is_vllm),
+        ] {
+            until("its events are followed", || known(&front) == Knowledge::Exact).await;
+            let got = post(front.proxy_address(), path, body.to_string()).await;
+            assert_eq!(got.status, 200, "{path} {:?}", got.body);
+            let receipt = receipts(&front).remove(0);
+            assert_eq!(receipt.known.fallback, None, "{path}");
+            let expected = if is_guessed { Knowledge::Fallback } else { Knowledge::Exact };
+            assert_eq!(receipt.attempts[0].knowledge, expected, "{path}");
+        }
+        let guessed = front.gateway.metrics.plans.fallback.with_label_values(&["converted_by_guess"]).get();
+        assert_eq!(guessed, if is_vllm { 0 } else { 2 });
+    }
 }

@@ -254,6 +254,20 @@ async fn endless_and_foreign_answers_are_no_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_is_known_by_its_metrics_and_by_nothing_else() {
+    let engine = Engine::start().await;
+    let watch = watch(vec![spec(&engine)]);
+    ready(&watch).await;
+    let shown = |wanted| move |watch: &Watch| watch.fleet.engine(watch.id(0)) == wanted;
+    assert!(shown(crate::scrape::Engine::Vllm)(&watch));
+    engine.page("sglang:num_running_reqs 1\n");
+    watch.until("another", shown(crate::scrape::Engine::Sglang)).await;
+    engine.mood("/metrics", Mood::Status(404));
+    watch.until("nobody's", shown(crate::scrape::Engine::Other)).await;
+    assert_eq!(watch.fleet.engine(WorkerId(0)), crate::scrape::Engine::Other, "no worker of ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn probes_carry_the_workers_key() {
     let engine = Engine::start().await;
     let watch = watch(vec![WorkerSpec { api_key: Some("secret".into()), ..spec(&engine) }]);
