@@ -1,5 +1,6 @@
 //! The way of one request, from bytes to bytes. Control flow only: what each step does lives in its own file.
 
+pub mod aside;
 pub mod commit;
 pub mod execute;
 pub mod finish;
@@ -25,17 +26,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::response::Response;
-use prefix::{Checkpoint, Trails};
+use prefix::{Checkpoint, Converted};
 
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Incoming};
 use crate::telemetry::metrics::Metrics;
-use identify::{Found, Prefixed, Unnamed};
+use aside::Load;
+use identify::{Found, Named, Prefixed, Unnamed};
 use underway::Underway;
-
-/// Bodies above this are tokenized on a thread that may block.
-const LONG_BODY: usize = 256 << 10;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
 pub async fn serve_generation(
@@ -48,9 +47,9 @@ pub async fn serve_generation(
     let request = parse::parse(incoming, endpoint, salt)?;
     gateway.metrics.requests.count_stripped(request.body.stripped(&legs::options(&request)));
     clock.done("parse");
-    let prefixed = identify(gateway, request).await?;
+    let (prefixed, chat) = identify(gateway, request).await?;
     clock.done("identify");
-    let located = locate::locate(gateway, prefixed);
+    let located = locate::locate(gateway, prefixed, chat).await?;
     clock.done("locate");
     let step = plan::classify(gateway, located);
     clock.done("classify");
@@ -71,14 +70,14 @@ pub async fn serve_generation(
     }
 }
 
-/// At the cost of what is new where the conversation is known, else as a whole.
-async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<Prefixed, ApiError> {
+/// At the cost of what is new where the conversation is known, else as a whole. With what its engine makes of it, where
+/// that had to be found out.
+async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<(Prefixed, Option<Converted>), ApiError> {
     let model = gateway.catalog().model(&request.model);
     let has_text = model.identifier.text().is_some();
     let remembered = &gateway.remembered;
-    let trails = &remembered.identity.trails;
-    let request = converted(Unnamed::new(request, model), trails).await?;
-    let (request, found) = match request.grown(trails) {
+    let request = converted(Unnamed::new(request, model)).await?;
+    let (request, found) = match request.grown(&remembered.identity.trails) {
         Some(found) => (request, found),
         None => {
             let incoming = &request.request().incoming;
@@ -90,23 +89,17 @@ async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<Pre
             whole(gateway, request, known).await?
         }
     };
-    let (prefixed, known, next) = request.named(found);
+    let Named { prefixed, known, next, chat } = request.named(found);
     remembered.keep(&prefixed, known, next);
-    Ok(prefixed)
+    Ok((prefixed, chat))
 }
 
 /// What comes in another endpoint's words, in those of chat.
-async fn converted(request: Unnamed, trails: &Trails) -> Result<Unnamed, ApiError> {
-    let incoming = &request.request().incoming;
-    if !request.is_foreign(trails) {
+async fn converted(request: Unnamed) -> Result<Unnamed, ApiError> {
+    if !request.is_foreign() {
         return Ok(request);
     }
-    if incoming.body.len() < LONG_BODY {
-        return Ok(request.converted());
-    }
-    let id = incoming.id;
-    let converted = tokio::task::spawn_blocking(move || request.converted());
-    converted.await.map_err(|_| ApiError::Internal { request: id.to_string() })
+    Load::of(&request.request().incoming).done(move || request.converted()).await
 }
 
 async fn whole(
@@ -114,17 +107,12 @@ async fn whole(
     request: Unnamed,
     known: Option<Checkpoint>,
 ) -> Result<(Unnamed, Found), ApiError> {
-    let incoming = &request.request().incoming;
-    if incoming.body.len() < LONG_BODY {
-        let found = request.whole(&gateway.remembered.identity.trails, known.as_ref());
-        return Ok((request, found));
-    }
-    let (id, gateway) = (incoming.id, gateway.clone());
-    let identified = tokio::task::spawn_blocking(move || {
+    let (load, gateway) = (Load::of(&request.request().incoming), gateway.clone());
+    let work = move || {
         let found = request.whole(&gateway.remembered.identity.trails, known.as_ref());
         (request, found)
-    });
-    identified.await.map_err(|_| ApiError::Internal { request: id.to_string() })
+    };
+    load.done(work).await
 }
 
 /// How long each step took.

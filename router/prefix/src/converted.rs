@@ -55,8 +55,12 @@ impl Converted {
         ChatLayout::converted(self.form, &self.body, self.start)
     }
 
+    pub(crate) fn call_order(&self) -> CallOrder {
+        self.form.call_order()
+    }
+
     fn chat(&self) -> Result<ChatBody, PrefixError> {
-        Ok(ChatBody::parse(&self.body)?.with_call_order(self.form.call_order()))
+        Ok(ChatBody::parse(&self.body)?.with_call_order(self.call_order()))
     }
 }
 

@@ -128,21 +128,35 @@ impl Identifier {
         body: &[u8],
         (asked, known): (Asked<'_>, Option<&Checkpoint>),
     ) -> Identified {
-        let (converted, refused) = match self.converted(form, body).transpose() {
-            Ok(converted) => (converted, None),
-            Err(error) => (None, Some(error)),
-        };
-        let chat = converted.as_ref().map_or(body, Converted::body);
-        let computed = match refused {
-            Some(error) => Err(error),
-            None => self.chat_ids((form.call_order(), chat), asked.now, known),
-        };
-        match computed {
+        match self.converted(form, body).transpose() {
+            Ok(None) => self.rendered_chat((form.call_order(), body), (asked, known)),
+            Ok(Some(converted)) => self.converted_conversation(&converted, (asked, known)),
+            Err(error) => self.refused(body, &error, asked),
+        }
+    }
+
+    /// Identifies a conversation's request that has been converted already, likewise.
+    pub fn converted_conversation(
+        &self,
+        converted: &Converted,
+        (asked, known): (Asked<'_>, Option<&Checkpoint>),
+    ) -> Identified {
+        self.rendered_chat((converted.call_order(), converted.body()), (asked, known))
+    }
+
+    /// A request whose prompt cannot be foreseen, by its whole body.
+    pub fn refused(&self, body: &[u8], error: &PrefixError, asked: Asked<'_>) -> Identified {
+        Identified { prompt: self.fallback(body, error, asked.keys), known: Tokens::ZERO, next: None }
+    }
+
+    fn rendered_chat(
+        &self,
+        (order, body): (CallOrder, &[u8]),
+        (asked, known): (Asked<'_>, Option<&Checkpoint>),
+    ) -> Identified {
+        match self.chat_ids((order, body), asked.now, known) {
             Ok(Tokenized { ids, known, next }) => Identified { prompt: self.exact(ids, asked.keys), known, next },
-            Err(error) => {
-                let prompt = self.fallback(chat, &error, asked.keys);
-                Identified { prompt, known: Tokens::ZERO, next: None }
-            }
+            Err(error) => self.refused(body, &error, asked),
         }
     }
 

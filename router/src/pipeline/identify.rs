@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use prefix::{
-    Asked, ChatForm, ChatLayout, Checkpoint, Converted, FallbackReason, Grown, Identified, Identity, Memory, Prompt,
-    Rung, Trails, WallTime,
+    Asked, ChatForm, ChatLayout, Checkpoint, Converted, FallbackReason, Grown, Identified, Identity, Memory,
+    PrefixError, Prompt, Rung, Trails, WallTime,
 };
 use vocabulary::{SessionId, Tokens};
 
@@ -63,8 +63,21 @@ pub struct Unnamed {
     named: Option<SessionId>,
     /// What must be stable over a conversation's steps: the client's name for it, else how it began.
     pub pin: SessionId,
-    /// What its engine makes of it, where it comes in another endpoint's words and may go on with what is remembered.
-    chat: Option<Converted>,
+    /// What its engine makes of it, once that was asked for, where it comes in another endpoint's words.
+    chat: Option<Result<Converted, PrefixError>>,
+}
+
+/// What is left of a request that was identified.
+#[derive(Debug)]
+pub struct Named {
+    /// The request with its prompt's name.
+    pub prefixed: Prefixed,
+    /// Tokens that were known before.
+    pub known: Tokens,
+    /// The checkpoint for the conversation's next step.
+    pub next: Option<Checkpoint>,
+    /// What its engine makes of it, where it came in another endpoint's words.
+    pub chat: Option<Converted>,
 }
 
 impl Unnamed {
@@ -76,16 +89,15 @@ impl Unnamed {
         Self { now: wall_time(), named, pin, request, model, chat: None }
     }
 
-    /// Whether it must be converted before anything can be remembered of it.
-    pub fn is_foreign(&self, trails: &Trails) -> bool {
-        let is_remembered = self.model.identifier.text().is_some() && self.memory(trails).is_some();
-        is_remembered && self.request.endpoint.form().is_some_and(|form| form != ChatForm::Chat)
+    /// Whether it comes in another endpoint's words than a chat.
+    pub fn is_foreign(&self) -> bool {
+        self.request.endpoint.form().is_some_and(|form| form != ChatForm::Chat)
     }
 
-    /// With what its engine makes of it: as long as reading all of it takes.
+    /// With what its engine makes of it: as long as reading all of it takes, and done once.
     pub fn converted(self) -> Self {
         let body = &self.request.incoming.body;
-        let chat = self.request.endpoint.form().and_then(|form| self.model.identifier.converted(form, body)?.ok());
+        let chat = self.request.endpoint.form().and_then(|form| self.model.identifier.converted(form, body));
         Self { chat, ..self }
     }
 
@@ -104,7 +116,7 @@ impl Unnamed {
                 let fields = self.request.body.fields();
                 ChatLayout::new(fields.body(), fields.all())
             }
-            ChatForm::Messages | ChatForm::Responses => self.chat.as_ref().map(Converted::layout),
+            ChatForm::Messages | ChatForm::Responses => self.chat.as_ref()?.as_ref().ok().map(Converted::layout),
         }
     }
 
@@ -126,10 +138,12 @@ impl Unnamed {
     pub fn whole(&self, trails: &Trails, known: Option<&Checkpoint>) -> Found {
         let (identifier, body, asked) = (&self.model.identifier, &self.request.incoming.body, self.asked());
         let remembered = self.memory(trails).and_then(|memory| Some((self.layout()?, memory)));
-        let Identified { prompt, known, next } = match (self.request.endpoint.form(), remembered) {
-            (Some(_), Some((layout, memory))) => identifier.begin(layout, asked, known, memory),
-            (Some(form), None) => identifier.conversation(form, body, (asked, known)),
-            (None, _) => {
+        let Identified { prompt, known, next } = match (self.request.endpoint.form(), &self.chat, remembered) {
+            (Some(_), Some(Err(error)), _) => identifier.refused(body, error, asked),
+            (Some(_), _, Some((layout, memory))) => identifier.begin(layout, asked, known, memory),
+            (Some(_), Some(Ok(converted)), None) => identifier.converted_conversation(converted, (asked, known)),
+            (Some(form), None, None) => identifier.conversation(form, body, (asked, known)),
+            (None, ..) => {
                 let prompt = identifier.completion(body, asked).swap_remove(0);
                 return Found { prompt, rung: None, known: Tokens::ZERO, next: None };
             }
@@ -140,10 +154,11 @@ impl Unnamed {
     }
 
     /// The request with its prompt's name.
-    pub fn named(self, found: Found) -> (Prefixed, Tokens, Option<Checkpoint>) {
+    pub fn named(self, found: Found) -> Named {
         let Found { prompt, rung, known, next } = found;
-        let Self { request, model, now, named, pin, .. } = self;
-        (Prefixed { request, model, prompt, rung, now, named, pin }, known, next)
+        let Self { request, model, now, named, pin, chat } = self;
+        let prefixed = Prefixed { request, model, prompt, rung, now, named, pin };
+        Named { prefixed, known, next, chat: chat.and_then(Result::ok) }
     }
 }
 

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use ownership::View;
 use ownership::ledger::{Ledger, Lineage, Located as Found, Query, Sealed};
 use planner::{HeadRelation, Promise, SessionView};
+use prefix::Converted;
 use serde::Serialize;
 use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
 
+use super::aside::Load;
 use super::identify::Prefixed;
 use super::opening::preamble;
 use super::parse::Request;
 use super::place::Place;
+use crate::error::ApiError;
 use crate::gateway::Gateway;
 
 /// A prompt whose place in the world is known.
@@ -86,12 +90,26 @@ impl Located {
     }
 }
 
-/// Reads ledger view, residency and fleet, and what this router has done and the view does not show yet.
-pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
+/// Reads ledger view, residency and fleet, and what this router has done and the view does not show yet. `chat` is what
+/// the engine makes of a request in another endpoint's words.
+pub async fn locate(gateway: &Gateway, prefixed: Prefixed, chat: Option<Converted>) -> Result<Located, ApiError> {
+    let view = gateway.directory().view();
+    let found = view.locate(query(&prefixed));
+    if !matches!(found.lineage, Lineage::Leaves { .. }) || prefixed.named.is_some() {
+        return Ok(located(gateway, &view, (prefixed, found)));
+    }
+    // A fork, or just another conversation with the same system prompt?
+    let load = Load::of(&prefixed.request.incoming);
+    let work = move || (preamble(&prefixed, chat.as_ref()), prefixed);
+    let (preamble, prefixed) = load.done(work).await?;
+    let found = view.locate(Query { preamble, ..query(&prefixed) });
+    Ok(located(gateway, &view, (prefixed, found)))
+}
+
+fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found)) -> Located {
     let pin = prefixed.pin;
     let workers = gateway.fleet().snapshot();
-    let view = gateway.directory().view();
-    let (found, place) = place(gateway, &view, &prefixed);
+    let place = place(gateway, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
     let overlaps = gateway.index().overlaps(pin, chain, found.known());
     let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
@@ -108,7 +126,7 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
         epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
         sealed: if place.own.is_some() { found.known().max(shared) } else { found.known() },
         replicas: sealed.map_or_else(Vec::new, |sealed| holders(sealed, owner)),
-        promises: promises(gateway, &view, place.session, &prefixed),
+        promises: promises(gateway, view, place.session, &prefixed),
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
     let grounds = Grounds {
@@ -134,19 +152,17 @@ pub fn locate(gateway: &Gateway, prefixed: Prefixed) -> Located {
     }
 }
 
-/// What the ledger knows of the prompt, and whose step it is.
-fn place(gateway: &Gateway, view: &Ledger, prefixed: &Prefixed) -> (Found, Place) {
+/// What the ledger is asked about a prompt.
+fn query(prefixed: &Prefixed) -> Query<'_> {
     let scope = prefixed.model.scope(&prefixed.request.incoming.tenant);
-    let query = Query { scope, session: prefixed.named, chain: &prefixed.prompt.chain, preamble: Blocks::ZERO };
-    let mut found = view.locate(query);
-    if let (Lineage::Leaves { .. }, None) = (found.lineage, prefixed.named) {
-        // A fork, or just another conversation with the same system prompt?
-        found = view.locate(Query { preamble: preamble(prefixed), ..query });
-    }
-    let place = Place::in_view(&found, prefixed.named, SessionId(prefixed.request.incoming.id.0));
+    Query { scope, session: prefixed.named, chain: &prefixed.prompt.chain, preamble: Blocks::ZERO }
+}
+
+/// Whose step it is.
+fn place(gateway: &Gateway, view: &Ledger, (prefixed, found): (&Prefixed, &Found)) -> Place {
+    let place = Place::in_view(found, prefixed.named, SessionId(prefixed.request.incoming.id.0));
     let unapplied = gateway.unapplied();
-    let place = if unapplied.is_empty() { place } else { place.with_own(&unapplied, view, (query, Instant::now())) };
-    (found, place)
+    if unapplied.is_empty() { place } else { place.with_own(&unapplied, view, (query(prefixed), Instant::now())) }
 }
 
 /// Whether this life of the worker is reached, whatever the ledger has heard of it.

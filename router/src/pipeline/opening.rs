@@ -1,7 +1,7 @@
 //! How a conversation began, for clients that name no session: what stays the same in all its steps.
 
 use bytes::Bytes;
-use prefix::{Asked, Prompt};
+use prefix::{Asked, ChatForm, Converted, Prompt};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{Blocks, SessionId};
@@ -30,21 +30,23 @@ pub fn opening(request: &Request) -> SessionId {
 }
 
 /// Blocks of the prompt that tools and the messages before the first user's fill. Many conversations begin with them,
-/// so that sharing no more than these makes nobody's fork. Renders and tokenizes them anew: for rare cases only.
-pub fn preamble(prefixed: &Prefixed) -> Blocks {
-    preamble_prompt(prefixed).map_or(Blocks::ZERO, |opening| {
+/// so that sharing no more than these makes nobody's fork. Renders and tokenizes them anew: for rare cases only. `chat`
+/// is what the engine makes of a request in another endpoint's words.
+pub fn preamble(prefixed: &Prefixed, chat: Option<&Converted>) -> Blocks {
+    preamble_prompt(prefixed, chat).map_or(Blocks::ZERO, |opening| {
         let ids = &prefixed.prompt.chain.ids;
         Blocks(opening.chain.ids.iter().zip(ids).take_while(|(a, b)| a == b).count() as u64)
     })
 }
 
-fn preamble_prompt(prefixed: &Prefixed) -> Option<Prompt> {
+fn preamble_prompt(prefixed: &Prefixed, chat: Option<&Converted>) -> Option<Prompt> {
     let request = &prefixed.request;
     let identifier = &prefixed.model.identifier;
-    let sent = request.body.fields();
-    let converted = identifier.converted(request.endpoint.form()?, sent.body()).transpose().ok()?;
-    let chat = converted.map(|chat| JsonFields::scan(Bytes::copy_from_slice(chat.body()), &[])).transpose().ok()?;
-    let fields = chat.as_ref().unwrap_or(sent);
+    let chat = match (request.endpoint.form()?, chat) {
+        (ChatForm::Chat, _) => None,
+        (_, chat) => Some(JsonFields::scan(Bytes::copy_from_slice(chat?.body()), &[]).ok()?),
+    };
+    let fields = chat.as_ref().unwrap_or(request.body.fields());
     let before = fields.get("messages").and_then(|raw| std::str::from_utf8(raw).ok()).and_then(before_user)?;
     let mut splice = Splice::new(fields);
     splice.set("messages", format!("[{before}]").into_bytes());

@@ -1,6 +1,13 @@
-use http::Request;
-use vocabulary::{ModelId, SessionId, TenantId};
+use std::time::Instant;
 
+use http::{HeaderMap, Method, Request};
+use serde_json::{Value, json};
+use vocabulary::{Blocks, ModelId, SessionId, TenantId};
+
+use super::identify::Unnamed;
+use super::opening::preamble;
+use super::parse;
+use crate::incoming::{Endpoint, Incoming, new_request_id};
 use crate::testing::{Front, Worker, front, post, send, until};
 
 const PATH: &str = "/v1/completions";
@@ -39,6 +46,67 @@ async fn a_session_that_was_spawned_from_another_says_so_in_the_ledger() {
     let parent = || front.gateway.directory().view().session(session("child")).map(|child| child.parent);
     until("the session is known", || parent().is_some()).await;
     assert_eq!(parent().flatten(), Some(session("mother")));
+}
+
+/// A conversation's step in the words of each of these endpoints.
+fn reworded(system: &str, said: &str) -> [(&'static str, Value); 3] {
+    let user = json!({"role": "user", "content": said});
+    let chat = json!({"model": "tiny", "messages": [{"role": "system", "content": system}, user]});
+    let messages = json!({"model": "tiny", "max_tokens": 9, "system": system, "messages": [user]});
+    let responses = json!({"model": "tiny", "instructions": system, "input": [user]});
+    [("/v1/chat/completions", chat), ("/v1/messages", messages), ("/v1/responses", responses)]
+}
+
+#[tokio::test]
+async fn conversations_that_share_their_system_prompt_are_no_forks_in_whatever_words_they_come() {
+    let (_worker, front) = with_a_lease(&["models.tiny.text=builtin"]).await;
+    let said = ["Where is my bag?", "What is in the sea?"].map(|said| said.repeat(30));
+    for at in 0..3 {
+        let system = format!("You are kind, for the {at}. time. ").repeat(60);
+        let mut sessions = Vec::new();
+        for said in &said {
+            let (path, body) = &reworded(&system, said)[at];
+            assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200, "{path}");
+            let session = front.gateway.receipts.newest(1, |_| true)[0].known.session;
+            let known = || front.gateway.directory().view().session(session).map(|session| session.parent);
+            until("the session is known", || known().is_some()).await;
+            assert_eq!(known().flatten(), None, "{path}");
+            sessions.push(session);
+        }
+        assert_ne!(sessions[0], sessions[1]);
+    }
+}
+
+#[tokio::test]
+async fn a_preamble_is_found_in_what_a_request_was_converted_to_and_it_is_not_converted_again() {
+    let (_worker, front) = with_a_lease(&["models.tiny.text=builtin"]).await;
+    let model = front.gateway.catalog().model(&"tiny".into());
+    let named = |(path, body): &(&str, Value), endpoint: Endpoint| {
+        let incoming = Incoming {
+            id: new_request_id(),
+            tenant: TenantId::default(),
+            method: Method::POST,
+            path: (*path).to_owned(),
+            headers: HeaderMap::new(),
+            body: body.to_string().into(),
+            arrived: Instant::now(),
+            reserved: None,
+            adds: None,
+        };
+        let request = Unnamed::new(parse::parse(incoming, endpoint, None).unwrap(), model.clone()).converted();
+        let found = request.whole(&front.gateway.remembered.identity.trails, None);
+        request.named(found)
+    };
+    let [chat, messages, responses] = reworded(&"You are kind. ".repeat(60), "Where is my bag?");
+    let chat = named(&chat, Endpoint::ChatCompletions);
+    assert!(chat.chat.is_none());
+    let blocks = preamble(&chat.prefixed, None);
+    assert!(blocks > Blocks::ZERO);
+    for (step, endpoint) in [(messages, Endpoint::Messages), (responses, Endpoint::Responses)] {
+        let named = named(&step, endpoint);
+        assert_eq!(preamble(&named.prefixed, named.chat.as_ref()), blocks, "{endpoint:?}");
+        assert_eq!(preamble(&named.prefixed, None), Blocks::ZERO, "{endpoint:?}: nobody converts it here");
+    }
 }
 
 #[tokio::test]

@@ -162,7 +162,7 @@ fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
     unnamed(0).whole(trails, None);
     let step = unnamed(1);
     let found = step.grown(trails).unwrap();
-    step.named(found).0
+    step.named(found).prefixed
 }
 
 #[tokio::test]

@@ -111,7 +111,7 @@ fn a_clients_own_salt_counts_where_tenants_are_not_kept_apart_and_makes_other_bl
     let root = |request| {
         let request = crate::pipeline::identify::Unnamed::new(request, model.clone());
         let found = request.whole(&prefix::Trails::new(vocabulary::Bytes::ZERO), None);
-        request.named(found).0.prompt.chain.root
+        request.named(found).prefixed.prompt.chain.root
     };
     assert_ne!(root(own), root(plain));
 }

@@ -23,8 +23,8 @@ async fn pair(producer: &[&str]) -> (SimWorker, SimWorker, Front) {
 }
 
 /// The legs of a long completion, and a plan that computes it at `p` and answers at `d`.
-fn legs(gateway: &Arc<Gateway>, (p, d): (&SimWorker, &SimWorker)) -> (Legs, Plan) {
-    let step = step(gateway);
+async fn legs(gateway: &Arc<Gateway>, (p, d): (&SimWorker, &SimWorker)) -> (Legs, Plan) {
+    let step = step(gateway).await;
     let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
     let plan = plan::plan(gateway, &step, &[]).unwrap().plan;
     let bytes = vocabulary::Bytes(1);
@@ -37,7 +37,7 @@ fn legs(gateway: &Arc<Gateway>, (p, d): (&SimWorker, &SimWorker)) -> (Legs, Plan
     (Legs::of(gateway, &step), plan)
 }
 
-fn step(gateway: &Arc<Gateway>) -> Classified {
+async fn step(gateway: &Arc<Gateway>) -> Classified {
     let body =
         json!({"model": "tiny", "prompt": "word ".repeat(2000), "max_tokens": 8, "temperature": 0, "ignore_eos": true});
     let incoming = Incoming {
@@ -55,7 +55,8 @@ fn step(gateway: &Arc<Gateway>) -> Classified {
     let model = gateway.catalog().model(&request.model);
     let request = identify::Unnamed::new(request, model);
     let found = request.whole(&gateway.remembered.identity.trails, None);
-    plan::classify(gateway, locate::locate(gateway, request.named(found).0))
+    let named = request.named(found);
+    plan::classify(gateway, locate::locate(gateway, named.prefixed, named.chat).await.unwrap())
 }
 
 /// The value of one of the worker's metrics, all labels together.
@@ -79,7 +80,7 @@ const PROMPTS: &str = "vllm:prompt_tokens_total";
 #[tokio::test]
 async fn both_legs_give_one_answer_and_the_blocks_are_pulled() {
     let (p, d, front) = pair(&["--speed-up=50"]).await;
-    let (legs, plan) = legs(&front.gateway, (&p, &d));
+    let (legs, plan) = legs(&front.gateway, (&p, &d)).await;
     let (opened, remarks) = remote_prefill(legs, &plan).await;
     let Ok(Opened::Whole(answer, told)) = opened else { panic!("{remarks:?}") };
     assert_eq!((answer.status().as_u16(), told.usage.unwrap().completion.0), (200, 8));
@@ -90,7 +91,7 @@ async fn both_legs_give_one_answer_and_the_blocks_are_pulled() {
 #[tokio::test]
 async fn a_client_that_leaves_while_the_prompt_is_computed_cancels_it_and_holds_nothing() {
     let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-    let (legs, plan) = legs(&front.gateway, (&p, &d));
+    let (legs, plan) = legs(&front.gateway, (&p, &d)).await;
     let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
     becomes(&p, (RUNNING, 1.0)).await;
     asked.abort();
@@ -101,7 +102,7 @@ async fn a_client_that_leaves_while_the_prompt_is_computed_cancels_it_and_holds_
 #[tokio::test]
 async fn a_producer_that_dies_costs_a_recompute_and_no_text() {
     let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-    let (legs, plan) = legs(&front.gateway, (&p, &d));
+    let (legs, plan) = legs(&front.gateway, (&p, &d)).await;
     let expected = {
         let path = legs.path().to_owned();
         let plain = legs.body.plain(&legs.options);
