@@ -83,7 +83,12 @@ impl std::fmt::Display for Trouble {
                 "its folder lacks what this node had acknowledged, and it has stopped; let a learner take its place, \
                  remove it, empty the folder, and start it with --join"
             }
-            Trouble::FolderGone => "its folder is gone from the disk; start this node again with a new one",
+            Trouble::FolderGone => {
+                "its folder is gone from the disk: what is there cannot survive this process. Where a cluster has other \
+                 nodes, never start this one by its own configuration with an empty folder, which founds a second cluster: \
+                 start it with an empty folder and --join, let it take the old one's place (`ownerserve ctl member replace \
+                 OLD NEW`), and remove the old one"
+            }
         })
     }
 }
@@ -175,7 +180,10 @@ mod tests {
         assert_eq!(ready.status, 200, "traffic is not taken away from who serves it");
         let degraded = &ready.json()["degraded"][0];
         assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("ledger"), Some("folder_gone")));
-        assert!(degraded["detail"].as_str().unwrap().contains("its folder is gone"), "{degraded}");
+        let detail = degraded["detail"].as_str().unwrap();
+        for what in ["its folder is gone", "founds a second cluster", "an empty folder and --join", "member replace OLD NEW"] {
+            assert!(detail.contains(what), "{degraded}");
+        }
         let metrics = get(front.operator_address(), "/metrics").await.body;
         let metrics = String::from_utf8_lossy(&metrics);
         assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"folder_gone\"} 1"), "{metrics}");
