@@ -69,7 +69,8 @@ pub struct Peering {
     pub listen: Option<String>,
     /// What the others are told instead of `listen`: needed where that is a wildcard or not reachable from outside.
     pub advertise: Option<String>,
-    /// Members to ask for admission, when the data directory is new. Without any, a new directory founds a cluster.
+    /// Members to ask for admission, when the data directory is new. Without any, a directory in which a join
+    /// was begun goes on with that, and a new one founds a cluster.
     pub join: Vec<String>,
     /// How long a new node may ask before it gives up.
     pub join_within: Duration,

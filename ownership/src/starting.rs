@@ -157,7 +157,8 @@ async fn identify(
     if let Some(identity) = claimed.identity()? {
         return claimed.reopen(identity, options.cluster);
     }
-    let Some(reachable) = reachable.filter(|_| !options.peering.join.is_empty()) else {
+    let seeds = seeds(&claimed, options)?;
+    if seeds.is_empty() {
         let identity = founder(options.cluster);
         if reachable.is_some() {
             tracing::warn!(
@@ -169,8 +170,9 @@ async fn identify(
             );
         }
         return claimed.adopt(identity);
-    };
-    let asked = (options.peering.join.as_slice(), reachable.address.as_str());
+    }
+    let reachable = reachable.ok_or_else(|| joins_unreachable(&claimed, &seeds))?;
+    let asked = (seeds.as_slice(), reachable.address.as_str());
     let stranger = Stranger { levels: options.levels(), tls: reachable.tls.clone() };
     let identity = joining::apply(&claimed.root, asked, stranger, options.peering.join_within).await?;
     let Identity { cluster: found, node } = identity;
@@ -180,6 +182,28 @@ async fn identify(
     }
     tracing::info!(%node, cluster = %found, "this node was let in");
     claimed.adopt(identity)
+}
+
+/// The members to join through: those that are named, or else those of a join that was begun here and is not done.
+fn seeds(claimed: &Claimed, options: &Options) -> Result<Vec<String>, OwnershipError> {
+    if !options.peering.join.is_empty() {
+        return Ok(options.peering.join.clone());
+    }
+    let pending = Joining::read(&claimed.root)?.map(|joining| joining.seeds).unwrap_or_default();
+    if !pending.is_empty() {
+        let (data_dir, members) = (claimed.root.display(), pending.join(", "));
+        tracing::info!(%data_dir, members, "a join was begun here and goes on; to found a cluster, start in an empty directory");
+    }
+    Ok(pending)
+}
+
+fn joins_unreachable(claimed: &Claimed, seeds: &[String]) -> OwnershipError {
+    OwnershipError::Options(format!(
+        "{} holds a join through {} that is not done, and a node that joins must be reachable: give it an address for the \
+         other nodes (`--node-listen`, cluster.listen), or start in an empty directory to found a cluster",
+        claimed.root.display(),
+        seeds.join(", ")
+    ))
 }
 
 /// What was purged from the log must be in the snapshot. Returns the snapshot's index.
@@ -262,7 +286,7 @@ pub(crate) async fn settle(
     let joining = Joining::read(&options.data_dir)?;
     let is_new = joining.is_some();
     let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
-    let enrolling = joining::enrol_self(core.clone(), address, seeds);
+    let enrolling = joining::enrol_self(core.clone(), address, seeds.clone());
     if !is_new {
         let comparing = joining::compare(core.clone(), options.peering.join.clone());
         let both = async move {
@@ -288,7 +312,7 @@ pub(crate) async fn settle(
         _ => {
             enrolling.abort();
             let why = "it has an id, but was not added or did not catch up in time; start it again, it goes on there";
-            Err(OwnershipError::NotJoined { seeds: options.peering.join.join(", "), why: why.into() })
+            Err(OwnershipError::NotJoined { seeds: seeds.join(", "), why: why.into() })
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Several nodes in one process, over loopback TCP and real disk, from outside.
 
+mod joining;
 mod leases;
 mod membership;
 mod mixed;

@@ -1,0 +1,29 @@
+//! How a node comes in, and what an attempt that did not succeed leaves.
+
+use std::time::Duration;
+
+use ownership::{Directory, Options, OwnershipError};
+use vocabulary::NodeId;
+
+use crate::nodes::Nodes;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_join_that_is_pending_goes_on_without_its_members_being_named_again() {
+    let mut nodes = Nodes::found().await;
+    let cluster = nodes.node(1).cluster();
+    nodes.kill(1).await;
+    let (folder, seed) = (tempfile::tempdir().unwrap(), nodes.addresses[&1].clone());
+    let mut options = nodes.options(&folder, std::slice::from_ref(&seed));
+    options.peering.join_within = Duration::from_millis(1);
+    let refused = Directory::open(options).await.unwrap_err();
+    assert!(matches!(refused, OwnershipError::NotJoined { .. }), "{refused}");
+    // Whom nobody can call cannot join, and what was begun is no empty folder.
+    let refused = Directory::open(Options::new(folder.path())).await.unwrap_err();
+    assert!(matches!(refused, OwnershipError::Options(_)), "{refused}");
+    assert!(refused.to_string().contains(&seed) && refused.to_string().contains("--node-listen"), "{refused}");
+    nodes.restart(1).await;
+    let joined = Directory::open(nodes.options(&folder, &[])).await.unwrap();
+    assert_eq!((joined.node(), joined.cluster()), (NodeId(2), cluster));
+    joined.close().await.unwrap();
+    nodes.close().await;
+}
