@@ -164,9 +164,7 @@ fn list(folder: &Path) -> Result<Vec<ChunkFile>, OwnershipError> {
         if name == "LOCK" {
             continue;
         }
-        let start = Config::parse_chunk_file_name(&name).ok();
-        let start = start.filter(|start| Config::chunk_file_name(ChunkId(*start)) == name);
-        let Some(start) = start else {
+        let Some(start) = start_of(&name) else {
             return Err(damaged(
                 &path,
                 "it is no file of the log: move it out of this folder, or give a chunk its name back",
@@ -180,6 +178,12 @@ fn list(folder: &Path) -> Result<Vec<ChunkFile>, OwnershipError> {
     }
     chunks.sort_by_key(|chunk| chunk.start);
     Ok(chunks)
+}
+
+/// Where the chunk with this name begins in the whole log; none where it is no chunk's name.
+pub(crate) fn start_of(name: &str) -> Option<u64> {
+    let start = Config::parse_chunk_file_name(name).ok();
+    start.filter(|start| Config::chunk_file_name(ChunkId(*start)) == name)
 }
 
 /// Whether a chunk's first record can be read.

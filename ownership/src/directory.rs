@@ -26,7 +26,6 @@ use crate::peers::{PeerService, Peers, Task, Tls, Topic};
 use crate::raft::{Machine, Types};
 use crate::read::{self, ReadError};
 use crate::starting::{self, START_WITHIN, Started};
-use crate::watch::Observer;
 use crate::writer::{Ticket, Writer};
 
 /// How long a leader that closes waits for another one to take over.
@@ -113,10 +112,6 @@ impl Directory {
 
     pub(crate) fn raft(&self) -> &Raft<Types, Machine> {
         &self.core.raft
-    }
-
-    pub(crate) fn observer(&self) -> &Observer {
-        &self.core.observer
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

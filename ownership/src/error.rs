@@ -103,6 +103,19 @@ pub enum OwnershipError {
         /// The last one that the leader knows to be here.
         acknowledged: u64,
     },
+    /// The data directory, or the log in it, was moved or removed while the node ran.
+    #[error(
+        "{path} is gone from the disk, or something else lies there now: what this node wrote from then on is kept nowhere, \
+         so it has left the quorum. If it was moved, stop this node, put it back, and start it. Else its disk is lost: \
+         started by its own configuration with an empty folder it would found a second cluster. Start it with an empty \
+         folder and --join, let it take the old one's place (`ownerserve ctl member replace OLD NEW`), and remove the old \
+         one; one that was alone starts from a saved snapshot",
+        path = path.display()
+    )]
+    FolderGone {
+        /// What is gone.
+        path: PathBuf,
+    },
     /// The options do not fit together.
     #[error("{0}")]
     Options(String),

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::watch::Observer;
 /// What went wrong while a node came up. Where its store failed under it, that: all that then follows is that the
 /// quorum is not there.
 pub(crate) fn cause(core: &Core, error: OwnershipError) -> OwnershipError {
-    if let Some(known) = too_old(&core.observer).or_else(|| core.reverted()) {
+    if let Some(known) = core.known_end() {
         return known;
     }
     match &core.raft.metrics().borrow_watched().running_state {
@@ -116,26 +116,50 @@ impl Core {
         }
     }
 
+    /// Leaves the quorum for good, as what it acknowledges is kept nowhere: its files are gone.
+    pub(crate) fn leave_without(&self, path: PathBuf) {
+        let gone = format!("{} is gone from the disk, or something else lies there now", path.display());
+        if self.observer.gone.set(path).is_ok() {
+            self.log.close_for(&io::Error::new(io::ErrorKind::NotFound, gone));
+            let raft = self.raft.clone();
+            tokio::spawn(async move { raft.shutdown().await });
+        }
+    }
+
+    /// What of the data directory is gone.
+    fn gone(&self) -> Option<OwnershipError> {
+        self.observer.gone.get().map(|path| OwnershipError::FolderGone { path: path.clone() })
+    }
+
     fn reverted(&self) -> Option<OwnershipError> {
         self.observer.reversion.found.get().map(|reverted| of_folder(&self.folder, *reverted))
+    }
+
+    /// Why this node ends or has ended, where more is known of it than that Raft has stopped.
+    fn known_end(&self) -> Option<OwnershipError> {
+        too_old(&self.observer).or_else(|| self.reverted()).or_else(|| self.gone())
     }
 }
 
 impl Directory {
     /// Returns once this node's ledger has failed for good, with the cause. Nothing is retried: the process should end,
-    /// and be started again when the cause is gone. What was acknowledged is on disk.
+    /// and be started again when the cause is gone. What was acknowledged is on disk, unless its files were taken away.
     pub async fn failed(&self) -> OwnershipError {
         let mut metrics = self.raft().metrics();
         loop {
             if let Err(fatal) = &metrics.borrow_watched().running_state {
                 let failed = || OwnershipError::Failed(fatal.to_string());
-                let known = too_old(self.observer()).or_else(|| self.core().reverted());
-                return known.unwrap_or_else(failed);
+                return self.core().known_end().unwrap_or_else(failed);
             }
             if metrics.changed().await.is_err() {
                 return OwnershipError::Failed("its task is gone".into());
             }
         }
+    }
+
+    /// Whether the data directory, or the log in it, was moved or removed from under this node: it has left the quorum.
+    pub fn is_folder_gone(&self) -> bool {
+        self.core().gone().is_some()
     }
 }
 

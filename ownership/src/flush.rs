@@ -87,7 +87,8 @@ impl Flushing {
         self.wal.flush(true, Some(flushed)).inspect_err(|error| self.poisoned_by(error))
     }
 
-    fn poisoned_by(&mut self, error: &io::Error) {
+    /// Nothing is written any more, and whoever waits hears why.
+    pub(crate) fn poisoned_by(&mut self, error: &io::Error) {
         tracing::error!(%error, "the log cannot be written any more; this node stops. {}", what_to_do(error));
         self.poison.get_or_insert_with(|| error.to_string());
         for waiter in std::mem::take(&mut self.waiting) {
@@ -99,6 +100,7 @@ impl Flushing {
 fn what_to_do(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "Free space on its disk and start it again",
+        io::ErrorKind::NotFound => "Do not start it again where nothing is: that founds a second cluster",
         _ => "Check its disk; start it again once that is sound",
     }
 }

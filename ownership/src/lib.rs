@@ -14,6 +14,7 @@ mod error;
 mod failure;
 mod flush;
 mod frames;
+mod in_place;
 mod joining;
 mod leading;
 mod log_store;

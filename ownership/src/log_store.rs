@@ -61,6 +61,17 @@ impl LogStore {
         self.lock().map_or(0, |shared| shared.wal.on_disk_size())
     }
 
+    /// How far it is known to be on disk, as an offset in the whole log.
+    pub(crate) fn durable_end(&self) -> u64 {
+        self.marks.marked().durable.unwrap_or_default().end
+    }
+
+    /// Takes nothing more: what is written would be kept nowhere.
+    pub(crate) fn close_for(&self, error: &io::Error) {
+        // A panic in the lock's holder has closed it already.
+        drop(self.lock().map(|mut shared| shared.poisoned_by(error)));
+    }
+
     /// The marks' file, to be made durable.
     pub(crate) fn mark(&self) -> Result<File, OwnershipError> {
         self.marks.handle()

@@ -66,7 +66,7 @@ pub(crate) const LOCK: &str = "lock";
 /// An opened data directory; the lock goes with it.
 #[derive(Debug)]
 pub(crate) struct NodeFolder {
-    root: PathBuf,
+    pub(crate) root: PathBuf,
     pub(crate) identity: Identity,
     _lock: File,
 }

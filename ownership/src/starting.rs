@@ -15,6 +15,7 @@ use vocabulary::LedgerTime;
 use crate::core::{Core, Known, Parts, is_retired};
 use crate::error::OwnershipError;
 use crate::failure::{cause, refuse_reverted, too_old};
+use crate::in_place::{self, InPlace};
 use crate::joining::{self, Joining, Stranger};
 use crate::log_store::LogStore;
 use crate::network::Network;
@@ -63,6 +64,7 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let folder = identify(claimed, options, reachable.as_ref()).await?;
     let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
     let log = open_log(&folder).await?;
+    let place = InPlace::of(&folder)?;
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
     let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
@@ -85,6 +87,7 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     }
     let mut tasks =
         vec![Task(tokio::spawn(core.clone().follow())), Task(tokio::spawn(proposer::run(core.clone(), asked)))];
+    tasks.push(Task(tokio::spawn(in_place::watch(core.clone(), place))));
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
     if let Some(Reachable { listener, address, .. }) = reachable {
         tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");

@@ -1,5 +1,6 @@
 //! What this node's state machine does, as its counters and its watchers see it.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use consensus::{Applied, Feed, Unreadable, Witness};
@@ -20,6 +21,8 @@ pub(crate) struct Observer {
     /// What ended it, if this release is too old.
     pub(crate) unreadable: OnceLock<Unreadable>,
     pub(crate) reversion: Reversion,
+    /// What of the data directory is gone.
+    pub(crate) gone: OnceLock<PathBuf>,
 }
 
 impl Default for Observer {
@@ -29,6 +32,7 @@ impl Default for Observer {
             feed: Arc::new(Feed::new(CAPACITY)),
             unreadable: OnceLock::new(),
             reversion: Reversion::default(),
+            gone: OnceLock::new(),
         }
     }
 }

@@ -60,8 +60,8 @@ pub struct Rooms {
     /// Steps that were served and that the ledger's view does not show yet.
     pub unapplied: Mutex<Unapplied>,
     /// What is wrong with the ledger.
-    pub watch: Arc<LedgerWatch>,
-    tasks: [JoinHandle<()>; 4],
+    pub watch: LedgerWatch,
+    tasks: [JoinHandle<()>; 3],
 }
 
 impl Rooms {
@@ -96,8 +96,7 @@ impl Rooms {
         let known = config.workers.clone();
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
         let drains = tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet)));
-        let watch = LedgerWatch::new(config.ledger.data_dir.clone());
-        let tasks = [leases, drains, tokio::spawn(exchange.run()), tokio::spawn(watch.clone().run())];
+        let (watch, tasks) = (LedgerWatch::default(), [leases, drains, tokio::spawn(exchange.run())]);
         Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), watch, tasks })
     }
 

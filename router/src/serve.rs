@@ -9,7 +9,6 @@ use tokio::task::JoinHandle;
 use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exchange::keeper;
-use crate::exchange::trouble::OnFailure;
 use crate::gateway::{Gateway, GatewayError};
 use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsError};
@@ -169,7 +168,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         failure = gateway.directory().failed() => Err(failure),
     };
     if let Err(failure) = &ended
-        && gateway.config.ledger.on_failure == OnFailure::Serve
+        && gateway.config.ledger.on_failure.goes_on(failure)
     {
         gateway.ledger_failed(failure);
         asked_to_end().await;

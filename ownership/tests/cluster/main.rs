@@ -2,6 +2,7 @@
 
 mod joining;
 mod leases;
+mod lost_folders;
 mod membership;
 mod mixed;
 mod nodes;

@@ -86,8 +86,9 @@ fn of_node(node: &Value, ready: &Value, leader: Option<u64>) -> Vec<Value> {
     }
     if let Some(degraded) = ready["answer"]["degraded"].as_array() {
         // A log that has failed hears no leader, whoever leads the others.
-        let ends =
-            |line: &Value| line["what"] == "ledger" && ["failed", "reverted"].contains(&&*word(line.get("cause")));
+        let ends = |line: &Value| {
+            line["what"] == "ledger" && ["failed", "reverted", "folder_gone"].contains(&&*word(line.get("cause")))
+        };
         let has_failed = degraded.iter().any(ends);
         let told = degraded.iter().filter(|line| !(has_failed && line["cause"] == "no_quorum"));
         return told.map(|line| of_degraded(&of, line, leader)).collect();
@@ -321,7 +322,10 @@ mod tests {
         let front = front_of(&[worker.url()], &[&folder, "soft_state.redis=\"redis://127.0.0.1:9\""]).await;
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
         let redis = || front.gateway.remembered.state.trouble().is_some();
-        until("it is noticed", || front.gateway.troubles().len() == 1 && redis()).await;
+        until("it is noticed", || {
+            front.gateway.troubles().iter().any(|trouble| trouble.as_str() == "folder_gone") && redis()
+        })
+        .await;
         let endpoints = vec![format!("http://{}", front.operator_address())];
         let waits = Waits::within(Span::seconds(30));
         let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();

@@ -1,17 +1,9 @@
 //! What is wrong with this node's ledger while steps go on being served on its last view.
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use ownership::{Directory, Quorum};
+use ownership::{Directory, OwnershipError, Quorum};
 use serde::Deserialize;
-use tokio::time::{MissedTickBehavior, interval};
-
-/// Between two looks at the ledger's folder.
-const EVERY: Duration = Duration::from_secs(1);
 
 /// What a router does when its ledger can no longer be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Debug, Default)]
@@ -35,7 +27,7 @@ pub enum Trouble {
     Failed,
     /// Its folder lacks what this node had acknowledged: it must not be started on it again.
     Reverted,
-    /// Its folder is gone from the disk: what is there cannot survive this process.
+    /// Its folder, or the log in it, is gone from the disk: it has left the quorum, and must not found a cluster.
     FolderGone,
 }
 
@@ -84,61 +76,47 @@ impl std::fmt::Display for Trouble {
                  remove it, empty the folder, and start it with --join"
             }
             Trouble::FolderGone => {
-                "its folder is gone from the disk: what is there cannot survive this process. Where a cluster has other \
-                 nodes, never start this one by its own configuration with an empty folder, which founds a second cluster: \
-                 start it with an empty folder and --join, let it take the old one's place (`ownerserve ctl member replace \
-                 OLD NEW`), and remove the old one"
+                "its folder, or the log in it, is gone from the disk, and it has stopped. If it was moved, stop this node, \
+                 put it back, and start it. Else, where a cluster has other nodes, never start this one by its own \
+                 configuration with an empty folder, which founds a second cluster: start it with an empty folder and \
+                 --join, let it take the old one's place (`ownerserve ctl member replace OLD NEW`), and remove the old one"
             }
         })
     }
 }
 
-/// Watches one node's ledger.
-#[derive(Debug)]
-pub struct LedgerWatch {
-    folder: PathBuf,
-    is_gone: AtomicBool,
-    failed: OnceLock<Trouble>,
-}
+/// Why one node's ledger has stopped, if it has.
+#[derive(Debug, Default)]
+pub struct LedgerWatch(OnceLock<Trouble>);
 
 impl LedgerWatch {
-    /// Of the ledger in this folder.
-    pub fn new(folder: PathBuf) -> Arc<Self> {
-        Arc::new(Self { folder, is_gone: AtomicBool::new(false), failed: OnceLock::new() })
-    }
-
     /// What is wrong now.
     pub fn troubles(&self, directory: &Directory) -> impl Iterator<Item = Trouble> {
         let standing = if directory.is_removed() { NodeStanding::Removed } else { NodeStanding::Member };
         let quorum = Trouble::of_quorum(standing, &directory.view().quorum());
-        let failed = self.failed.get().copied();
-        let gone = self.is_gone.load(Ordering::Relaxed).then_some(Trouble::FolderGone);
-        [quorum, failed, gone].into_iter().flatten()
+        // A log whose folder is gone may have failed first; starting this node again is no way out then.
+        let gone = directory.is_folder_gone().then_some(Trouble::FolderGone);
+        [quorum, gone.or(self.0.get().copied())].into_iter().flatten()
     }
 
     /// The ledger has stopped for good.
-    pub fn failed(&self, error: &ownership::OwnershipError) {
+    pub fn failed(&self, error: &OwnershipError) {
         let trouble = match error {
-            ownership::OwnershipError::Reverted { .. } => Trouble::Reverted,
+            OwnershipError::Reverted { .. } => Trouble::Reverted,
+            OwnershipError::FolderGone { .. } => Trouble::FolderGone,
             _ => Trouble::Failed,
         };
-        if self.failed.set(trouble).is_ok() {
+        if self.0.set(trouble).is_ok() {
             tracing::error!(%error, "steps go on being served on the last view of the ledger");
         }
     }
+}
 
-    /// Looks at the folder until aborted.
-    pub async fn run(self: Arc<Self>) {
-        let mut look = interval(EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            look.tick().await;
-            let is_gone = matches!(tokio::fs::try_exists(&self.folder).await, Ok(false));
-            if is_gone && !self.is_gone.swap(is_gone, Ordering::Relaxed) {
-                let folder = self.folder.display();
-                tracing::error!(%folder, "the ledger's folder is gone; steps go on being served");
-            }
-        }
+impl OnFailure {
+    /// Whether requests go on being served after this. A node whose folder is gone is never ended for a supervisor, which
+    /// would start it where nothing is: it would found a second cluster.
+    pub fn goes_on(self, error: &OwnershipError) -> bool {
+        self == Self::Serve || matches!(error, OwnershipError::FolderGone { .. })
     }
 }
 
@@ -156,6 +134,13 @@ mod tests {
         assert!(Trouble::Removed.to_string().contains("empty data directory and --join"));
     }
 
+    #[test]
+    fn no_supervisor_starts_a_node_whose_folder_is_gone() {
+        let (gone, full) = (OwnershipError::FolderGone { path: "log".into() }, OwnershipError::Failed("full".into()));
+        let goes_on = |on: OnFailure| (on.goes_on(&gone), on.goes_on(&full));
+        assert_eq!((goes_on(OnFailure::Serve), goes_on(OnFailure::Stop)), ((true, true), (true, false)));
+    }
+
     #[tokio::test]
     async fn every_step_is_served_while_the_ledgers_folder_is_gone_and_readiness_says_so() {
         let worker = Worker::start("one", "tiny").await;
@@ -170,7 +155,7 @@ mod tests {
             "{ready}"
         );
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
-        let gone = || front.gateway.troubles().contains(&super::Trouble::FolderGone);
+        let gone = || front.gateway.troubles() == [Trouble::NoQuorum, Trouble::FolderGone];
         until("it is noticed", gone).await;
         for step in 0..20 {
             let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40 + step));
@@ -178,15 +163,19 @@ mod tests {
         }
         let ready = get(front.operator_address(), "/readyz").await;
         assert_eq!(ready.status, 200, "traffic is not taken away from who serves it");
-        let degraded = &ready.json()["degraded"][0];
+        let ready = ready.json();
+        assert_eq!((&ready["leader"], ready["stale"].as_bool()), (&serde_json::Value::Null, Some(true)), "{ready}");
+        let degraded = &ready["degraded"][1];
         assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("ledger"), Some("folder_gone")));
         let detail = degraded["detail"].as_str().unwrap();
-        for what in ["its folder is gone", "founds a second cluster", "an empty folder and --join", "member replace OLD NEW"] {
+        for what in
+            ["is gone from the disk", "founds a second cluster", "an empty folder and --join", "member replace OLD NEW"]
+        {
             assert!(detail.contains(what), "{degraded}");
         }
         let metrics = get(front.operator_address(), "/metrics").await.body;
         let metrics = String::from_utf8_lossy(&metrics);
         assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"folder_gone\"} 1"), "{metrics}");
-        assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"no_quorum\"} 0"), "{metrics}");
+        assert!(metrics.contains("ownerserve_ledger_trouble{kind=\"no_quorum\"} 1"), "{metrics}");
     }
 }

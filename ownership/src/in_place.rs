@@ -1,0 +1,198 @@
+//! Whether what this node writes lies where it is looked for after a restart. A file that was removed, or whose folder was
+//! moved away, takes every write and every fdatasync without an error, and keeps nothing.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::chunks;
+use crate::core::Core;
+use crate::error::OwnershipError;
+use crate::node_folder::NodeFolder;
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// A file or folder that is in use, and where it was found. Held open, so that nothing else gets its number.
+#[derive(Debug)]
+struct Held {
+    path: PathBuf,
+    file: File,
+}
+
+impl Held {
+    fn at(path: PathBuf) -> io::Result<Self> {
+        File::open(&path).map(|file| Self { path, file })
+    }
+
+    /// Whether it still lies there, itself and no copy of it.
+    fn is_in_place(&self) -> io::Result<bool> {
+        let held = self.file.metadata()?;
+        match fs::metadata(&self.path) {
+            Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
+            Err(error) if says_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether an error says that nothing is there. Any other one, of too many open files say, tells nothing.
+fn says_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle)
+}
+
+/// The data directory and what of the log in it must stay where it is.
+#[derive(Debug)]
+pub(crate) struct InPlace {
+    /// The directory, the folder of the log and the marks.
+    fixed: Vec<Held>,
+    log: PathBuf,
+    newest: Option<Newest>,
+}
+
+/// The file that the log grows in.
+#[derive(Debug)]
+struct Newest {
+    start: u64,
+    held: Held,
+}
+
+impl InPlace {
+    /// Of a directory whose log is open.
+    pub(crate) fn of(folder: &NodeFolder) -> Result<Self, OwnershipError> {
+        let held = |path: PathBuf| Held::at(path.clone()).map_err(OwnershipError::io(path));
+        let fixed = [folder.root.clone(), folder.path("log"), folder.path("committed")].map(held);
+        Ok(Self { fixed: fixed.into_iter().collect::<Result<_, _>>()?, log: folder.path("log"), newest: None })
+    }
+
+    /// What is not where it was, if anything. Up to `durable` the log was on disk before this look began.
+    fn missing(&mut self, durable: u64) -> io::Result<Option<PathBuf>> {
+        for held in &self.fixed {
+            if !held.is_in_place()? {
+                return Ok(Some(held.path.clone()));
+            }
+        }
+        match self.newest_missing(durable) {
+            Err(error) if says_gone(&error) => Ok(Some(self.log.clone())),
+            found => found,
+        }
+    }
+
+    /// Whether the newest file is the one that grew so far, and reaches as far as the log does.
+    fn newest_missing(&mut self, durable: u64) -> io::Result<Option<PathBuf>> {
+        let Some((start, path)) = newest(&self.log)? else { return Ok(Some(self.log.clone())) };
+        let newest = match self.newest.take() {
+            // The log never takes its newest file back.
+            Some(before) if before.start > start => return Ok(Some(before.held.path)),
+            Some(before) if before.start == start => before,
+            _ => Newest { start, held: Held::at(path)? },
+        };
+        let held = &self.newest.insert(newest).held;
+        let reaches = start + held.file.metadata()?.len();
+        let is_whole = held.is_in_place()? && reaches >= durable;
+        Ok((!is_whole).then(|| held.path.clone()))
+    }
+}
+
+/// The newest file of a log: where it begins, and its path.
+fn newest(log: &Path) -> io::Result<Option<(u64, PathBuf)>> {
+    let mut newest = None;
+    for entry in fs::read_dir(log)? {
+        let entry = entry?;
+        if let Some(start) = entry.file_name().to_str().and_then(chunks::start_of) {
+            newest = newest.max(Some((start, entry.path())));
+        }
+    }
+    Ok(newest)
+}
+
+/// Looks until something is missing: then this node leaves the quorum.
+pub(crate) async fn watch(core: Arc<Core>, mut place: InPlace) {
+    let mut look = interval(EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        let durable = core.log.durable_end();
+        let looked = tokio::task::spawn_blocking(move || {
+            let missing = place.missing(durable);
+            (place, missing)
+        });
+        let Ok((back, missing)) = looked.await else { return };
+        place = back;
+        match missing {
+            Ok(None) => {}
+            Ok(Some(path)) => return core.leave_without(path),
+            Err(error) => tracing::debug!(%error, "the data directory could not be looked at; the next look tells"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use raft_log::ChunkId;
+    use raft_log::chunked_wal::Config;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::log_store::LogStore;
+
+    fn chunk(folder: &TempDir, start: u64) -> PathBuf {
+        folder.path().join("log").join(Config::chunk_file_name(ChunkId(start)))
+    }
+
+    /// A directory with a log, how far it is durable, and what was found of it at first.
+    fn opened() -> (TempDir, u64, InPlace) {
+        let folder = tempfile::tempdir().unwrap();
+        let node = NodeFolder::open(folder.path(), None).unwrap();
+        let durable = LogStore::open(&node).unwrap().durable_end();
+        let mut place = InPlace::of(&node).unwrap();
+        assert_eq!(place.missing(durable).unwrap(), None);
+        (folder, durable, place)
+    }
+
+    #[test]
+    fn what_was_moved_or_removed_is_missed_and_what_is_there_is_not() {
+        for what in ["", "log", "committed"] {
+            let (folder, durable, mut place) = opened();
+            let (path, aside) = (folder.path().join(what), tempfile::tempdir().unwrap());
+            fs::rename(&path, aside.path().join("moved")).unwrap();
+            assert_eq!(place.missing(durable).unwrap(), Some(path.clone()));
+            fs::rename(aside.path().join("moved"), &path).unwrap();
+            assert_eq!(place.missing(durable).unwrap(), None, "it is itself again");
+        }
+        let (folder, durable, mut place) = opened();
+        fs::remove_file(chunk(&folder, 0)).unwrap();
+        assert_eq!(place.missing(durable).unwrap(), Some(folder.path().join("log")));
+    }
+
+    #[test]
+    fn a_copy_in_its_place_is_not_what_this_node_writes_to() {
+        let (folder, durable, mut place) = opened();
+        let copy = folder.path().join("copy");
+        fs::copy(chunk(&folder, 0), &copy).unwrap();
+        fs::rename(&copy, chunk(&folder, 0)).unwrap();
+        assert_eq!(place.missing(durable).unwrap(), Some(chunk(&folder, 0)));
+    }
+
+    #[test]
+    fn the_log_may_go_on_in_a_new_file_and_only_ever_grows() {
+        let (folder, durable, mut place) = opened();
+        let begin = || File::create(chunk(&folder, durable)).unwrap();
+        begin().write_all(b"more").unwrap();
+        assert_eq!(place.missing(durable + 4).unwrap(), None);
+        assert_eq!(place.missing(durable + 5).unwrap(), Some(chunk(&folder, durable)), "it does not reach so far");
+        // Its first files are purged.
+        fs::remove_file(chunk(&folder, 0)).unwrap();
+        assert_eq!(place.missing(durable + 4).unwrap(), None);
+        fs::write(chunk(&folder, 0), vec![0; durable as usize + 4]).unwrap();
+        fs::remove_file(chunk(&folder, durable)).unwrap();
+        assert_eq!(place.missing(durable + 4).unwrap(), Some(chunk(&folder, durable)));
+    }
+}
