@@ -27,6 +27,9 @@ const MAX_LAG: u64 = 5_000;
 /// How soon a learner must answer when it is to become a voter.
 const LATELY: Duration = Duration::from_secs(2);
 
+/// How long a voter may take to lead in the place of one that will vote no more.
+const HAND_OVER_WITHIN: Duration = Duration::from_secs(3);
+
 /// How long a change may take.
 pub(crate) const CHANGE_WITHIN: Duration = Duration::from_secs(30);
 
@@ -63,10 +66,15 @@ pub(crate) fn list(core: &Core) -> Vec<Member> {
 
 /// Who leads best when this node stops: the voter that answers and has most of the log. None when this node does not lead.
 pub(crate) fn heir(core: &Core) -> Option<NodeId> {
+    heir_among(core, |_| true)
+}
+
+/// Who of some does.
+fn heir_among(core: &Core, may_lead: impl Fn(NodeId) -> bool) -> Option<NodeId> {
     if !core.leads() {
         return None;
     }
-    let others = list(core).into_iter().filter(|member| member.node != core.node());
+    let others = list(core).into_iter().filter(|member| member.node != core.node() && may_lead(member.node));
     let voters = others.filter(|member| member.voter == Standing::Voter && member.answers == Some(true));
     voters.max_by_key(|member| member.matched).map(|member| member.node)
 }
@@ -92,8 +100,7 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
                 check_keeps_up(core, *node).await?;
             }
             check_majority(core, &next).await?;
-            let next: BTreeSet<u64> = next.into_iter().map(|node| node.0).collect();
-            change_raft(core, ChangeMembers::ReplaceAllVoters(next)).await
+            change_voters(core, &voters, next).await
         }
         MemberChange::Remove(node) => {
             // It learns from the log that it is removed, while it still gets the log.
@@ -103,6 +110,32 @@ async fn decide(core: &Core, change: MemberChange) -> Result<(), MemberError> {
         MemberChange::TransferLeader(node) => transfer(core, node).await,
         MemberChange::RaiseLevel(level) => raise(core, level).await,
     }
+}
+
+/// Gives these the vote. A leader that is not among them would lead on as a learner: one of them leads first, and makes the
+/// change when it is asked again; where none of them votes yet, one leads afterwards.
+async fn change_voters(core: &Core, voters: &BTreeSet<NodeId>, next: BTreeSet<NodeId>) -> Result<(), MemberError> {
+    let stays = next.contains(&core.node());
+    let heir = || heir_among(core, |node| next.contains(&node));
+    if !stays && !voters.is_disjoint(&next) {
+        // A leader that was just chosen has heard of nobody yet.
+        let handed_over = hand_over(core, heir().ok_or(MemberError::NoLeader)?).await;
+        // Whoever leads now is asked next, also where another one was faster than the heir.
+        return Err(handed_over.err().filter(|_| core.leads()).unwrap_or(MemberError::NoLeader));
+    }
+    let wanted = next.iter().map(|node| node.0).collect();
+    change_raft(core, ChangeMembers::ReplaceAllVoters(wanted)).await?;
+    if let Some(heir) = heir().filter(|_| !stays)
+        && hand_over(core, heir).await.is_err()
+    {
+        tracing::warn!(%heir, "this node votes no more and leads still; `move-leader` lets a voter lead");
+    }
+    Ok(())
+}
+
+async fn hand_over(core: &Core, heir: NodeId) -> Result<(), MemberError> {
+    let late = |_| MemberError::NotTakenOver { heir, secs: HAND_OVER_WITHIN.as_secs() };
+    timeout(HAND_OVER_WITHIN, transfer(core, heir)).await.map_err(late)?
 }
 
 /// Raises the level over the members that answer right now with a release that can work at it.

@@ -118,6 +118,17 @@ pub enum MemberError {
         /// One that does not.
         silent: NodeId,
     },
+    /// The voter that was to lead first did not come to it.
+    #[error(
+        "the leader would vote no more, and node {heir} was asked to lead first and did not within {secs} s; nobody's vote \
+         was changed. Let a voter that stays lead (`move-leader`), then ask again"
+    )]
+    NotTakenOver {
+        /// Who was asked.
+        heir: NodeId,
+        /// How long it was waited for.
+        secs: u64,
+    },
     /// A member's binary is too old.
     #[error("node {node} can work at level {levels}, not at {level}; upgrade every member first")]
     Level {

@@ -100,6 +100,41 @@ async fn the_leader_hands_over_on_request_and_when_it_closes() {
     nodes.close().await;
 }
 
+/// Who votes, as the leader knows it.
+async fn voters(nodes: &Nodes) -> Vec<u64> {
+    let members = nodes.node(nodes.leader().await).members().into_iter();
+    members.filter(|member| member.voter == Standing::Voter).map(|member| member.node.0).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_replaced_or_demoted_lets_a_voter_lead() {
+    let nodes = Nodes::three(2).await;
+    let replaced = nodes.leader().await;
+    nodes.node(5).replace(NodeId(replaced), NodeId(4)).await.unwrap();
+    assert!(!voters(&nodes).await.contains(&replaced));
+    assert!(voters(&nodes).await.contains(&nodes.leader().await));
+    nodes.promote(&[replaced, 5]).await;
+    let demoted = nodes.leader().await;
+    let other = if demoted == 5 { 4 } else { 5 };
+    nodes.node(demoted).demote([NodeId(demoted), NodeId(other)]).await.unwrap();
+    assert_eq!(voters(&nodes).await.len(), 3);
+    assert!(voters(&nodes).await.contains(&nodes.leader().await));
+    nodes.any().submit(open_session(1)).unwrap().await.unwrap();
+    nodes.converge().await;
+    nodes.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_voter_lets_the_one_lead_that_replaces_it() {
+    let mut nodes = Nodes::found().await;
+    nodes.join().await;
+    nodes.node(1).replace(NodeId(1), NodeId(2)).await.unwrap();
+    assert_eq!((nodes.leader().await, voters(&nodes).await), (2, vec![2]));
+    nodes.node(1).submit(open_session(1)).unwrap().await.unwrap();
+    nodes.converge().await;
+    nodes.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
     let nodes = Nodes::found_with(|options| options.max_level = Some(1)).await;

@@ -217,6 +217,7 @@ fn refused(error: &MemberError) -> Problem {
         MemberError::Lagging { .. } => "lagging",
         MemberError::Silent(_) => "silent",
         MemberError::NoMajority { .. } => "no_majority",
+        MemberError::NotTakenOver { .. } => "not_taken_over",
         MemberError::Level { .. } => "level",
         MemberError::NoLeader => "no_leader",
         MemberError::Unknowable(_) => "unknown_outcome",
