@@ -1,6 +1,6 @@
 //! What a node's tasks share once Raft runs, and how they follow it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,7 +19,8 @@ use vocabulary::{LedgerTime, Micros, NodeId};
 use crate::counters::Counters;
 use crate::error::SubmitError;
 use crate::log_store::LogStore;
-use crate::members::{self, MemberError};
+use crate::members::MemberError;
+use crate::news::News;
 use crate::peers::Registry;
 use crate::proposer::Asked;
 use crate::raft::{LogId, Machine, Types};
@@ -177,6 +178,11 @@ impl Core {
         self.leader.borrow().leader()
     }
 
+    /// Whether Raft runs here no more.
+    pub(crate) fn has_stopped(&self) -> bool {
+        *self.leader.borrow() == Known::Stopped
+    }
+
     pub(crate) fn node(&self) -> NodeId {
         self.registry.own.node
     }
@@ -253,13 +259,13 @@ impl Core {
     /// Follows Raft until it stops: keeps the office, the address book and the view's word on the quorum true.
     pub(crate) async fn follow(self: Arc<Self>) {
         let mut metrics = self.raft.metrics();
-        let mut silent = Silent::default();
+        let mut news = News::default();
         loop {
             let before = Standing::of(&metrics.borrow_and_update());
             let quorum = self.look();
-            silent.tell(&self);
+            news.tell(&self, &quorum);
             let is_settled = !quorum.stale && self.leads() == (quorum.leader == Some(self.node()));
-            let news = async {
+            let changed = async {
                 loop {
                     metrics.changed().await?;
                     if !is_settled || Standing::of(&metrics.borrow_and_update()) != before {
@@ -267,7 +273,7 @@ impl Core {
                     }
                 }
             };
-            match tokio::time::timeout(LOOK, news).await {
+            match tokio::time::timeout(LOOK, changed).await {
                 Ok(Ok(())) | Err(_) => {}
                 Ok(Err(_)) => {
                     self.registry.publisher.quorum(Quorum { leader: None, stale: true, ..quorum });
@@ -334,36 +340,6 @@ impl Core {
         let is_alone = now.membership_config.voter_ids().count() == 1;
         let acked = now.last_quorum_acked.as_ref().is_some_and(|at| at.elapsed() < self.heard.patience);
         !is_alone && !acked
-    }
-}
-
-/// Which members do not answer this leader, so that it is said once for each time.
-#[derive(Debug, Default)]
-struct Silent {
-    leads_since: Option<Instant>,
-    nodes: BTreeSet<NodeId>,
-}
-
-impl Silent {
-    fn tell(&mut self, core: &Core) {
-        if !core.leads() {
-            *self = Self::default();
-            return;
-        }
-        // A new leader has not heard of anybody yet.
-        if self.leads_since.get_or_insert_with(Instant::now).elapsed() < core.patience() {
-            return;
-        }
-        let members = members::list(core).into_iter();
-        let now: BTreeSet<NodeId> =
-            members.filter(|member| member.answers == Some(false)).map(|member| member.node).collect();
-        for node in now.difference(&self.nodes) {
-            tracing::warn!(%node, "a member does not answer this leader; it is asked until it does");
-        }
-        for node in self.nodes.difference(&now) {
-            tracing::info!(%node, "a member answers again, or was taken out");
-        }
-        self.nodes = now;
     }
 }
 

@@ -20,6 +20,7 @@ mod leading;
 mod log_store;
 mod members;
 mod network;
+mod news;
 mod node_folder;
 mod options;
 mod peers;

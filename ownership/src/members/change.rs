@@ -39,6 +39,7 @@ type Metrics = openraft::RaftMetrics<Types>;
 pub(crate) fn list(core: &Core) -> Vec<Member> {
     let metrics: Metrics = core.raft.metrics().borrow_watched().clone();
     let voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
+    let is_led = !core.view().quorum().stale;
     let member = |(id, node): (&u64, &BasicNode)| {
         let matched = match &metrics.replication {
             _ if *id == metrics.id => metrics.last_log_index,
@@ -55,7 +56,7 @@ pub(crate) fn list(core: &Core) -> Vec<Member> {
             node: NodeId(*id),
             address: node.addr.clone(),
             voter: if voters.contains(id) { Standing::Voter } else { Standing::Learner },
-            is_leader: metrics.current_leader == Some(*id),
+            is_leader: is_led && metrics.current_leader == Some(*id),
             level: core.registry.levels(NodeId(*id)),
             matched,
             answers,

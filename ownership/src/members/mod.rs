@@ -30,7 +30,7 @@ pub struct Member {
     pub address: String,
     /// Voter or learner.
     pub voter: Standing,
-    /// Whether it leads, as far as the asked node knows.
+    /// Whether it leads, as far as the asked node knows; without a quorum nobody does.
     pub is_leader: bool,
     /// What its binary can do; not known before the first contact.
     pub level: Option<Levels>,

@@ -136,6 +136,19 @@ async fn the_only_voter_lets_the_one_lead_that_replaces_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_said_to_lead_where_there_is_no_quorum() {
+    let mut nodes = Nodes::three(0).await;
+    let leader = nodes.leader().await;
+    for lost in [1, 2, 3].into_iter().filter(|node| *node != leader) {
+        nodes.kill(lost).await;
+    }
+    eventually("the leader to miss its quorum", || async { nodes.any().view().quorum().stale.then_some(()) }).await;
+    let members = nodes.any().members();
+    assert!(members.iter().all(|member| !member.is_leader), "{members:?}");
+    nodes.node(leader).halt().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_level_is_raised_only_when_every_member_can_work_at_it() {
     let nodes = Nodes::found_with(|options| options.max_level = Some(1)).await;
     assert_eq!(nodes.node(1).view().level(), 1);
