@@ -37,6 +37,12 @@ impl Answerer for Core {
                 None if method.is_open_to_strangers() => NodeId(0),
                 None => return replies.fail(PeerError::Failed("only members may ask this".into())).await,
             };
+            // Raft would answer each call with an error in this node's log, and the caller would not learn why.
+            if let Some(ended) = self.ended().filter(|_| method.needs_raft()) {
+                let why = ended.to_string();
+                let first = why.split_once(". ").map_or(why.as_str(), |(first, _)| first);
+                return replies.fail(PeerError::Stopped(first.to_owned())).await;
+            }
             match (method, more) {
                 (Method::AppendStream, Some(more)) => append_stream(self, from, (first, more), replies).await,
                 (Method::Snapshot, Some(more)) => {

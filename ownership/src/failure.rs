@@ -135,6 +135,12 @@ impl Core {
         self.observer.reversion.found.get().map(|reverted| of_folder(&self.folder, *reverted))
     }
 
+    /// Why this node's ledger has failed for good, once it has.
+    pub(crate) fn ended(&self) -> Option<OwnershipError> {
+        let fatal = self.raft.metrics().borrow_watched().running_state.clone().err()?;
+        Some(self.known_end().unwrap_or_else(|| OwnershipError::Failed(fatal.to_string())))
+    }
+
     /// Why this node ends or has ended, where more is known of it than that Raft has stopped.
     fn known_end(&self) -> Option<OwnershipError> {
         too_old(&self.observer).or_else(|| self.reverted()).or_else(|| self.gone())
@@ -147,9 +153,8 @@ impl Directory {
     pub async fn failed(&self) -> OwnershipError {
         let mut metrics = self.raft().metrics();
         loop {
-            if let Err(fatal) = &metrics.borrow_watched().running_state {
-                let failed = || OwnershipError::Failed(fatal.to_string());
-                return self.core().known_end().unwrap_or_else(failed);
+            if let Some(failed) = self.core().ended() {
+                return failed;
             }
             if metrics.changed().await.is_err() {
                 return OwnershipError::Failed("its task is gone".into());

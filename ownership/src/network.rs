@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use vocabulary::NodeId;
 
+use crate::peers::socket::{Directions, Missed};
 use crate::peers::{Answers, Lane, Link, Method, PeerError, Registry, Speaker};
 use crate::raft::{Types, Vote};
 use crate::snapshot_stream::{CHUNK, SnapshotHead};
@@ -96,6 +97,9 @@ impl Way {
 
     /// Raft retries a timed-out request at once, and waits before it calls an unreachable node again.
     fn failed(&self, error: PeerError, action: RPCTypes) -> RpcError {
+        if matches!(error, PeerError::Stopped(_)) {
+            Directions::missed(&*self.registry, self.target, Missed::Other(error.to_string()));
+        }
         match error {
             PeerError::TimedOut { millis } => {
                 let (id, target) = (self.registry.own.node.0, self.target.0);

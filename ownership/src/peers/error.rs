@@ -63,6 +63,9 @@ pub enum PeerError {
     /// What answers there failed.
     #[error("{0}")]
     Failed(String),
+    /// The other node takes no part in the quorum any more, and says why.
+    #[error("it has stopped: {0}")]
+    Stopped(String),
 }
 
 impl PeerError {
@@ -79,6 +82,7 @@ impl PeerError {
             PeerError::NoService(_) => "no_service",
             PeerError::Garbled(_) => "garbled",
             PeerError::Failed(_) => "failed",
+            PeerError::Stopped(_) => "stopped",
         }
     }
 }

@@ -38,6 +38,12 @@ pub(crate) enum Method {
 }
 
 impl Method {
+    /// Whether only a member whose Raft runs answers this: one that has stopped counts as one that does not answer.
+    pub(crate) fn needs_raft(self) -> bool {
+        use Method::{Append, AppendStream, Members, PreVote, Snapshot, TransferLeader, Vote};
+        matches!(self, Append | AppendStream | Vote | PreVote | Snapshot | TransferLeader | Members)
+    }
+
     pub(crate) fn of(byte: u8) -> Option<Self> {
         use Method::{
             Admit, Alive, Append, AppendStream, Change, Enrol, Exchange, Members, PreVote, Prompts, ReadIndex,

@@ -207,6 +207,11 @@ async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
     let failed = match again {
         Ok(node) => {
             let failed = tokio::time::timeout(PATIENCE, node.failed()).await.expect("it notices");
+            eventually("the leader to know why it does not answer", || async {
+                let missed = nodes.node(leader).missed(NodeId(put_back))?;
+                (missed.contains("has stopped") && missed.contains("has acknowledged entries up to")).then_some(())
+            })
+            .await;
             node.halt().await.unwrap();
             failed
         }
