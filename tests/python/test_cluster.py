@@ -1,11 +1,12 @@
 """Clusters that people set up by hand: certificates that do not fit, two clusters for one, and what ctl says of them."""
 
 import json
+import shutil
 import subprocess
 import time
 
 import pytest
-from harness.cluster import Serve, SimWorker
+from harness.cluster import Serve, SimWorker, get_json
 from harness.operator import Operator, ctl
 from harness.processes import BINARY, free_ports, until
 
@@ -200,6 +201,86 @@ def test_who_listens_for_nodes_without_certificates_is_told_what_that_gives_away
         assert "ANYBODY who reaches this address" in told and "token ids" in told and "plain text" in told
     finally:
         serve.stop()
+
+
+@pytest.fixture
+def voters():
+    """Three nodes of one cluster, all of which vote, in front of one worker."""
+    worker = SimWorker("hybrid", "--speed-up", "20").wait()
+    ports = free_ports(3)
+    nodes = []
+    try:
+        for port in ports:
+            join = ("--join", f"127.0.0.1:{ports[0]}") if nodes else ()
+            nodes.append(Serve([worker.url], "--node-listen", f"127.0.0.1:{port}", *join).wait())
+        until("all three vote", lambda: ctl("--endpoint", nodes[0].operator, "member", "promote", "2", "3").returncode == 0)
+        yield nodes
+    finally:
+        for started in nodes:
+            started.stop()
+        worker.process.stop()
+
+
+def ready(node) -> dict:
+    return get_json(f"{node.operator}/readyz")
+
+
+def leader_of(nodes):
+    """The one that leads, once the others know it too."""
+    def agreed():
+        known = [ready(node) for node in nodes]
+        same = len({told["leader"] for told in known}) == 1 and known[0]["leader"] is not None
+        return same and next((node for node, told in zip(nodes, known) if told["standing"] == "leader"), None)
+
+    return until("one leader that all know", agreed)
+
+
+def test_a_lost_quorum_and_its_return_are_each_in_the_log_once_and_nobody_is_called_leader_meanwhile(voters):
+    leader = leader_of(voters)
+    lost = [node for node in voters if node is not leader]
+    for node in lost:
+        node.process.kill()
+    until("the leader says that it has no quorum", lambda: "too few voters answer this leader" in log_of(leader))
+    told = ready(leader)
+    assert (told["standing"], told["leader"], told["stale"]) == ("voter", None, True), told
+    lost[0].start()
+    until("it says that there is one again", lambda: "there is a quorum again" in log_of(leader))
+    assert log_of(leader).count("too few voters answer this leader") == 1
+    left = [leader, lost[0]]
+    lost[0].process.wait_for_port(lost[0].operator_port)
+    gone = leader_of(left)
+    follower = next(node for node in left if node is not gone)
+    gone.process.kill()
+    until("the follower says that it hears no leader", lambda: "no leader is heard" in log_of(follower))
+    gone.start()
+    until("it hears one again", lambda: log_of(follower).rfind("there is a quorum again") > log_of(follower).rfind("no leader is heard"))
+    assert log_of(follower).count("no leader is heard") == 1
+
+
+def test_a_voter_whose_folder_is_moved_leaves_the_quorum_and_comes_back_as_it_is_told_to(voters, tmp_path):
+    lost = leader_of(voters)
+    left = [node for node in voters if node is not lost]
+    old = ready(lost)["node"]
+    shutil.move(lost.data, tmp_path / "moved")
+    causes = lambda: {told["cause"]: told["detail"] for told in ready(lost)["degraded"]}  # noqa: E731
+    advice = until("it is missed", lambda: causes().get("folder_gone"))
+    assert "--join" in advice and "member replace OLD NEW" in advice and "second cluster" in advice
+    leader = leader_of(left)
+    run = lambda *words: ctl("--endpoint", leader.operator, *words)  # noqa: E731
+    trouble = lambda: next(member["trouble"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] == old)  # noqa: E731
+    until("the leader knows why it does not answer", lambda: "is gone from the disk" in (trouble() or ""))
+    assert "failed to send RaftMsg" not in log_of(lost)
+    assert "ledger_folder_gone" in ctl("--endpoint", lost.operator, "alarm").stdout
+    address = next(member["address"] for member in json.loads(run("member", "list", "-o", "json").stdout)["members"] if member["node"] != old)
+    lost.process.stop()
+    lost.flags += ["--join", address]
+    lost.start()
+    lost.wait()
+    new = ready(lost)["node"]
+    assert new == 4 and "a NEW cluster is founded here" not in log_of(lost)
+    until("it takes the old one's place", lambda: run("member", "replace", str(old), str(new)).returncode == 0)
+    assert run("member", "remove", str(old)).returncode == 0
+    assert ready(leader_of([*left, lost]))["degraded"] == []
 
 
 def test_ctl_says_what_tls_wants_of_it(tmp_path):
