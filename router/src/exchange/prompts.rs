@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use vocabulary::{Blocks, Chain, ModelId, NodeId, PrefixId, Seed, TenantId, Tokens};
 
 use super::Neighbours;
-use crate::pipeline::prompts::{Kept, Prompts};
+use crate::pipeline::prompts::{Kept, Prompts, Unread};
 use crate::pipeline::token_ids::TokenIds;
 use crate::telemetry::exchange::ExchangeMetrics;
 
@@ -92,8 +92,13 @@ impl PeerService for Lender {
             let point = Point { blocks, id: prefix };
             let lent = match prompts.through(&tenant, point) {
                 Some(kept) => prompts.read(move || Lent::of(&kept, point)).await,
-                None => None,
+                None => Err(Unread::Unknown),
             };
+            if lent.as_ref().err() == Some(&Unread::NoRoom) {
+                metrics.prompts.with_label_values(&["no_room"]).inc();
+                return Err(PeerError::Failed("too many prompts wait to be encoded here; ask again shortly".into()));
+            }
+            let lent = lent.ok();
             if lent.is_some() {
                 metrics.prompts.with_label_values(&["lent"]).inc();
             }
@@ -234,6 +239,21 @@ mod tests {
                 .0
                 .is_none()
         );
+    }
+
+    #[tokio::test]
+    async fn a_lender_without_room_to_encode_says_so_and_counts_it_and_the_next_one_is_asked() {
+        let metrics = Metrics::default().exchange;
+        let full = Prompts::full();
+        full.keep(SessionId(1), kept(0..70));
+        let busy: Arc<dyn PeerService> = Arc::new(Lender { prompts: Arc::new(full), metrics: metrics.clone() });
+        let street = street(vec![busy.clone(), lender(vec![kept(0..70)])]);
+        assert!(borrowed(&street, &wanted("a", 3)).await.0.is_some());
+        let of = |outcome: &str| metrics.prompts.with_label_values(&[outcome]).get();
+        assert_eq!((of("no_room"), of("lent")), (1, 0));
+        let question = Question { tenant: TenantId("a".into()), blocks: Blocks(3), prefix: wanted("a", 3).point.id };
+        let told = busy.answer(NodeId(1), write(&question).unwrap()).await;
+        assert!(matches!(told, Err(PeerError::Failed(why)) if why.contains("encoded")));
     }
 
     #[tokio::test]

@@ -62,6 +62,15 @@ impl Kept {
     }
 }
 
+/// Why a prompt's token ids are not to be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unread {
+    /// Too many wait to be encoded again.
+    NoRoom,
+    /// They are not known, or lead elsewhere now.
+    Unknown,
+}
+
 /// The prompts that are kept, the oldest going first, and the way in which any prompt is encoded again.
 #[derive(Debug)]
 pub struct Prompts {
@@ -95,14 +104,24 @@ impl Shelf {
 }
 
 impl Prompts {
-    /// Reads a prompt's ids, which may mean to encode it again: on a thread that may block, a few at once. None where
-    /// too many wait already.
-    pub async fn read<T: Send + 'static>(&self, ids: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
-        let queued = self.queue.clone().try_acquire_owned().ok()?;
-        let place = self.places.clone().acquire_owned().await.ok()?;
+    /// Reads a prompt's ids, which may mean to encode it again: on a thread that may block, a few at once.
+    pub async fn read<T: Send + 'static>(&self, ids: impl FnOnce() -> Option<T> + Send + 'static) -> Result<T, Unread> {
+        let queued = self.queue.clone().try_acquire_owned().map_err(|_| Unread::NoRoom)?;
+        let place = self.places.clone().acquire_owned().await.map_err(|_| Unread::NoRoom)?;
         // A caller that leaves does not end what runs.
         let read = move || (ids(), queued, place).0;
-        spawn_blocking(read).await.ok().flatten()
+        spawn_blocking(read).await.ok().flatten().ok_or(Unread::Unknown)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_room(&self) -> bool {
+        self.queue.available_permits() > 0
+    }
+
+    /// Where so many wait already that nothing more is encoded.
+    #[cfg(test)]
+    pub(crate) fn full() -> Self {
+        Self { queue: Arc::new(Semaphore::new(0)), ..Self::default() }
     }
 
     /// Keeps a session's newest prompt in place of its last one.
@@ -180,12 +199,13 @@ mod tests {
         };
         let all: Vec<_> = (0..MOST_WAITING).map(|_| read()).collect();
         crate::testing::until("all of them wait", || prompts.queue.available_permits() == 0).await;
-        assert_eq!(prompts.read(|| Some(())).await, None, "one too many");
+        assert_eq!(prompts.read(|| Some(())).await, Err(Unread::NoRoom), "one too many");
         (0..MOST_WAITING).for_each(|_| go.send(()).unwrap());
         for one in all {
-            assert!(one.await.unwrap().is_some_and(|at_once| at_once <= AT_ONCE));
+            assert!(one.await.unwrap().is_ok_and(|at_once| at_once <= AT_ONCE));
         }
-        assert_eq!(prompts.read(|| Some(7)).await, Some(7), "there is room again");
+        assert_eq!(prompts.read(|| Some(7)).await, Ok(7), "there is room again");
+        assert_eq!(prompts.read(|| None::<()>).await, Err(Unread::Unknown));
     }
 
     #[test]

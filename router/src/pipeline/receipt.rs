@@ -102,6 +102,8 @@ pub enum Remark {
     NoTransferParameters,
     /// The replicate's source or target failed; the step was served without it.
     ReplicateFailed,
+    /// Too many prompts waited to be encoded again for the replicate; the step was served without it.
+    NoRoomToEncode,
     /// The source had to compute again what it was believed to hold.
     SourceRecomputed,
 }
@@ -117,6 +119,7 @@ impl Remark {
             Remark::PrefillFailed => "prefill_failed",
             Remark::NoTransferParameters => "no_transfer_parameters",
             Remark::ReplicateFailed => "replicate_failed",
+            Remark::NoRoomToEncode => "no_room_to_encode",
             Remark::SourceRecomputed => "source_recomputed",
         }
     }
@@ -125,7 +128,16 @@ impl Remark {
 impl Remark {
     /// Whether the plan's transfer did not take place.
     pub fn nothing_moved(self) -> bool {
-        matches!(self, Remark::PrefillFailed | Remark::NoTransferParameters | Remark::ReplicateFailed)
+        match self {
+            Remark::PrefillFailed | Remark::NoTransferParameters | Remark::ReplicateFailed | Remark::NoRoomToEncode => {
+                true
+            }
+            Remark::DecodeUnreachable
+            | Remark::DecodeFailed
+            | Remark::DecodeBusy
+            | Remark::DecodeTimeout
+            | Remark::SourceRecomputed => false,
+        }
     }
 }
 

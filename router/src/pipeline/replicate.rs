@@ -13,7 +13,7 @@ use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate
 use super::identify::Prefixed;
 use super::legs::{LegError, Legs};
 use super::plan::Classified;
-use super::prompts::{Kept, Prompts};
+use super::prompts::{Kept, Prompts, Unread};
 use super::receipt::Remark;
 use super::token_ids::TokenIds;
 use crate::gateway::Gateway;
@@ -22,7 +22,7 @@ use crate::gateway::Gateway;
 pub type Flight = (PrefixId, WorkerId);
 
 /// The token ids of a prefix, read when somebody waits for them.
-type Ids = BoxFuture<'static, Option<Vec<u32>>>;
+type Ids = BoxFuture<'static, Result<Vec<u32>, Unread>>;
 
 /// A prefix on its way.
 struct Move {
@@ -91,9 +91,9 @@ fn first(prompts: Arc<Prompts>, prefixed: &Prefixed, blocks: Blocks) -> Ids {
     let chain = prefixed.prompt.chain.clone();
     let ids = TokenIds::of(prefixed);
     async move {
-        let length = usize::try_from(blocks.tokens(chain.block).0).ok()?;
-        match ids? {
-            TokenIds::Here(ids) => ids.get(..length).map(<[u32]>::to_vec),
+        let length = usize::try_from(blocks.tokens(chain.block).0).map_err(|_| Unread::Unknown)?;
+        match ids.ok_or(Unread::Unknown)? {
+            TokenIds::Here(ids) => ids.get(..length).map(<[u32]>::to_vec).ok_or(Unread::Unknown),
             ids => prompts.read(move || Some(ids.read(&chain)?.get(..length)?.to_vec())).await,
         }
     }
@@ -102,7 +102,11 @@ fn first(prompts: Arc<Prompts>, prefixed: &Prefixed, blocks: Blocks) -> Ids {
 
 impl Move {
     async fn run(mut self) -> Option<Remark> {
-        let Some(tokens) = (&mut self.ids).await else { return Some(Remark::ReplicateFailed) };
+        let tokens = match (&mut self.ids).await {
+            Ok(tokens) => tokens,
+            Err(Unread::NoRoom) => return Some(Remark::NoRoomToEncode),
+            Err(Unread::Unknown) => return Some(Remark::ReplicateFailed),
+        };
         let replica = Replica { model: &self.model, tokens: &tokens, salt: self.salt.as_deref() };
         let counted = self.legs.dispatch(&self.source);
         let answer = tokio::select! {
@@ -132,5 +136,47 @@ impl Move {
             }
             Err(error) => failed(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use vocabulary::{Chain, DpRank, Incarnation, Seed, TenantId};
+
+    use super::*;
+    use crate::testing::{Worker, front, until};
+
+    #[tokio::test]
+    async fn a_move_for_which_too_many_encodings_wait_says_so_and_asks_no_worker() {
+        let worker = Worker::start("one", "tiny").await;
+        let front = front(&[&worker], &[]).await;
+        let ids: Vec<u32> = (0..64).collect();
+        let chain = Chain::over_tokens(PrefixId(9), Seed(3), Tokens(16), &ids);
+        let tokens = TokenIds::Here(ids);
+        let kept = Arc::new(Kept { tenant: TenantId::default(), model: "tiny".into(), chain, tokens, salt: None });
+        let owner = |id| Owner { worker: WorkerId(id), incarnation: Incarnation(1), rank: DpRank(0) };
+        let moved = || relocate(&front.gateway, &kept, (Blocks(2), Bytes(1)), (owner(1), owner(2)));
+
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let waiting: Vec<_> = std::iter::from_fn(|| {
+            let (prompts, gate) = (front.gateway.remembered.prompts.clone(), gate.clone());
+            Some(tokio::spawn(async move { prompts.read(move || gate.lock().recv().ok()).await }))
+        })
+        .take(64)
+        .collect();
+        until("they wait", || !front.gateway.remembered.prompts.has_room()).await;
+        assert_eq!(moved().await, Some(Remark::NoRoomToEncode));
+        assert_eq!(
+            (Remark::NoRoomToEncode.as_str(), Remark::NoRoomToEncode.nothing_moved()),
+            ("no_room_to_encode", true)
+        );
+        drop(go);
+        for one in waiting {
+            assert_eq!(one.await.unwrap(), Err(Unread::Unknown));
+        }
+        assert_eq!(moved().await, Some(Remark::ReplicateFailed), "now for want of workers");
+        assert_eq!(worker.seen().len(), 0);
     }
 }

@@ -13,7 +13,8 @@ pub struct ExchangeMetrics {
     pub table_age: GaugeVec,
     /// Imprints of what engines hold, by what became of them: lent, borrowed, not_known, or why they were of no use.
     pub imprints: IntCounterVec,
-    /// Prompts that blocks were to be moved by, by what became of them: lent, borrowed, not_known, or why not.
+    /// Prompts that blocks were to be moved by, by what became of them: lent, borrowed, not_known, no_room where too many
+    /// waited here to be encoded again, or why not.
     pub prompts: IntCounterVec,
     /// From the start until every worker was known exactly; 0 until then.
     pub exact_seconds: Gauge,
@@ -57,7 +58,7 @@ impl ExchangeMetrics {
             trouble: f.gauges("ledger_trouble", "1 for what is wrong with this node's ledger.", &["kind"]),
         };
         // Seldom asked for: without this there would be nothing to see before.
-        for outcome in ["lent", "borrowed", "not_known"] {
+        for outcome in ["lent", "borrowed", "not_known", "no_room"] {
             metrics.prompts.with_label_values(&[outcome]).inc_by(0);
         }
         metrics
