@@ -101,8 +101,8 @@ impl std::fmt::Display for FallbackReason {
 /// In what a prompt that was put together is not the whole one. Bounded: it labels a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Difference {
-    /// The whole one has no token ids.
-    Refused,
+    /// The whole one has no token ids, for this reason.
+    Refused(FallbackReason),
     /// It has more or fewer tokens.
     Length,
     /// It has other tokens.
@@ -111,12 +111,14 @@ pub enum Difference {
 
 impl Difference {
     /// All of them, for metrics that start at zero.
-    pub const ALL: [Self; 3] = [Self::Refused, Self::Length, Self::Tokens];
+    pub fn all() -> impl Iterator<Item = Self> {
+        FallbackReason::ALL.into_iter().map(Self::Refused).chain([Self::Length, Self::Tokens])
+    }
 
-    /// The metric label.
+    /// The metric label: why the whole one was refused, or what is different.
     pub fn label(self) -> &'static str {
         match self {
-            Self::Refused => "refused",
+            Self::Refused(reason) => reason.label(),
             Self::Length => "length",
             Self::Tokens => "tokens",
         }
@@ -128,7 +130,7 @@ impl Prompt {
     pub fn difference(&self, whole: &Self) -> Option<Difference> {
         let is_same = self.chain == whole.chain && self.tail() == whole.tail();
         match whole.identity {
-            Identity::Fallback(_) => Some(Difference::Refused),
+            Identity::Fallback(reason) => Some(Difference::Refused(reason)),
             Identity::Exact if self.chain.tokens != whole.chain.tokens => Some(Difference::Length),
             Identity::Exact => (!is_same).then_some(Difference::Tokens),
         }
@@ -183,6 +185,9 @@ mod tests {
         assert_eq!(tail(&[1, 2, 9, 4, 5, 6], &[5, 6]).difference(&whole), Some(Difference::Tokens));
         assert_eq!(tail(&[1, 2, 3, 4, 5], &[5]).difference(&whole), Some(Difference::Length));
         let refused = Prompt { identity: Identity::Fallback(FallbackReason::TooLarge), ..prompt(&[1]) };
-        assert_eq!(tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).difference(&refused), Some(Difference::Refused));
+        assert_eq!(
+            tail(&[1, 2, 3, 4, 5, 6], &[5, 6]).difference(&refused),
+            Some(Difference::Refused(FallbackReason::TooLarge))
+        );
     }
 }

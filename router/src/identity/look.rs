@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use prefix::{Difference, Identified, Memory, Prompt, Rung, Trails};
 use tokio::sync::mpsc;
-use vocabulary::{RequestId, SessionId, TenantId, Tokens};
+use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
 use crate::checkpoints::{Checkpoints, Tokenized};
 use crate::pipeline::identify::Prefixed;
@@ -18,6 +18,8 @@ const WAITING: usize = 4;
 /// A step to be looked at.
 pub(super) struct Look {
     written: Written,
+    /// As the client named it: an adapter has a name of its own.
+    model: ModelId,
     prompt: Prompt,
     rung: Rung,
     known: Tokens,
@@ -31,6 +33,7 @@ impl Look {
     pub(super) fn at(prefixed: &Prefixed, rung: Rung, known: Tokens) -> Self {
         Self {
             written: Written::of(prefixed),
+            model: prefixed.request.model.clone(),
             prompt: prefixed.prompt.clone(),
             rung,
             known,
@@ -87,13 +90,13 @@ fn told(metrics: &IdentityMetrics, look: &Look, (difference, trails): (Option<Di
     metrics.looks.with_label_values(&[outcome]).inc();
     let Some(difference) = difference else { return };
     let model = look.written.model();
-    let name = &model.identifier.namespace().model;
-    if difference == Difference::Refused {
+    let name = &look.model;
+    if let Difference::Refused(reason) = difference {
         // Engines refuse it as well, or it has become too long to be looked at here: no other prompt is touched.
         let session = look.session.map(|session| session.0);
         look.written.forget(Memory { trails, tenant: &look.tenant.0, session });
         tracing::warn!(
-            model = %name, request = %look.request,
+            model = %name, request = %look.request, cause = reason.label(),
             "a prompt that was put together from an earlier step cannot be computed as a whole; what was remembered of \
              its conversation is forgotten"
         );

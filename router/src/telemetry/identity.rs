@@ -10,7 +10,8 @@ use super::families::Families;
 pub struct IdentityMetrics {
     /// `identified_steps_total{rung}`: by what each chat prompt was recognised.
     pub steps: IntCounterVec,
-    /// `identity_looks_total{outcome}`: steps that were encoded again as a whole: `same`, what differed, or `left_out`.
+    /// `identity_looks_total{outcome}`: steps that were encoded again as a whole: `same`, what differed (`length`, `tokens`, or why
+    /// the whole one is known by its bytes only), or `left_out`.
     pub looks: IntCounterVec,
     /// `identity_conversations`, refreshed when scraped.
     pub conversations: IntGauge,
@@ -30,7 +31,7 @@ impl IdentityMetrics {
             ),
             looks: f.counters(
                 "identity_looks_total",
-                "Prompts known from an earlier step that were encoded again as a whole: same, or what differed.",
+                "Prompts known from an earlier step that were encoded again as a whole: same, what differed, or why not.",
                 &["outcome"],
             ),
             conversations: f.gauge("identity_conversations", "Conversations whose next step is known in advance."),
@@ -41,7 +42,7 @@ impl IdentityMetrics {
             ),
         };
         Rung::ALL.iter().for_each(|rung| drop(metrics.steps.with_label_values(&[rung.label()])));
-        let outcomes = Difference::ALL.into_iter().map(Difference::label).chain(["same", "left_out"]);
+        let outcomes = Difference::all().map(Difference::label).chain(["same", "left_out"]);
         outcomes.for_each(|outcome| drop(metrics.looks.with_label_values(&[outcome])));
         metrics
     }

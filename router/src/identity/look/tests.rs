@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderMap, Method};
-use prefix::Content;
+use prefix::{Content, FallbackReason};
 use serde_json::{Value, json};
 use vocabulary::{Chain, PrefixId};
 
@@ -206,9 +206,9 @@ async fn a_prompt_that_cannot_be_computed_as_a_whole_is_forgotten_and_its_model_
     step.request.incoming.body = body(1, &json!({"continue_final_message": true})).into();
     let identity = &front.gateway.remembered.identity;
     let look = Look::at(&step, Rung::Leading, Tokens::ZERO);
-    assert_eq!(look.taken().0, Some(Difference::Refused));
+    assert_eq!(look.taken().0, Some(Difference::Refused(FallbackReason::Malformed)));
     identity.looks.take(look);
-    until("it has been looked at", || looks(&front, "refused") == 1).await;
+    until("it has been looked at", || looks(&front, "malformed") == 1).await;
     assert!(!model.is_distrusted());
     assert_eq!(ask(&front, 2, json!({})).await, Some("leading"), "other conversations go on");
 }
