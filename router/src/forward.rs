@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use bytes::Bytes;
 use vocabulary::WorkerId;
-use workers_shim::dialect::{LegOptions, RequestBody};
+use workers_shim::dialect::{LegOptions, RequestBody, Stripped};
 
 use crate::error::{Addressee, ApiError};
 use crate::gateway::Gateway;
@@ -37,13 +37,13 @@ pub(crate) enum Learn {
 }
 
 /// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
-/// lead into the same engines and caches.
-pub fn cleaned(gateway: &Gateway, mut request: Incoming) -> Result<Incoming, ApiError> {
+/// lead into the same engines and caches. With what was left out, to be counted once a request.
+pub fn cleaned(gateway: &Gateway, mut request: Incoming) -> Result<(Incoming, Stripped), ApiError> {
     let body = RequestBody::read(request.body).map_err(ApiError::unreadable)?;
     let options = LegOptions { salt: gateway.salts.of(&request.tenant), ..LegOptions::default() };
-    gateway.metrics.requests.count_stripped(body.stripped(&options));
+    let stripped = body.stripped(&options);
     request.body = body.plain(&options);
-    Ok(request)
+    Ok((request, stripped))
 }
 
 /// Forwards `request` and relays the answer. A worker that cannot be reached, or that breaks before its answer begins,

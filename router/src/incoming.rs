@@ -15,7 +15,7 @@ use vocabulary::{RequestId, TenantId};
 
 use crate::error::{Addressee, ApiError, Words};
 use crate::quotas::Reserved;
-use crate::resources::transcript::Asked;
+use crate::resources::transcript::Addition;
 
 /// Which of the generation endpoints was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -81,7 +81,7 @@ pub struct Incoming {
     /// Tokens taken for it from its tenant's quota, where there is one.
     pub reserved: Option<Reserved>,
     /// Of `/v1/responses`: what it adds to the transcript that is kept of its conversation.
-    pub(crate) adds: Option<Asked>,
+    pub(crate) adds: Option<Addition>,
 }
 
 impl Incoming {
@@ -106,7 +106,7 @@ pub struct Envelope<'a> {
     pub model: Option<std::borrow::Cow<'a, str>>,
     /// Of `/v1/responses`: whether it is more than a step that is answered now: one that goes on by itself, or one
     /// without input.
-    pub is_apart: bool,
+    pub is_detached: bool,
     /// Of `/v1/responses`: the response that this one follows.
     pub previous_response_id: Option<std::borrow::Cow<'a, str>>,
 }
@@ -142,7 +142,7 @@ impl<'a> Envelope<'a> {
         }
         Ok(Self {
             model: text_field("model", raw.model)?,
-            is_apart: raw.input.is_none() || raw.background.is_some_and(|background| background.get() != "false"),
+            is_detached: raw.input.is_none() || raw.background.is_some_and(|background| background.get() != "false"),
             previous_response_id: text_field("previous_response_id", raw.previous_response_id)?,
         })
     }

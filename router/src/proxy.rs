@@ -157,7 +157,8 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
     match route.served {
         Served::Generation(endpoint) => serve_generation(gateway, endpoint, request).await,
         Served::ByModel => {
-            let request = cleaned(gateway, request)?;
+            let (request, stripped) = cleaned(gateway, request)?;
+            gateway.metrics.requests.count_stripped(stripped);
             let envelope = Envelope::read(&request.body)?;
             forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
         }

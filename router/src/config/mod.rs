@@ -225,6 +225,9 @@ impl Config {
         }
         let mut names: BTreeSet<&str> = self.models.keys().map(String::as_str).collect();
         for (name, model) in &self.models {
+            if model.adapters.iter().any(String::is_empty) {
+                return invalid(&format!("models.{name}.adapters"), "an adapter has a name".into());
+            }
             if let Some(taken) = model.adapters.iter().find(|adapter| !names.insert(adapter)) {
                 return invalid(&format!("models.{name}.adapters"), format!("{taken} is another model or adapter"));
             }

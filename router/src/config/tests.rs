@@ -64,6 +64,7 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ("[[workers]]\nurl = \"http://a\"\n[[workers]]\nurl = \"http://a/\"", &[], "listed twice"),
         ("[models.m]\nblock = 0", &[], "models.m.block"),
         ("[models.m]\nadapters = [\"a\", \"a\"]", &[], "models.m.adapters"),
+        ("[models.m]\nadapters = [\"\"]", &[], "models.m.adapters"),
         ("[models.m]\nadapters = [\"n\"]\n[models.n]", &[], "models.m.adapters"),
         ("[proxy", &[], "not valid TOML"),
     ] {

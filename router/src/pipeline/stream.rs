@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
+use http::StatusCode;
 use http::header::CONTENT_LENGTH;
 use http_body::{Body as HttpBody, Frame};
 use planner::TransferBar;
@@ -30,7 +31,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
     let client = request.incoming.addressee();
     match opened {
         Opened::Whole(answer, told) => {
-            if let Some(mut listener) = listener(&finish, &answer, Form::Whole) {
+            if let Some(mut listener) = listener(&finish, answer.status(), Form::Whole) {
                 listener.piece(answer.body());
             }
             // Its first and its last token came together: when the first one was there is not known.
@@ -43,7 +44,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
         Opened::Stream(answer, first) => {
             let (head, rest) = answer.into_parts();
             finish.status = head.status.as_u16();
-            let listener = listener(&finish, &Response::from_parts(head.clone(), ()), Form::Events);
+            let listener = listener(&finish, head.status, Form::Events);
             if let Some(in_flight) = &mut finish.in_flight {
                 in_flight.first_token();
             }
@@ -78,9 +79,9 @@ struct Events {
 }
 
 /// Who listens to the answer of a new response.
-fn listener<T>(finish: &Finish, answer: &Response<T>, form: Form) -> Option<Listener> {
+fn listener(finish: &Finish, status: StatusCode, form: Form) -> Option<Listener> {
     let request = &finish.step.located.prefixed.request;
-    let is_wanted = request.endpoint == Endpoint::Responses && answer.status().is_success();
+    let is_wanted = request.endpoint == Endpoint::Responses && status.is_success();
     let responses = &finish.gateway.remembered.responses;
     is_wanted.then(|| Listener::new(responses.clone(), &request.incoming, finish.server(), form))
 }

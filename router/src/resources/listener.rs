@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vocabulary::{TenantId, WorkerId};
 
 use super::numbers::Numbers;
-use super::transcript::{Asked, Told};
+use super::transcript::{Addition, Told};
 use super::{IdSniffer, Resources};
 use crate::incoming::Incoming;
 use crate::quotas::Reserved;
@@ -26,7 +26,7 @@ pub(crate) struct Listener {
     tenant: TenantId,
     worker: WorkerId,
     sniffer: IdSniffer,
-    asked: Option<Asked>,
+    adds: Option<Addition>,
     reserved: Option<Reserved>,
     collector: Collector,
     numbers: Numbers,
@@ -36,9 +36,9 @@ impl Listener {
     /// For an answer that `worker` gives; where the request adds nothing to one no transcript is kept.
     pub(crate) fn new(resources: Arc<Resources>, request: &Incoming, worker: WorkerId, form: Form) -> Self {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
-        let (tenant, reserved, asked) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone());
+        let (tenant, reserved, adds) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone());
         let (sniffer, numbers) = (IdSniffer::default(), Numbers::default());
-        Self { resources, tenant, worker, sniffer, asked, reserved, collector, numbers }
+        Self { resources, tenant, worker, sniffer, adds, reserved, collector, numbers }
     }
 
     /// The number of an event that follows what has passed.
@@ -54,7 +54,7 @@ impl Listener {
         if self.collector.form == Form::Events {
             self.numbers.feed(data);
         }
-        if self.asked.is_some() || self.reserved.is_some() {
+        if self.adds.is_some() || self.reserved.is_some() {
             self.collector.feed(data);
         }
     }
@@ -64,7 +64,7 @@ impl Listener {
         if let (Some(reserved), Some(used)) = (&self.reserved, told.tokens()) {
             reserved.settle(used);
         }
-        if let Some(transcript) = self.asked.as_ref().and_then(|asked| asked.answered(told.output)) {
+        if let Some(transcript) = self.adds.as_ref().and_then(|adds| adds.answered(told.output)) {
             self.resources.keep_transcript(&self.tenant, &told.id, transcript);
         }
     }

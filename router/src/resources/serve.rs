@@ -11,8 +11,9 @@ use http::header::ACCEPT_ENCODING;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use vocabulary::{Health, WorkerId};
+use workers_shim::dialect::Stripped;
 
-use super::transcript::Asked;
+use super::transcript::Addition;
 use super::{IdSniffer, is_response_id};
 use crate::error::{ApiError, shortened};
 use crate::forward::{Learn, Where, cleaned, forward};
@@ -36,27 +37,35 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
         // The answer is read here as it passes.
         request.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    request.adds = Asked::read(&request.body).filter(|_| gateway.remembered.state.transcript_limit() > 0);
+    request.adds = Addition::read(&request.body).filter(|_| gateway.remembered.state.transcript_limit() > 0);
     let body = request.body.clone();
     let envelope = Envelope::read(&body)?;
     let Some(previous) = envelope.previous_response_id.as_deref() else {
         return anywhere(gateway, request, &envelope).await;
     };
+    let mut stripped = Stripped::default();
     let followed = match maker(gateway, &request, previous).await {
         Ok(maker) if can_answer(gateway, maker) => {
             // What it is prompted with lies there: it is served as it is.
-            let request = cleaned(gateway, request.clone())?;
+            let (request, left_out) = cleaned(gateway, request.clone())?;
+            stripped = left_out;
             forward(gateway, &request, Where::Only(maker), Learn::Response).await
         }
         Ok(_) => Err(ApiError::WorkerFailed { detail: "the one that made the response before is gone".into() }),
         Err(error) => Err(error),
     };
-    if !has_forgotten(&followed) {
+    let resolved = match has_forgotten(&followed) {
+        false => None,
+        true => {
+            let resolved = gateway.remembered.responses.resolve(&request.tenant, previous, &request.body).await;
+            gateway.metrics.soft_state.resolved(resolved.as_ref().map(drop));
+            resolved
+        }
+    };
+    let Some(body) = resolved else {
+        gateway.metrics.requests.count_stripped(stripped);
         return followed;
-    }
-    let resolved = gateway.remembered.responses.resolve(&request.tenant, previous, &request.body).await;
-    gateway.metrics.soft_state.resolved(resolved.as_ref().map(drop));
-    let Some(body) = resolved else { return followed };
+    };
     tracing::info!(request = %request.id, "a response is continued away from its maker, with its history as input");
     request.body = body;
     let mut response = anywhere(gateway, request, &envelope).await?;
@@ -67,8 +76,12 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
 /// Served by whoever does it best, as any other step.
 async fn anywhere(gateway: &Arc<Gateway>, request: Incoming, envelope: &Envelope<'_>) -> Result<Response, ApiError> {
     match envelope.model.as_deref() {
-        Some(_) if !envelope.is_apart => serve_generation(gateway, Endpoint::Responses, request).await,
-        model => forward(gateway, &cleaned(gateway, request)?, Where::Model(model), Learn::Response).await,
+        Some(_) if !envelope.is_detached => serve_generation(gateway, Endpoint::Responses, request).await,
+        model => {
+            let (request, stripped) = cleaned(gateway, request)?;
+            gateway.metrics.requests.count_stripped(stripped);
+            forward(gateway, &request, Where::Model(model), Learn::Response).await
+        }
     }
 }
 
@@ -148,3 +161,6 @@ fn has_forgotten(followed: &Result<Response, ApiError>) -> bool {
         Err(_) => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

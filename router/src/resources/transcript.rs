@@ -14,13 +14,13 @@ const MOST_STEPS: usize = 512;
 
 /// What a request adds to its conversation.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct Addition {
     previous: Option<String>,
     /// Items of its input, between the brackets.
     input: Bytes,
 }
 
-impl Asked {
+impl Addition {
     /// Of a request's body; none when nothing is to be stored, or when the input is not what the API takes.
     pub(crate) fn read(body: &Bytes) -> Option<Self> {
         let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id", "store"]).ok()?;
@@ -170,7 +170,7 @@ mod tests {
 
     fn transcript(request: &Value, output: &Value) -> Option<Bytes> {
         let output = serde_json::value::to_raw_value(output).unwrap();
-        Asked::read(&bytes(request))?.answered(&output)
+        Addition::read(&bytes(request))?.answered(&output)
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
         fn no_stored_bytes_panic(stored in prop::collection::vec(any::<u8>(), 0..60), text in "[\\[\\]{}\":,a-z]{0,40}") {
             for bytes in [Bytes::from(stored), Bytes::from(text)] {
                 drop(History::new(1000).add(&bytes));
-                drop(Asked::read(&bytes));
+                drop(Addition::read(&bytes));
                 drop(Told::read(&bytes));
                 drop(Told::read_event(&bytes));
             }

@@ -1,0 +1,101 @@
+use http::Request;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::pipeline::receipt::Ending;
+use crate::testing::{Front, Got, Worker, front, get, post, send};
+
+const PATH: &str = "/v1/responses";
+
+async fn ask(front: &Front, body: Value) -> Got {
+    post(front.proxy_address(), PATH, body.to_string()).await
+}
+
+/// A step after `id` at a worker that has forgotten it.
+fn forgotten(id: &str) -> Value {
+    json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": "forgotten"})
+}
+
+fn sent(worker: &Worker) -> Value {
+    serde_json::from_slice(&worker.last().body).unwrap()
+}
+
+#[tokio::test]
+async fn another_tenants_response_is_neither_followed_nor_told_of() {
+    let worker = Worker::start("one", "tiny").await;
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
+    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let ask = async |key: &str, body: Value| {
+        let request = Request::post(PATH).header("authorization", format!("Bearer {key}"));
+        send(front.proxy_address(), request, body.to_string()).await
+    };
+    let made = ask("k1", json!({"model": "tiny", "input": "the secret is blue"})).await.json();
+    let id = made["id"].as_str().unwrap();
+    let before = worker.seen().len();
+    let mut told = Vec::new();
+    for id in [id, "resp_of_nobody"] {
+        let got = ask("k2", forgotten(id)).await;
+        assert_eq!((got.status, got.error_code().as_str()), (404, "not_found"));
+        assert!(!got.headers.contains_key(RESOLVED));
+        told.push(String::from_utf8(got.body.to_vec()).unwrap().replace(id, "ID"));
+    }
+    assert_eq!(told[0], told[1], "as if it did not exist");
+    assert_eq!(worker.seen().len(), before, "no worker was asked");
+    let own = ask("k1", forgotten(id)).await;
+    assert_eq!((own.status, own.headers[RESOLVED].to_str().unwrap()), (200, "transcript"));
+    assert!(sent(&worker)["input"].to_string().contains("the secret is blue"), "its own tenant goes on with it");
+}
+
+#[tokio::test]
+async fn what_was_not_to_be_stored_or_was_cut_is_not_gone_on_with_elsewhere() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let id = ask(&front, json!({"model": "tiny", "input": "x", "store": false})).await.json()["id"].clone();
+    let begun = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\
+        \"response\":{\"id\":\"resp_cut\",\"status\":\"in_progress\",\"output\":[]}}\n\n";
+    let cut = json!({"model": "tiny", "input": "x", "stream": true, "behave": "die", "before": begun});
+    let got = ask(&front, cut).await;
+    let text = String::from_utf8(got.body.to_vec()).unwrap();
+    assert!(text.starts_with(begun) && text.contains("event: error\ndata: "), "{text}");
+    assert_eq!(front.gateway.receipts.newest(1, |_| true)[0].seen.unwrap().ending, Ending::Broken);
+    for id in [id.as_str().unwrap(), "resp_cut"] {
+        let got = ask(&front, forgotten(id)).await;
+        assert_eq!((got.status, got.headers.contains_key(RESOLVED)), (404, false), "{id}");
+        assert_eq!(sent(&worker)["previous_response_id"], id, "its maker was asked");
+    }
+    let id = ask(&front, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
+    let got = ask(&front, forgotten(id.as_str().unwrap())).await;
+    assert_eq!((got.status, got.headers.contains_key(RESOLVED)), (200, true));
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_forwarded_without_a_plan_and_found_again() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let got = ask(&front, json!({"model": "tiny", "input": "x", "background": true})).await;
+    assert_eq!((got.status, &sent(&worker)["background"]), (200, &json!(true)));
+    assert!(front.gateway.receipts.newest(1, |_| true).is_empty(), "nobody waits for its first token");
+    let path = format!("{PATH}/{}", got.json()["id"].as_str().unwrap());
+    assert_eq!(get(front.proxy_address(), &path).await.status, 200);
+    assert_eq!(worker.last().path, path);
+    ask(&front, json!({"model": "tiny", "input": "x", "background": false})).await;
+    assert_eq!(front.gateway.receipts.newest(1, |_| true).len(), 1);
+}
+
+#[tokio::test]
+async fn what_only_routers_may_send_is_counted_once_although_two_workers_were_asked() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let stripped = || front.gateway.metrics.requests.stripped.with_label_values(&["kv_transfer_params"]).get();
+    let id = ask(&front, json!({"model": "tiny", "input": "x"})).await.json()["id"].clone();
+    for (n, behave) in [(1, "forgotten"), (2, "answer")] {
+        let mut next = forgotten(id.as_str().unwrap());
+        next["behave"] = behave.into();
+        next["kv_transfer_params"] = json!({"remote_request_id": "x"});
+        let got = ask(&front, next).await;
+        assert_eq!((got.status, got.headers.contains_key(RESOLVED)), (200, behave == "forgotten"));
+        assert_eq!((stripped(), sent(&worker).get("kv_transfer_params")), (n, None));
+    }
+}
