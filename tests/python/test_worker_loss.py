@@ -1,5 +1,6 @@
 """A worker that dies: before its first byte nobody notices, after it the stream ends with an error event."""
 
+import json
 import threading
 
 import openai
@@ -30,6 +31,21 @@ def test_a_worker_that_breaks_off_before_answering_is_not_noticed(pair, stream):
         assert answer.status == 200, answer
         assert not stream or events(answer.body)[-1] == "[DONE]"
     assert len(sound.posts()) == 12
+    assert broken.posts(), "the broken worker was never tried"
+
+
+@pytest.mark.parametrize("path, ask", [
+    ("/v1/messages", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 4}),
+    ("/v1/responses", lambda text: {"input": text, "store": False}),
+])
+@pytest.mark.parametrize("stream", [True, False])
+def test_nor_is_it_where_messages_or_responses_are_asked_for(pair, path, ask, stream):
+    broken, sound, serve = pair
+    broken.behaviour.break_before_answer = True
+    for number in range(12):
+        body = json.dumps({"model": "tiny", "stream": stream, **ask(f"question {number}")}).encode()
+        assert exchange(serve.port, body, path).status == 200
+    assert [seen.path for seen in sound.posts()] == [path] * 12
     assert broken.posts(), "the broken worker was never tried"
 
 

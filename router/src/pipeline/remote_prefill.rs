@@ -33,6 +33,15 @@ async fn run(legs: Legs, plan: Plan, mut client: oneshot::Sender<Outcome>) {
         handoff = prefill(&legs, &plan, &mut remarks) => handoff,
         () = client.closed() => return,
     };
+    answer((&legs, &plan), (handoff, remarks), client).await;
+}
+
+/// What follows the prefill leg: the decode leg, for the client or for the blocks only.
+async fn answer(
+    (legs, plan): (&Legs, &Plan),
+    (handoff, remarks): (Option<Handoff>, Vec<Remark>),
+    mut client: oneshot::Sender<Outcome>,
+) {
     if client.is_closed() {
         if let Some(handoff) = handoff {
             let body = legs.body.decode_abandoned(&legs.options, handoff);
@@ -46,7 +55,7 @@ async fn run(legs: Legs, plan: Plan, mut client: oneshot::Sender<Outcome>) {
         None => legs.body.plain(&legs.options),
     };
     let opened = tokio::select! {
-        opened = serve_while_source_lives(&legs, &plan, body) => opened,
+        opened = serve_while_source_lives(legs, plan, body) => opened,
         // An answer that comes whole does not show when its blocks were pulled; it is not computed to its end for nobody.
         () = left(&mut client) => return,
     };

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use http::{HeaderMap, Method};
 use planner::Leg;
-use serde_json::json;
+use serde_json::{Value, json};
 use vocabulary::{TenantId, WorkerId};
 use workers_shim::sim::SimWorker;
 
@@ -22,9 +22,11 @@ async fn pair(producer: &[&str]) -> (SimWorker, SimWorker, Front) {
     (p, d, front)
 }
 
-/// The legs of a long completion, and a plan that computes it at `p` and answers at `d`.
-async fn legs(gateway: &Arc<Gateway>, (p, d): (&SimWorker, &SimWorker)) -> (Legs, Plan) {
-    let step = step(gateway).await;
+const ENDPOINTS: [Endpoint; 3] = [Endpoint::Completions, Endpoint::Messages, Endpoint::Responses];
+
+/// The legs of a long prompt in the words of an endpoint, and a plan that computes it at `p` and answers at `d`.
+async fn legs(gateway: &Arc<Gateway>, (p, d): (&SimWorker, &SimWorker), endpoint: Endpoint) -> (Legs, Plan) {
+    let step = step(gateway, endpoint).await;
     let at = |worker: &SimWorker| WorkerId::of_endpoint(&url(worker));
     let plan = plan::plan(gateway, &step, &[]).unwrap().plan;
     let bytes = vocabulary::Bytes(1);
@@ -37,21 +39,26 @@ async fn legs(gateway: &Arc<Gateway>, (p, d): (&SimWorker, &SimWorker)) -> (Legs
     (Legs::of(gateway, &step), plan)
 }
 
-async fn step(gateway: &Arc<Gateway>) -> Classified {
-    let body =
-        json!({"model": "tiny", "prompt": "word ".repeat(2000), "max_tokens": 8, "temperature": 0, "ignore_eos": true});
+async fn step(gateway: &Arc<Gateway>, endpoint: Endpoint) -> Classified {
+    let text = "word ".repeat(2000);
+    let mut body =
+        json!({"model": "tiny", "temperature": 0, "ignore_eos": true, "max_tokens": 8, "max_output_tokens": 8});
+    body[endpoint.input()] = match endpoint {
+        Endpoint::ChatCompletions | Endpoint::Messages => json!([{"role": "user", "content": text}]),
+        Endpoint::Completions | Endpoint::Responses => json!(text),
+    };
     let incoming = Incoming {
         id: new_request_id(),
         tenant: TenantId::default(),
         method: Method::POST,
-        path: "/v1/completions".into(),
+        path: endpoint.path().into(),
         headers: HeaderMap::new(),
         body: body.to_string().into(),
         arrived: Instant::now(),
         reserved: None,
         adds: None,
     };
-    let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();
+    let request = parse::parse(incoming, endpoint, None).unwrap();
     let model = gateway.catalog().model(&request.model);
     let request = identify::Unnamed::new(request, model);
     let found = request.whole(&gateway.remembered.identity.trails, None);
@@ -76,44 +83,77 @@ async fn becomes(worker: &SimWorker, (name, wanted): (&str, f64)) {
 
 const RUNNING: &str = "vllm:num_requests_running";
 const PROMPTS: &str = "vllm:prompt_tokens_total";
+const HITS: &str = "vllm:external_prefix_cache_hits_total";
+
+/// The text of a whole answer.
+fn text(endpoint: Endpoint, answer: &Value) -> Value {
+    let text = match endpoint {
+        Endpoint::ChatCompletions => &answer["choices"][0]["message"]["content"],
+        Endpoint::Completions => &answer["choices"][0]["text"],
+        Endpoint::Messages => &answer["content"][0]["text"],
+        Endpoint::Responses => &answer["output"][0]["content"][0]["text"],
+    };
+    assert!(text.as_str().is_some_and(|text| !text.is_empty()), "{answer}");
+    text.clone()
+}
 
 #[tokio::test]
 async fn both_legs_give_one_answer_and_the_blocks_are_pulled() {
-    let (p, d, front) = pair(&["--speed-up=50"]).await;
-    let (legs, plan) = legs(&front.gateway, (&p, &d)).await;
-    let (opened, remarks) = remote_prefill(legs, &plan).await;
-    let Ok(Opened::Whole(answer, told)) = opened else { panic!("{remarks:?}") };
-    assert_eq!((answer.status().as_u16(), told.usage.unwrap().completion.0), (200, 8));
-    assert_eq!(remarks, []);
-    assert!(metric(&d, "vllm:external_prefix_cache_hits_total").await > 1000.0, "the prompt was not computed again");
+    for endpoint in ENDPOINTS {
+        let (p, d, front) = pair(&["--speed-up=50"]).await;
+        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let (opened, remarks) = remote_prefill(legs, &plan).await;
+        let Ok(Opened::Whole(answer, told)) = opened else { panic!("{remarks:?}") };
+        assert_eq!((answer.status().as_u16(), told.usage.unwrap().completion.0), (200, 8), "{endpoint:?}");
+        assert_eq!(remarks, []);
+        assert!(metric(&d, HITS).await > 1000.0, "{endpoint:?}: the prompt was not computed again");
+    }
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_while_the_prompt_is_computed_cancels_it_and_holds_nothing() {
-    let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-    let (legs, plan) = legs(&front.gateway, (&p, &d)).await;
-    let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
-    becomes(&p, (RUNNING, 1.0)).await;
-    asked.abort();
-    becomes(&p, (RUNNING, 0.0)).await;
-    assert_eq!(metric(&d, PROMPTS).await, 0.0, "there is nothing to be pulled");
+    for endpoint in ENDPOINTS {
+        let (p, d, front) = pair(&["--speed-up=0.01"]).await;
+        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
+        becomes(&p, (RUNNING, 1.0)).await;
+        asked.abort();
+        becomes(&p, (RUNNING, 0.0)).await;
+        assert_eq!(metric(&d, PROMPTS).await, 0.0, "{endpoint:?}: there is nothing to be pulled");
+    }
+}
+
+#[tokio::test]
+async fn blocks_that_a_client_left_behind_are_pulled_for_one_token() {
+    for endpoint in ENDPOINTS {
+        let (p, d, front) = pair(&["--speed-up=50"]).await;
+        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let mut remarks = Vec::new();
+        let handoff = prefill(&legs, &plan, &mut remarks).await;
+        assert!(handoff.is_some() && remarks.is_empty(), "{endpoint:?}: {remarks:?}");
+        let (client, left) = oneshot::channel();
+        drop(left);
+        answer((&legs, &plan), (handoff, remarks), client).await;
+        assert!(metric(&d, HITS).await > 1000.0, "{endpoint:?}");
+        assert_eq!(metric(&d, "vllm:generation_tokens_total").await, 1.0, "{endpoint:?}");
+    }
 }
 
 #[tokio::test]
 async fn a_producer_that_dies_costs_a_recompute_and_no_text() {
-    let (p, d, front) = pair(&["--speed-up=0.01"]).await;
-    let (legs, plan) = legs(&front.gateway, (&p, &d)).await;
-    let expected = {
-        let path = legs.path().to_owned();
-        let plain = legs.body.plain(&legs.options);
-        crate::testing::post(d.address(), &path, plain).await.json()["choices"][0]["text"].clone()
-    };
-    let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
-    becomes(&p, (RUNNING, 1.0)).await;
-    drop(p);
-    let (opened, remarks) = asked.await.unwrap();
-    let Ok(Opened::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
-    let answer: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
-    assert_eq!(answer["choices"][0]["text"], expected);
-    assert_eq!(remarks, [Remark::PrefillFailed]);
+    for endpoint in ENDPOINTS {
+        let (p, d, front) = pair(&["--speed-up=0.01"]).await;
+        let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
+        let expected = {
+            let plain = legs.body.plain(&legs.options);
+            text(endpoint, &crate::testing::post(d.address(), legs.path(), plain).await.json())
+        };
+        let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
+        becomes(&p, (RUNNING, 1.0)).await;
+        drop(p);
+        let (opened, remarks) = asked.await.unwrap();
+        let Ok(Opened::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
+        assert_eq!(text(endpoint, &serde_json::from_slice(answer.body()).unwrap()), expected);
+        assert_eq!(remarks, [Remark::PrefillFailed], "{endpoint:?}");
+    }
 }

@@ -45,18 +45,28 @@ async fn a_worker_without_room_is_told_as_such_when_there_is_no_other() {
 
 #[tokio::test]
 async fn a_step_that_fails_everywhere_leaves_a_receipt_with_every_try() {
-    let (one, two) = (Worker::start("one", "tiny").await, Worker::start("two", "tiny").await);
-    let front = front(&[&one, &two], &[]).await;
-    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
-    let got = post(front.proxy_address(), PATH, body("fail")).await;
-    assert_eq!((got.status, got.error_code().as_str()), (502, "worker_failed"));
-    assert_eq!((one.seen().len(), two.seen().len()), (1, 1), "each was tried once");
-    let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
-    assert_eq!(ending(receipt), (Ending::Failed, 502));
-    assert!(receipt.attempts.iter().all(|attempt| attempt.remarks == [Remark::DecodeFailed]));
-    assert_eq!(receipt.attempts.len(), 2);
-    let retries = front.gateway.metrics.requests.retries.with_label_values(&["decode_failed"]).get();
-    assert_eq!(retries, 1, "the second try was the only retry");
+    let said = "a long history ".repeat(40);
+    let user = json!([{"role": "user", "content": said}]);
+    for (path, body) in [
+        (PATH, json!({"model": "tiny", "prompt": said, "behave": "fail"})),
+        ("/v1/messages", json!({"model": "tiny", "max_tokens": 2, "messages": user, "behave": "fail"})),
+        ("/v1/responses", json!({"model": "tiny", "input": user, "behave": "fail"})),
+    ] {
+        let (one, two) = (Worker::start("one", "tiny").await, Worker::start("two", "tiny").await);
+        let front = front(&[&one, &two], &[]).await;
+        until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
+        let got = post(front.proxy_address(), path, body.to_string()).await;
+        let is_told = if path == "/v1/messages" { "api_error" } else { "server_error" };
+        assert_eq!((got.status, got.json()["error"]["type"].as_str().unwrap()), (502, is_told), "{path}");
+        assert_eq!((one.seen().len(), two.seen().len()), (1, 1), "{path}: each was tried once");
+        assert_eq!(one.last().body, two.last().body, "{path}: with the same words");
+        let [receipt] = &receipts(&front)[..] else { panic!("one receipt") };
+        assert_eq!(ending(receipt), (Ending::Failed, 502));
+        assert!(receipt.attempts.iter().all(|attempt| attempt.remarks == [Remark::DecodeFailed]));
+        assert_eq!(receipt.attempts.len(), 2);
+        let retries = front.gateway.metrics.requests.retries.with_label_values(&["decode_failed"]).get();
+        assert_eq!(retries, 1, "{path}: the second try was the only retry");
+    }
 }
 
 #[tokio::test]
