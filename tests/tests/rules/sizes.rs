@@ -7,7 +7,7 @@ const PURE: [(&str, usize); 7] = [
     ("ownership/vocabulary/", 18),
     ("ownership/ledger/", 50),
     ("planner/", 75),
-    ("planner/simulator/", 25),
+    ("planner/simulator/", 32),
     ("workers-shim/residency/", 55),
     ("workers-shim/engine-model/", 75),
     ("router/prefix/", 50),

@@ -1,7 +1,9 @@
+mod own;
 mod policies;
 mod readers;
 mod reference;
 mod report;
+mod soak;
 mod stats;
 
 pub(crate) use readers::{read, sessions};

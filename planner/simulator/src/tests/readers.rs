@@ -134,6 +134,11 @@ fn texts_are_runs_that_equal_beginnings_share() {
     assert_eq!((runs(&trace.runs, &steps[0]), runs(&trace.runs, &steps[1])), (vec![48], vec![48, 16]));
     assert_eq!((steps[1].after.as_slice(), steps[1].think.0 / 100_000), (&[0][..], 79));
 
+    refused(
+        &row(1 << 60, &history),
+        "t:1: `timestamp` is 1152921504606846976; accepted: microseconds since 1970, to the year 2200",
+    );
+
     let dialogues = r#"[{"task_id": 1, "trial": 0, "reward": 1.0, "info": {}, "traj": [
         {"role": "system", "content": "rules"}, {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "well"}, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "7"}]},
@@ -150,7 +155,7 @@ fn a_bad_line_is_named_with_what_is_accepted() {
     let good = r#"{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}"#;
     let bad = |from: &str, to: &str| format!("{good}\n{}", good.replace(from, to));
     let form = r#"accepted: {"timestamp": MILLISECONDS, "input_length": TOKENS, "output_length": TOKENS, "hash_ids": [ID, ...]} on each line"#;
-    refused(&bad(": 1,", ": -1,"), "t:2: `timestamp` is -0.001; accepted: 0 to 315576000 s (ten years)");
+    refused(&bad(": 1,", ": -1,"), "t:2: `timestamp (in seconds)` is -0.001; accepted: 0 to 315576000 s (ten years)");
     refused(&bad("600", "99000000000"), "t:2: `input_length` is 99000000000; accepted: 1 to 16777216 tokens");
     refused(
         &bad("[0, 1]", "[0, 1, 2, 3]"),

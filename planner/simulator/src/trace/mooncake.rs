@@ -50,7 +50,7 @@ pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), Tr
 fn checked(place: Place<'_>, row: &Row) -> Result<(Step, BlockIds), TraceError> {
     let prompt = place.prompt("input_length", row.input_length)?;
     let answer = place.answer("output_length", row.output_length)?;
-    let at = place.seconds("timestamp", row.timestamp / 1e3)?;
+    let at = place.seconds("timestamp (in seconds)", row.timestamp / 1e3)?;
     let (blocks, whole) = (row.hash_ids.len() as u64, prompt.0 / u64::from(BLOCK));
     if blocks < whole || blocks > whole + 1 {
         let accepted = "one for each 512 tokens of input_length, the last one perhaps partial";

@@ -20,6 +20,8 @@ const CHARACTERS: f64 = 4.1;
 /// lmcache tells when a request began and not when it ended: answers are taken to come at this rate.
 const TOKENS_PER_SECOND: f64 = 60.0;
 const LONGEST_PAUSE: Micros = Micros(60_000_000);
+/// Microseconds since 1970 at the end of the year 2200, roughly.
+const LATEST: u64 = 7_289_568_000_000_000;
 /// tau_bench tells no times: a tool's pause and a person's.
 const TOOL: Micros = Micros(1_000_000);
 const PERSON: Micros = Micros(8_000_000);
@@ -30,7 +32,7 @@ const TAU_BENCH: &str = r#"[{"task_id", "trial", "traj": [{"role", "content", ..
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    timestamp: f64,
+    timestamp: u64,
     #[serde(rename = "session_id")]
     _session_id: IgnoredAny,
     input: String,
@@ -43,7 +45,10 @@ pub(super) fn lmcache(reader: &mut Reader, file: &str, text: &str) -> Result<(),
     let (mut radix, mut rows) = (Radix::default(), Vec::new());
     for (place, line) in lines(file, text) {
         let row: Row = json(place, line, LMCACHE)?;
-        let at = place.seconds("timestamp (in seconds)", row.timestamp / 1e6 % 315_576_000.0)?;
+        if row.timestamp > LATEST {
+            return Err(place.out_of_range("timestamp", row.timestamp, "microseconds since 1970, to the year 2200"));
+        }
+        let at = Micros(row.timestamp);
         if !row.input.is_empty() {
             let sizes =
                 (place.prompt("input", tokens(&row.input) + 1)?, place.answer("output", tokens(&row.output) + 1)?);

@@ -180,3 +180,54 @@ fn what_cannot_be_simulated_is_said_with_what_can() {
     let empty = talk().within(&Limits { context: Tokens(10), ..Limits::default() });
     assert_eq!(World::new(&empty, PolicyKind::Oracle, setup(2)).err(), Some(SetupError::Empty));
 }
+
+#[test]
+fn what_was_known_first_happens_first() {
+    let mut events = Events::default();
+    events.add(Seconds(2.0), Event::SessionStarts);
+    events.add(Seconds(1.0), Event::PolicyClock);
+    events.add(Seconds(2.0), Event::Fetched(Ticket(1)));
+    assert!(!events.is_empty());
+    let order: Vec<_> = std::iter::from_fn(|| events.next()).map(|(at, event)| (at.0, event)).collect();
+    let expected = [(1.0, Event::PolicyClock), (2.0, Event::SessionStarts), (2.0, Event::Fetched(Ticket(1)))];
+    assert_eq!(order, expected);
+    assert!(events.is_empty());
+}
+
+#[test]
+fn a_step_waits_for_all_that_it_waits_for() {
+    let line = r#"{"id": "a", "block_size": 64, "tool_tokens": 0, "reqs": [
+        {"t": 0, "agent": 0, "in": 64, "out": 1, "par": -1, "keep": 0, "runs": [[1, 1]]},
+        {"t": 1, "agent": 1, "in": 64, "out": 1, "par": -1, "keep": 0, "runs": [[5, 1]]},
+        {"t": 1, "agent": 2, "in": 64, "out": 1, "par": -1, "keep": 0, "runs": [[9, 1]]},
+        {"t": 9, "agent": 0, "in": 128, "out": 1, "par": 0, "keep": 1, "runs": [[2, 1]]}]}"#;
+    let trace = read(&line.replace('\n', ""));
+    let mut script = Script::new(&trace);
+    assert_eq!((script.next_session(), script.next_session()), (Some(0), None));
+    assert_eq!(script.begin(0, &trace.sessions[0]), [0]);
+    let mut end = |step| script.end(StepRef { session: 0, step }).map(|followed| (followed.steps, followed.over));
+    assert_eq!(end(0), Some((vec![1, 2], false)));
+    assert_eq!(end(2), Some((vec![], false)));
+    assert_eq!(end(1), Some((vec![3], false)));
+    assert_eq!(end(3), Some((vec![], true)));
+    assert_eq!(end(3), None, "a session that is over has no steps");
+}
+
+#[test]
+fn what_two_sessions_begin_with_is_nobodys() {
+    let request = |first: u64| {
+        format!(r#"{{"t": 0, "agent": 0, "in": 192, "out": 1, "par": -1, "keep": 0, "runs": [[{first}, 3]]}}"#)
+    };
+    let session = |id: &str, first| {
+        format!(r#"{{"id": "{id}", "block_size": 64, "tool_tokens": 64, "reqs": [{}]}}"#, request(first))
+    };
+    let trace = read(&[session("a", 1), session("b", 1)].join("\n"));
+    let mut commons = commons::Commons::new(trace.runs.len());
+    let path = |session: usize| trace.sessions[session].steps[0].path.to_vec();
+    for session in [0, 0] {
+        commons.note(StepRef { session, step: 0 }, &trace.sessions[session].steps[0]);
+    }
+    assert_eq!(commons.without(path(0)), path(0));
+    commons.note(StepRef { session: 1, step: 0 }, &trace.sessions[1].steps[0]);
+    assert_eq!(commons.without(path(0)), path(0)[1..], "both begin with the same tools");
+}

@@ -1,0 +1,121 @@
+use engine_model::runs::{Memory, RunEngine, RunId, Runs, Seconds};
+use planner::Action;
+use vocabulary::{Micros, Tokens};
+
+use crate::Spec;
+use crate::policies::{Ask, Dispatch, Fleet, Policy, PolicyKind, StepRef};
+use crate::trace::Step;
+
+/// Three workers and one conversation whose prompts grow by 6,400 tokens a step.
+struct Talk {
+    runs: Runs,
+    path: Vec<RunId>,
+    engines: Vec<RunEngine>,
+    policy: Box<dyn Policy>,
+    step: usize,
+    now: f64,
+}
+
+impl Talk {
+    fn new() -> Self {
+        let mut runs = Runs::default();
+        let mut path = Vec::new();
+        for _ in 0..10 {
+            path.push(runs.add(path.last().copied(), 6_400));
+        }
+        let spec = Spec::H100_8B;
+        let engines = (0..3).map(|_| RunEngine::new(spec.timing, spec.sizes, runs.len())).collect();
+        Self { runs, path, engines, policy: PolicyKind::OwnerServe.make(1), step: 0, now: 0.0 }
+    }
+
+    /// The next step, of which each worker holds so many runs; it is over before the one after it comes.
+    fn next(&mut self, held: [usize; 3]) -> Dispatch {
+        let (spec, index) = (Spec::H100_8B, self.step);
+        self.step += 1;
+        self.now += 5.0;
+        let workers: Vec<&RunEngine> = self.engines.iter().collect();
+        let fleet =
+            Fleet { now: Seconds(self.now), workers: &workers, spec: &spec, runs: &self.runs, block: Tokens(64) };
+        let held = held.map(|runs| {
+            let tokens = self.runs.end(&self.path[..runs]);
+            Memory { device: tokens, with_host: tokens }
+        });
+        let path = &self.path[..self.step];
+        let step = Step {
+            agent: 0,
+            after: Vec::new(),
+            think: Micros::ZERO,
+            at: Micros::ZERO,
+            prompt: self.runs.end(path) + Tokens(10),
+            answer: Tokens(200),
+            path: path.into(),
+            resent: None,
+        };
+        let at = StepRef { session: 0, step: index };
+        let dispatch = self.policy.place(&Ask { at, step: &step, alone: false, held: &held }, &fleet);
+        self.policy.finished(at, &step, Seconds(self.now + 1.0));
+        dispatch
+    }
+
+    /// Work that waits at a worker.
+    fn busy(&mut self, worker: usize, seconds: f64) {
+        self.engines[worker].submit(engine_model::runs::Prompt {
+            ticket: engine_model::runs::Ticket(9),
+            path: [].into(),
+            tokens: Tokens(100_000),
+            answer: Tokens(1),
+            resent: None,
+            answered: engine_model::runs::Where::Here,
+            fetched: Vec::new(),
+            ready: Seconds(1e9),
+            expected: Tokens(100_000),
+            expected_work: seconds,
+        });
+    }
+}
+
+#[test]
+fn a_conversation_stays_with_its_owner_while_that_is_idle() {
+    let mut talk = Talk::new();
+    let home = talk.next([0, 0, 0]).decode;
+    for step in 1..5 {
+        let held = [0, 1, 2].map(|worker| if worker == home { step } else { 0 });
+        let dispatch = talk.next(held);
+        assert_eq!((dispatch.prefill, dispatch.decode, dispatch.fetch), (home, home, None));
+    }
+}
+
+#[test]
+fn an_overloaded_owner_loses_the_session_for_good() {
+    let mut talk = Talk::new();
+    let home = talk.next([0, 0, 0]).decode;
+    (1..3).for_each(|step| _ = talk.next([0, 1, 2].map(|worker| if worker == home { step } else { 0 })));
+    talk.busy(home, 30.0);
+    let moved = talk.next([0, 1, 2].map(|worker| if worker == home { 3 } else { 0 }));
+    assert_ne!(moved.decode, home);
+    // What it holds is behind its queue: computing it again is quicker than having it sent.
+    assert_eq!((moved.prefill, moved.fetch, moved.action), (moved.decode, None, Some(Action::ColocatedPrefill)));
+    // From now on it is the other one's, even though the first one still holds most of it.
+    let next = talk.next([0, 1, 2].map(|worker| if worker == moved.decode { 4 } else { 3 }));
+    assert_eq!((next.decode, next.fetch), (moved.decode, None));
+}
+
+#[test]
+fn what_no_finished_step_has_computed_is_not_sent() {
+    let mut talk = Talk::new();
+    talk.busy(0, 5.0);
+    // Somebody holds a prompt of which nothing is sealed.
+    let dispatch = talk.next([1, 0, 0]);
+    assert_eq!(dispatch.fetch, None);
+    assert_ne!(dispatch.decode, 0);
+}
+
+#[test]
+fn equal_talks_get_equal_plans() {
+    let plans = || {
+        let mut talk = Talk::new();
+        talk.busy(1, 0.7);
+        (0..8).map(|step| talk.next([step / 2, step, step / 3])).collect::<Vec<_>>()
+    };
+    assert_eq!(plans(), plans());
+}
