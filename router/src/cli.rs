@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Overrides};
-use crate::{ctl, demo, serve, sim_command, telemetry};
+use crate::{ctl, demo, serve, sim_command, simulate_command, telemetry, trace_command};
 
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
@@ -23,6 +23,8 @@ enum Command {
     SimWorker(sim_command::SimArgs),
     Demo(demo::Options),
     Ctl(Box<ctl::CtlArgs>),
+    Trace(trace_command::TraceArgs),
+    Simulate(Box<simulate_command::SimulateArgs>),
 }
 
 /// What `serve` takes.
@@ -87,6 +89,8 @@ pub fn main() -> ExitCode {
         Command::SimWorker(args) => runtime.block_on(run_sim_worker(&args)),
         Command::Demo(options) => runtime.block_on(demo::run(options)),
         Command::Ctl(args) => runtime.block_on(ctl::run(&args)),
+        Command::Trace(args) => ended(trace_command::run(&args)),
+        Command::Simulate(args) => ended(simulate_command::run(&args)),
     }
 }
 
@@ -114,6 +118,10 @@ async fn run_sim_worker(args: &sim_command::SimArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }
+}
+
+fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
+    result.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
 }
 
 /// The only text that goes to the terminal without the log: why there is nothing to log.

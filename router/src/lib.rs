@@ -30,8 +30,10 @@ pub mod salts;
 pub mod serve;
 pub mod server;
 pub mod sim_command;
+mod simulate_command;
 pub mod soft_state;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;
+mod trace_command;
 pub mod upstream;

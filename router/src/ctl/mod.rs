@@ -28,6 +28,8 @@ use http::Method;
 use serde_json::json;
 use vocabulary::{ArtifactId, PrefixId, SessionId};
 
+pub(crate) use self::table::aligned;
+
 use self::args::WorkerArg;
 use self::client::{Client, ClientOptions, LOOK, Waits};
 use self::error::CtlError;

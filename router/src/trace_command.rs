@@ -1,0 +1,121 @@
+//! `ownerserve trace`: looks at recorded traffic. Reads files and writes to the terminal; serves nobody.
+
+pub(crate) mod files;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use simulator::stats::{RepetitionOf, Spread, TraceStats};
+
+use crate::ctl::aligned;
+use files::FilesError;
+
+/// Looks at recorded traffic.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    #[command(subcommand)]
+    command: TraceCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TraceCommand {
+    /// Lengths, pauses, ideal hit rates, forks, kinds of step and repetition of a trace.
+    Stats(StatsArgs),
+}
+
+#[derive(Debug, Args)]
+struct StatsArgs {
+    /// A trace, or a folder of files of one: agent sessions, Mooncake, Azure, lmcache or tau_bench, plain or gzipped.
+    path: PathBuf,
+    /// How the figures are written.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Repetition: runs that fewer prompts go through are pruned.
+    #[arg(long, default_value_t = RepetitionOf::default().visits)]
+    visits: u32,
+    /// Repetition: prefixes must be longer than so many tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = RepetitionOf::default().longer_than)]
+    longer_than: u64,
+}
+
+/// How figures are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// Why nothing could be told of a trace.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TraceCommandError {
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    #[error("cannot write the figures: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+pub(crate) fn run(args: &TraceArgs) -> Result<(), TraceCommandError> {
+    let TraceCommand::Stats(args) = &args.command;
+    let trace = files::load(&args.path)?;
+    let repetition = RepetitionOf { visits: args.visits, longer_than: args.longer_than };
+    let stats = TraceStats::of(&trace, repetition);
+    let text = match args.output {
+        Output::Text => text(&stats),
+        Output::Json => serde_json::to_string_pretty(&stats).expect("figures are plain numbers and words") + "\n",
+    };
+    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+}
+
+/// The figures for people.
+fn text(stats: &TraceStats) -> String {
+    let mut rows = vec![row(["", "p50", "p90", "p99", "max", "mean"])];
+    let lengths = &stats.lengths;
+    rows.push(spread("steps of a conversation", &stats.steps));
+    rows.push(spread("prompt tokens", &lengths.prompt));
+    rows.push(spread("new tokens", &lengths.new));
+    rows.push(spread("answer tokens", &lengths.answer));
+    rows.push(spread("pause, s", &stats.gaps.seconds));
+    rows.push(spread("children of a fork", &stats.forks.children));
+    let (hits, forks, repetition) = (&stats.ideal_hits, &stats.forks, &stats.repetition);
+    let facts = [
+        ("requests", stats.requests.to_string()),
+        ("conversations", format!("{}, {} with sub-agents", stats.conversations, stats.with_sub_agents)),
+        ("prompt tokens in all", hits.prompt_tokens.to_string()),
+        ("distinct prompt tokens", hits.distinct_tokens.to_string()),
+        ("ideal hit rate", share(hits.everywhere)),
+        ("  with answers kept", share(hits.with_answers)),
+        ("  within conversations", share(hits.within_conversations)),
+        ("pauses over 60 s, 300 s", format!("{}, {}", share(stats.gaps.over_60_s), share(stats.gaps.over_300_s))),
+        ("forks", format!("{}, {} of them at least 4096 tokens deep", forks.nodes, forks.deep_nodes)),
+        (
+            "prefix repetition",
+            format!(
+                "{:.3}: {} prefixes over {} tokens with {} visits, by conversations",
+                repetition.ratio, repetition.prefixes, repetition.of.longer_than, repetition.of.visits
+            ),
+        ),
+    ];
+    let mut below: Vec<Vec<String>> = facts.map(|(name, value)| vec![name.to_owned(), value]).into();
+    below.extend(stats.kinds.iter().map(|(kind, part)| vec![format!("kind {kind}"), share(*part)]));
+    format!("{}\n{}", aligned(&rows), aligned(&below))
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).into()
+}
+
+fn spread(name: &str, of: &Spread) -> Vec<String> {
+    let values = [of.p50, of.p90, of.p99, of.max, of.mean].map(|value| format!("{value:.1}"));
+    std::iter::once(name.to_owned()).chain(values).collect()
+}
+
+fn share(part: f64) -> String {
+    format!("{:.2} %", part * 100.0)
+}
+
+#[cfg(test)]
+mod tests;
