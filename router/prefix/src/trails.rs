@@ -49,7 +49,7 @@ impl Rung {
 pub(crate) struct Found<'a> {
     pub(crate) trail: Arc<Trail>,
     /// What it is kept under.
-    id: u64,
+    pub(crate) id: u64,
     /// The last of its places up to which the body is the same.
     pub(crate) known: usize,
     pub(crate) leading: Leading<'a>,
@@ -173,25 +173,39 @@ impl Trails {
         let named = session.and_then(|session| self.along(session ^ scope, (0, &Leading::new(body)), scope));
         match named {
             Some(found) if found.rung == Rung::Leading => Some(Found { rung: Rung::Session, ..found }),
-            named => self.by_leading(scope, body).into_iter().chain(named).max_by_key(Found::depth),
+            named => self.by_leading((scope, body), named),
         }
     }
 
-    fn by_leading<'a>(&self, scope: u128, body: &'a [u8]) -> Option<Found<'a>> {
-        let mut leading = Leading::new(body);
-        let mut best: Option<Found<'a>> = None;
-        for end in (0..).map_while(lead) {
-            let Some(key) = leading.digest(end) else { break };
-            if !self.shelf().by_key.contains_key(&(key ^ scope)) {
+    /// The trail that `body` goes along furthest by how it begins, or the one found by its name.
+    fn by_leading<'a>(&self, (scope, body): (u128, &'a [u8]), named: Option<Found<'a>>) -> Option<Found<'a>> {
+        let mut best = named;
+        let known = best.as_ref().map(|found| found.id);
+        for Candidate { key, end, leading, .. } in self.candidates(scope, body, known).into_iter().rev() {
+            let found = self.along(key, (end, &leading), scope);
+            let is_end = found.as_ref().is_some_and(|found| found.rung == Rung::Leading);
+            best = found.into_iter().chain(best).max_by_key(Found::depth);
+            if is_end {
                 break;
             }
-            let found = self.along(key ^ scope, (end, &leading), scope);
-            if found.as_ref().is_some_and(|found| found.rung == Rung::Leading) {
-                return found;
-            }
-            best = best.into_iter().chain(found).max_by_key(Found::depth);
         }
         best
+    }
+
+    /// The trails under the beginnings of `body`, but for one that is `known`: each once, so that the body is compared
+    /// with none of them again and again, and by the longest beginning; the longest last.
+    pub(crate) fn candidates<'a>(&self, scope: u128, body: &'a [u8], known: Option<u64>) -> Vec<Candidate<'a>> {
+        let mut leading = Leading::new(body);
+        let mut candidates: Vec<Candidate<'a>> = Vec::new();
+        for end in (0..).map_while(lead) {
+            let Some(key) = leading.digest(end).map(|digest| digest ^ scope) else { break };
+            let Some(id) = self.shelf().by_key.get(&key).copied() else { break };
+            if known != Some(id) {
+                candidates.retain(|earlier| earlier.id != id);
+                candidates.push(Candidate { key, id, end, leading: leading.clone() });
+            }
+        }
+        candidates
     }
 
     fn along<'a>(&self, key: u128, (checked, leading): (usize, &Leading<'a>), scope: u128) -> Option<Found<'a>> {
@@ -229,6 +243,15 @@ impl Trails {
         }
         shelf.insert((trail, bytes), session);
     }
+}
+
+/// A trail that a body may go along.
+pub(crate) struct Candidate<'a> {
+    /// Of the beginning that they share, and where that ends.
+    key: u128,
+    pub(crate) end: usize,
+    id: u64,
+    leading: Leading<'a>,
 }
 
 impl Found<'_> {
