@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::Core;
 use crate::directory::Directory;
 use crate::error::OwnershipError;
+use crate::in_place::KNOWN_WITHIN;
 use crate::node_folder::write_durably;
 use crate::raft::Types;
 use crate::watch::Observer;
@@ -151,10 +152,17 @@ impl Directory {
     /// Returns once this node's ledger has failed for good, with the cause. Nothing is retried: the process should end,
     /// and be started again when the cause is gone. What was acknowledged is on disk, unless its files were taken away.
     pub async fn failed(&self) -> OwnershipError {
-        let mut metrics = self.raft().metrics();
+        let (mut metrics, mut is_looked_at) = (self.raft().metrics(), false);
         loop {
-            if let Some(failed) = self.core().ended() {
-                return failed;
+            match self.core().ended() {
+                // A write may have met a folder that is gone before a look at it did.
+                Some(OwnershipError::Failed(_)) if !is_looked_at => {
+                    is_looked_at = true;
+                    tokio::time::sleep(KNOWN_WITHIN).await;
+                    continue;
+                }
+                Some(failed) => return failed,
+                None => {}
             }
             if metrics.changed().await.is_err() {
                 return OwnershipError::Failed("its task is gone".into());

@@ -89,7 +89,9 @@ impl Flushing {
 
     /// Nothing is written any more, and whoever waits hears why.
     pub(crate) fn poisoned_by(&mut self, error: &io::Error) {
-        tracing::error!(%error, "the log cannot be written any more; this node stops. {}", what_to_do(error));
+        if self.poison.is_none() {
+            tracing::error!(%error, "the log cannot be written any more; this node stops. {}", what_to_do(error));
+        }
         self.poison.get_or_insert_with(|| error.to_string());
         for waiter in std::mem::take(&mut self.waiting) {
             waiter.hears(Err(repeated(error)));
@@ -134,9 +136,15 @@ impl Flushed {
 
 impl Callback for Flushed {
     fn send(mut self, result: Result<(), io::Error>) {
-        let result = result.and_then(|()| self.marks.confirm(self.durable));
+        let store = std::mem::take(&mut self.store).upgrade();
+        let poison = store.as_deref().and_then(|store| lock(store).ok()?.poison.clone());
+        let result = match poison {
+            // It was closed meanwhile: what was flushed may be kept nowhere.
+            Some(cause) => Err(poisoned(&cause)),
+            None => result.and_then(|()| self.marks.confirm(self.durable)),
+        };
         self.answer(&result);
-        let Some(store) = std::mem::take(&mut self.store).upgrade() else { return };
+        let Some(store) = store else { return };
         match (lock(&store), result) {
             (Ok(mut flushing), Err(error)) => flushing.poisoned_by(&error),
             (Ok(mut flushing), Ok(())) if flushing.waiting.is_empty() => flushing.is_flushing = false,

@@ -17,6 +17,10 @@ use crate::node_folder::NodeFolder;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_millis(500);
+/// Looks in a row that miss something until it is believed: a file system of the network may stumble over one.
+const LOOKS: u32 = 2;
+/// By when it is known that something is missing.
+pub(crate) const KNOWN_WITHIN: Duration = Duration::from_millis(500 * (LOOKS as u64 + 1));
 
 /// A file or folder that is in use, and where it was found. Held open, so that nothing else gets its number.
 #[derive(Debug)]
@@ -43,7 +47,7 @@ impl Held {
 
 /// Whether an error says that nothing is there. Any other one, of too many open files say, tells nothing.
 fn says_gone(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle)
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 /// The data directory and what of the log in it must stay where it is.
@@ -111,10 +115,11 @@ fn newest(log: &Path) -> io::Result<Option<(u64, PathBuf)>> {
     Ok(newest)
 }
 
-/// Looks until something is missing: then this node leaves the quorum.
+/// Looks until something is missing, and still is: then this node leaves the quorum.
 pub(crate) async fn watch(core: Arc<Core>, mut place: InPlace) {
     let mut look = interval(EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut in_a_row = 0;
     loop {
         look.tick().await;
         let durable = core.log.durable_end();
@@ -122,11 +127,15 @@ pub(crate) async fn watch(core: Arc<Core>, mut place: InPlace) {
             let missing = place.missing(durable);
             (place, missing)
         });
-        let Ok((back, missing)) = looked.await else { return };
+        let Ok((back, missing)) = looked.await else {
+            tracing::error!("the data directory is not looked at any more: the look ended in a panic");
+            return;
+        };
         place = back;
         match missing {
-            Ok(None) => {}
-            Ok(Some(path)) => return core.leave_without(path),
+            Ok(None) => in_a_row = 0,
+            Ok(Some(path)) if in_a_row + 1 == LOOKS => return core.leave_without(path),
+            Ok(Some(_)) => in_a_row += 1,
             Err(error) => tracing::debug!(%error, "the data directory could not be looked at; the next look tells"),
         }
     }

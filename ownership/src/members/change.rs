@@ -85,7 +85,7 @@ pub(crate) async fn carry_out(core: &Core, change: MemberChange) -> Result<(), M
     if !core.leads() {
         return Err(MemberError::NoLeader);
     }
-    tracing::info!(?change, "a change of the membership was asked for");
+    tracing::debug!(?change, "a change of the membership was asked for");
     timeout(CHANGE_WITHIN, decide(core, change)).await.map_err(late)?
 }
 
@@ -201,10 +201,23 @@ async fn check_majority(core: &Core, voters: &BTreeSet<NodeId>) -> Result<(), Me
 /// A voter that is not there would stop the quorum instead of widening it.
 async fn check_keeps_up(core: &Core, node: NodeId) -> Result<(), MemberError> {
     check_answers(core, node).await?;
-    let metrics: Metrics = core.raft.metrics().borrow_watched().clone();
-    let matched = metrics.replication.as_ref().and_then(|replication| replication.get(&node.0)).copied().flatten();
-    let behind = metrics.last_log_index.unwrap_or(0).saturating_sub(matched.map_or(0, |log| log.index));
-    if behind > MAX_LAG { Err(MemberError::Lagging { node, behind }) } else { Ok(()) }
+    let mut metrics = core.raft.metrics();
+    let heard = async {
+        loop {
+            let now: Metrics = metrics.borrow_watched().clone();
+            let matched = now.replication.as_ref().and_then(|replication| replication.get(&node.0)).copied().flatten();
+            let behind = now.last_log_index.unwrap_or(0).saturating_sub(matched.map_or(0, |log| log.index));
+            // A leader that was just chosen has not heard yet how far anybody is.
+            if behind <= MAX_LAG || matched.is_some() || metrics.changed().await.is_err() {
+                return behind;
+            }
+        }
+    };
+    match timeout(LATELY, heard).await {
+        Ok(behind) if behind <= MAX_LAG => Ok(()),
+        Ok(behind) => Err(MemberError::Lagging { node, behind }),
+        Err(_) => Err(MemberError::Silent(node)),
+    }
 }
 
 /// Adds a learner, or notes where a known node listens now.

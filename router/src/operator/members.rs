@@ -89,11 +89,10 @@ pub(super) struct Members {
         status = 200, description = "Every node, and how each stands where that is known.",
         body = Fresh<Members>)))]
 pub(super) async fn members(State(gateway): State<Arc<Gateway>>, Seen(view): Seen) -> Fresh<Members> {
-    let has_leader = !view.quorum().stale;
     let directory = gateway.directory();
     let line = |member: Member| {
         let line = MemberLine::from(member);
-        MemberLine { is_leader: line.is_leader && has_leader, trouble: directory.missed(line.node), ..line }
+        MemberLine { trouble: directory.missed(line.node), ..line }
     };
     let members = directory.members().into_iter().map(line).collect();
     let cluster = directory.cluster().to_string();
