@@ -238,8 +238,9 @@ impl ModelText {
         let Some((gap, token)) = cut.map(|(at, token)| (Arc::<str>::from(&after[..at]), token)) else {
             return Ok(None);
         };
-        text.drain(..end + gap.len());
-        Ok(Some(Cut { gap, token, rest: text, steps, ids: OnceLock::new() }))
+        // A text of its own: this one has the room of the whole prompt, and what is kept may be kept for long.
+        let rest = text.split_off(end + gap.len());
+        Ok(Some(Cut { gap, token, rest, steps, ids: OnceLock::new() }))
     }
 
     /// Whether a template that prints the time asks for no more of it than the day, as far as its text shows.
