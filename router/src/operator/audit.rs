@@ -181,7 +181,7 @@ impl Audit {
     /// Writes a line to the disk; the log of the process has it with `RUST_LOG=info,ownerserve::audit=debug`. Blocks
     /// while the disk does.
     pub(super) fn write(&self, asked: &Asked, (outcome, status): (&'static str, u16), room: Room) {
-        if asked.who.is_none() && self.strangers.lock().count(Instant::now()) > STRANGERS {
+        if room == Room::None && asked.who.is_none() && self.strangers.lock().count(Instant::now()) > STRANGERS {
             self.failed.with_label_values(&["skipped"]).inc();
             return;
         }

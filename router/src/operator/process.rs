@@ -36,7 +36,7 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger`, `soft_state`, `identity` or `audit`.
+    /// `workers`, `ledger`, `soft_state`, `identity`, `audit` or `files`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
     /// stands; of a model `distrusted`; of the audit log `failed`;

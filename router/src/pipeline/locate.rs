@@ -102,6 +102,8 @@ pub async fn locate(gateway: &Gateway, prefixed: Prefixed, chat: Option<Converte
     let load = Load::of(&prefixed.request.incoming);
     let work = move || (preamble(&prefixed, chat.as_ref()), prefixed);
     let (preamble, prefixed) = load.done(work).await?;
+    // What was applied meanwhile is no longer among the steps of our own that wait for it.
+    let view = gateway.directory().view();
     let found = view.locate(Query { preamble, ..query(&prefixed) });
     Ok(located(gateway, &view, (prefixed, found)))
 }
