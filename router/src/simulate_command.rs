@@ -60,10 +60,11 @@ pub(crate) struct SimulateArgs {
     /// Tokens of KV in a worker's host tier.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     host_tokens: u64,
-    /// Seeds: each is another order of the sessions, and other choices of policies that leave some to chance.
+    /// Seeds: each is another order of the sessions or of the gaps between requests, and other choices of policies that
+    /// leave some to chance.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     seed: Vec<u64>,
-    /// Replays only the sessions of this list, one id a line, in its order for every seed.
+    /// Replays only the sessions of this list, one id a line, in its order and at recorded times for every seed.
     #[arg(long, value_name = "FILE")]
     sessions: Option<PathBuf>,
     /// Leaves out steps whose prompt and answer are longer.

@@ -74,7 +74,9 @@ impl Own {
     /// What the ledger would say of the prompt.
     fn session(&self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> (SessionView, StepKind) {
         let (step, block) = (ask.step, fleet.block);
-        let id = SessionId((ask.at.session as u128) << 32 | u128::from(step.agent));
+        // Requests on their own are conversations of one step each: ties must not send all of them to one worker.
+        let within = if ask.alone { ask.at.step as u128 } else { u128::from(step.agent) };
+        let id = SessionId((ask.at.session as u128) << 32 | within);
         let known = step.path.iter().take_while(|run| self.sealed[run.0 as usize]).count();
         let sealed = fleet.runs.end(&step.path[..known]).whole_blocks(block);
         let mut session = SessionView { sealed, ..SessionView::new(id) };

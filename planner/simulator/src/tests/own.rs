@@ -2,6 +2,7 @@ use engine_model::runs::{Memory, RunEngine, RunId, Runs, Seconds};
 use planner::Action;
 use vocabulary::{Micros, Tokens};
 
+use super::readers::read;
 use crate::Spec;
 use crate::policies::{Ask, Dispatch, Fleet, Policy, PolicyKind, StepRef};
 use crate::trace::Step;
@@ -118,4 +119,23 @@ fn equal_talks_get_equal_plans() {
         (0..8).map(|step| talk.next([step / 2, step, step / 3])).collect::<Vec<_>>()
     };
     assert_eq!(plans(), plans());
+}
+
+#[test]
+fn requests_on_their_own_spread_over_idle_workers() {
+    let row = |at: u64| {
+        format!(r#"{{"timestamp": {}, "input_length": 600, "output_length": 1, "hash_ids": [{at}]}}"#, at * 10_000)
+    };
+    let trace = read(&(0..30).map(row).collect::<Vec<_>>().join("\n"));
+    let (spec, mut policy) = (Spec::H100_8B, PolicyKind::OwnerServe.make(1));
+    let engines: Vec<RunEngine> = (0..3).map(|_| RunEngine::new(spec.timing, spec.sizes, trace.runs.len())).collect();
+    let workers: Vec<&RunEngine> = engines.iter().collect();
+    let (now, block) = (Seconds::ZERO, Tokens(512));
+    let fleet = Fleet { now, workers: &workers, spec: &spec, runs: &trace.runs, block };
+    let mut served = [0; 3];
+    for (index, step) in trace.steps().enumerate() {
+        let at = StepRef { session: 0, step: index };
+        served[policy.place(&Ask { at, step, alone: true, held: &[Memory::default(); 3] }, &fleet).decode] += 1;
+    }
+    assert!(served.iter().all(|count| *count >= 4), "{served:?}");
 }

@@ -263,3 +263,24 @@ fn sessions_are_replayed_in_the_order_that_a_list_or_a_seed_says() {
     };
     assert_eq!(sorted(ids(&once)), sorted(ids(&trace)));
 }
+
+#[test]
+fn another_seed_is_another_order_of_gaps_where_times_are_recorded() {
+    let row = |at: u64| {
+        format!(r#"{{"timestamp": {at}, "input_length": {}, "output_length": 5, "hash_ids": [9]}}"#, 100 + at)
+    };
+    let trace = read(&[0, 10, 30, 60, 100, 150, 210].map(row).join("\n"));
+    let of = |trace: &Trace| trace.steps().map(|step| (step.at.0 / 1_000, step.prompt.0)).collect::<Vec<_>>();
+    let shuffled = |seed| of(&trace.clone().shuffled(seed));
+    assert_eq!(shuffled(1), shuffled(1));
+    assert_ne!(shuffled(1), shuffled(2));
+    let (recorded, other) = (of(&trace), shuffled(1));
+    let prompts = |steps: &[(u64, u64)]| steps.iter().map(|(_, prompt)| *prompt).collect::<Vec<_>>();
+    assert_eq!(prompts(&recorded), prompts(&other), "who comes after whom stays");
+    let gaps = |steps: &[(u64, u64)]| {
+        let mut gaps: Vec<u64> = steps.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        gaps.sort_unstable();
+        gaps
+    };
+    assert_eq!((gaps(&recorded), other[0].0), (gaps(&other), 0), "the rate stays too");
+}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use vocabulary::{Micros, Tokens};
 
-use super::{Step, Trace};
+use super::{Arrivals, Step, Trace};
 
 /// What of each session is replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +38,7 @@ pub struct UnknownSession {
 impl Trace {
     /// The part of it that fits. Requests at recorded times are only held against the context.
     pub fn within(mut self, limits: &Limits) -> Self {
-        let alone = self.arrivals == super::Arrivals::Recorded;
+        let alone = self.arrivals == Arrivals::Recorded;
         let most = if alone { usize::MAX } else { limits.steps };
         for session in &mut self.sessions {
             session.steps = fitting(&session.steps, limits, most);
@@ -59,13 +59,31 @@ impl Trace {
         Ok(self)
     }
 
-    /// The same sessions in an order of this seed.
+    /// The same traffic by another chance: sessions in an order of this seed; requests at recorded times in their own
+    /// order, with the gaps between them in one of this seed.
     pub fn shuffled(mut self, seed: u64) -> Self {
         let mut chance = crate::Chance::new(seed);
-        for last in (1..self.sessions.len()).rev() {
-            self.sessions.swap(last, chance.below(last as u64 + 1) as usize);
+        match self.arrivals {
+            Arrivals::AfterOthers => shuffle(&mut self.sessions, &mut chance),
+            Arrivals::Recorded => {
+                self.sessions.iter_mut().for_each(|session| shuffle_gaps(&mut session.steps, &mut chance));
+            }
         }
         self
+    }
+}
+
+fn shuffle<T>(all: &mut [T], chance: &mut crate::Chance) {
+    for last in (1..all.len()).rev() {
+        all.swap(last, chance.below(last as u64 + 1) as usize);
+    }
+}
+
+fn shuffle_gaps(steps: &mut [Step], chance: &mut crate::Chance) {
+    let mut gaps: Vec<Micros> = steps.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+    shuffle(&mut gaps, chance);
+    for (next, gap) in (1..).zip(gaps) {
+        steps[next].at = steps[next - 1].at + gap;
     }
 }
 
