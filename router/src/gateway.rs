@@ -47,7 +47,6 @@ pub struct Gateway {
     pub steering: LiveSteering,
     /// The workers, for requests that no plan is made for.
     pub roster: Arc<Roster>,
-    pub(crate) untaken: Arc<Untaken>,
     /// Soft state, and what it is used for.
     pub remembered: Remembered,
     rooms: Rooms,
@@ -103,7 +102,6 @@ impl Gateway {
             metrics,
             steering: LiveSteering::new(config.steering.steering()),
             roster: Arc::new(Roster::new(&config.workers)),
-            untaken: Arc::default(),
             remembered,
             config,
         })
@@ -111,7 +109,12 @@ impl Gateway {
 
     /// Files that are followed, and where it is told that they could not be taken.
     pub(crate) fn followed(&self, what: &'static str) -> Followed {
-        Followed { what, untaken: self.untaken.clone() }
+        Followed { what, untaken: self.rooms.untaken.clone() }
+    }
+
+    /// Those that changed and are not used.
+    pub(crate) fn untaken(&self) -> &Untaken {
+        &self.rooms.untaken
     }
 
     /// Sessions, owners and leases: the view of the ledger, and the way to write to it.

@@ -22,6 +22,7 @@ use crate::drains;
 use crate::exchange::trouble::LedgerWatch;
 use crate::exchange::unapplied::Unapplied;
 use crate::exchange::{Borrower, Exchange, Neighbours};
+use crate::following::Untaken;
 use crate::telemetry::exchange::ExchangeMetrics;
 
 /// Reports of probes that may wait.
@@ -61,6 +62,8 @@ pub struct Rooms {
     pub unapplied: Mutex<Unapplied>,
     /// What is wrong with the ledger.
     pub watch: LedgerWatch,
+    /// Files that changed and are not used.
+    pub(crate) untaken: Arc<Untaken>,
     tasks: [JoinHandle<()>; 3],
 }
 
@@ -97,7 +100,16 @@ impl Rooms {
         let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
         let drains = tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet)));
         let (watch, tasks) = (LedgerWatch::default(), [leases, drains, tokio::spawn(exchange.run())]);
-        Ok(Self { directory, fleet, index, catalog, unapplied: Mutex::default(), watch, tasks })
+        Ok(Self {
+            directory,
+            fleet,
+            index,
+            catalog,
+            unapplied: Mutex::default(),
+            watch,
+            untaken: Arc::default(),
+            tasks,
+        })
     }
 
     /// Writes out what was taken and closes the ledger.

@@ -93,7 +93,7 @@ impl Readiness {
             cause: "failed",
             detail: "the audit log takes no line, so that operators' writes are refused".into(),
         });
-        let files = gateway.untaken.all().into_iter().map(|(cause, why)| Degraded {
+        let files = gateway.untaken().all().into_iter().map(|(cause, why)| Degraded {
             what: "files",
             cause,
             detail: format!("a file that changed is not used, what was read before still is: {why}"),
