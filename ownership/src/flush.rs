@@ -136,15 +136,15 @@ impl Flushed {
 
 impl Callback for Flushed {
     fn send(mut self, result: Result<(), io::Error>) {
-        let store = std::mem::take(&mut self.store).upgrade();
-        let poison = store.as_deref().and_then(|store| lock(store).ok()?.poison.clone());
-        let result = match poison {
-            // It was closed meanwhile: what was flushed may be kept nowhere.
+        let store = std::mem::take(&mut self.store);
+        let result = match closed(&store) {
+            // What was flushed meanwhile may be kept nowhere.
             Some(cause) => Err(poisoned(&cause)),
             None => result.and_then(|()| self.marks.confirm(self.durable)),
         };
         self.answer(&result);
-        let Some(store) = store else { return };
+        // Whoever was answered may have closed the log by now.
+        let Some(store) = store.upgrade() else { return };
         match (lock(&store), result) {
             (Ok(mut flushing), Err(error)) => flushing.poisoned_by(&error),
             (Ok(mut flushing), Ok(())) if flushing.waiting.is_empty() => flushing.is_flushing = false,
@@ -152,10 +152,22 @@ impl Callback for Flushed {
             (Ok(mut flushing), Ok(())) => drop(flushing.start(&store)),
             (Err(_), _) => {}
         }
-        // Closing the log joins this thread, so it cannot be closed from here.
-        if let Some(last) = Arc::into_inner(store) {
-            std::thread::spawn(move || drop(last));
-        }
+        release(store);
+    }
+}
+
+/// Why the log was closed, if it was.
+fn closed(store: &Weak<Mutex<Flushing>>) -> Option<String> {
+    let store = store.upgrade()?;
+    let cause = lock(&store).ok().and_then(|flushing| flushing.poison.clone());
+    release(store);
+    cause
+}
+
+/// Lets go of a log on its writer's thread. Closing it joins that thread, so it cannot be closed there.
+fn release(store: Arc<Mutex<Flushing>>) {
+    if let Some(last) = Arc::into_inner(store) {
+        std::thread::spawn(move || drop(last));
     }
 }
 
@@ -186,13 +198,33 @@ mod tests {
     use crate::raft::Vote;
     use crate::wal::{self, ChunkBytes, Coded};
 
-    #[test]
-    fn after_a_failed_flush_everybody_hears_of_it_and_nothing_is_written_any_more() {
+    fn opened() -> (tempfile::TempDir, Arc<Mutex<Flushing>>, Arc<Marks>) {
         let folder = tempfile::tempdir().unwrap();
         let node = NodeFolder::open(folder.path(), None).unwrap();
         let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found().unwrap()).unwrap());
         let wal = wal::open(&node.path("log"), &marks, ChunkBytes::default()).unwrap();
         let store = Arc::new(Mutex::new(Flushing::new(wal, marks.clone())));
+        (folder, store, marks)
+    }
+
+    #[test]
+    fn what_is_flushed_after_the_log_was_closed_is_acknowledged_to_nobody() {
+        let (_folder, store, marks) = opened();
+        let before = marks.marked();
+        let (waiter, mut answer) = oneshot::channel();
+        let durable = Durable { end: before.durable.unwrap().end + 1, last: 1 };
+        let waiters = vec![Waiter::Call(waiter)];
+        let flushed = Flushed { store: Arc::downgrade(&store), marks: marks.clone(), durable, waiters };
+        lock(&store).unwrap().poisoned_by(&io::Error::other("its folder is gone"));
+        flushed.send(Ok(()));
+        let error = answer.try_recv().unwrap().unwrap_err().to_string();
+        assert!(error.contains("its folder is gone"), "{error}");
+        assert_eq!(marks.marked(), before);
+    }
+
+    #[test]
+    fn after_a_failed_flush_everybody_hears_of_it_and_nothing_is_written_any_more() {
+        let (_folder, store, marks) = opened();
         let before = marks.marked();
         let vote = |term| move |wal: &mut RaftLog<WalTypes>| wal.save_vote(Coded(Vote::new(term, 1)));
 
