@@ -212,6 +212,10 @@ fn a_bad_csv_line_or_an_unknown_file_is_refused() {
         &format!("t:2: ContextTokens `-5` is not a whole number from 0 on; {accepted}"),
     );
     refused(&azure("yesterday,5,1"), &format!("t:2: `yesterday` is not a time; {accepted}"));
+    refused(
+        &azure("2023-11-16 18:17:03,5,1\n1970-01-01 00:00:00,5,1"),
+        "t:2: `TIMESTAMP (seconds after the first)` is 1700158623; accepted: 0 to 315576000 s (ten years)",
+    );
     refused("TIMESTAMP,Tokens\n", &format!("t:1: the first line names other columns; {accepted}"));
     refused(" \n", "t:1: holds no request; accepted: at least one");
     for odd in ["hello", "{\"a\": 1}", "[1, 2]", "\u{e9}"] {

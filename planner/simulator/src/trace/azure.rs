@@ -20,12 +20,16 @@ pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), Tr
         return Err(Place { file, line: 1 }.fault(Fault::Malformed { why, accepted: ACCEPTED }));
     }
     for (place, line) in rows {
-        steps.push(step(place, line.trim_end())?);
+        steps.push((step(place, line.trim_end())?, place));
     }
     Place { file, line: 1 }.count(steps.len())?;
-    steps.sort_by_key(|step| step.at);
-    let begin = steps[0].at;
-    steps.iter_mut().for_each(|step| step.at -= begin);
+    steps.sort_by_key(|(step, _)| step.at);
+    let begin = steps[0].0.at;
+    let since = |(step, place): (Step, Place<'_>)| {
+        let at = place.seconds("TIMESTAMP (seconds after the first)", (step.at - begin).0 as f64 / 1e6)?;
+        Ok(Step { at, ..step })
+    };
+    let steps = steps.into_iter().map(since).collect::<Result<_, TraceError>>()?;
     reader.sessions.push(Session { id: file.into(), steps });
     Ok(())
 }

@@ -15,13 +15,20 @@ const READY: f64 = 1e-12;
 impl RunEngine {
     /// What is due now happens, and the next prompt begins. `settle` comes first.
     pub fn happen(&mut self, around: &mut Around<'_>, out: &mut Vec<Happening>) {
-        let due = |first: &Answering, progress: f64| first.ends - progress <= TOKENS_LEFT;
-        while self.batch.answers.peek().is_some_and(|Reverse(first)| due(first, self.batch.progress)) {
+        let pace = self.pace(around);
+        let (clock, progress) = (self.clock.0, self.batch.progress);
+        // What is left may take less time than the clock can tell at large values: it is announced for this moment.
+        let none_left = |seconds: f64| clock + seconds <= clock;
+        let due = |first: &Answering| {
+            let left = first.ends - progress;
+            left <= TOKENS_LEFT || none_left(left * pace.token)
+        };
+        while self.batch.answers.peek().is_some_and(|Reverse(first)| due(first)) {
             if let Some(Reverse(over)) = self.batch.answers.pop() {
                 self.finish(around, over, out);
             }
         }
-        if let Some(over) = self.prefilling.take_if(|now| now.left <= WORK_LEFT) {
+        if let Some(over) = self.prefilling.take_if(|now| now.left <= WORK_LEFT || none_left(now.left / pace.prefill)) {
             self.prefilled(around, over, out);
         }
         self.begin(around, out);

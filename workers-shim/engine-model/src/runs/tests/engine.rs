@@ -147,3 +147,25 @@ fn runs_are_a_tree_with_depths() {
     assert_eq!((runs.end(&path), runs.depth(fork), runs.parent(fork)), (Tokens(11), Tokens(14), Some(path[0])));
     assert_eq!((runs.end(&[]), runs.len(), runs.tokens(fork)), (Tokens(0), 3, Tokens(9)));
 }
+
+#[test]
+fn a_late_clock_does_not_stand_still() {
+    // Ten years, the latest that traces may be; there a clock's steps are 60 ns.
+    for begin in [1.7e7, 3.2e8] {
+        let mut runs = Runs::default();
+        let paths: Vec<_> = (0..200).map(|n| chain(&mut runs, &[300 + 17 * n])).collect();
+        let mut bench = Bench::new(runs, TIMING, sizes(100_000, 0));
+        bench.until(begin);
+        for (ticket, path) in (0..).zip(&paths) {
+            bench.submit(asked(ticket, path, bench.runs.end(path).0, 3 + u64::from(ticket)));
+        }
+        bench.until(begin + 10_000.0);
+        let mut last = begin;
+        for ticket in 0..200 {
+            let (first, whole) = (bench.first_token(ticket), bench.finished(ticket));
+            assert!(last < first && first < whole, "{ticket}: {last} {first} {whole}");
+            last = first;
+        }
+        assert_eq!(*bench.engine.load(), Load::default());
+    }
+}
