@@ -32,6 +32,7 @@ Figures (times are virtual; those of steps count while as many sessions run as w
   tpot            time of an answer after its first token, by its tokens
   stall           share of the time of answers in which they waited for a prompt beside them
   prefill_use     share of the workers' time in which they computed prompts
+  sessions_per_gpu_hour  sessions that came to their end, by the hours of all workers' GPUs
   occupancy       sessions at once x mean prompt / memory of all workers
 
 pooled_memory and oracle are bounds, not policies: one cache for all workers, without interference.";
@@ -45,7 +46,8 @@ pub(crate) struct SimulateArgs {
     /// Who decides; `all` for every policy and bound.
     #[arg(long, value_delimiter = ',', default_value = "all", value_parser = policies)]
     policy: Vec<Policies>,
-    /// Sessions at once, or factors on the recorded rate where requests come at recorded times.
+    /// Sessions at once, at most those of the trace; or factors on the recorded rate, 0.001 to 1000000, where requests
+    /// come at recorded times.
     #[arg(long, value_delimiter = ',', default_value = "24")]
     load: Vec<f64>,
     /// Workers.
@@ -159,28 +161,39 @@ impl SimulateArgs {
             std::fs::read_to_string(path).map_err(|source| SimulateError::List { path: path.clone(), source })
         });
         let list = list.transpose()?;
-        let mut spec = self.profile;
-        spec.sizes.host = Tokens(self.host_tokens);
-        spec.sizes.device = self.device_tokens.map_or(spec.sizes.device, Tokens);
-        let kinds: Vec<PolicyKind> = self.policy.iter().flat_map(|policies| &policies.0).copied().collect();
-        let mut progress = Progress::new(kinds.len() * self.load.len() * self.seed.len());
+        let trace = match &list {
+            Some(ids) => trace.in_order(ids)?,
+            None => trace,
+        };
+        let cells = self.cells(&trace)?;
+        let mut progress = Progress::new(cells.len() * self.seed.len());
         let mut figures = Vec::new();
         for seed in &self.seed {
-            let trace = match &list {
-                Some(ids) => trace.clone().in_order(ids)?,
-                None => trace.clone().shuffled(*seed),
-            };
-            for load in &self.load {
-                for kind in &kinds {
-                    let setup = Setup { workers: self.workers, spec, load: *load, seed: *seed };
-                    let world = World::new(&trace, *kind, setup)?;
-                    progress.begin(&format!("{} at {load}", kind.as_str()));
-                    figures.push(world.run(&mut |over, all| progress.show(over, all)));
-                }
+            let trace = if list.is_some() { trace.clone() } else { trace.clone().shuffled(*seed) };
+            for (kind, setup) in &cells {
+                let world = World::new(&trace, *kind, Setup { seed: *seed, ..*setup })?;
+                progress.begin(&format!("{} at {}", kind.as_str(), setup.load));
+                figures.push(world.run(&mut |over, all| progress.show(over, all)));
             }
         }
         progress.end();
         Ok(figures)
+    }
+
+    /// What runs for every seed. All of it is checked before the first run: the last one's mistake costs no figures.
+    fn cells(&self, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
+        let mut spec = self.profile;
+        spec.sizes.host = Tokens(self.host_tokens);
+        spec.sizes.device = self.device_tokens.map_or(spec.sizes.device, Tokens);
+        let mut cells = Vec::new();
+        for load in &self.load {
+            for kind in self.policy.iter().flat_map(|policies| &policies.0) {
+                let setup = Setup { workers: self.workers, spec, load: *load, seed: 0 };
+                setup.check(trace, *kind)?;
+                cells.push((*kind, setup));
+            }
+        }
+        Ok(cells)
     }
 }
 

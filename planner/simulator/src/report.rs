@@ -96,7 +96,7 @@ pub struct Memory {
     pub kv_bytes_moved: u64,
     /// Tokens that lost their place in device memory.
     pub evicted_tokens: u64,
-    /// Sessions at once times the mean prompt, by the memory of all workers; 0 where requests come at recorded times.
+    /// Sessions at once times their mean prompt, by the memory of all workers; 0 where requests come at recorded times.
     pub occupancy: f64,
 }
 
@@ -107,7 +107,7 @@ pub struct Work {
     pub seconds: f64,
     /// Sessions that came to their end.
     pub sessions_over: usize,
-    /// By the hours of all workers.
+    /// By the hours of all workers' GPUs.
     pub sessions_per_gpu_hour: f64,
     /// Share of the time of answers in which they waited for a prompt's chunk beside them.
     pub decode_stall: f64,

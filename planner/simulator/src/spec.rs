@@ -9,6 +9,8 @@ use vocabulary::Tokens;
 pub struct Spec {
     /// As it is called on the command line and in reports.
     pub name: &'static str,
+    /// GPUs of one worker.
+    pub gpus: u32,
     /// Speeds.
     pub timing: Timing,
     /// Memory.
@@ -32,6 +34,7 @@ impl Spec {
     /// Llama-3.1-8B-like in BF16 on one H100 80 GB; 400 Gb/s at 80 %, PCIe at 25 GB/s; 128 KiB a token.
     pub const H100_8B: Self = Self {
         name: "8b_h100",
+        gpus: 1,
         timing: timing([1.0 / 25_000.0, 1.05e-9, 0.0065, 4.4e-8], 2_048),
         sizes: sizes(400_000, 190_000.0),
         kv_bytes: 131_072,
@@ -40,6 +43,7 @@ impl Spec {
     /// The same model on one A100 80 GB; 200 Gb/s.
     pub const A100_8B: Self = Self {
         name: "8b_a100",
+        gpus: 1,
         timing: timing([1.0 / 10_000.0, 2.9e-9, 0.0095, 7.3e-8], 1_024),
         sizes: sizes(400_000, 150_000.0),
         kv_bytes: 131_072,
@@ -48,6 +52,7 @@ impl Spec {
     /// Qwen3-30B-A3B-like on one H200 141 GB; 96 KiB a token.
     pub const H200_30B_A3B: Self = Self {
         name: "30a3_h200",
+        gpus: 1,
         timing: timing([1.0 / 30_000.0, 1.6e-9, 0.0080, 2.3e-8], 4_096),
         sizes: sizes(700_000, 254_000.0),
         kv_bytes: 98_304,
@@ -56,6 +61,7 @@ impl Spec {
     /// Llama-70B-like, tensor-parallel over four H100; 320 KiB a token, one 400 Gb/s link a worker.
     pub const H100X4_70B: Self = Self {
         name: "70b_tp4",
+        gpus: 4,
         timing: timing([1.0 / 11_000.0, 1.46e-9, 0.0160, 2.8e-8], 2_048),
         sizes: sizes(460_000, 150_000.0),
         kv_bytes: 327_680,

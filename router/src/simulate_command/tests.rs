@@ -39,7 +39,7 @@ fn a_list_of_sessions_is_replayed_in_its_order() {
     let list = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(list.path(), "trace_0291\ntrace_0016\n").unwrap();
     let path = list.path().to_str().unwrap();
-    let runs = figures(&["--policy=oracle", "--sessions", path, "--seed=1,2"]);
+    let runs = figures(&["--policy=oracle", "--sessions", path, "--seed=1,2", "--load=2"]);
     assert_eq!(runs[0].work, runs[1].work);
     assert_eq!(runs[0].work.sessions_over, 2);
 }
@@ -53,6 +53,9 @@ fn what_is_accepted_is_said() {
     let nobody = args(&["--policy=oracle", "--workers=0"]).unwrap();
     let error = nobody.figures(files::load(&nobody.trace).unwrap()).unwrap_err().to_string();
     assert_eq!(error, "oracle is given 0 workers; accepted: 1 to 1024");
+    let many = args(&["--policy=round_robin,oracle", "--load=2,36"]).unwrap();
+    let error = many.cells(&files::load(&many.trace).unwrap()).unwrap_err().to_string();
+    assert_eq!(error, "the load is 36; accepted: a whole number of sessions at once, 1 to the 35 that the trace has");
     let lost = args(&["--sessions=/nowhere"]).unwrap();
     let error = lost.figures(files::load(&lost.trace).unwrap()).unwrap_err().to_string();
     assert!(error.starts_with("cannot read the list of sessions /nowhere: "), "{error}");

@@ -19,6 +19,7 @@ use vocabulary::{Micros, Tokens};
 pub use error::{Fault, TraceError};
 pub use limits::{Limits, UnknownSession};
 pub use reader::Reader;
+pub(crate) use record::LATEST;
 
 /// A trace, ready to be replayed.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use super::error::{Fault, Place, TraceError};
 /// The longest prompt or answer: far above any model's context.
 const LONGEST: u64 = 1 << 24;
 /// The longest time, in seconds: ten years.
-const LATEST: f64 = 315_576_000.0;
+pub(crate) const LATEST: f64 = 315_576_000.0;
 /// The most requests of one file.
 pub(crate) const MOST_REQUESTS: usize = 1 << 24;
 

@@ -14,7 +14,7 @@ use vocabulary::Tokens;
 use crate::policies::{Policy, PolicyKind, StepRef};
 use crate::report::Figures;
 use crate::spec::Spec;
-use crate::trace::{Arrivals, Trace};
+use crate::trace::{Arrivals, LATEST, Trace};
 use events::{Event, Events};
 use links::Links;
 use script::Script;
@@ -47,13 +47,26 @@ pub enum SetupError {
         /// How many it needs.
         least: usize,
     },
-    /// No traffic, or more than a number can say.
+    /// Another number of sessions than there are, or a rate that nobody has.
     #[error("the load is {load}; accepted: {accepted}")]
     Load {
         /// What it is.
         load: f64,
         /// What it may be.
-        accepted: &'static str,
+        accepted: String,
+    },
+    /// A rate at which the trace never ends.
+    #[error(
+        "at a load of {load} the last request comes after {seconds:.0} s; accepted: up to {LATEST} s (ten years), that \
+         is a load from {least:.3} on"
+    )]
+    Span {
+        /// What the load is.
+        load: f64,
+        /// When the last request comes.
+        seconds: f64,
+        /// What the load may be.
+        least: f64,
     },
     /// Steps of which a worker could never hold one.
     #[error(
@@ -99,7 +112,7 @@ struct Worker {
 impl<'a> World<'a> {
     /// A fleet that has seen nothing, and traffic that begins at zero.
     pub fn new(trace: &'a Trace, kind: PolicyKind, setup: Setup) -> Result<Self, SetupError> {
-        check(trace, kind, &setup)?;
+        setup.check(trace, kind)?;
         let (runs, spec) = (trace.runs.len(), setup.spec);
         let all = spec.sizes.device * setup.workers as u64;
         let shared = kind.shared(all).map(|capacity| SharedPool::new(capacity, runs));
@@ -152,8 +165,8 @@ impl<'a> World<'a> {
                 }
             }
             Arrivals::AfterOthers => {
-                let at_once = (self.setup.load as usize).min(self.trace.sessions.len());
-                (0..at_once).for_each(|n| self.events.add(Seconds(n as f64 * START_GAP), Event::SessionStarts));
+                (0..self.setup.load as usize)
+                    .for_each(|n| self.events.add(Seconds(n as f64 * START_GAP), Event::SessionStarts));
             }
         }
         if let Some(period) = self.policy.period() {
@@ -235,27 +248,45 @@ impl<'a> World<'a> {
     }
 }
 
-fn check(trace: &Trace, kind: PolicyKind, setup: &Setup) -> Result<(), SetupError> {
-    let least = if kind.mixes() { 1 } else { 2 };
-    if !(least..=1_024).contains(&setup.workers) {
-        return Err(SetupError::Workers { policy: kind.as_str(), workers: setup.workers, least });
+impl Setup {
+    /// Whether this can be simulated.
+    pub fn check(&self, trace: &Trace, kind: PolicyKind) -> Result<(), SetupError> {
+        let least = if kind.mixes() { 1 } else { 2 };
+        if !(least..=1_024).contains(&self.workers) {
+            return Err(SetupError::Workers { policy: kind.as_str(), workers: self.workers, least });
+        }
+        let Some(longest) = trace.steps().map(|step| step.prompt + step.answer).max() else {
+            return Err(SetupError::Empty);
+        };
+        let memory = self.spec.sizes.device;
+        if longest > memory {
+            return Err(SetupError::TooLong { longest, memory });
+        }
+        self.check_load(trace)
     }
-    let accepted = match trace.arrivals {
-        Arrivals::AfterOthers => "1 session at once or more",
-        Arrivals::Recorded => "a positive factor on the recorded rate",
-    };
-    let fine = match trace.arrivals {
-        Arrivals::AfterOthers => (1.0..=1e9).contains(&setup.load),
-        Arrivals::Recorded => setup.load.is_finite() && setup.load > 0.0,
-    };
-    if !fine {
-        return Err(SetupError::Load { load: setup.load, accepted });
+
+    fn check_load(&self, trace: &Trace) -> Result<(), SetupError> {
+        let load = self.load;
+        match trace.arrivals {
+            Arrivals::AfterOthers => {
+                let sessions = trace.sessions.len();
+                if load.fract() == 0.0 && (1.0..=sessions as f64).contains(&load) {
+                    return Ok(());
+                }
+                let accepted = format!("a whole number of sessions at once, 1 to the {sessions} that the trace has");
+                Err(SetupError::Load { load, accepted })
+            }
+            Arrivals::Recorded => {
+                if !(0.001..=1e6).contains(&load) {
+                    let accepted = "a factor on the recorded rate, 0.001 to 1000000".to_owned();
+                    return Err(SetupError::Load { load, accepted });
+                }
+                let last = trace.steps().map(|step| Seconds::from(step.at)).max().unwrap_or_default().0;
+                let seconds = last / load;
+                if seconds <= LATEST { Ok(()) } else { Err(SetupError::Span { load, seconds, least: last / LATEST }) }
+            }
+        }
     }
-    let Some(longest) = trace.steps().map(|step| step.prompt + step.answer).max() else {
-        return Err(SetupError::Empty);
-    };
-    let memory = setup.spec.sizes.device;
-    if longest > memory { Err(SetupError::TooLong { longest, memory }) } else { Ok(()) }
 }
 
 #[cfg(test)]

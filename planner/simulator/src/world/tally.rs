@@ -173,7 +173,7 @@ impl World<'_> {
             share(self.trace.steps().map(|step| step.prompt.0 as f64).sum(), self.trace.steps().count() as f64);
         let in_sessions = self.trace.arrivals == Arrivals::AfterOthers;
         let capacity = workers * self.setup.spec.sizes.device.0 as f64;
-        let hours = span * workers / 3_600.0;
+        let hours = span * workers * f64::from(self.setup.spec.gpus) / 3_600.0;
         Figures {
             policy: self.kind.as_str(),
             traffic: Traffic { load: self.setup.load, seed: self.setup.seed },

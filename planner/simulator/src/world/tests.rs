@@ -172,8 +172,11 @@ fn what_cannot_be_simulated_is_said_with_what_can() {
     let said = |kind, setup| World::new(&trace, kind, setup).err().expect("refused").to_string();
     assert_eq!(said(PolicyKind::StaticPd, setup(1)), "static_pd is given 1 workers; accepted: 2 to 1024");
     assert!(said(PolicyKind::RoundRobin, setup(0)).contains("accepted: 1 to 1024"));
-    let none = Setup { load: 0.5, ..setup(2) };
-    assert_eq!(said(PolicyKind::RoundRobin, none), "the load is 0.5; accepted: 1 session at once or more");
+    for load in [0.0, 0.5, 2.0, 1e9, f64::NAN] {
+        let other = said(PolicyKind::RoundRobin, Setup { load, ..setup(2) });
+        let accepted = "a whole number of sessions at once, 1 to the 1 that the trace has";
+        assert_eq!(other, format!("the load is {load}; accepted: {accepted}"));
+    }
     let mut small = setup(2);
     small.spec.sizes.device = Tokens(10_000);
     assert!(said(PolicyKind::RoundRobin, small).contains("steps of 19220 tokens and a worker holds 10000"));
@@ -230,4 +233,32 @@ fn what_two_sessions_begin_with_is_nobodys() {
     assert_eq!(commons.without(path(0)), path(0));
     commons.note(StepRef { session: 1, step: 0 }, &trace.sessions[1].steps[0]);
     assert_eq!(commons.without(path(0)), path(0)[1..], "both begin with the same tools");
+}
+
+#[test]
+fn a_rate_at_which_the_trace_never_ends_is_refused() {
+    let row = |at: u64| format!(r#"{{"timestamp": {at}, "input_length": 9, "output_length": 1, "hash_ids": []}}"#);
+    let of = |last: u64| read(&[row(0), row(last)].join("\n"));
+    let said = |trace: &Trace, load| {
+        let setup = Setup { load, ..setup(1) };
+        setup.check(trace, PolicyKind::LeastLoaded).map_err(|error| error.to_string())
+    };
+    let day = of(86_400_000);
+    for load in [1e-300, 1e-9, 0.0, -1.0, 1.1e6, f64::INFINITY, f64::NAN] {
+        let expected = format!("the load is {load}; accepted: a factor on the recorded rate, 0.001 to 1000000");
+        assert_eq!(said(&day, load), Err(expected));
+    }
+    assert_eq!((said(&day, 0.001), said(&day, 1e6)), (Ok(()), Ok(())));
+    let year = of(365 * 86_400_000);
+    let expected = "at a load of 0.05 the last request comes after 630720000 s; accepted: up to 315576000 s (ten years), \
+                    that is a load from 0.100 on";
+    assert_eq!((said(&year, 0.05), said(&year, 0.2)), (Err(expected.to_owned()), Ok(())));
+}
+
+#[test]
+fn sessions_are_counted_by_the_hours_of_gpus_and_memory_by_sessions_at_once() {
+    let (trace, spec) = (talk(), Spec::H100X4_70B);
+    let figures = World::new(&trace, PolicyKind::RoundRobin, Setup { spec, ..setup(2) }).unwrap().run(&mut |_, _| {});
+    near(figures.work.sessions_per_gpu_hour, 3_600.0 / (figures.work.seconds * 2.0 * 4.0));
+    near(figures.memory.occupancy, 12_800.0 / (2.0 * 460_000.0));
 }
