@@ -185,13 +185,79 @@ fn a_bad_request_within_a_document_is_named_by_its_line() {
     assert!(cut.contains("the text is cut off"), "{cut}");
 }
 
+fn ids(field: &str, id: u64) -> String {
+    format!("t:2: `{field}` is {id}; accepted: ids below 9223372036854775808")
+}
+
+#[test]
+fn ids_that_cannot_be_counted_on_from_are_refused() {
+    let end = (1 << 63) - 1;
+    let (good, bad) = (format!("[1, 2, {end}]"), format!("[1, 2, {}]", end + 1));
+    assert!(try_read(&DOCUMENT.replacen("[1, 2, 3]", &good, 1)).is_ok());
+    refused(&DOCUMENT.replacen("[1, 2, 3]", &bad, 1), &ids("hash_ids", end + 1));
+    let row = r#"{"timestamp": 1, "input_length": 1536, "output_length": 5, "hash_ids": IDS}"#;
+    refused(&["[1, 2, 3]", &bad].map(|all| row.replace("IDS", all)).join("\n"), &ids("hash_ids", end + 1));
+}
+
+#[test]
+fn sub_agents_lie_within_each_other_sixteen_deep() {
+    let nested = |depth: usize| {
+        let open = "{\"t\": 0, \"type\": \"subagent\", \"requests\": [\n".repeat(depth);
+        let inner = r#"{"t": 1, "type": "s", "in": 64, "out": 9, "hash_ids": [70]}"#;
+        let head = r#"{"id": "a", "block_size": 64, "tool_tokens": 0, "requests": ["#;
+        format!("{head}{open}{inner}{}]}}", "]}".repeat(depth))
+    };
+    assert_eq!(read(&nested(16)).sessions[0].steps[0].agent, 16);
+    let deep = "`requests` is a sub-agent 17 deep; accepted: sub-agents within each other, 16 deep";
+    refused(&nested(17), &format!("t:17: {deep}"));
+    // A file of less than a megabyte that once took more stack than there is.
+    refused(&nested(15_000), &format!("t:17: {deep}"));
+}
+
+#[test]
+fn a_small_file_that_comes_to_gigabytes_is_refused() {
+    let accepted = "accepted: prompts of 33554432 runs in all; split the trace";
+    // Each request goes on from the one before with forty blocks that are no neighbours.
+    let delta = |n: u64| {
+        let (tokens, par, keep) = ((n + 1) * 40 * 64, n as i64 - 1, 40 * n);
+        let runs: Vec<String> = (keep..keep + 40).map(|block| format!("[{}, 1]", 2 * block)).collect();
+        let runs = runs.join(",");
+        format!(r#"{{"t": 0, "agent": 0, "in": {tokens}, "out": 1, "par": {par}, "keep": {keep}, "runs": [{runs}]}}"#)
+    };
+    let lines = |most: u64| {
+        let all: Vec<String> = (0..most).map(delta).collect();
+        format!(r#"{{"id": "a", "block_size": 64, "tool_tokens": 0, "reqs": [{}]}}"#, all.join(","))
+    };
+    assert_eq!(read(&lines(100)).sessions[0].steps[99].path.len(), 100);
+    refused(&lines(1_000), &format!("t:1: `the prompts` is more than can be held; {accepted}"));
+    let message = |n: usize| format!(r#"{{"role": "assistant", "content": "{n}"}}"#);
+    let dialogue = |most: usize| {
+        let all: Vec<String> = (0..most).map(message).collect();
+        format!(r#"[{{"task_id": 1, "traj": [{}]}}]"#, all.join(","))
+    };
+    assert_eq!(read(&dialogue(100)).sessions[0].steps.len(), 99);
+    refused(&dialogue(6_000), &format!("t:1: `the prompts` is more than can be held; {accepted}"));
+}
+
 #[test]
 fn a_bad_delta_is_refused() {
     let line = r#"{"id": "a", "block_size": 64, "tool_tokens": 64, "reqs": [{"t": 0.0, "agent": 0, "in": 200, "out": 60, "par": -1, "keep": 0, "runs": [[1, 3]]}]}"#;
     let bad = |from: &str, to: &str| format!("\n{}", line.replacen(from, to, 1));
     refused(&bad("\"par\": -1", "\"par\": 0"), "t:2: `par` is 0; accepted: -1, or the index of an earlier request");
     refused(&bad("\"keep\": 0", "\"keep\": 1"), "t:2: `keep` is 1; accepted: at most the blocks of the request `par`");
-    refused(&bad("[[1, 3]]", "[[1, 4]]"), "t:2: `runs` is 4; accepted: counts of blocks that fit into the prompt");
+    let fit = |blocks: u64| {
+        format!(
+            "t:2: `runs` is {blocks} whole blocks with those kept in a prompt of 200 tokens; accepted: counts of blocks \
+             that fit into the prompt"
+        )
+    };
+    refused(&bad("[[1, 3]]", "[[1, 4]]"), &fit(4));
+    refused(&bad("[[1, 3]]", "[[1, 2], [9, 2]]"), &fit(4));
+    let wrapped: Vec<String> = (0..2_048).map(|run| format!("[{}, 2097152]", run * 4_194_304_u64)).collect();
+    refused(&bad("[[1, 3]]", &format!("[{}, [1, 3]]", wrapped.join(","))), &fit((1 << 32) + 3));
+    refused(&bad("[[1, 3]]", "[[9223372036854775806, 3]]"), &ids("runs", (1 << 63) - 2));
+    refused(&bad("[[1, 3]]", "[[18446744073709551615, 1]]"), &ids("runs", u64::MAX));
+    assert!(try_read(&bad("[[1, 3]]", "[[9223372036854775805, 3]]")).is_ok());
     refused(&bad("\"agent\": 0", "\"agent\": 5"), "t:2: `agent` is 5; accepted: 0, or the next sub-agent's number");
     refused(
         &bad("{\"t\": 0.0", "{\"t\": 1e99"),

@@ -25,6 +25,16 @@ impl BlockIds {
         self.blocks += count;
     }
 
+    /// How many runs the first `blocks` are.
+    pub(crate) fn runs(&self, blocks: u32) -> usize {
+        self.runs.partition_point(|(at, _)| *at < blocks)
+    }
+
+    /// Only the first `blocks`, as ids of their own.
+    pub(crate) fn first(&self, blocks: u32) -> Self {
+        Self { runs: self.runs[..self.runs(blocks)].to_vec(), blocks: self.blocks.min(blocks) }
+    }
+
     /// Only the first `blocks`.
     pub(crate) fn truncate(&mut self, blocks: u32) {
         self.runs.retain(|(at, _)| *at < blocks);
@@ -105,6 +115,8 @@ mod tests {
         let mut all = ids(&[1, 2, 3, 9, 10]);
         all.truncate(4);
         assert_eq!(all, ids(&[1, 2, 3, 9]));
+        assert_eq!((all.first(2), all.first(3), all.first(9)), (ids(&[1, 2]), ids(&[1, 2, 3]), all.clone()));
+        assert_eq!([0, 2, 3, 4].map(|blocks| all.runs(blocks)), [0, 1, 1, 2]);
         all.truncate(2);
         all.push_run(3, 1);
         assert_eq!(all, ids(&[1, 2, 3]));

@@ -3,6 +3,7 @@
 mod agents;
 mod azure;
 mod block_ids;
+mod budget;
 mod error;
 mod limits;
 mod mooncake;

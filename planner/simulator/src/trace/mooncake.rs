@@ -40,10 +40,12 @@ pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), Tr
     }
     radix.freeze(BLOCK, &mut reader.runs, None);
     let steps = steps.into_iter().map(|(step, list)| {
-        let path = radix.path(list, u32::MAX).into();
-        Step { at: step.at - begin, path, ..step }
+        let path = radix.path(list, u32::MAX);
+        reader.budget.take(Place { file, line: 1 }, path.len())?;
+        Ok(Step { at: step.at - begin, path: path.into(), ..step })
     });
-    reader.sessions.push(Session { id: file.into(), steps: steps.collect() });
+    let steps = steps.collect::<Result<_, TraceError>>()?;
+    reader.sessions.push(Session { id: file.into(), steps });
     Ok(())
 }
 
@@ -56,6 +58,7 @@ fn checked(place: Place<'_>, row: &Row) -> Result<(Step, BlockIds), TraceError> 
         let accepted = "one for each 512 tokens of input_length, the last one perhaps partial";
         return Err(place.out_of_range("hash_ids", format!("{blocks} ids for {prompt} tokens"), accepted));
     }
+    row.hash_ids.iter().try_for_each(|id| place.ids("hash_ids", *id, 1))?;
     let mut ids: BlockIds = row.hash_ids.iter().copied().collect();
     // Only whole blocks can be found again.
     ids.truncate(whole as u32);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use engine_model::runs::{RunId, Runs};
 use vocabulary::Tokens;
 
+use super::budget::Budget;
 use super::error::{Fault, Place, TraceError};
 use super::{Arrivals, Session, Trace, agents, azure, mooncake, text};
 
@@ -20,6 +21,8 @@ pub struct Reader {
     pub(super) preambles: HashMap<(u64, u32, u32), RunId>,
     /// Runs of texts: by the run before and the text's hash.
     pub(super) texts: HashMap<(Option<RunId>, u64), RunId>,
+    /// How much more prompts may come to.
+    pub(super) budget: Budget,
     kind: Option<(Arrivals, Tokens)>,
 }
 

@@ -66,6 +66,12 @@ impl Place<'_> {
         }
     }
 
+    /// Ids from `first` on: half of all numbers, so that neighbours can be counted on from any of them.
+    pub(crate) fn ids(&self, field: &'static str, first: u64, count: u32) -> Result<(), TraceError> {
+        let beyond = first.saturating_add(u64::from(count));
+        if beyond <= 1 << 63 { Ok(()) } else { Err(self.out_of_range(field, first, "ids below 9223372036854775808")) }
+    }
+
     pub(crate) fn count(&self, requests: usize) -> Result<(), TraceError> {
         match requests {
             0 => Err(self.fault(Fault::Empty)),

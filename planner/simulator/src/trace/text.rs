@@ -67,6 +67,7 @@ pub(super) fn lmcache(reader: &mut Reader, file: &str, text: &str) -> Result<(),
             (at - begin - last.at - answering).min(LONGEST_PAUSE)
         });
         let (after, path) = (index.checked_sub(1).into_iter().collect(), radix.path(index, u32::MAX));
+        reader.budget.take(Place { file, line: 1 }, path.len())?;
         // A block is a whole number of characters, so that the blocks of a long text come to more than its estimate.
         let prompt = prompt.max(reader.runs.end(&path) + Tokens(1));
         let path = path.into();
@@ -129,6 +130,7 @@ fn replayed(reader: &mut Reader, place: Place<'_>, messages: &[Value]) -> Result
                 (_, Some("tool")) => TOOL,
                 _ => PERSON,
             };
+            reader.budget.take(place, 2 * path.len() + 1)?;
             let resent = [&path[..], &[run]].concat().into();
             steps.push(Step {
                 agent: 0,

@@ -9,8 +9,12 @@ use super::BLOCK;
 use super::weave::{Agent, Told, Woven};
 use crate::trace::Reader;
 use crate::trace::block_ids::BlockIds;
+use crate::trace::budget::Budget;
 use crate::trace::error::{Place, TraceError};
 use crate::trace::record::{self, json, place_of};
+
+/// Sub-agents of sub-agents: how many within each other.
+const DEEPEST: usize = 16;
 
 const DOCUMENT: &str = r#"{"id", "block_size": 64, "tool_tokens", "system_tokens", "models", "requests": [...]}"#;
 const REQUEST: &str = r#"{"t", "type": "s" or "n", "in", "out", "hash_ids", "think_time", "api_time", "ttft", "model", "stop", "input_types", "output_types"}, or {"t", "type": "subagent", "requests", "tool_tokens", "duration_ms", ...}"#;
@@ -103,9 +107,10 @@ pub(in crate::trace) fn document(reader: &mut Reader, file: &str, text: &str) ->
     block_size(place, document.block_size)?;
     let mut woven = Woven::default();
     woven.open(Agent::main(document.tool_tokens));
-    nested(&mut woven, (place, text), &document.requests, (0, Micros::ZERO))?;
+    nested(&mut woven, (place, text), &document.requests, (0, Micros::ZERO, 0))?;
     place.count(woven.len())?;
-    reader.sessions.push(woven.session(document.id.into(), &mut reader.runs, &mut reader.preambles));
+    let session = woven.session(place, document.id.into(), reader)?;
+    reader.sessions.push(session);
     Ok(())
 }
 
@@ -114,7 +119,7 @@ fn nested(
     woven: &mut Woven,
     (start, text): (Place<'_>, &str),
     requests: &[&RawValue],
-    (agent, begin): (usize, Micros),
+    (agent, begin, depth): (usize, Micros, usize),
 ) -> Result<(), TraceError> {
     for raw in requests {
         let place = place_of(start, text, raw.get());
@@ -124,17 +129,21 @@ fn nested(
             woven.add(agent, told(place, &request, begin)?);
             continue;
         }
+        if depth == DEEPEST {
+            return Err(place.out_of_range("requests", "a sub-agent 17 deep", "sub-agents within each other, 16 deep"));
+        }
         let sub: SubAgent<'_> = json(place, raw.get(), REQUEST)?;
         let lasted = place.seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
         let child = woven.open(Agent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
         let begin = begin + place.seconds("t", sub.t)?;
-        nested(woven, (start, text), &sub.requests, (child, begin))?;
+        nested(woven, (start, text), &sub.requests, (child, begin, depth + 1))?;
     }
     Ok(())
 }
 
 fn told(place: Place<'_>, request: &Request, begin: Micros) -> Result<Told, TraceError> {
     let prompt = place.prompt("in", request.prompt)?;
+    request.hash_ids.iter().try_for_each(|id| place.ids("hash_ids", *id, 1))?;
     let ids: BlockIds = request.hash_ids.iter().copied().collect();
     covered(place, &ids, request.prompt)?;
     Ok(Told {
@@ -225,11 +234,12 @@ pub(in crate::trace) fn lines(reader: &mut Reader, file: &str, text: &str) -> Re
         for raw in session.reqs {
             let delta: Delta = json(place, raw.get(), DELTA)?;
             let agent = agent_of(place, &mut woven, &delta)?;
-            let told = grown(place, &prompts, &delta)?;
+            let told = grown(place, &prompts, &delta, &mut reader.budget)?;
             prompts.push(told.ids.clone());
             woven.add(agent, told);
         }
-        reader.sessions.push(woven.session(session.id.into(), &mut reader.runs, &mut reader.preambles));
+        let session = woven.session(place, session.id.into(), reader)?;
+        reader.sessions.push(session);
     }
     Ok(())
 }
@@ -247,25 +257,30 @@ fn agent_of(place: Place<'_>, woven: &mut Woven, delta: &Delta) -> Result<usize,
     Ok(woven.open(Agent::sub(0, tools.unwrap_or_default(), lasted)))
 }
 
-fn grown(place: Place<'_>, prompts: &[BlockIds], delta: &Delta) -> Result<Told, TraceError> {
+fn grown(place: Place<'_>, prompts: &[BlockIds], delta: &Delta, budget: &mut Budget) -> Result<Told, TraceError> {
     let prompt = place.prompt("in", delta.prompt)?;
     let earlier = "-1, or the index of an earlier request";
-    let mut ids = match usize::try_from(delta.par) {
-        Ok(parent) => prompts.get(parent).cloned().ok_or_else(|| place.out_of_range("par", delta.par, earlier))?,
-        Err(_) if delta.par == -1 => BlockIds::default(),
+    let none = BlockIds::default();
+    let parent = match usize::try_from(delta.par) {
+        Ok(parent) => prompts.get(parent).ok_or_else(|| place.out_of_range("par", delta.par, earlier))?,
+        Err(_) if delta.par == -1 => &none,
         Err(_) => return Err(place.out_of_range("par", delta.par, earlier)),
     };
-    if delta.keep > ids.len() {
+    if delta.keep > parent.len() {
         return Err(place.out_of_range("keep", delta.keep, "at most the blocks of the request `par`"));
     }
-    ids.truncate(delta.keep);
+    let blocks = delta.runs.iter().fold(u64::from(delta.keep), |sum, (_, count)| sum + u64::from(*count));
+    if blocks * u64::from(BLOCK) > delta.prompt {
+        let value = format!("{blocks} whole blocks with those kept in a prompt of {prompt} tokens");
+        return Err(place.out_of_range("runs", value, "counts of blocks that fit into the prompt"));
+    }
+    // The prompt as it is compared with later ones, and as it lies in the tree.
+    budget.take(place, 2 * (parent.runs(delta.keep) + delta.runs.len()))?;
+    let mut ids = parent.first(delta.keep);
     for (first, count) in &delta.runs {
-        if u64::from(*count) * u64::from(BLOCK) > delta.prompt {
-            return Err(place.out_of_range("runs", count, "counts of blocks that fit into the prompt"));
-        }
+        place.ids("runs", *first, *count)?;
         ids.push_run(*first, *count);
     }
-    covered(place, &ids, delta.prompt)?;
     Ok(Told {
         at: place.seconds("t", delta.t)?,
         think: delta.think.map(|think| place.seconds("think", think)).transpose()?,

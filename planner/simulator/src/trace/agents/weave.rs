@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use engine_model::runs::{RunId, Runs};
+use engine_model::runs::RunId;
 use vocabulary::{Micros, Tokens};
 
 use super::BLOCK;
 use crate::trace::block_ids::BlockIds;
+use crate::trace::error::{Place, TraceError};
 use crate::trace::radix::{Preamble, Radix};
-use crate::trace::{Session, Step};
+use crate::trace::{Reader, Session, Step};
 
 /// One request as a recording tells it.
 pub(super) struct Told {
@@ -105,10 +106,10 @@ impl Woven {
     /// All of it, with prompts cut into runs.
     pub(super) fn session(
         mut self,
+        place: Place<'_>,
         id: Arc<str>,
-        runs: &mut Runs,
-        known: &mut HashMap<(u64, u32, u32), RunId>,
-    ) -> Session {
+        reader: &mut Reader,
+    ) -> Result<Session, TraceError> {
         for (list, blocks, _) in &self.firsts {
             self.radix.cut(*list, *blocks);
         }
@@ -116,14 +117,17 @@ impl Woven {
         for (list, blocks) in resent.iter().flatten() {
             self.radix.cut(*list, *blocks);
         }
+        let Reader { runs, preambles: known, budget, .. } = reader;
         let preamble =
             self.firsts.first().map(|(list, blocks, key)| Preamble { key: *key, blocks: *blocks, list: *list, known });
         self.radix.freeze(BLOCK, runs, preamble);
         for (list, step) in self.steps.iter_mut().enumerate() {
-            step.path = self.radix.path(list, u32::MAX).into();
-            step.resent = resent[list].map(|(list, blocks)| self.radix.path(list, blocks).into());
+            let path = self.radix.path(list, u32::MAX);
+            let resent = resent[list].map(|(list, blocks)| self.radix.path(list, blocks));
+            budget.take(place, path.len() + resent.as_ref().map_or(0, Vec::len))?;
+            (step.path, step.resent) = (path.into(), resent.map(Arc::from));
         }
-        Session { id, steps: self.steps }
+        Ok(Session { id, steps: self.steps })
     }
 
     /// For each step, where its prompt and answer end in the agent's next prompt, if that goes on from them.
