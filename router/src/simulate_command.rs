@@ -32,9 +32,13 @@ Figures (times are virtual; those of steps count while as many sessions run as w
   tpot            time of an answer after its first token, by its tokens
   stall           share of the time of answers in which they waited for a prompt beside them
   prefill_use     share of the workers' time in which they computed prompts
+  unplanned       steps that the policy had no plan of its own for; they went where the fewest requests were
   sessions_per_gpu_hour  sessions that came to their end, by the hours of all workers' GPUs
   occupancy       sessions at once x mean prompt / memory of all workers
 
+ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
+ownerserve_told_length is told the exact length, for ablations. llm_d_cached_counts counts evictable cache as memory
+taken, as the simulation that the figures are compared with does; llm_d is given what engines report.
 pooled_memory and oracle are bounds, not policies: one cache for all workers, without interference.";
 
 /// Replays a trace against a simulated fleet, under one policy after the other.
@@ -43,7 +47,7 @@ pooled_memory and oracle are bounds, not policies: one cache for all workers, wi
 pub(crate) struct SimulateArgs {
     /// A trace, or a folder of files of one, as `trace stats` takes it.
     trace: PathBuf,
-    /// Who decides; `all` for every policy and bound.
+    /// Who decides; `all` for every policy and bound. `ownerserve_told_length` and `llm_d_cached_counts` are named only.
     #[arg(long, value_delimiter = ',', default_value = "all", value_parser = policies)]
     policy: Vec<Policies>,
     /// Sessions at once, at most those of the trace; or factors on the recorded rate, 0.001 to 1000000, where requests

@@ -113,6 +113,8 @@ pub struct Work {
     pub decode_stall: f64,
     /// Share of the workers' time in which they computed prompts.
     pub prefill_use: f64,
+    /// Steps that the policy had no plan of its own for; they went where the fewest requests were.
+    pub unplanned: usize,
     /// How often each way of serving was taken.
     pub actions: BTreeMap<&'static str, usize>,
 }
@@ -129,7 +131,7 @@ enum Seen {
 
 use Seen::{InFull, InTable};
 
-const COLUMNS: [Column; 25] = [
+const COLUMNS: [Column; 26] = [
     (InTable, "policy", |f| f.policy.to_owned()),
     (InTable, "load", |f| format!("{}", f.traffic.load)),
     (InFull, "seed", |f| f.traffic.seed.to_string()),
@@ -153,6 +155,7 @@ const COLUMNS: [Column; 25] = [
     (InTable, "tpot_p99_ms", |f| format!("{:.2}", f.token.p99 * 1e3)),
     (InTable, "stall", |f| format!("{:.4}", f.work.decode_stall)),
     (InFull, "prefill_use", |f| format!("{:.4}", f.work.prefill_use)),
+    (InTable, "unplanned", |f| f.work.unplanned.to_string()),
     (InFull, "sessions_per_gpu_hour", |f| format!("{:.3}", f.work.sessions_per_gpu_hour)),
     (InFull, "occupancy", |f| format!("{:.3}", f.memory.occupancy)),
 ];

@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::incoming::{Endpoint, Incoming};
 
 /// Expected answer of a request that does not bound it.
-const USUAL_ANSWER: Tokens = Tokens(256);
+pub(crate) const USUAL_ANSWER: Tokens = Tokens(256);
 
 /// How the answer comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -60,3 +60,8 @@ fn what_is_accepted_is_said() {
     let error = lost.figures(files::load(&lost.trace).unwrap()).unwrap_err().to_string();
     assert!(error.starts_with("cannot read the list of sessions /nowhere: "), "{error}");
 }
+
+#[test]
+fn the_simulated_planner_expects_the_answers_that_this_router_expects() {
+    assert_eq!(simulator::policies::USUAL_ANSWER, crate::pipeline::parse::USUAL_ANSWER);
+}

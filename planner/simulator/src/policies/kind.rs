@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use engine_model::runs::RunEngine;
+
 use super::{Policy, bound, cost, disaggregated, own, plain, scored, thunder};
 
 /// Every policy that is simulated.
@@ -39,11 +41,15 @@ pub enum PolicyKind {
     Pooled,
     /// A bound: the same without end.
     Oracle,
+    /// For ablations: the planner, told the length of every answer.
+    OwnerServeToldLength,
+    /// For the cross-check: llm-d's scorers with cached memory counted as taken, as the reference has it.
+    LlmdCachedCounts,
 }
 
 /// A name that no policy has.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
-#[error("there is no policy `{0}`; accepted: {names}", names = PolicyKind::ALL.map(PolicyKind::as_str).join(", "))]
+#[error("there is no policy `{0}`; accepted: {names}", names = names())]
 pub struct UnknownPolicy(pub String);
 
 impl PolicyKind {
@@ -67,6 +73,9 @@ impl PolicyKind {
         Self::Oracle,
     ];
 
+    /// Variants that one has to ask for by name: `ALL` is without them.
+    pub const ASIDE: [Self; 2] = [Self::OwnerServeToldLength, Self::LlmdCachedCounts];
+
     /// The word on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -86,6 +95,8 @@ impl PolicyKind {
             Self::OwnerServe => "ownerserve",
             Self::Pooled => "pooled_memory",
             Self::Oracle => "oracle",
+            Self::OwnerServeToldLength => "ownerserve_told_length",
+            Self::LlmdCachedCounts => "llm_d_cached_counts",
         }
     }
 
@@ -114,21 +125,31 @@ impl PolicyKind {
             Self::MatchRateMinusLoad => Box::new(scored::MatchRateMinusLoad),
             Self::MultiOwner => Box::new(scored::MultiOwner),
             Self::Sglang => Box::new(scored::Sglang::default()),
-            Self::Llmd => Box::new(scored::Llmd),
+            Self::Llmd => Box::new(scored::Llmd { memory: RunEngine::memory_in_use }),
+            Self::LlmdCachedCounts => Box::new(scored::Llmd { memory: RunEngine::memory_taken }),
             Self::Dynamo => Box::new(cost::Dynamo),
             Self::StaticPd => Box::new(disaggregated::StaticPd),
             Self::ConditionalPd => Box::new(disaggregated::ConditionalPd),
             Self::Thunder => Box::new(thunder::Thunder::default()),
             Self::OwnerServe => Box::new(own::Own::default()),
+            Self::OwnerServeToldLength => Box::new(own::Own::told_length()),
             Self::Pooled | Self::Oracle => Box::new(bound::Bound),
         }
     }
+}
+
+fn every() -> impl Iterator<Item = PolicyKind> {
+    PolicyKind::ALL.into_iter().chain(PolicyKind::ASIDE)
+}
+
+fn names() -> String {
+    every().map(PolicyKind::as_str).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for PolicyKind {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
+        every().find(|kind| kind.as_str() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
     }
 }

@@ -17,6 +17,7 @@ use crate::spec::Spec;
 use crate::trace::Step;
 
 pub use kind::{PolicyKind, UnknownPolicy};
+pub use own::USUAL_ANSWER;
 
 /// A step of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -148,6 +149,11 @@ pub trait Policy {
 
     /// A session is over.
     fn session_over(&mut self, _session: usize) {}
+
+    /// Steps that it had no plan of its own for.
+    fn unplanned(&self) -> usize {
+        0
+    }
 
     /// How often `due` is asked.
     fn period(&self) -> Option<Seconds> {

@@ -1,7 +1,8 @@
 //! OwnerServe: the planner as routers run it, told what they would be told.
 //!
 //! Ownership is kept here as the ledger keeps it: a session's owner moves when a step that moved it is over, and what
-//! finished steps have computed is sealed. The planner is told the length of the answer, as it is where clients limit it.
+//! finished steps have computed is sealed. The planner expects of every answer what routers expect of one that its client
+//! does not limit; `told_length` tells it the length, which no router knows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ use super::{Ask, Dispatch, Fetch, Fleet, Policy, Source, StepRef, least};
 use crate::trace::Step;
 
 const MODEL: &str = "model";
+/// What routers expect of an answer that its client does not limit; recordings tell no limits.
+pub const USUAL_ANSWER: Tokens = Tokens(256);
 
 /// The planner, and what it is told between steps.
 #[derive(Default)]
@@ -31,6 +34,19 @@ pub(super) struct Own {
     /// Steps under way, with the worker that owns their session afterwards.
     under_way: HashMap<StepRef, usize>,
     moves: u64,
+    answers: Answers,
+    /// Steps without a plan.
+    unplanned: usize,
+}
+
+/// What the planner is told of an answer's length.
+#[derive(Clone, Copy, Default)]
+enum Answers {
+    /// What routers expect.
+    #[default]
+    Usual,
+    /// What it will be.
+    Told,
 }
 
 /// Where a conversation stands: the main one of a session, or a sub-agent's.
@@ -42,6 +58,18 @@ struct Head {
 }
 
 impl Own {
+    /// The planner with more knowledge than it has.
+    pub(super) fn told_length() -> Self {
+        Self { answers: Answers::Told, ..Self::default() }
+    }
+
+    fn answer(&self, step: &Step) -> Tokens {
+        match self.answers {
+            Answers::Usual => USUAL_ANSWER,
+            Answers::Told => step.answer,
+        }
+    }
+
     fn open(&mut self, fleet: &Fleet<'_>) {
         let timing = &fleet.spec.timing;
         if timing.pair > 0.0 {
@@ -108,7 +136,7 @@ impl Policy for Own {
             model: MODEL.into(),
             adapter: None,
             prompt: ask.step.prompt,
-            answer: ask.step.answer,
+            answer: self.answer(ask.step),
             block: fleet.block,
             transfers: Transfers::Allowed,
         };
@@ -122,8 +150,9 @@ impl Policy for Own {
             policy: &self.policy,
             turn: 0,
         };
-        // Every worker is ready and long enough, so that there is a plan; without one anybody would do.
+        // Every worker is ready and long enough, so that there is a plan; one without is counted, and anybody would do.
         let Ok(decision) = plan(&inputs) else {
+            self.unplanned += 1;
             return Dispatch::at(least(fleet.all(), |worker| fleet.requests(worker)));
         };
         let chosen = decision.plan;
@@ -152,6 +181,10 @@ impl Policy for Own {
             Epoch { generation: 0, index: self.moves, position: 0 }
         });
         self.heads.insert((at.session, step.agent), Head { owner, epoch, path, since: now });
+    }
+
+    fn unplanned(&self) -> usize {
+        self.unplanned
     }
 
     fn session_over(&mut self, session: usize) {
@@ -210,4 +243,18 @@ fn owner(worker: usize) -> Owner {
 
 fn micros(seconds: f64) -> Micros {
     Micros((seconds * 1e6).max(0.0) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::sessions;
+
+    #[test]
+    fn the_planner_expects_what_routers_expect_unless_it_is_told() {
+        let trace = sessions();
+        assert!(trace.steps().any(|step| step.answer != USUAL_ANSWER));
+        assert!(trace.steps().all(|step| Own::default().answer(step) == USUAL_ANSWER));
+        assert!(trace.steps().all(|step| Own::told_length().answer(step) == step.answer));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use engine_model::runs::RunId;
+use engine_model::runs::{RunEngine, RunId};
 use vocabulary::Tokens;
 
 use super::{Ask, Dispatch, Fleet, Policy, least};
@@ -89,7 +89,10 @@ impl Policy for Sglang {
 }
 
 /// llm-d's scorers with the weights of its guide.
-pub(super) struct Llmd;
+pub(super) struct Llmd {
+    /// What counts as taken of a worker's memory. Engines report what cannot be evicted.
+    pub(super) memory: fn(&RunEngine) -> Tokens,
+}
 
 impl Policy for Llmd {
     fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
@@ -103,7 +106,7 @@ impl Policy for Llmd {
             .fold((f64::MIN, f64::MAX), |(most, fewest), queue| (most.max(queue), fewest.min(queue)));
         let score = |worker: usize| {
             let short = if most == fewest { 1.0 } else { (most - queue(worker)) / (most - fewest) };
-            let taken = fleet.workers[worker].memory_taken().0 as f64 / fleet.spec.sizes.device.0.max(1) as f64;
+            let taken = (self.memory)(fleet.workers[worker]).0 as f64 / fleet.spec.sizes.device.0.max(1) as f64;
             3.0 * match_rate(ask.held[worker].with_host, ask) + 2.0 * short + 2.0 * (1.0 - taken)
         };
         Dispatch::at(least(fleet.all(), |worker| -score(worker)))

@@ -41,21 +41,25 @@ impl Talk {
             let tokens = self.runs.end(&self.path[..runs]);
             Memory { device: tokens, with_host: tokens }
         });
+        let step = self.asked(Tokens(200));
+        let at = StepRef { session: 0, step: index };
+        let dispatch = self.policy.place(&Ask { at, step: &step, alone: false, held: &held }, &fleet);
+        self.policy.finished(at, &step, Seconds(self.now + 1.0));
+        dispatch
+    }
+
+    fn asked(&self, answer: Tokens) -> Step {
         let path = &self.path[..self.step];
-        let step = Step {
+        Step {
             agent: 0,
             after: Vec::new(),
             think: Micros::ZERO,
             at: Micros::ZERO,
             prompt: self.runs.end(path) + Tokens(10),
-            answer: Tokens(200),
+            answer,
             path: path.into(),
             resent: None,
-        };
-        let at = StepRef { session: 0, step: index };
-        let dispatch = self.policy.place(&Ask { at, step: &step, alone: false, held: &held }, &fleet);
-        self.policy.finished(at, &step, Seconds(self.now + 1.0));
-        dispatch
+        }
     }
 
     /// Work that waits at a worker.
@@ -138,4 +142,15 @@ fn requests_on_their_own_spread_over_idle_workers() {
         served[policy.place(&Ask { at, step, alone: true, held: &[Memory::default(); 3] }, &fleet).decode] += 1;
     }
     assert!(served.iter().all(|count| *count >= 4), "{served:?}");
+}
+
+#[test]
+fn a_step_without_a_plan_is_counted() {
+    let (spec, runs, step) = (Spec::H100_8B, Runs::default(), Talk::new().asked(Tokens(1)));
+    let fleet = Fleet { now: Seconds::ZERO, workers: &[], spec: &spec, runs: &runs, block: Tokens(64) };
+    let mut policy = PolicyKind::OwnerServe.make(1);
+    let at = StepRef { session: 0, step: 0 };
+    assert_eq!(policy.unplanned(), 0);
+    policy.place(&Ask { at, step: &step, alone: false, held: &[] }, &fleet);
+    assert_eq!(policy.unplanned(), 1, "nobody is there to plan with");
 }

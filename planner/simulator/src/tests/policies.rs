@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use engine_model::runs::{Memory, RunEngine, Runs, Seconds};
+use engine_model::runs::{Around, Memory, Prompt, RunEngine, Runs, Seconds, Ticket, Where};
 use vocabulary::{Micros, Tokens};
 
 use super::readers::sessions;
@@ -48,6 +48,32 @@ impl Scene {
         self
     }
 
+    /// A worker that has served the prompt, and has it cached.
+    fn served(mut self, worker: usize) -> Self {
+        let (engine, mut out) = (&mut self.engines[worker], Vec::new());
+        let mut around = Around { runs: &self.runs, shared: None };
+        engine.expect_answer(self.step.prompt);
+        engine.submit(Prompt {
+            ticket: Ticket(1),
+            path: self.step.path.clone(),
+            tokens: self.step.prompt,
+            answer: self.step.answer,
+            resent: None,
+            answered: Where::Here,
+            fetched: Vec::new(),
+            ready: Seconds::ZERO,
+            expected: self.step.prompt,
+            expected_work: 0.0,
+        });
+        engine.begin(&mut around, &mut out);
+        while let Some(at) = engine.next_event(&around) {
+            engine.settle(at, &around);
+            engine.happen(&mut around, &mut out);
+        }
+        assert_eq!((engine.memory_in_use(), engine.memory_taken()), (Tokens::ZERO, self.step.prompt));
+        self
+    }
+
     fn decoding(mut self, worker: usize, context: u64) -> Self {
         self.engines[worker].expect_answer(Tokens(context));
         self
@@ -74,9 +100,10 @@ impl Scene {
 
 #[test]
 fn names_are_read_back_and_others_refused() {
-    let names: BTreeSet<_> = PolicyKind::ALL.map(PolicyKind::as_str).into();
-    assert_eq!(names.len(), PolicyKind::ALL.len());
-    for kind in PolicyKind::ALL {
+    let all = [&PolicyKind::ALL[..], &PolicyKind::ASIDE].concat();
+    let names: BTreeSet<_> = all.iter().map(|kind| kind.as_str()).collect();
+    assert_eq!(names.len(), all.len());
+    for kind in all {
         assert_eq!(kind.as_str().parse(), Ok(kind));
     }
     let error = "fastest".parse::<PolicyKind>().unwrap_err().to_string();
@@ -138,6 +165,13 @@ fn two_random_workers_are_never_the_same_one_and_a_seed_repeats_them() {
     };
     assert_eq!(drawn(5), drawn(5));
     assert_ne!(drawn(5), drawn(6));
+}
+
+#[test]
+fn what_can_be_evicted_is_free_memory_to_llm_d_as_engines_report_it() {
+    let scene = || Scene::of(10_000, &[0, 0]).served(0);
+    assert_eq!(scene().placed(PolicyKind::Llmd), (0, 0), "both are free");
+    assert_eq!(scene().placed(PolicyKind::LlmdCachedCounts), (1, 1));
 }
 
 #[test]

@@ -36,7 +36,11 @@ impl Cell {
         let mut spec = Spec::H100_8B;
         (spec.sizes.device, spec.sizes.host) = (Tokens(200_000), Tokens(self.host_tokens));
         let setup = Setup { workers: 3, spec, load: self.sessions, seed: 1 };
-        let kind: PolicyKind = self.policy.parse().unwrap();
+        let kind = match self.policy.parse().unwrap() {
+            // There, evictable cache counts as memory that is taken, which no engine reports.
+            PolicyKind::Llmd => PolicyKind::LlmdCachedCounts,
+            kind => kind,
+        };
         World::new(trace, kind, setup).unwrap().run(&mut |_, _| {})
     }
 

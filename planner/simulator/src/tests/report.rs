@@ -33,6 +33,7 @@ fn the_json_names_every_figure() {
     {
         assert!(json.pointer(place).is_some_and(serde_json::Value::is_number), "{place}");
     }
+    assert_eq!(json["work"]["unplanned"], 0);
     let occupancy = json["memory"]["occupancy"].as_f64().unwrap();
     assert!((0.1..1.0).contains(&occupancy), "{occupancy}");
 }

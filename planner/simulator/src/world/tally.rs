@@ -204,6 +204,7 @@ impl World<'_> {
                 sessions_per_gpu_hour: share(tally.sessions.0 as f64, hours),
                 decode_stall: share(usage(|usage| usage.stalled), usage(|usage| usage.decoding)),
                 prefill_use: share(usage(|usage| usage.prefilling), span * workers),
+                unplanned: self.policy.unplanned(),
                 actions: tally.actions.into_iter().map(|(action, count)| (action.as_str(), count)).collect(),
             },
         }
