@@ -1,13 +1,14 @@
 //! Traces from disk: one file or a folder of them, plain or gzipped. What they mean is the simulator's to say.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 use simulator::trace::{Reader, Trace, TraceError};
 
-/// The largest file after decompression.
-const LARGEST: u64 = 4 << 30;
+/// The most bytes of a trace, all its files together, after decompression.
+const LARGEST: u64 = 768 << 20;
 /// The most files of a folder.
 const MOST: usize = 100_000;
 /// What a trace's name ends with, `.gz` behind it or not.
@@ -18,8 +19,8 @@ const ENDINGS: [&str; 3] = [".json", ".jsonl", ".csv"];
 pub(crate) enum FilesError {
     #[error("cannot read {path}: {source}")]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("{0} holds more than 4 GiB; split it into several files")]
-    TooLarge(PathBuf),
+    #[error("{path} makes the trace longer than {} MiB; accepted: less in all files together, so split it", .most >> 20)]
+    TooLarge { path: PathBuf, most: u64 },
     #[error("{0} holds more than 100000 traces; split the folder")]
     TooMany(PathBuf),
     #[error("{0} is an archive; unpack it and name the folder")]
@@ -34,10 +35,19 @@ pub(crate) enum FilesError {
 
 /// Reads a trace; of a folder, its files in the order of their names.
 pub(crate) fn load(path: &Path) -> Result<Trace, FilesError> {
+    within(path, LARGEST)
+}
+
+/// The same with at most so many bytes.
+pub(super) fn within(path: &Path, most: u64) -> Result<Trace, FilesError> {
     let files = if path.is_dir() { listed(path)? } else { vec![path.to_owned()] };
-    let mut reader = Reader::default();
+    let (mut reader, mut left) = (Reader::default(), most);
     for file in &files {
-        reader.read(&file.display().to_string(), &unpacked(file)?)?;
+        let bytes = unpacked(file, left)?;
+        let over = || FilesError::TooLarge { path: file.clone(), most };
+        left = left.checked_sub(bytes.len() as u64).ok_or_else(over)?;
+        let text = String::from_utf8(bytes).map_err(|_| FilesError::NotText(file.clone()))?;
+        reader.read(&file.display().to_string(), &text)?;
     }
     reader.finish().ok_or_else(|| FilesError::Empty(path.to_owned()))
 }
@@ -60,20 +70,20 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {
     Ok(files)
 }
 
-fn unpacked(path: &Path) -> Result<String, FilesError> {
-    let unreadable = |source| FilesError::Unreadable { path: path.to_owned(), source };
-    let packed = std::fs::read(path).map_err(unreadable)?;
+/// What a file holds, and of a file that holds more than `most` bytes one byte more than these.
+fn unpacked(path: &Path, most: u64) -> Result<Vec<u8>, FilesError> {
     if [".tar.xz", ".tar.gz", ".tar", ".zip", ".xz"].iter().any(|ending| path.to_string_lossy().ends_with(ending)) {
         return Err(FilesError::Archive(path.to_owned()));
     }
-    let mut bytes = Vec::new();
-    if packed.starts_with(&[0x1f, 0x8b]) {
-        MultiGzDecoder::new(&packed[..]).take(LARGEST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    let unreadable = |source| FilesError::Unreadable { path: path.to_owned(), source };
+    let mut file = BufReader::new(File::open(path).map_err(unreadable)?);
+    let packed = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
+    let (mut bytes, mut file) = (Vec::new(), file.take(most + 1));
+    let read = if packed {
+        MultiGzDecoder::new(file).take(most + 1).read_to_end(&mut bytes)
     } else {
-        bytes = packed;
-    }
-    if bytes.len() as u64 > LARGEST {
-        return Err(FilesError::TooLarge(path.to_owned()));
-    }
-    String::from_utf8(bytes).map_err(|_| FilesError::NotText(path.to_owned()))
+        file.read_to_end(&mut bytes)
+    };
+    read.map_err(unreadable)?;
+    Ok(bytes)
 }

@@ -1,3 +1,4 @@
+use std::io::Write as _;
 use std::path::Path;
 
 use super::*;
@@ -24,10 +25,27 @@ fn what_cannot_be_read_is_said_with_its_place() {
     assert!(said("none.json").contains("No such file"));
     write("a.tar.xz", b"");
     assert!(said("a.tar.xz").contains("is an archive; unpack it"));
+    assert!(said("none.zip").contains("is an archive; unpack it"), "it is not opened");
     write("b.json", &[0xff, 0xfe]);
     assert!(said("b.json").ends_with("is not text in UTF-8"));
     write("c.jsonl", b"{\"timestamp\": 0, \"input_length\": 5, \"output_length\": -1, \"hash_ids\": []}\n");
     assert!(said("c.jsonl").contains("c.jsonl:1: invalid value: integer `-1`"), "{}", said("c.jsonl"));
     write("d.json.gz", &[0x1f, 0x8b, 8, 0]);
     assert!(said("d.json.gz").starts_with("cannot read"));
+}
+
+#[test]
+fn a_trace_is_bounded_in_all_its_files_together_packed_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": []}\n";
+    let most = 100 * line.len() as u64;
+    let read = |most| files::within(folder.path(), most).map(|trace| trace.steps().count()).map_err(|e| e.to_string());
+    std::fs::write(folder.path().join("a.jsonl"), line.repeat(60)).unwrap();
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    packed.write_all(line.repeat(40).as_bytes()).unwrap();
+    std::fs::write(folder.path().join("b.jsonl.gz"), packed.finish().unwrap()).unwrap();
+    assert_eq!(read(most), Ok(100));
+    let said = read(most - 1).unwrap_err();
+    assert!(said.contains("b.jsonl.gz makes the trace longer than 0 MiB; accepted: less in all files"), "{said}");
+    assert!(read(59 * line.len() as u64).unwrap_err().contains("a.jsonl makes"));
 }
