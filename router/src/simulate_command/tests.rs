@@ -54,7 +54,8 @@ fn what_is_accepted_is_said() {
     let error = nobody.figures(files::load(&nobody.trace).unwrap()).unwrap_err().to_string();
     assert_eq!(error, "oracle is given 0 workers; accepted: 1 to 1024");
     let many = args(&["--policy=round_robin,oracle", "--load=2,36"]).unwrap();
-    let error = many.cells(&files::load(&many.trace).unwrap()).unwrap_err().to_string();
+    let trace = files::load(&many.trace).unwrap().within(&many.limits());
+    let error = many.cells(&trace).unwrap_err().to_string();
     assert_eq!(error, "the load is 36; accepted: a whole number of sessions at once, 1 to the 35 that the trace has");
     let lost = args(&["--sessions=/nowhere"]).unwrap();
     let error = lost.figures(files::load(&lost.trace).unwrap()).unwrap_err().to_string();
