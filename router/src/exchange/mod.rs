@@ -1,6 +1,6 @@
 //! Several routers as one: what this router has done and the ledger does not show yet, and what routers tell each other.
 //!
-//! Every router tells the others within some 10 ms what it has in flight, so that they do not herd onto one worker, and lends
+//! Every router tells the others at once what it has in flight, so that they do not herd onto one worker, and lends
 //! imprints of what it knows of the engines to one that starts. Nothing here is on the way of a request but short reads of
 //! memory. Whatever is missing here makes a worse plan, never a wrong answer; alone, nothing of it happens.
 

@@ -1,7 +1,7 @@
 //! Tells the neighbours what is in flight here: all of it, soon after it changed, and now and then in any case.
 //!
 //! Until they know of a request they may send the next one to the same worker: at 50 ms four routers in front of eight
-//! workers served a burst of new sessions a quarter later than one router did, at 10 ms a tenth.
+//! workers served a burst of new sessions a quarter later than one router did, at 10 ms a tenth. So a request is told at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,15 +10,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ownership::Topic;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{sleep, timeout};
 use vocabulary::NodeId;
 use workers_shim::fleet::{Flow, InFlightTable};
 
 use super::Exchange;
 use super::message::write_table;
 
-/// Between two tables that differ.
+/// Between two tables that differ, where no request was sent.
 const EVERY: Duration = Duration::from_millis(10);
+/// Between two tables in any case.
+const LEAST: Duration = Duration::from_millis(2);
 /// Between two tables that say the same; well below the silence after which a router no longer counts.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// How long one is waited for. The next one says all of it again.
@@ -42,11 +44,12 @@ impl Told {
 
 /// Runs until dropped.
 pub(super) async fn tell(exchange: &Arc<Exchange>) {
-    let mut beat = interval(EVERY);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut neighbours, mut sequence) = (HashMap::<NodeId, Told>::new(), 0);
+    let (mut neighbours, mut sequence, mut wait) = (HashMap::<NodeId, Told>::new(), 0, EVERY);
     loop {
-        beat.tick().await;
+        sleep(LEAST).await;
+        // Soon after a request was sent, else now and then.
+        drop(timeout(wait.saturating_sub(LEAST), exchange.fleet.dispatched()).await);
+        wait = EVERY;
         let now = Instant::now();
         exchange.fleet.forget_silent(now);
         let others = exchange.neighbours.others();
@@ -58,6 +61,10 @@ pub(super) async fn tell(exchange: &Arc<Exchange>) {
         let mut message = None;
         for node in others {
             let told = neighbours.entry(node).or_default();
+            if told.is_busy.load(Ordering::Relaxed) {
+                // What it was not told now it is told as soon as it has answered.
+                wait = LEAST;
+            }
             if !told.is_due(&flows, now) {
                 continue;
             }

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use vocabulary::{Bytes, Chain, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
@@ -95,6 +95,8 @@ pub struct Fleet {
     overlay: Mutex<Overlay>,
     /// How many other routers are heard.
     routers: AtomicUsize,
+    /// A request was sent since somebody waited for one.
+    dispatched: Notify,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -116,6 +118,7 @@ impl Fleet {
             cached: ArcSwap::from_pointee(Cached { revision: 0, views: Arc::new([]) }),
             overlay: Mutex::default(),
             routers: AtomicUsize::new(0),
+            dispatched: Notify::new(),
             tasks: Vec::new(),
         };
         let following = Following {
@@ -161,7 +164,14 @@ impl Fleet {
 
     /// Counts a request with `tokens` to compute as being at this rank, until the guard is dropped.
     pub fn dispatch(&self, worker: WorkerId, rank: DpRank, tokens: Tokens) -> InFlight {
-        InFlight::new(self.member(worker).map(|member| member.desk.clone()), rank, tokens)
+        let in_flight = InFlight::new(self.member(worker).map(|member| member.desk.clone()), rank, tokens);
+        self.dispatched.notify_one();
+        in_flight
+    }
+
+    /// Returns once a request was sent since this last returned. For one waiter.
+    pub async fn dispatched(&self) {
+        self.dispatched.notified().await;
     }
 
     /// A connection to the worker was refused or broke: it takes no work until a probe succeeds, which is tried at once.
