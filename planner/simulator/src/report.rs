@@ -31,7 +31,7 @@ pub struct Figures {
     /// Where KV lay and moved.
     pub memory: Memory,
     /// What the workers did.
-    pub work: Work,
+    pub service: Service,
 }
 
 /// Which traffic, and which chance.
@@ -102,7 +102,7 @@ pub struct Memory {
 
 /// What the workers did.
 #[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Work {
+pub struct Service {
     /// Until the last answer was whole.
     pub seconds: f64,
     /// Sessions that came to their end.
@@ -153,10 +153,10 @@ const COLUMNS: [Column; 26] = [
     (InTable, "moved_gb", |f| format!("{:.1}", f.memory.kv_bytes_moved as f64 / 1e9)),
     (InFull, "tpot_mean_ms", |f| format!("{:.2}", f.token.mean * 1e3)),
     (InTable, "tpot_p99_ms", |f| format!("{:.2}", f.token.p99 * 1e3)),
-    (InTable, "stall", |f| format!("{:.4}", f.work.decode_stall)),
-    (InFull, "prefill_use", |f| format!("{:.4}", f.work.prefill_use)),
-    (InTable, "unplanned", |f| f.work.unplanned.to_string()),
-    (InFull, "sessions_per_gpu_hour", |f| format!("{:.3}", f.work.sessions_per_gpu_hour)),
+    (InTable, "stall", |f| format!("{:.4}", f.service.decode_stall)),
+    (InFull, "prefill_use", |f| format!("{:.4}", f.service.prefill_use)),
+    (InTable, "unplanned", |f| f.service.unplanned.to_string()),
+    (InFull, "sessions_per_gpu_hour", |f| format!("{:.3}", f.service.sessions_per_gpu_hour)),
     (InFull, "occupancy", |f| format!("{:.3}", f.memory.occupancy)),
 ];
 

@@ -40,8 +40,8 @@ fn a_list_of_sessions_is_replayed_in_its_order() {
     std::fs::write(list.path(), "trace_0291\ntrace_0016\n").unwrap();
     let path = list.path().to_str().unwrap();
     let runs = figures(&["--policy=oracle", "--sessions", path, "--seed=1,2", "--load=2"]);
-    assert_eq!(runs[0].work, runs[1].work);
-    assert_eq!(runs[0].work.sessions_over, 2);
+    assert_eq!(runs[0].service, runs[1].service);
+    assert_eq!(runs[0].service.sessions_over, 2);
 }
 
 #[test]

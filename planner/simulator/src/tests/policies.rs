@@ -218,9 +218,9 @@ fn the_planner_keeps_a_session_where_its_state_is_and_leaves_a_busy_owner() {
     let (own, random) = (run(PolicyKind::OwnerServe, 6.0), run(PolicyKind::RoundRobin, 6.0));
     assert!(own.reuse.prefill_tokens * 2 < random.reuse.prefill_tokens, "{own:#?}");
     assert!(own.step.mean < random.step.mean);
-    assert_eq!(own.work.actions.values().sum::<usize>(), own.steps);
-    assert!(own.work.actions.contains_key("colocated_prefill"), "{:?}", own.work.actions);
-    assert!(own.memory.kv_bytes_moved > 0, "nothing was fetched: {:?}", own.work.actions);
+    assert_eq!(own.service.actions.values().sum::<usize>(), own.steps);
+    assert!(own.service.actions.contains_key("colocated_prefill"), "{:?}", own.service.actions);
+    assert!(own.memory.kv_bytes_moved > 0, "nothing was fetched: {:?}", own.service.actions);
 }
 
 #[test]

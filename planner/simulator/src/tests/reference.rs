@@ -59,8 +59,8 @@ impl Cell {
             ("restored tokens", tokens(ours.reuse.restored_tokens), tokens(self.restored)),
             ("KV bytes moved", tokens(ours.memory.kv_bytes_moved), tokens(self.kv_bytes)),
             ("duplicate factor", ours.memory.duplicate_factor, self.duplicates),
-            ("decode stall", ours.work.decode_stall, self.stall),
-            ("prefill use", ours.work.prefill_use, self.prefill_use),
+            ("decode stall", ours.service.decode_stall, self.stall),
+            ("prefill use", ours.service.prefill_use, self.prefill_use),
             ("steps", ours.steps as f64, self.steps as f64),
         ]
     }

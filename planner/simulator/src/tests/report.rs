@@ -29,11 +29,11 @@ fn a_run_is_a_row_under_its_columns() {
 fn the_json_names_every_figure() {
     let json = serde_json::to_value(figures()).unwrap();
     for place in
-        ["/first_token/p95", "/reuse/prefill_tokens", "/memory/duplicate_factor", "/work/sessions_per_gpu_hour"]
+        ["/first_token/p95", "/reuse/prefill_tokens", "/memory/duplicate_factor", "/service/sessions_per_gpu_hour"]
     {
         assert!(json.pointer(place).is_some_and(serde_json::Value::is_number), "{place}");
     }
-    assert_eq!(json["work"]["unplanned"], 0);
+    assert_eq!(json["service"]["unplanned"], 0);
     let occupancy = json["memory"]["occupancy"].as_f64().unwrap();
     assert!((0.1..1.0).contains(&occupancy), "{occupancy}");
 }

@@ -55,7 +55,7 @@ fn whatever_the_traffic_every_step_is_served_and_no_bound_is_beaten() {
             assert_eq!((figures.steps, figures.unserved), (steps, 0), "{kind:?} of seed {seed}");
             assert!(figures.reuse.prefill_tokens >= oracle.reuse.prefill_tokens, "{kind:?} of seed {seed}");
             assert!(figures.first_token.mean >= 0.999 * oracle.first_token.mean, "{kind:?} of seed {seed}");
-            assert!((0.0..=1.0).contains(&figures.work.decode_stall) && figures.work.prefill_use <= 1.0);
+            assert!((0.0..=1.0).contains(&figures.service.decode_stall) && figures.service.prefill_use <= 1.0);
             assert!(figures.memory.duplicate_factor <= 4.0 && figures.reuse.hit_rate <= 1.0);
         }
     }

@@ -7,7 +7,7 @@ use vocabulary::Tokens;
 
 use super::World;
 use crate::policies::{Action, StepRef};
-use crate::report::{Figures, Memory, Reuse, Times, Traffic, Work};
+use crate::report::{Figures, Memory, Reuse, Service, Times, Traffic};
 use crate::trace::{Arrivals, Step, Trace};
 
 /// Copies are counted whenever so many more steps are over.
@@ -198,7 +198,7 @@ impl World<'_> {
                 evicted_tokens: self.engines.iter().map(|worker| worker.engine.evicted().0).sum(),
                 occupancy: if in_sessions { self.setup.load * mean_prompt / capacity } else { 0.0 },
             },
-            work: Work {
+            service: Service {
                 seconds: span,
                 sessions_over: tally.sessions.0,
                 sessions_per_gpu_hour: share(tally.sessions.0 as f64, hours),

@@ -79,7 +79,7 @@ fn a_conversation_at_one_worker_computes_what_is_new() {
     let answer = |prompt: f64| 20.0 * (timing.step + timing.context_token * (prompt + 10.0));
     near(figures.session.mean, first.iter().sum::<f64>() + answer(6_400.0) + answer(12_800.0) + answer(19_200.0));
     // Three steps, and two pauses of ten seconds.
-    near(figures.work.seconds, figures.session.mean + 20.0);
+    near(figures.service.seconds, figures.session.mean + 20.0);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_prompt_computed_elsewhere_is_sent_as_far_as_it_lacks_or_whole() {
         let first = [prefill(6_400, 0) + sent(6_400), prefill(6_400, 6_400) + sent(second), prefill(6_400, 12_800)];
         near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
         assert_eq!(figures.memory.kv_bytes_moved, (6_400 + second) * Spec::H100_8B.kv_bytes);
-        assert_eq!(figures.work.decode_stall, 0.0);
+        assert_eq!(figures.service.decode_stall, 0.0);
     }
 }
 
@@ -136,7 +136,7 @@ fn every_policy_serves_every_step_leaves_nothing_behind_and_does_the_same_again(
         over(&mut world);
         let (once, again) = (world.figures(), World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {}));
         assert_eq!(once, again, "{kind:?}");
-        assert_eq!((once.steps, once.unserved, once.work.sessions_over), (778, 0, 35), "{kind:?}");
+        assert_eq!((once.steps, once.unserved, once.service.sessions_over), (778, 0, 35), "{kind:?}");
     }
 }
 
@@ -152,7 +152,7 @@ fn requests_at_recorded_times_do_not_wait_for_each_other_and_load_is_a_rate() {
     let ends =
         |load| World::new(&trace, PolicyKind::LeastLoaded, Setup { load, ..setup(1) }).unwrap().run(&mut |_, _| {});
     let (slow, quick) = (ends(1.0), ends(1_000.0));
-    assert!((60.0..61.0).contains(&slow.work.seconds) && quick.work.seconds < 2.0);
+    assert!((60.0..61.0).contains(&slow.service.seconds) && quick.service.seconds < 2.0);
     near(slow.first_token.p50, prefill(5_120, 0));
     assert!(quick.first_token.p95 > 1.5 * slow.first_token.p95, "the third request waits for the first one");
     assert_eq!(slow.reuse.prefill_tokens, 2 * 5_120 + 1);
@@ -259,6 +259,6 @@ fn a_rate_at_which_the_trace_never_ends_is_refused() {
 fn sessions_are_counted_by_the_hours_of_gpus_and_memory_by_sessions_at_once() {
     let (trace, spec) = (talk(), Spec::H100X4_70B);
     let figures = World::new(&trace, PolicyKind::RoundRobin, Setup { spec, ..setup(2) }).unwrap().run(&mut |_, _| {});
-    near(figures.work.sessions_per_gpu_hour, 3_600.0 / (figures.work.seconds * 2.0 * 4.0));
+    near(figures.service.sessions_per_gpu_hour, 3_600.0 / (figures.service.seconds * 2.0 * 4.0));
     near(figures.memory.occupancy, 12_800.0 / (2.0 * 460_000.0));
 }
