@@ -18,7 +18,20 @@ fn asks(highest: u32) -> Enrolment {
 }
 
 async fn open(folder: &tempfile::TempDir, max_level: u32) -> Directory {
-    let peering = Peering { listen: Some("127.0.0.1:0".into()), ..Peering::default() };
+    open_at("127.0.0.1:0".into(), folder, max_level).await
+}
+
+/// A founder of an older release that was started again as this one. At another address it would take a turn to say so.
+async fn upgraded(folder: &tempfile::TempDir) -> Directory {
+    let before = open(folder, LEVEL).await;
+    let address = before.members()[0].address.clone();
+    before.close().await.unwrap();
+    drop(before);
+    open_at(address, folder, NEXT_LEVEL).await
+}
+
+async fn open_at(listen: String, folder: &tempfile::TempDir, max_level: u32) -> Directory {
+    let peering = Peering { listen: Some(listen), ..Peering::default() };
     Directory::open(Options { peering, max_level: Some(max_level), ..Options::new(folder.path()) }).await.unwrap()
 }
 
@@ -53,8 +66,7 @@ async fn a_leader_adds_nobody_while_it_raises_the_level_and_does_not_raise_it_wh
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_raise_of_which_nobody_waits_for_the_outcome_is_known_to_who_lets_the_next_node_in() {
     let folder = tempfile::tempdir().unwrap();
-    open(&folder, LEVEL).await.close().await.unwrap();
-    let founder = open(&folder, NEXT_LEVEL).await;
+    let founder = upgraded(&folder).await;
     let core = founder.core();
     let turn = core.turn().unwrap();
     let sent = turn.write(founder.raft(), raise(core)).now_or_never();
@@ -69,8 +81,7 @@ async fn a_raise_of_which_nobody_waits_for_the_outcome_is_known_to_who_lets_the_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_decided_in_another_leadership_is_not_written() {
     let folder = tempfile::tempdir().unwrap();
-    open(&folder, LEVEL).await.close().await.unwrap();
-    let founder = open(&folder, NEXT_LEVEL).await;
+    let founder = upgraded(&folder).await;
     let own = founder.core().turn().unwrap().leadership();
     let turn = Turn::default();
     let turn = turn.take(Leadership { term: own.term + 1, ..own }).unwrap();
