@@ -3,6 +3,7 @@
 use vocabulary::{Micros, Tokens};
 
 use crate::cost::{Compute, Prices, Serving, in_turn};
+use crate::lcm::lcm;
 use crate::standing::Standing;
 use crate::table::{Fabrics, Table};
 use crate::{Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Rule, StepKind, Terms, Transfers};
@@ -216,27 +217,5 @@ impl Maker<'_> {
 
     fn at(&self, place: usize) -> &Standing<'_> {
         &self.table.standings[place]
-    }
-}
-
-/// Least common multiple, saturating; an unknown block (0) does not count.
-fn lcm(a: u64, b: u64) -> u64 {
-    let gcd = |mut a: u64, mut b: u64| {
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        a
-    };
-    if a == 0 || b == 0 { a.max(b) } else { (a / gcd(a, b)).saturating_mul(b) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::lcm;
-
-    #[test]
-    fn an_unknown_block_does_not_count_and_a_huge_one_saturates() {
-        assert_eq!([lcm(16, 24), lcm(16, 0), lcm(0, 16), lcm(0, 0)], [48, 16, 16, 0]);
-        assert_eq!(lcm(u64::MAX, u64::MAX - 1), u64::MAX);
     }
 }

@@ -12,6 +12,7 @@ mod cost;
 mod decision;
 mod holding;
 mod inputs;
+mod lcm;
 mod micros;
 mod plan;
 mod policy;
@@ -21,7 +22,10 @@ mod step;
 mod table;
 
 pub use action::Action;
-pub use attention::{AttentionSpec, SpecError};
+pub use attention::{
+    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Latent, LayerState,
+    SpecError, StateKind, Windowed,
+};
 pub use check::Illegal;
 pub use choose::plan;
 pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};

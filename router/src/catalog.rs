@@ -167,7 +167,7 @@ fn kv_bytes_per_token(folder: &Path) -> Option<Bytes> {
         return Some(Profile::default().kv_bytes_per_token);
     }
     let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
-    AttentionSpec::from_config(&text).ok().map(|spec| spec.kv_bytes_per_token())
+    AttentionSpec::from_config(&text).ok().map(|spec| spec.bytes_per_token())
 }
 
 #[cfg(test)]

@@ -1,0 +1,20 @@
+//! The KV-state model of each attention family: which states a model's layers keep, how many bytes they take, how a
+//! stored prefix comes back, and whether it fits the ranks of another worker.
+//!
+//! Pure. It never guesses: a model that is not known is refused by name, and can be described in a file.
+
+mod checkpoints;
+mod error;
+mod families;
+mod fields;
+mod file;
+mod layer;
+mod spec;
+
+pub use checkpoints::{CheckpointCosts, Checkpoints};
+pub use error::SpecError;
+pub use layer::{Compressed, Heads, Latent, LayerState, StateKind, Windowed};
+pub use spec::{AttentionSpec, BlockLayout, BlockPart};
+
+#[cfg(test)]
+mod tests;

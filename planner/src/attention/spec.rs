@@ -1,0 +1,226 @@
+//! A model's layers, and the bytes that their state takes.
+//!
+//! The state of n tokens has three parts: entries that are kept for good (of every token, or one for m tokens), windows
+//! of the last tokens, and a tail that is not compressed yet. Only the first lies in blocks and is never rewritten.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Bytes, Tokens};
+
+use super::SpecError;
+use super::checkpoints::Checkpoints;
+use super::file::AttentionFile;
+use super::layer::{LayerState, Sizes, StateKind, within};
+use crate::lcm::lcm;
+
+/// What the layers of a model keep, and when their windows are stored. Bytes are over all ranks together; see `of_rank` for one of them.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(try_from = "AttentionFile", into = "AttentionFile")]
+pub struct AttentionSpec {
+    layers: Vec<LayerState>,
+    alignment: Bytes,
+    checkpoints: Checkpoints,
+    /// Layers of equal sizes, counted.
+    groups: Vec<(Sizes, u64)>,
+    block: Tokens,
+    block_bytes: Bytes,
+    /// Of all windows together, a token in each.
+    window_raw: Bytes,
+    /// Sum of all windows.
+    window_depth: Tokens,
+}
+
+/// How the entries of one block lie in memory.
+#[derive(Clone, PartialEq, Eq, Serialize, Debug)]
+pub struct BlockLayout {
+    /// Tokens in it.
+    pub tokens: Tokens,
+    /// Its bytes, padding included.
+    pub bytes: Bytes,
+    /// Its parts, in the order of the layers.
+    pub parts: Vec<BlockPart>,
+}
+
+/// The entries of one kind of one layer in a block.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub struct BlockPart {
+    /// Which layer.
+    pub layer: usize,
+    /// Of which kind.
+    pub kind: StateKind,
+    /// Where it begins in the block.
+    pub offset: Bytes,
+    /// How many entries.
+    pub entries: u64,
+    /// Their bytes, without the padding after them.
+    pub bytes: Bytes,
+}
+
+pub(super) const MOST_LAYERS: u64 = 1_024;
+const LARGEST_BLOCK: u64 = 65_536;
+const LARGEST_ALIGNMENT: u64 = 1 << 20;
+
+impl AttentionSpec {
+    /// Of these layers, in their order. The part of every layer in a block begins at a multiple of `alignment`.
+    pub fn new(layers: Vec<LayerState>, alignment: Bytes) -> Result<Self, SpecError> {
+        within("layers", layers.len() as u64, 1, MOST_LAYERS)?;
+        within("alignment", alignment.0, 1, LARGEST_ALIGNMENT)?;
+        layers.iter().try_for_each(LayerState::check)?;
+        let mut groups: Vec<(Sizes, u64)> = Vec::new();
+        for sizes in layers.iter().map(LayerState::sizes) {
+            match groups.iter_mut().find(|(known, _)| *known == sizes) {
+                Some((_, count)) => *count += 1,
+                None => groups.push((sizes, 1)),
+            }
+        }
+        let block = groups.iter().fold(1, |all, (sizes, _)| lcm(all, sizes.ratio));
+        within("the common multiple of all ratios", block, 1, LARGEST_BLOCK)?;
+        let padded = |bytes: Bytes| Bytes(bytes.0.next_multiple_of(alignment.0));
+        let in_block = |(sizes, count): &(Sizes, u64)| {
+            let entries = block / sizes.ratio;
+            (padded(sizes.entry * entries) + padded(sizes.index * entries)) * *count
+        };
+        let windowed = || groups.iter().filter(|(sizes, _)| sizes.window > 0);
+        Ok(Self {
+            block: Tokens(block),
+            block_bytes: groups.iter().map(in_block).sum(),
+            window_raw: windowed().map(|(sizes, count)| sizes.raw * *count).sum(),
+            window_depth: windowed().map(|(sizes, count)| Tokens(sizes.window) * *count).sum(),
+            layers,
+            alignment,
+            checkpoints: Checkpoints::Full,
+            groups,
+        })
+    }
+
+    /// The same model whose windows are stored as `checkpoints` says.
+    pub fn with_checkpoints(self, checkpoints: Checkpoints) -> Result<Self, SpecError> {
+        checkpoints.check(&self)?;
+        Ok(Self { checkpoints, ..self })
+    }
+
+    /// When its windows are stored.
+    pub fn checkpoints(&self) -> Checkpoints {
+        self.checkpoints
+    }
+
+    /// Its layers, in their order.
+    pub fn layers(&self) -> &[LayerState] {
+        &self.layers
+    }
+
+    /// Where every layer's part of a block begins: a multiple of so many bytes.
+    pub fn alignment(&self) -> Bytes {
+        self.alignment
+    }
+
+    /// Tokens in the smallest block that ends between entries in every layer: lcm(m, m'), 1 without compression.
+    pub fn block(&self) -> Tokens {
+        self.block
+    }
+
+    /// The kinds of state that it has.
+    pub fn kinds(&self) -> impl Iterator<Item = StateKind> {
+        let has = |kind, sizes: &Sizes| match kind {
+            StateKind::WindowSwa => sizes.window > 0,
+            StateKind::TailState => sizes.ratio > 1,
+            StateKind::CompressedCsaIndex => sizes.kind == StateKind::CompressedCsaMain && sizes.index > Bytes::ZERO,
+            kept => sizes.kind == kept && sizes.entry > Bytes::ZERO,
+        };
+        StateKind::ALL.into_iter().filter(move |kind| self.groups.iter().any(|(sizes, _)| has(*kind, sizes)))
+    }
+
+    /// Bytes of one kind in the state of so many tokens, without padding.
+    pub fn bytes_of(&self, kind: StateKind, tokens: Tokens) -> Bytes {
+        let of_layer = |sizes: &Sizes| {
+            let entries = tokens.0 / sizes.ratio;
+            match kind {
+                StateKind::WindowSwa => sizes.raw * tokens.0.min(sizes.window),
+                StateKind::TailState => sizes.raw * (tokens.0 % sizes.ratio),
+                StateKind::CompressedCsaIndex if sizes.kind == StateKind::CompressedCsaMain => sizes.index * entries,
+                StateKind::DenseKv if sizes.kind == kind => (sizes.entry + sizes.index) * entries,
+                _ if sizes.kind == kind => sizes.entry * entries,
+                _ => Bytes::ZERO,
+            }
+        };
+        self.groups.iter().map(|(sizes, count)| of_layer(sizes) * *count).sum()
+    }
+
+    /// Bytes of the entries that are kept for good of a prefix: whole blocks with their padding, then single entries.
+    pub fn kept(&self, tokens: Tokens) -> Bytes {
+        let (blocks, rest) = (tokens.0 / self.block.0, tokens.0 % self.block.0);
+        let whole = self.block_bytes * blocks;
+        if rest == 0 {
+            return whole;
+        }
+        let of_layer = |sizes: &Sizes| (sizes.entry + sizes.index) * (rest / sizes.ratio);
+        whole + self.groups.iter().map(|(sizes, count)| of_layer(sizes) * *count).sum()
+    }
+
+    /// Bytes of all windows after so many tokens.
+    pub fn windows(&self, tokens: Tokens) -> Bytes {
+        if self.window_raw == Bytes::ZERO {
+            return Bytes::ZERO;
+        }
+        self.bytes_of(StateKind::WindowSwa, tokens)
+    }
+
+    /// Bytes of what is not compressed yet after so many tokens.
+    pub fn tail(&self, tokens: Tokens) -> Bytes {
+        if self.block == Tokens(1) { Bytes::ZERO } else { self.bytes_of(StateKind::TailState, tokens) }
+    }
+
+    /// Bytes of the whole state of so many tokens.
+    pub fn state(&self, tokens: Tokens) -> Bytes {
+        self.kept(tokens) + self.windows(tokens) + self.tail(tokens)
+    }
+
+    /// Bytes that lead from the state of `from` tokens to that of `to`: new entries, and of windows and tail what is
+    /// new in them. Nothing for an empty range.
+    pub fn range(&self, from: Tokens, to: Tokens) -> Bytes {
+        if from >= to {
+            return Bytes::ZERO;
+        }
+        self.kept(to) - self.kept(from) + self.windows(to - from) + self.tail(to)
+    }
+
+    /// Bytes that one more token takes for good in a long sequence, rounded up; where a model has nothing but windows,
+    /// what it takes in these.
+    pub fn bytes_per_token(&self) -> Bytes {
+        match self.block_bytes {
+            Bytes::ZERO => self.window_raw,
+            Bytes(bytes) => Bytes(bytes.div_ceil(self.block.0)),
+        }
+    }
+
+    /// Bytes that one token takes in all windows together.
+    pub fn window_token(&self) -> Bytes {
+        self.window_raw
+    }
+
+    /// Tokens that have to be computed to have all windows again without anything of them: each layer's window reaches
+    /// back from the one below, so the sum of all (n_win x L).
+    pub fn window_depth(&self) -> Tokens {
+        self.window_depth
+    }
+
+    /// How one block lies in memory.
+    pub fn layout(&self) -> BlockLayout {
+        let (mut parts, mut offset) = (Vec::new(), Bytes::ZERO);
+        for (layer, state) in self.layers.iter().enumerate() {
+            let sizes = state.sizes();
+            let entries = self.block.0 / sizes.ratio;
+            let index = match sizes.kind {
+                StateKind::CompressedCsaMain => StateKind::CompressedCsaIndex,
+                kind => kind,
+            };
+            for (kind, entry) in [(sizes.kind, sizes.entry), (index, sizes.index)] {
+                let bytes = entry * entries;
+                if bytes > Bytes::ZERO {
+                    parts.push(BlockPart { layer, kind, offset, entries, bytes });
+                    offset = Bytes((offset + bytes).0.next_multiple_of(self.alignment.0));
+                }
+            }
+        }
+        BlockLayout { tokens: self.block, bytes: offset, parts }
+    }
+}

@@ -1,0 +1,173 @@
+//! What is read from a `config.json`, and what is refused.
+
+use vocabulary::{Bytes, Tokens};
+
+use super::{read, text_of};
+use crate::attention::*;
+
+/// Layers that keep all tokens, and layers with a window.
+fn split(spec: &AttentionSpec) -> (usize, usize) {
+    let windows = spec.layers().iter().filter(|layer| matches!(layer, LayerState::Window(_))).count();
+    (spec.layers().len() - windows, windows)
+}
+
+fn window_of(spec: &AttentionSpec) -> u64 {
+    let window = spec.layers().iter().find_map(|layer| match layer {
+        LayerState::Window(layer) => Some(layer.window.0),
+        _ => None,
+    });
+    window.unwrap()
+}
+
+#[test]
+fn dense_models_have_their_published_size_of_a_token() {
+    // Layers x KV heads x width x 2 (key and value) x 2 bytes.
+    assert_eq!(read("llama-3.1-8b").bytes_per_token(), Bytes(32 * 8 * 128 * 2 * 2));
+    assert_eq!(read("llama-3.1-8b").bytes_per_token(), Bytes(131_072));
+    // States its head width, which is not hidden_size / heads.
+    assert_eq!(read("qwen3-32b").bytes_per_token(), Bytes(64 * 8 * 128 * 2 * 2));
+    // Names a window that it does not use.
+    assert_eq!(read("qwen2.5-0.5b").bytes_per_token(), Bytes(24 * 2 * 64 * 2 * 2));
+    assert_eq!(split(&read("qwen2.5-0.5b")), (24, 0));
+}
+
+#[test]
+fn latent_models_keep_one_entry_for_all_heads() {
+    // (512 + 64) x 61 layers x 2 bytes, whatever the quantization of the weights.
+    assert_eq!(read("deepseek-v3").bytes_per_token(), Bytes(70_272));
+    assert_eq!(read("deepseek-v2-lite").bytes_per_token(), Bytes((512 + 64) * 27 * 2));
+}
+
+#[test]
+fn mistral_had_a_window_in_every_layer_and_has_none_since() {
+    let first = read("mistral-7b-v0.1");
+    assert_eq!((split(&first), window_of(&first)), ((0, 32), 4_096));
+    // After 4,096 tokens nothing grows any more: 4,096 x 128 KiB.
+    assert_eq!(first.state(Tokens(32_768)), Bytes(4_096 * 131_072));
+    assert_eq!(first.state(Tokens(100)), Bytes(100 * 131_072));
+    assert_eq!(split(&read("mistral-7b-v0.3")), (32, 0));
+}
+
+#[test]
+fn gpt_oss_has_a_window_of_128_in_every_other_layer() {
+    let spec = read("gpt-oss-20b");
+    assert_eq!((split(&spec), window_of(&spec)), ((12, 12), 128));
+    assert!(matches!(spec.layers()[0], LayerState::Window(_)), "a window comes first");
+    // A layer's token: 8 heads x 64 x 2 x 2 bytes = 2 KiB.
+    assert_eq!(spec.state(Tokens(10_000)), Bytes(12 * 2_048 * (10_000 + 128)));
+    assert_eq!(spec.window_depth(), Tokens(12 * 128));
+}
+
+#[test]
+fn gpt_oss_alternates_also_where_no_list_of_layers_says_so() {
+    let mut short: serde_json::Value = serde_json::from_str(text_of("gpt-oss-20b")).unwrap();
+    short.as_object_mut().unwrap().remove("layer_types").unwrap();
+    assert_eq!(AttentionSpec::from_config(&short.to_string()).unwrap(), read("gpt-oss-20b"));
+}
+
+#[test]
+fn gemma_3_has_five_windows_for_one_layer_of_all_tokens() {
+    let spec = read("gemma-3-27b");
+    // 62 layers: 10 of them are the sixth of six.
+    assert_eq!((split(&spec), window_of(&spec)), ((10, 52), 1_024));
+    // A layer's token: 16 heads x 128 x 2 x 2 bytes = 8 KiB.
+    assert_eq!(spec.state(Tokens(50_000)), Bytes(8_192 * (10 * 50_000 + 52 * 1_024)));
+    assert_eq!(spec.bytes_per_token(), Bytes(10 * 8_192), "in the long run only the others grow");
+    // The small ones leave out what equals the family's defaults: 4 KV heads of 256.
+    let small = read("gemma-3-4b");
+    assert_eq!(split(&small), (5, 29));
+    assert_eq!(small.bytes_per_token(), Bytes(5 * 4 * 256 * 2 * 2));
+}
+
+#[test]
+fn gemma_2_alternates_windows_of_4096() {
+    let spec = read("gemma-2-9b");
+    assert_eq!((split(&spec), window_of(&spec)), ((21, 21), 4_096));
+    assert_eq!(spec.bytes_per_token(), Bytes(21 * 8 * 256 * 2 * 2));
+}
+
+#[test]
+fn the_cache_may_be_narrower_than_the_weights() {
+    let spec = read("llama-3.1-8b");
+    assert_eq!(spec.with_bits(8).unwrap().bytes_per_token(), Bytes(65_536));
+    assert!(spec.with_bits(3).is_err());
+}
+
+/// A `config.json` of a small dense model with these fields on top.
+fn small(fields: &str) -> Result<AttentionSpec, SpecError> {
+    let base = r#"{"model_type": "qwen3", "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}"#;
+    let mut file: serde_json::Map<_, _> = serde_json::from_str(base).unwrap();
+    file.extend(serde_json::from_str::<serde_json::Map<_, _>>(fields).unwrap());
+    AttentionSpec::from_config(&serde_json::Value::Object(file).to_string())
+}
+
+#[test]
+fn without_kv_heads_every_head_keeps_kv_and_without_a_dtype_in_two_bytes() {
+    assert_eq!(small("{}").unwrap().bytes_per_token(), Bytes(4 * 4 * 16 * 2 * 2));
+    assert_eq!(small(r#"{"torch_dtype": "float32"}"#).unwrap().bytes_per_token(), Bytes(4 * 4 * 16 * 2 * 4));
+    assert_eq!(small(r#"{"head_dim": null, "dtype": null}"#).unwrap(), small("{}").unwrap(), "null is absent");
+}
+
+#[test]
+fn a_window_that_is_in_use_begins_at_its_layer() {
+    let spec = small(r#"{"use_sliding_window": true, "sliding_window": 32, "max_window_layers": 3}"#).unwrap();
+    assert_eq!((split(&spec), window_of(&spec)), ((3, 1), 32));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_what_was_found_and_what_is_accepted() {
+    let check = |fields: &str, expected: &str| assert_eq!(small(fields).unwrap_err().to_string(), expected, "{fields}");
+    check(r#"{"num_hidden_layers": 0}"#, "num_hidden_layers is 0; accepted: a whole number, 1 to 1024");
+    check(r#"{"num_hidden_layers": -3}"#, "num_hidden_layers is -3; accepted: a whole number, 1 to 1024");
+    check(r#"{"num_hidden_layers": 1e9}"#, "num_hidden_layers is 1000000000.0; accepted: a whole number, 1 to 1024");
+    check(r#"{"num_hidden_layers": null}"#, "num_hidden_layers is missing; accepted: a whole number, 1 to 1024");
+    check(r#"{"num_key_value_heads": "8"}"#, "num_key_value_heads is \"8\"; accepted: a whole number, 1 to 1024");
+    check(
+        r#"{"hidden_size": 65}"#,
+        "hidden_size is 65; accepted: a multiple of num_attention_heads (4), or state head_dim",
+    );
+    check(
+        r#"{"dtype": "int3"}"#,
+        "dtype is int3; accepted: float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 or int8",
+    );
+    check(
+        r#"{"layer_types": ["full_attention"]}"#,
+        "layer_types is 1 layers; accepted: 4, as many as num_hidden_layers",
+    );
+    let linear = r#"{"layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"]}"#;
+    check(linear, "layer_types is \"linear_attention\"; accepted: full_attention or sliding_attention");
+    let windows = r#"{"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]}"#;
+    check(windows, "sliding_window is missing; accepted: 1 to 16777216, since layer_types names windows");
+    check(r#"{"use_sliding_window": 1}"#, "use_sliding_window is 1; accepted: true or false");
+    check(r#"{"use_sliding_window": true}"#, "sliding_window is missing; accepted: 1 to 16777216");
+}
+
+#[test]
+fn a_family_that_is_not_known_is_refused_with_those_that_are() {
+    let error = small(r#"{"model_type": "jamba"}"#).unwrap_err().to_string();
+    assert!(error.starts_with("model_type is jamba; accepted: deepseek_v2, "), "{error}");
+    assert!(error.contains("models.NAME.attention"), "says what to do next: {error}");
+    assert!(small(r#"{"model_type": null}"#).unwrap_err().to_string().starts_with("model_type is missing"));
+    let long = small(&format!(r#"{{"model_type": "{}"}}"#, "x".repeat(10_000))).unwrap_err();
+    assert!(long.to_string().len() < 500, "a stranger's words are shortened");
+}
+
+#[test]
+fn a_multimodal_model_is_read_from_its_text_part() {
+    let json = r#"{"model_type": "gemma3", "torch_dtype": "float32", "vision_config": {"num_hidden_layers": 99},
+        "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8}}"#;
+    assert_eq!(AttentionSpec::from_config(json).unwrap().bytes_per_token(), Bytes(2 * 16 * 2 * 4));
+    let wrong = json.replace("\"num_hidden_layers\": 6", "\"num_hidden_layers\": 6000");
+    let error = AttentionSpec::from_config(&wrong).unwrap_err().to_string();
+    assert!(error.starts_with("text_config.num_hidden_layers is 6000"), "{error}");
+}
+
+#[test]
+fn broken_and_huge_files_are_errors() {
+    for bad in ["", "[]", "7", "{\"model_type\"", "{}", r#"{"model_type": "llama"}"#, r#"{"model_type": 3}"#] {
+        assert!(AttentionSpec::from_config(bad).is_err(), "{bad}");
+    }
+    let padded = format!("{}{}", text_of("llama-3.1-8b"), " ".repeat(1 << 20));
+    assert!(matches!(AttentionSpec::from_config(&padded), Err(SpecError::TooLong { .. })));
+}

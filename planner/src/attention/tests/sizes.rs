@@ -1,0 +1,184 @@
+//! Bytes of ranges, blocks and kinds, and the file of one's own.
+
+use proptest::prelude::*;
+use vocabulary::{Bytes, Tokens};
+
+use super::{hybrid, read};
+use crate::attention::*;
+
+#[test]
+fn a_hybrids_block_is_the_common_multiple_of_its_ratios() {
+    let spec = hybrid();
+    assert_eq!(spec.block(), Tokens(128));
+    assert_eq!(read("llama-3.1-8b").block(), Tokens(1));
+    // A pair of layers in 128 tokens: 32 entries and 32 index entries, and one entry.
+    assert_eq!(spec.kept(Tokens(128)), Bytes(30 * (32 * (640 + 132) + 640)));
+}
+
+#[test]
+fn a_hybrid_keeps_a_fraction_of_what_a_dense_model_keeps() {
+    let tokens = Tokens(128_000);
+    let (hybrid, dense) = (hybrid().kept(tokens), read("llama-3.1-8b").kept(tokens));
+    assert_eq!(hybrid, Bytes(1_000 * 30 * (32 * 772 + 640)));
+    assert!(hybrid * 20 < dense, "{hybrid} {dense}");
+}
+
+#[test]
+fn each_kind_has_its_bytes() {
+    let spec = hybrid();
+    let of = |kind, tokens| spec.bytes_of(kind, Tokens(tokens)).0;
+    assert_eq!(of(StateKind::CompressedCsaMain, 1_000), 30 * 250 * 640);
+    assert_eq!(of(StateKind::CompressedCsaIndex, 1_000), 30 * 250 * 132);
+    assert_eq!(of(StateKind::CompressedHca, 1_000), 30 * 7 * 640);
+    assert_eq!(of(StateKind::WindowSwa, 1_000), 60 * 128 * 640);
+    assert_eq!(of(StateKind::WindowSwa, 100), 60 * 100 * 640);
+    // 1,002 tokens: 2 are not in an entry of 4, 106 not in one of 128.
+    assert_eq!(of(StateKind::TailState, 1_002), 30 * (2 + 106) * 640);
+    assert_eq!(of(StateKind::DenseKv, 1_000), 0);
+    let kinds: Vec<_> = spec.kinds().collect();
+    assert_eq!(kinds, StateKind::ALL[1..]);
+    assert_eq!(read("llama-3.1-8b").kinds().collect::<Vec<_>>(), [StateKind::DenseKv]);
+    assert_eq!(read("deepseek-v3").kinds().collect::<Vec<_>>(), [StateKind::DenseKv]);
+    assert_eq!(read("mistral-7b-v0.1").kinds().collect::<Vec<_>>(), [StateKind::WindowSwa]);
+    assert_eq!(read("gpt-oss-20b").kinds().collect::<Vec<_>>(), [StateKind::DenseKv, StateKind::WindowSwa]);
+}
+
+#[test]
+fn a_layout_aligns_every_layers_part() {
+    let layer = Compressed { ratio: Tokens(4), entry: Bytes(10), index: Bytes(3), raw: Bytes(1), window: Tokens(0) };
+    let heavy = Compressed { ratio: Tokens(6), entry: Bytes(20), index: Bytes(0), ..layer };
+    let spec = AttentionSpec::new(vec![LayerState::Csa(layer), LayerState::Hca(heavy)], Bytes(32)).unwrap();
+    let layout = spec.layout();
+    let parts: Vec<_> = layout.parts.iter().map(|p| (p.layer, p.offset.0, p.entries, p.bytes.0)).collect();
+    assert_eq!(parts, [(0, 0, 3, 30), (0, 32, 3, 9), (1, 64, 2, 40)]);
+    assert_eq!((layout.tokens, layout.bytes), (Tokens(12), Bytes(128)));
+    assert_eq!(spec.kept(Tokens(24)), Bytes(256), "blocks are kept with their padding");
+    assert_eq!(spec.kept(Tokens(30)), Bytes(256 + 10 + 3 + 20), "single entries without");
+}
+
+#[test]
+fn a_range_has_its_new_entries_and_the_new_part_of_the_windows() {
+    let spec = read("gpt-oss-20b");
+    let layer = 2_048;
+    assert_eq!(spec.range(Tokens(0), Tokens(1_000)), Bytes(12 * layer * (1_000 + 128)));
+    assert_eq!(spec.range(Tokens(900), Tokens(1_000)), Bytes(12 * layer * (100 + 100)));
+    assert_eq!(spec.range(Tokens(1_000), Tokens(1_000)), Bytes::ZERO);
+    assert_eq!(spec.range(Tokens(2_000), Tokens(1_000)), Bytes::ZERO);
+}
+
+#[test]
+fn a_model_of_windows_only_has_the_bytes_of_a_token_that_its_windows_take() {
+    assert_eq!(read("mistral-7b-v0.1").bytes_per_token(), Bytes(131_072));
+}
+
+const FILE: &str = r#"{"alignment": 64, "layers": [
+    {"each": [{"state": "latent", "width": 576, "bits": 8, "index": 132}]},
+    {"times": 2, "each": [{"state": "window", "kv_heads": 8, "head_dim": 64, "window": 128}]},
+    {"times": 3, "each": [
+        {"state": "csa", "ratio": 4, "entry": 640, "index": 132, "raw": 640, "window": 128},
+        {"state": "hca", "ratio": 128, "entry": 640, "raw": 640, "window": 128}]}]}"#;
+
+#[test]
+fn a_model_can_be_described_in_a_file() {
+    let spec: AttentionSpec = serde_json::from_str(FILE).unwrap();
+    assert_eq!((spec.layers().len(), spec.block()), (9, Tokens(128)));
+    assert_eq!(spec.bytes_of(StateKind::DenseKv, Tokens(10)), Bytes(10 * (576 + 132)));
+    assert_eq!(spec.bytes_of(StateKind::WindowSwa, Tokens(1_000)), Bytes(2 * 128 * 2_048 + 6 * 128 * 640));
+    let again: AttentionSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
+    assert_eq!(again, spec);
+}
+
+#[test]
+fn a_file_that_is_wrong_says_where() {
+    let refused = |from: &str, to: &str| {
+        let text = FILE.replacen(from, to, 1);
+        assert_ne!(text, FILE);
+        serde_json::from_str::<AttentionSpec>(&text).unwrap_err().to_string()
+    };
+    assert!(refused("\"width\": 576", "\"width\": 0").contains("width is 0; accepted: 1 to 16384"));
+    assert!(refused("\"bits\": 8", "\"bits\": 7").contains("bits is 7; accepted: 4, 8, 16 or 32"));
+    assert!(refused("\"ratio\": 4", "\"ratio\": 0").contains("ratio is 0"));
+    assert!(refused("\"times\": 2", "\"times\": 4000000000").contains("layers is 4000000007; accepted: 1 to 1024"));
+    assert!(refused("\"alignment\": 64", "\"alignment\": 0").contains("alignment is 0"));
+    assert!(refused("\"window\": 128}]}", "\"window\": 0}]}").contains("window is 0"));
+    assert!(refused("\"ratio\": 128", "\"ratio\": 65521").contains("common multiple"), "65,521 x 4");
+}
+
+#[test]
+fn unknown_words_in_a_file_are_refused() {
+    for (from, to) in [("alignment", "aligned"), ("\"window\": 128}", "\"windows\": 128}"), ("\"csa\"", "\"csb\"")] {
+        assert!(serde_json::from_str::<AttentionSpec>(&FILE.replacen(from, to, 1)).is_err(), "{to}");
+    }
+}
+
+pub(super) fn layer() -> impl Strategy<Value = LayerState> {
+    let heads = (1u32..9, 1u32..130, prop_oneof![Just(4u32), Just(8), Just(16)], 1u64..600);
+    let compressed = (prop_oneof![Just(1u64), Just(2), Just(4), Just(128)], 1u64..700, 0u64..200, 0u64..300);
+    prop_oneof![
+        heads.clone().prop_map(|(kv_heads, head_dim, bits, _)| LayerState::Dense(Heads { kv_heads, head_dim, bits })),
+        heads.clone().prop_map(|(_, width, bits, index)| LayerState::Latent(Latent {
+            width,
+            bits,
+            index: Bytes(index)
+        })),
+        heads.prop_map(|(kv_heads, head_dim, bits, window)| {
+            LayerState::Window(Windowed { kv_heads, head_dim, bits, window: Tokens(window) })
+        }),
+        compressed.prop_map(|(ratio, entry, index, window)| {
+            let (ratio, window) = (Tokens(ratio), Tokens(window));
+            LayerState::Csa(Compressed { ratio, entry: Bytes(entry), index: Bytes(index), raw: Bytes(entry), window })
+        }),
+    ]
+}
+
+pub(super) fn spec() -> impl Strategy<Value = AttentionSpec> {
+    let alignment = prop_oneof![Just(1u64), Just(64), Just(512)];
+    (prop::collection::vec(layer(), 1..12), alignment)
+        .prop_map(|(layers, alignment)| AttentionSpec::new(layers, Bytes(alignment)).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn more_tokens_never_take_fewer_bytes(spec in spec(), tokens in 0u64..5_000, more in 0u64..700) {
+        let (few, many) = (Tokens(tokens), Tokens(tokens + more));
+        prop_assert!(spec.kept(few) <= spec.kept(many));
+        prop_assert!(spec.windows(few) <= spec.windows(many));
+    }
+
+    #[test]
+    fn a_range_in_two_parts_has_the_kept_bytes_of_the_whole(spec in spec(), cuts in prop::array::uniform3(0u64..5_000)) {
+        let mut cuts = cuts.map(Tokens);
+        cuts.sort_unstable();
+        let [a, b, c] = cuts;
+        let kept = |from, to| spec.range(from, to) - if from < to { spec.windows(to - from) + spec.tail(to) } else { Bytes::ZERO };
+        prop_assert_eq!(kept(a, b) + kept(b, c), kept(a, c));
+        prop_assert!(spec.range(a, b) + spec.range(b, c) >= spec.range(a, c), "a window in between is moved for nothing");
+    }
+
+    #[test]
+    fn the_kinds_add_up_to_the_state_where_nothing_is_padded(spec in spec(), tokens in 0u64..5_000) {
+        let packed = AttentionSpec::new(spec.layers().to_vec(), Bytes(1)).unwrap();
+        let kinds: Bytes = StateKind::ALL.into_iter().map(|kind| packed.bytes_of(kind, Tokens(tokens))).sum();
+        prop_assert_eq!(kinds, packed.state(Tokens(tokens)));
+        prop_assert!(spec.state(Tokens(tokens)) >= kinds, "padding only adds");
+    }
+
+    #[test]
+    fn a_layout_has_the_bytes_of_a_block(spec in spec()) {
+        let layout = spec.layout();
+        prop_assert_eq!((layout.tokens, layout.bytes), (spec.block(), spec.kept(spec.block())));
+        let mut end = Bytes::ZERO;
+        for part in &layout.parts {
+            prop_assert!(part.offset >= end && part.offset.0 % spec.alignment().0 == 0, "{:?}", part);
+            end = part.offset + part.bytes;
+        }
+    }
+
+    #[test]
+    fn a_spec_survives_its_file(spec in spec()) {
+        let text = serde_json::to_string(&spec).unwrap();
+        prop_assert_eq!(serde_json::from_str::<AttentionSpec>(&text).unwrap(), spec);
+    }
+}

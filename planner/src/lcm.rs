@@ -1,0 +1,23 @@
+//! Least common multiple.
+
+/// Saturating; an unknown block (0) does not count.
+pub(crate) fn lcm(a: u64, b: u64) -> u64 {
+    let gcd = |mut a: u64, mut b: u64| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    if a == 0 || b == 0 { a.max(b) } else { (a / gcd(a, b)).saturating_mul(b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lcm;
+
+    #[test]
+    fn an_unknown_block_does_not_count_and_a_huge_one_saturates() {
+        assert_eq!([lcm(16, 24), lcm(16, 0), lcm(0, 16), lcm(0, 0)], [48, 16, 16, 0]);
+        assert_eq!(lcm(u64::MAX, u64::MAX - 1), u64::MAX);
+    }
+}
