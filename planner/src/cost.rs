@@ -5,7 +5,7 @@
 
 use vocabulary::{Bytes, Link, Micros, Tokens};
 
-use crate::micros::{micros, weight};
+use crate::micros::{ComputeRate, micros, weight};
 use crate::standing::Standing;
 use crate::{Ask, Policy, Terms, TierSpeeds};
 
@@ -16,8 +16,7 @@ pub(crate) struct Prices<'a> {
     lambda: f64,
     mu: f64,
     tiers: TierSpeeds,
-    /// 1 / (2 x the context at which a token costs twice the first), or 0.
-    curve: f64,
+    doubles_at: Tokens,
 }
 
 /// What the target's part of a candidate depends on besides the target.
@@ -41,24 +40,22 @@ pub(crate) enum Compute {
 impl<'a> Prices<'a> {
     pub(crate) fn new(ask: &'a Ask, policy: &Policy) -> Self {
         const MIB: f64 = 1_048_576.0;
-        let doubles = policy.attention_doubles_at.0;
         Self {
             ask,
             lambda: weight(policy.lambda) / MIB,
             mu: weight(policy.mu),
             tiers: policy.tiers,
-            curve: if doubles == 0 { 0.0 } else { 0.5 / doubles as f64 },
+            doubles_at: policy.attention_doubles_at,
         }
     }
 
-    /// `T_compute` of prompt tokens `from..to`: the token at position p costs `1 / rate * (1 + p / A)`, with A the
-    /// policy's `attention_doubles_at` (no second part when that is 0).
+    /// `T_compute` of prompt tokens `from..to`, later ones dearer as the policy's `attention_doubles_at` says.
     pub(crate) fn compute(&self, at: &Standing<'_>, from: Tokens, to: Tokens) -> Micros {
-        if from >= to {
-            return Micros::ZERO;
-        }
-        let (from, to) = (from.0 as f64, to.0 as f64);
-        micros(at.pace.token * ((to - from) + (to * to - from * from) * self.curve))
+        self.rate(at).span(from, to)
+    }
+
+    pub(crate) fn rate(&self, at: &Standing<'_>) -> ComputeRate {
+        ComputeRate::new(at.pace.token, self.doubles_at)
     }
 
     /// `T_network`: the link's fixed cost + bytes / its rate.

@@ -24,12 +24,13 @@ mod table;
 pub use action::Action;
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Latent, LayerState,
-    SpecError, StateKind, Windowed,
+    Prefetch, Restore, RestorePlan, RestorePrices, SpecError, StateKind, Way, Windowed,
 };
 pub use check::Illegal;
 pub use choose::plan;
 pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
 pub use inputs::{Ask, Inputs, Promise, SessionView, TransferBar, Transfers};
+pub use micros::ComputeRate;
 pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
 pub use policy::{Overload, Policy, Rule, TierSpeeds, Trust};
 pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};

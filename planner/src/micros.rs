@@ -1,6 +1,6 @@
 //! From floating point to time. Floats are only ever intermediate: what is compared is whole microseconds.
 
-use vocabulary::Micros;
+use vocabulary::{Micros, Tokens};
 
 /// Whole microseconds: negative is zero, too much is the most, and what is not a number is the most as well, so that
 /// it never wins.
@@ -11,6 +11,31 @@ pub(crate) fn micros(span: f64) -> Micros {
 /// A weight or a rate's factor: negative or not finite counts as zero.
 pub(crate) fn weight(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
+}
+
+/// How fast a worker computes prompt tokens.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ComputeRate {
+    /// Microseconds of the first token.
+    token: f64,
+    /// 1 / (2 x the context at which a token costs twice the first), or 0.
+    curve: f64,
+}
+
+impl ComputeRate {
+    /// `token` microseconds for the first token, twice that for the one at `doubles_at`; 0 takes every token as equal.
+    pub fn new(token: f64, doubles_at: Tokens) -> Self {
+        Self { token: weight(token), curve: if doubles_at == Tokens::ZERO { 0.0 } else { 0.5 / doubles_at.0 as f64 } }
+    }
+
+    /// For tokens `from..to`: the one at position p costs `token * (1 + p / doubles_at)`.
+    pub fn span(&self, from: Tokens, to: Tokens) -> Micros {
+        if from >= to {
+            return Micros::ZERO;
+        }
+        let (from, to) = (from.0 as f64, to.0 as f64);
+        micros(self.token * ((to - from) + (to * to - from * from) * self.curve))
+    }
 }
 
 #[cfg(test)]

@@ -9,11 +9,13 @@ mod families;
 mod fields;
 mod file;
 mod layer;
+mod restore;
 mod spec;
 
 pub use checkpoints::{CheckpointCosts, Checkpoints};
 pub use error::SpecError;
 pub use layer::{Compressed, Heads, Latent, LayerState, StateKind, Windowed};
+pub use restore::{Prefetch, Restore, RestorePlan, RestorePrices, Way};
 pub use spec::{AttentionSpec, BlockLayout, BlockPart};
 
 #[cfg(test)]

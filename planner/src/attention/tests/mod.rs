@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod configs;
+mod restore;
 mod sizes;
 
 use super::*;
