@@ -42,6 +42,16 @@ pub enum Event {
     Other,
 }
 
+impl Event {
+    /// Copies that were stored, and where.
+    pub fn stored(&self) -> Option<(Tier, u64)> {
+        match self {
+            Event::Stored(stored) => Some((stored.tier, stored.hashes.len() as u64)),
+            Event::Removed(_) | Event::Cleared | Event::Other => None,
+        }
+    }
+}
+
 /// Consecutive blocks of one prompt that an engine now holds one more copy of.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stored {

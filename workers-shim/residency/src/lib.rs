@@ -36,4 +36,4 @@ pub use index::{Change, Index, Slot, TooManySources};
 pub use near::Near;
 pub use routed::{Routed, RoutedLimits};
 pub use source::{Removal, Source, SourceCounts, SourceRules};
-pub use stream::{Met, Stream, Verdict};
+pub use stream::{Gap, Hearing, Met, Stream, Verdict, turned_over};

@@ -20,25 +20,60 @@ pub enum Verdict {
     Restarted,
 }
 
-/// Whether a process is the one that was met before.
+/// Whether a process is the one that is expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Met {
-    /// The same one.
+    /// It is.
     Same,
     /// Another one: what was known of the old one is void.
     Another,
+    /// It does not tell.
+    Unknown,
 }
+
+/// Why not all is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gap {
+    /// Nobody knows which process speaks.
+    Unidentified,
+    /// What was said before was not all heard yet.
+    Behind,
+    /// Messages are lost; the engine has stored so many blocks since.
+    Lost(u64),
+}
+
+/// Whether the live socket brings what is said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hearing {
+    /// As far as can be told.
+    Fine,
+    /// Replays bring messages that should have been heard before.
+    Deaf,
+}
+
+/// Looks in a row at which only the replay brought something, before the live socket counts as deaf. What is said between a
+/// look and its replay makes one.
+const DEAF_LOOKS: u8 = 2;
+
+/// How often an engine must have stored as many blocks as it can hold before nothing that was lost matters.
+const TURNS: u64 = 2;
 
 /// One publisher's sequence.
 #[derive(Clone, Debug, Default)]
 pub struct Stream {
     process: Option<Incarnation>,
+    /// Whether the process behind the present connection was found to be that one.
+    identified: bool,
     next: u64,
     last_live: Option<u64>,
-    /// Whether a start was seen: a replay, or message 0.
-    started: bool,
-    /// Whether messages were lost since the cache was last known to be empty.
-    holed: bool,
+    /// Whether all that was said before `next` was heard, or is known to be lost.
+    complete: bool,
+    /// While messages that still matter are lost: blocks stored since.
+    hole: Option<u64>,
+    /// Whether the live socket brought anything since the last look.
+    heard: bool,
+    /// Looks in a row at which only the replay did.
+    unheard: u8,
 }
 
 impl Stream {
@@ -47,26 +82,43 @@ impl Stream {
         Self::default()
     }
 
-    /// The process behind the publisher was identified.
-    pub fn meet(&mut self, process: Incarnation) -> Met {
-        match self.process.replace(process) {
-            Some(old) if old != process => {
-                *self = Self { process: Some(process), ..Self::default() };
-                Met::Another
-            }
-            _ => Met::Same,
+    /// Whose stream it should be.
+    pub fn expect(&mut self, process: Incarnation) {
+        self.process = Some(process);
+    }
+
+    /// Who is behind the present connection, as far as it tells.
+    pub fn meet(&mut self, process: Option<Incarnation>) -> Met {
+        let Some(process) = process else { return Met::Unknown };
+        if self.process.is_some_and(|expected| expected != process) {
+            *self = Self { process: Some(process), ..Self::default() };
+            return Met::Another;
         }
+        (self.process, self.identified) = (Some(process), true);
+        Met::Same
+    }
+
+    /// There is no connection any more: what is said meanwhile may be missing, and whoever is there next may be another one.
+    pub fn lose(&mut self) {
+        *self = Self {
+            process: self.process,
+            next: self.next,
+            last_live: self.last_live,
+            hole: self.hole,
+            ..Self::default()
+        };
     }
 
     /// Another process speaks, though its identity could not be read.
     pub fn restart(&mut self) {
-        *self = Self::default();
+        *self = Self { process: self.process, ..Self::default() };
     }
 
     /// What `process` said before `next` is known from elsewhere. That is believed to be all of it only once a replay from
     /// there, or the next message itself, went on without a gap.
     pub fn adopt(&mut self, process: Incarnation, next: u64) {
-        *self = Self { process: Some(process), next, ..Self::default() };
+        let identified = self.identified && self.process == Some(process);
+        *self = Self { process: Some(process), identified, next, ..Self::default() };
     }
 
     /// What is missing, if anything: the number to ask a replay for.
@@ -80,7 +132,7 @@ impl Stream {
         if self.last_live.is_some_and(|last| sequence < last) {
             return Verdict::Restarted;
         }
-        self.last_live = Some(sequence);
+        (self.last_live, self.heard) = (Some(sequence), true);
         if sequence < self.next {
             return Verdict::Seen;
         }
@@ -88,23 +140,23 @@ impl Stream {
             return Verdict::Replay { from: self.next };
         }
         // Nothing lies between what is known, be it nothing at all, and this.
-        self.started = true;
+        self.complete |= self.identified;
         self.advance(sequence)
     }
 
     /// A message arrived in a replay. What the replay leaves out is lost.
     pub fn replayed(&mut self, sequence: u64) -> Verdict {
-        if sequence < self.next {
-            return Verdict::Seen;
-        }
-        self.holed |= sequence > self.next;
-        self.started = true;
-        self.advance(sequence)
+        self.after_replay(sequence)
     }
 
-    /// A replay came to its end marker: all that could be had is here.
+    /// A replay came to its end marker, and who gave it is the process that is expected: all that could be had is here.
     pub fn replay_ended(&mut self) {
-        self.started = true;
+        self.complete = true;
+    }
+
+    /// A replay brought messages, and nobody knows of which process.
+    pub fn replay_doubted(&mut self) {
+        self.complete = false;
     }
 
     /// The message that asked for the replay, again: what is still missing before it is lost.
@@ -112,8 +164,17 @@ impl Stream {
         if sequence < self.next {
             return Verdict::Seen;
         }
-        self.holed |= sequence > self.next;
+        if sequence > self.next {
+            self.spoiled();
+        }
         self.advance(sequence)
+    }
+
+    /// A look was taken, which began when `from` was next and asked for all that was missing.
+    pub fn looked(&mut self, from: u64) -> Hearing {
+        let only_replayed = !std::mem::take(&mut self.heard) && self.next > from;
+        self.unheard = if only_replayed { self.unheard.saturating_add(1) } else { 0 };
+        if self.unheard >= DEAF_LOOKS { Hearing::Deaf } else { Hearing::Fine }
     }
 
     fn advance(&mut self, sequence: u64) -> Verdict {
@@ -123,19 +184,47 @@ impl Stream {
 
     /// A message could not be read, or part of it could not be kept.
     pub fn spoiled(&mut self) {
-        self.holed = true;
+        self.hole = Some(0);
+    }
+
+    /// A block came whose parent was never told: the engine still holds what was lost, so nothing was turned over yet.
+    pub fn orphaned(&mut self) {
+        self.hole = self.hole.map(|_| 0);
+    }
+
+    /// The engine stored blocks where it computes, which has room for `most`, if that is known. What it held when messages
+    /// were lost is gone for certain once it stored twice as many.
+    pub fn stored(&mut self, blocks: u64, most: Option<u64>) {
+        let Some(since) = self.hole.map(|since| since.saturating_add(blocks)) else { return };
+        let is_over = most.is_some_and(|most| most > 0 && since >= turned_over(most));
+        self.hole = Some(since).filter(|_| !is_over);
     }
 
     /// The engine said that its cache is empty: whatever was missed no longer matters.
     pub fn cleared(&mut self) {
-        self.started = true;
-        self.holed = false;
+        self.complete |= self.identified;
+        self.hole = None;
+    }
+
+    /// Why not all is known; none where it is.
+    pub fn gap(&self) -> Option<Gap> {
+        match self {
+            Self { identified: false, .. } => Some(Gap::Unidentified),
+            Self { hole: Some(since), .. } => Some(Gap::Lost(*since)),
+            Self { complete: false, .. } => Some(Gap::Behind),
+            _ => None,
+        }
     }
 
     /// How far the index can be believed.
     pub fn knowledge(&self) -> Knowledge {
-        if self.started && !self.holed { Knowledge::Exact } else { Knowledge::Degraded }
+        if self.gap().is_none() { Knowledge::Exact } else { Knowledge::Degraded }
     }
+}
+
+/// Blocks that an engine must have stored since messages were lost, for their loss not to matter any more.
+pub fn turned_over(most: u64) -> u64 {
+    most.saturating_mul(TURNS)
 }
 
 #[cfg(test)]

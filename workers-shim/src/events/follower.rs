@@ -3,37 +3,28 @@
 //! The live socket is read as fast as its messages are applied and no faster: what piles up does so in the socket and
 //! at the engine, which drops at its own mark; a drop is a gap, and a gap is replayed. So there is no queue here.
 
+mod connection;
 mod exchange;
+mod rank;
+mod taking;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use futures::StreamExt as _;
-use residency::{DecodeError, Event, Feed, Limits, Met, SourceRules, Stream, Verdict, decode};
-use tokio::sync::{mpsc, watch};
+use residency::SourceRules;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{interval_at, sleep, timeout};
-use vocabulary::{DpRank, Incarnation, Knowledge};
-use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket};
+use tokio::time::timeout;
+use vocabulary::{Incarnation, Tokens};
 
 use super::discovery::EventSource;
-use super::imprints::{Asked, Imprints};
-use super::log::EventLog;
-use super::replay::{Message, replay};
+use super::imprints::Imprints;
 use super::shared::SharedIndex;
+use super::sources::Doubt;
 use crate::fleet::member::Member;
-use crate::fleet::probe::{get, life_of};
+use crate::fleet::probe::get;
 use crate::fleet::{EventsAt, RulesOf};
-
-/// The longest wait for a connection.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two tries to reach a publisher.
-const RETRY: Duration = Duration::from_millis(200);
-/// A fresh subscription may miss what is said before it takes effect: so long after it, what was missed is asked for.
-const FIRST_CHECK: Duration = Duration::from_millis(300);
-/// Messages can be lost without a later one that shows the gap, so now and then it is asked for.
-const CHECK: Duration = Duration::from_secs(5);
+use rank::{End, Rank};
 
 /// What all followers of a fleet share.
 #[derive(Clone)]
@@ -59,6 +50,7 @@ pub(crate) async fn follow(member: Arc<Member>, with: Following) {
         let Some(incarnation) = *life.borrow_and_update() else {
             // Without an identity whoever answers next may be another one.
             guessed = guessed.filter(|life| *life != Incarnation(0));
+            member.sources.follow_none(Doubt::Unreached);
             if life.changed().await.is_err() {
                 return;
             }
@@ -76,7 +68,10 @@ pub(crate) async fn follow(member: Arc<Member>, with: Following) {
                 worker.observe(sources, rules, &life).await;
                 None
             }
-            None => timeout(with.look_again, ended(life.clone(), incarnation)).await.is_err().then_some(incarnation),
+            None => {
+                member.sources.follow_none(worker.why_guessed(&sources));
+                timeout(with.look_again, ended(life.clone(), incarnation)).await.is_err().then_some(incarnation)
+            }
         };
     }
 }
@@ -112,6 +107,14 @@ impl Worker {
         self.member.seen().models.iter().find_map(|model| (self.with.rules)(model))
     }
 
+    /// Why no events are heard.
+    fn why_guessed(&self, sources: &[EventSource]) -> Doubt {
+        if sources.is_empty() {
+            return Doubt::Silent;
+        }
+        Doubt::Wordless(self.member.seen().models.first().cloned())
+    }
+
     /// Follows all ranks until this life ends.
     async fn observe(
         &self,
@@ -120,241 +123,36 @@ impl Worker {
         life: &watch::Receiver<Option<Incarnation>>,
     ) {
         self.with.index.observed(self.member.id);
+        self.member.sources.follow(&sources);
+        // Ranks of one engine have one block size: what one of them cannot go on with, the others would find as they speak.
+        let (misfit, _) = watch::channel(None);
         let mut ranks = JoinSet::new();
         for source in sources {
-            let feed = Feed::new(self.member.id, source.rank, rules.clone());
-            let (worker, stream, told) = (self.clone(), Stream::new(), (0, Knowledge::Degraded));
-            let asked = self.member.exports.open(source.rank);
-            let rank = Rank { worker, source, stream, feed, told, asked };
-            ranks.spawn(rank.run(life.clone()));
+            let rank = Rank::new(self.clone(), source, rules.clone());
+            let (life, misfit) = (life.clone(), misfit.clone());
+            ranks.spawn(async move {
+                let mut told = misfit.subscribe();
+                let end = rank.run(life, &mut told).await;
+                if let End::Misfit(block) = end {
+                    misfit.send_replace(Some(block));
+                }
+            });
         }
-        // Ranks of one engine have one block size: where one cannot go on, the others find the same as they speak.
-        let mut usable = true;
-        while let Some(end) = ranks.join_next().await {
-            usable &= !matches!(end, Ok(End::Unusable));
-        }
-        self.member.changed();
-        if !usable {
-            tracing::warn!(worker = %self.member.spec.endpoint, "its blocks do not fit the chain's; events are ignored");
-            self.with.index.guessed(self.member.id);
+        // A rank that panicked has left nothing to do.
+        while ranks.join_next().await.is_some() {}
+        let block = *misfit.borrow();
+        if let Some(block) = block {
+            self.guess(rules, block);
+            self.member.changed();
             ended(life.clone(), self.incarnation).await;
         }
     }
-}
 
-/// Why a rank is no longer followed, or a connection no longer read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
-    /// Another process is there now.
-    Restarted,
-    /// The connection is gone.
-    Lost,
-    /// Its blocks can never be placed.
-    Unusable,
-}
-
-/// One rank of one life.
-struct Rank {
-    worker: Worker,
-    source: EventSource,
-    stream: Stream,
-    feed: Feed,
-    /// What was last said of it: engine blocks, and how they are known.
-    told: (u64, Knowledge),
-    /// Other routers that want an imprint.
-    asked: mpsc::Receiver<Asked>,
-}
-
-impl Rank {
-    async fn run(mut self, life: watch::Receiver<Option<Incarnation>>) -> End {
-        let incarnation = self.worker.incarnation;
-        self.stream.meet(incarnation);
-        self.settle();
-        let end = loop {
-            let over = tokio::select! {
-                () = ended(life.clone(), incarnation) => Some(End::Restarted),
-                end = self.session() => Some(end).filter(|end| *end != End::Lost),
-            };
-            if let Some(end) = over {
-                break end;
-            }
-            sleep(RETRY).await;
-        };
-        self.feed.leave();
-        self.settle();
-        if end == End::Restarted {
-            // The prober will find the new life; a worker that it has not found yet must not be followed meanwhile.
-            ended(life, incarnation).await;
-        }
-        end
+    /// Nothing can be made of the worker's events.
+    fn guess(&self, rules: SourceRules, block: Tokens) {
+        let doubt = Doubt::Misfit { model: rules.namespace.model, block, chain: rules.block };
+        tracing::warn!(worker = %self.member.spec.endpoint, %doubt, "its events are ignored");
+        self.member.sources.follow_none(doubt);
+        self.with.index.guessed(self.member.id);
     }
-
-    /// One connection to the publisher, from its start to its end.
-    async fn session(&mut self) -> End {
-        let mut socket = SubSocket::new();
-        let mut monitor = socket.monitor();
-        let connected = async {
-            socket.subscribe("").await?;
-            socket.connect(&self.source.live).await
-        };
-        if !matches!(timeout(PATIENCE, connected).await, Ok(Ok(()))) {
-            return End::Lost;
-        }
-        if let Err(end) = self.learn().await {
-            return end;
-        }
-        let mut check = interval_at(tokio::time::Instant::now() + FIRST_CHECK, CHECK);
-        loop {
-            let step = tokio::select! {
-                message = socket.recv() => match message {
-                    Ok(message) => self.live(Message::of(message)).await,
-                    Err(_) => Err(End::Lost),
-                },
-                event = monitor.next() => match event {
-                    Some(SocketEvent::Disconnected(_)) | None => Err(End::Lost),
-                    Some(_) => Ok(()),
-                },
-                _ = check.tick() => self.learn().await,
-                Some(asked) = self.asked.recv() => {
-                    self.export(asked).await;
-                    Ok(())
-                }
-            };
-            if let Err(end) = step {
-                return end;
-            }
-        }
-    }
-
-    /// Gets all that can be had: from another router where not all is known here, and what was said since from the engine.
-    async fn learn(&mut self) -> Result<(), End> {
-        self.adopt().await;
-        self.catch_up().await
-    }
-
-    /// A message of the live stream.
-    async fn live(&mut self, message: Option<Message>) -> Result<(), End> {
-        let log = &self.worker.member.events;
-        let Some(message) = message else {
-            EventLog::count(&log.undecodable);
-            self.stream.spoiled();
-            return self.tell();
-        };
-        match self.stream.live(message.sequence) {
-            Verdict::Seen => Ok(()),
-            Verdict::Apply => self.apply(&message),
-            Verdict::Restarted => {
-                EventLog::count(&log.restarts);
-                self.stream.restart();
-                self.feed.reset();
-                self.settle();
-                Err(End::Lost)
-            }
-            Verdict::Replay { .. } => {
-                EventLog::count(&log.gaps);
-                self.catch_up().await?;
-                match self.stream.after_replay(message.sequence) {
-                    Verdict::Apply => self.apply(&message),
-                    _ => Ok(()),
-                }
-            }
-        }
-    }
-
-    /// Makes sure that the same process speaks, then asks for all that is missing.
-    async fn catch_up(&mut self) -> Result<(), End> {
-        let log = &self.worker.member.events;
-        if let Some(process) = life_of(&self.worker.with.client, &self.worker.member).await
-            && self.stream.meet(process) == Met::Another
-        {
-            EventLog::count(&log.restarts);
-            return Err(End::Restarted);
-        }
-        let Some(endpoint) = self.source.replay.clone() else { return self.tell() };
-        EventLog::count(&log.replays);
-        let start = self.stream.next();
-        let mut outcome = Ok(());
-        let replayed = replay(&endpoint, start, |message| {
-            if outcome.is_ok() && self.stream.replayed(message.sequence) == Verdict::Apply {
-                outcome = self.apply(&message);
-            }
-        });
-        match replayed.await {
-            Ok(()) => self.stream.replay_ended(),
-            Err(error) => tracing::debug!(worker = %self.worker.member.spec.endpoint, %error, "replay"),
-        }
-        outcome?;
-        self.tell()
-    }
-
-    /// Applies a message whose turn has come.
-    fn apply(&mut self, message: &Message) -> Result<(), End> {
-        let log = &self.worker.member.events;
-        match decode(&message.payload, &Limits::default()) {
-            Err(error) => self.undecodable(error),
-            // One socket can carry several ranks; each follower listens to its own.
-            Ok(batch) if batch.rank.is_some_and(|rank| rank != self.source.rank && rank != DpRank(0)) => {}
-            Ok(batch) => {
-                let before = self.feed.counts();
-                if batch.events.contains(&Event::Cleared) {
-                    self.stream.cleared();
-                }
-                self.feed.take_all(&batch.events);
-                let after = self.feed.counts();
-                let unplaced = (after.orphans + after.unknown_removals) - (before.orphans + before.unknown_removals);
-                log.unplaced.fetch_add(unplaced, Relaxed);
-                log.events.fetch_add(batch.events.len() as u64, Relaxed);
-                EventLog::count(&log.batches);
-                log.lag.store(lag(batch.timestamp), Relaxed);
-                if after.over_limit > before.over_limit {
-                    self.stream.spoiled();
-                }
-                if after.indivisible > before.indivisible {
-                    return Err(End::Unusable);
-                }
-            }
-        }
-        self.tell()
-    }
-
-    fn undecodable(&mut self, error: DecodeError) {
-        tracing::warn!(worker = %self.worker.member.spec.endpoint, %error, "an event message cannot be read");
-        EventLog::count(&self.worker.member.events.undecodable);
-        self.stream.spoiled();
-    }
-
-    /// Brings the index up to date, and says how far it can be believed.
-    fn tell(&mut self) -> Result<(), End> {
-        let knowledge = self.stream.knowledge();
-        let member = self.worker.member.clone();
-        let before = std::mem::replace(&mut self.told.1, knowledge);
-        if before != knowledge {
-            self.feed.know(knowledge);
-        }
-        self.settle();
-        if before != knowledge {
-            if knowledge == Knowledge::Degraded {
-                tracing::warn!(worker = %member.spec.endpoint, "events were lost");
-            }
-            member.changed();
-        }
-        Ok(())
-    }
-
-    fn settle(&mut self) {
-        let worker = &self.worker;
-        let now = self.feed.blocks() as u64;
-        let before = std::mem::replace(&mut self.told.0, now);
-        // The worker's blocks are the sum over its ranks; the sum wraps where one of them shrinks.
-        worker.member.events.blocks.fetch_add(now.wrapping_sub(before), Relaxed);
-        if let Err(error) = worker.with.index.settle(&mut self.feed) {
-            tracing::error!(worker = %worker.member.spec.endpoint, %error, "residency");
-        }
-    }
-}
-
-/// Microseconds from an engine's clock to ours; 0 where theirs is ahead.
-fn lag(timestamp: f64) -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    ((now.as_secs_f64() - timestamp) * 1e6).max(0.0) as u64
 }

@@ -7,6 +7,7 @@ mod imprints;
 mod log;
 mod replay;
 mod shared;
+mod sources;
 
 pub use discovery::EventSource;
 pub(crate) use follower::{Following, follow};
@@ -15,3 +16,5 @@ pub use imprints::{Exported, Imprints, Wanted};
 pub use log::EventCounts;
 pub(crate) use log::EventLog;
 pub use shared::SharedIndex;
+pub(crate) use sources::Sources;
+pub use sources::{Doubt, SourceCount};

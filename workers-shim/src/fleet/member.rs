@@ -13,7 +13,7 @@ use super::answers::{Acquaintance, Answers, Silence, Verdict};
 use super::config::{Pace, WorkerProfile, WorkerSpec};
 use super::flight::{Desk, Mark};
 use super::link::{LinkEstimate, fabric};
-use crate::events::{EventLog, Exports};
+use crate::events::{EventLog, Exports, Sources};
 use crate::scrape::{Engine, Scrape};
 
 /// What the last probes showed.
@@ -49,6 +49,8 @@ pub(crate) struct Member {
     pub(crate) spec: WorkerSpec,
     pub(super) desk: Arc<Desk>,
     pub(crate) events: EventLog,
+    /// Where it tells its events, and how well its blocks are known.
+    pub(crate) sources: Sources,
     /// The ranks that can be asked what they hold.
     pub(crate) exports: Exports,
     seen: ArcSwap<Seen>,
@@ -70,6 +72,7 @@ impl Member {
             id: WorkerId::of_endpoint(&spec.endpoint),
             desk: Arc::new(Desk::new(spec.profile.speeds(), revision)),
             events: EventLog::default(),
+            sources: Sources::default(),
             exports: Exports::default(),
             seen: ArcSwap::from_pointee(seen),
             reach: Mutex::default(),
@@ -236,6 +239,11 @@ impl Member {
     /// What is known of its blocks changed, so views are old.
     pub(crate) fn changed(&self) {
         self.desk.changed();
+    }
+
+    /// Blocks of its own that fit into the device memory of its largest rank; none where it does not tell.
+    pub(crate) fn most_blocks(&self) -> Option<u64> {
+        Some(self.seen.load().scrape.cache.most_blocks).filter(|most| *most > 0)
     }
 
     /// As the planner sees it.

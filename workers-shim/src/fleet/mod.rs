@@ -32,7 +32,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use vocabulary::{Bytes, Chain, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
-use crate::events::{EventCounts, Following, Imprints, SharedIndex, follow};
+use crate::events::{Doubt, EventCounts, Following, Imprints, SharedIndex, SourceCount, follow};
 use crate::scrape::Engine;
 use member::Member;
 use overlay::Overlay;
@@ -223,6 +223,16 @@ impl Fleet {
     /// What came of the worker's events so far.
     pub fn events(&self, worker: WorkerId) -> Option<EventCounts> {
         self.member(worker).map(|member| member.events.counts())
+    }
+
+    /// How many event sources the worker has, and how many are heard.
+    pub fn event_sources(&self, worker: WorkerId) -> Option<SourceCount> {
+        self.member(worker).map(|member| member.sources.count())
+    }
+
+    /// Why the worker's blocks are not known exactly; none where they are.
+    pub fn doubt(&self, worker: WorkerId) -> Option<Doubt> {
+        self.member(worker)?.sources.doubt()
     }
 
     /// Bearer token for the worker, where one is configured.

@@ -55,6 +55,8 @@ pub struct PromptSources {
 pub struct CacheShape {
     /// What fits, in the smallest rank.
     pub capacity: Capacity,
+    /// Blocks that fit into the largest rank: no rank holds more. 0 is unknown.
+    pub most_blocks: u64,
     /// KV of a token, where it can be told.
     pub bytes_per_token: Option<Bytes>,
     /// Precision as configured (`auto`, `fp8`).

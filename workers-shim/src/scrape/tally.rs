@@ -46,6 +46,8 @@ struct Memory<'a> {
     context: u64,
     bytes: u64,
     dtype: Option<&'a str>,
+    /// Of tokens and of blocks the largest of all ranks.
+    most: (u64, u64),
 }
 
 impl<'a> Tally<'a> {
@@ -104,9 +106,9 @@ impl<'a> Tally<'a> {
             "num_running_reqs" => self.running(value, sample.label("dp_rank")),
             "num_queue_reqs" => self.requests.waiting += positive(value),
             "token_usage" => self.usage(value),
-            "max_total_num_tokens" => least(&mut self.memory.tokens, count(value)),
+            "max_total_num_tokens" => self.memory.tokens(count(value)),
             "page_size" => least(&mut self.memory.block, count(value)),
-            "num_pages" => least(&mut self.memory.blocks, count(value)),
+            "num_pages" => self.memory.blocks(count(value)),
             "context_len" => least(&mut self.memory.context, count(value)),
             "prompt_tokens_histogram_sum" => self.prompt.0 += positive(value),
             "prompt_tokens_histogram_count" => self.prompt.1 += positive(value),
@@ -157,12 +159,22 @@ impl<'a> Tally<'a> {
 }
 
 impl<'a> Memory<'a> {
+    fn tokens(&mut self, told: u64) {
+        least(&mut self.tokens, told);
+        self.most.0 = self.most.0.max(told);
+    }
+
+    fn blocks(&mut self, told: u64) {
+        least(&mut self.blocks, told);
+        self.most.1 = self.most.1.max(told);
+    }
+
     /// vLLM's `cache_config_info`: everything stands in labels.
     fn configured(&mut self, sample: &Sample<'a>) {
         let number = |name| sample.label(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-        least(&mut self.tokens, number("kv_cache_size_tokens"));
+        self.tokens(number("kv_cache_size_tokens"));
         least(&mut self.block, number("block_size"));
-        least(&mut self.blocks, number("num_gpu_blocks"));
+        self.blocks(number("num_gpu_blocks"));
         // Blocks that were set by hand need not fill the bytes that were.
         if number("num_gpu_blocks_override") == 0 {
             least(&mut self.bytes, number("kv_cache_memory_bytes"));
@@ -175,6 +187,7 @@ impl<'a> Memory<'a> {
         let each = self.bytes.checked_div(tokens).filter(|bytes| *bytes > 0);
         CacheShape {
             capacity: Capacity { kv: Tokens(tokens), block: Tokens(self.block), context: Tokens(self.context) },
+            most_blocks: self.most.1.max(self.most.0.checked_div(self.block).unwrap_or_default()),
             bytes_per_token: each.map(Bytes),
             dtype: self.dtype.map(Into::into),
         }

@@ -60,6 +60,7 @@ fn sglang_is_read_by_its_own_names() {
     assert_eq!(scrape.engine, Engine::Sglang);
     assert_eq!(scrape.process, None, "it tells no process");
     assert_eq!(scrape.cache.capacity, capacity(32_768, 32, 32_768));
+    assert_eq!(scrape.cache.most_blocks, 1_024);
     assert_eq!(scrape.prompts.computed, Tokens(110));
     assert_eq!(scrape.mean_prompt, Some(Tokens(18)), "109 tokens of 6 prompts");
     let twice = SGLANG.replace(r#"tp_rank="0""#, r#"tp_rank="1""#) + "sglang:num_running_reqs{tp_rank=\"0\"} 4\n";
@@ -80,7 +81,11 @@ vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="90"} 1.0
 "#;
     let scrape = Scrape::read(page);
     assert_eq!((scrape.ranks, scrape.running, scrape.waiting, scrape.kv_usage), (2, 7, 1, 0.75));
-    assert_eq!(scrape.cache.capacity.kv, Tokens(1440));
+    assert_eq!(
+        (scrape.cache.capacity.kv, scrape.cache.most_blocks),
+        (Tokens(1440), 100),
+        "for room the least, for age the most"
+    );
 }
 
 #[test]

@@ -24,7 +24,7 @@ struct Router {
 impl Router {
     fn new() -> Self {
         let mut stream = Stream::new();
-        stream.meet(PROCESS);
+        stream.meet(Some(PROCESS));
         Self { feed: Feed::new(WORKER, RANK, rules(2)), index: Index::new(), stream }
     }
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use vocabulary::{Incarnation, Knowledge};
 
-use super::Rank;
+use super::rank::Rank;
 use crate::events::imprints::{Asked, Exported, Wanted};
 use crate::events::log::EventLog;
 

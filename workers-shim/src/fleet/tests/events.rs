@@ -1,17 +1,12 @@
 //! Residency from real event streams: simulated workers with faults, and a publisher that forgets.
 
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use axum::Router;
-use axum::routing::get;
 use bytes::Bytes;
-use serde_json::json;
-use tokio::net::TcpListener;
-use tokio::sync::watch;
 use vocabulary::Health;
-use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
+use super::engine::{Forgetful, cleared, stored};
 use super::*;
 use crate::sim::{EventFault, EventOptions};
 
@@ -123,82 +118,10 @@ async fn blocks_that_do_not_fit_the_chain_leave_a_worker_to_guesses() {
     watch.until_exact().await;
     ask(worker.address(), &prompt(1, 40), 1).await;
     watch.until("guessed", |watch| watch.view(0).knowledge == Knowledge::Fallback).await;
+    let doubt = watch.doubt();
+    assert!(doubt.contains("`models.tiny.block` to a number that divides 10"), "{doubt}");
     watch.fleet.note_routed(watch.id(0), DpRank(0), &chain(&prompt(1, 40)));
     assert_eq!(watch.depth(&prompt(1, 40)), 10);
-}
-
-/// An engine as far as events are concerned, whose replay buffer is short.
-struct Forgetful {
-    address: SocketAddr,
-    publisher: PubSocket,
-    /// What replay still has, by sequence number.
-    buffer: watch::Sender<Vec<(u64, Bytes)>>,
-    started: Arc<AtomicU64>,
-    next: u64,
-}
-
-impl Forgetful {
-    async fn start() -> Self {
-        let mut publisher = PubSocket::new();
-        let live = publisher.bind("tcp://127.0.0.1:0").await.unwrap();
-        let mut router = RouterSocket::new();
-        let replay = router.bind("tcp://127.0.0.1:0").await.unwrap();
-        let (buffer, buffered) = watch::channel(Vec::new());
-        tokio::spawn(serve_replay(router, buffered));
-        let started = Arc::new(AtomicU64::new(1_700_000_000));
-        let sources = json!([{"endpoint": live.to_string(), "replay_endpoint": replay.to_string()}]).to_string();
-        let process = started.clone();
-        let metrics =
-            move || async move { format!("process_start_time_seconds {}\n", process.load(Ordering::Relaxed)) };
-        let server = Router::new()
-            .route("/health", get(|| async {}))
-            .route("/v1/models", get(|| async { r#"{"data":[{"id":"tiny"}]}"# }))
-            .route("/metrics", get(metrics))
-            .route("/kv_event_sources", get(move || async move { sources }));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(async move { axum::serve(listener, server).await });
-        Self { address, publisher, buffer, started, next: 0 }
-    }
-
-    /// Says something, and keeps it for replay or not.
-    async fn say(&mut self, payload: Bytes, keep: bool) {
-        if keep {
-            self.buffer.send_modify(|buffer| buffer.push((self.next, payload.clone())));
-        }
-        let mut message = ZmqMessage::from(Bytes::from_static(b"kv"));
-        message.push_back(Bytes::copy_from_slice(&self.next.to_be_bytes()));
-        message.push_back(payload);
-        self.publisher.send(message).await.unwrap();
-        self.next += 1;
-    }
-}
-
-async fn serve_replay(mut router: RouterSocket, buffered: watch::Receiver<Vec<(u64, Bytes)>>) {
-    while let Ok(request) = router.recv().await {
-        let frames = request.into_vec();
-        let [peer, empty, start] = frames.as_slice() else { panic!("{frames:?}") };
-        assert!(empty.is_empty());
-        let start = u64::from_be_bytes(start.as_ref().try_into().unwrap());
-        let kept = buffered.borrow().iter().filter(|(sequence, _)| *sequence >= start).cloned().collect::<Vec<_>>();
-        for (sequence, payload) in kept.into_iter().chain([(u64::MAX, Bytes::new())]) {
-            let mut message = ZmqMessage::from(peer.clone());
-            for frame in [Bytes::new(), Bytes::from_static(b"kv"), Bytes::copy_from_slice(&sequence.to_be_bytes())] {
-                message.push_back(frame);
-            }
-            message.push_back(payload);
-            router.send(message).await.unwrap();
-        }
-    }
-}
-
-/// A store of one engine block of eight tokens.
-fn stored(name: u64, tokens: &[u32]) -> Bytes {
-    rmp_serde::to_vec(&(1.0, [("BlockStored", [name], (), tokens, 8)], 0)).unwrap().into()
-}
-
-fn cleared() -> Bytes {
-    rmp_serde::to_vec(&(1.0, [("AllBlocksCleared",)], 0)).unwrap().into()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

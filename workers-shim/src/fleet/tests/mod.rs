@@ -1,8 +1,10 @@
 //! The fleet over real sockets: simulated workers, and servers that are less than that.
 
+mod engine;
 mod events;
 mod probes;
 mod sharing;
+mod sources;
 mod views;
 
 use std::net::SocketAddr;
@@ -138,6 +140,11 @@ impl Watch {
 
     fn id(&self, at: usize) -> WorkerId {
         self.view(at).id
+    }
+
+    /// Why the first worker's blocks are not known exactly.
+    fn doubt(&self) -> String {
+        self.fleet.doubt(self.id(0)).map(|doubt| doubt.to_string()).unwrap_or_default()
     }
 
     fn overlaps(&self, tokens: &[u32]) -> Vec<Overlap> {

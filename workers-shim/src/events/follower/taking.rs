@@ -1,0 +1,82 @@
+//! What one message means for a rank's blocks, and for how far they can be believed.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
+
+use residency::{Batch, DecodeError, Event, Limits, decode};
+use vocabulary::{DpRank, Tier, Tokens};
+
+use super::rank::{End, Rank};
+use crate::events::log::EventLog;
+use crate::events::replay::Message;
+
+impl Rank {
+    /// Applies a message whose turn has come.
+    pub(super) fn apply(&mut self, message: &Message) -> Result<(), End> {
+        match decode(&message.payload, &Limits::default()) {
+            Err(error) => self.undecodable(error),
+            // One socket can carry several ranks; each follower listens to its own.
+            Ok(batch) if batch.rank.is_some_and(|rank| rank != self.source.rank && rank != DpRank(0)) => {}
+            Ok(batch) => self.take(&batch)?,
+        }
+        self.tell();
+        Ok(())
+    }
+
+    fn take(&mut self, batch: &Batch) -> Result<(), End> {
+        let log = &self.worker.member.events;
+        let before = self.feed.counts();
+        if batch.events.contains(&Event::Cleared) {
+            self.stream.cleared();
+        }
+        self.feed.take_all(&batch.events);
+        let after = self.feed.counts();
+        let orphans = after.orphans - before.orphans;
+        log.unplaced.fetch_add(orphans + after.unknown_removals - before.unknown_removals, Relaxed);
+        log.events.fetch_add(batch.events.len() as u64, Relaxed);
+        EventLog::count(&log.batches);
+        log.lag.store(lag(batch.timestamp), Relaxed);
+        if orphans > 0 {
+            self.stream.orphaned();
+        } else {
+            self.turn_over(batch);
+        }
+        // After all that could end a doubt: what the same message loses is lost.
+        if after.over_limit > before.over_limit {
+            self.stream.spoiled();
+        }
+        if after.indivisible > before.indivisible {
+            return Err(End::Misfit(misfit(batch, self.feed.rules().block)));
+        }
+        Ok(())
+    }
+
+    /// Counts what was stored, for the end of a doubt.
+    fn turn_over(&mut self, batch: &Batch) {
+        let stored = || batch.events.iter().filter_map(Event::stored);
+        self.is_tiered |= stored().any(|(tier, _)| tier != Tier::Hbm);
+        self.stream.stored(stored().map(|(_, blocks)| blocks).sum(), self.most_blocks());
+    }
+
+    fn undecodable(&mut self, error: DecodeError) {
+        tracing::warn!(worker = %self.worker.member.spec.endpoint, %error, "an event message cannot be read");
+        EventLog::count(&self.worker.member.events.undecodable);
+        self.stream.spoiled();
+    }
+}
+
+/// Tokens in the first block that is not made of whole chain blocks.
+fn misfit(batch: &Batch, chain: Tokens) -> Tokens {
+    let sizes = batch.events.iter().filter_map(|event| match event {
+        Event::Stored(stored) => Some(u64::from(stored.block_size)),
+        _ => None,
+    });
+    let mut odd = sizes.filter(|size| *size == 0 || !size.is_multiple_of(chain.0));
+    Tokens(odd.next().unwrap_or_default())
+}
+
+/// Microseconds from an engine's clock to ours; 0 where theirs is ahead.
+fn lag(timestamp: f64) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    ((now.as_secs_f64() - timestamp) * 1e6).max(0.0) as u64
+}

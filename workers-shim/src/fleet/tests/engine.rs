@@ -1,0 +1,155 @@
+//! What stands in for an engine where a simulated one is too well behaved.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Router;
+use axum::routing::get;
+use bytes::Bytes;
+use serde_json::json;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+/// An engine as far as events are concerned, whose replay buffer is short.
+pub(super) struct Forgetful {
+    pub(super) address: SocketAddr,
+    publisher: PubSocket,
+    /// What replay still has, by sequence number.
+    pub(super) buffer: watch::Sender<Vec<(u64, Bytes)>>,
+    pub(super) started: Arc<AtomicU64>,
+    /// Where it publishes, and where it replays.
+    pub(super) endpoints: (String, String),
+    next: u64,
+}
+
+impl Forgetful {
+    pub(super) async fn start() -> Self {
+        Self::telling("").await
+    }
+
+    /// With more on its metrics page than which process it is.
+    pub(super) async fn telling(more: &'static str) -> Self {
+        let mut publisher = PubSocket::new();
+        let live = publisher.bind("tcp://127.0.0.1:0").await.unwrap();
+        let mut router = RouterSocket::new();
+        let replay = router.bind("tcp://127.0.0.1:0").await.unwrap();
+        let (buffer, buffered) = watch::channel(Vec::new());
+        tokio::spawn(serve_replay(router, buffered));
+        let started = Arc::new(AtomicU64::new(1_700_000_000));
+        let endpoints = (live.to_string(), replay.to_string());
+        let sources = json!([{"endpoint": endpoints.0, "replay_endpoint": endpoints.1}]).to_string();
+        let process = started.clone();
+        let metrics = move || async move {
+            match process.load(Ordering::Relaxed) {
+                0 => more.to_owned(),
+                process => format!("process_start_time_seconds {process}\n{more}"),
+            }
+        };
+        let server = Router::new()
+            .route("/health", get(|| async {}))
+            .route("/v1/models", get(|| async { r#"{"data":[{"id":"tiny"}]}"# }))
+            .route("/metrics", get(metrics))
+            .route("/kv_event_sources", get(move || async move { sources }));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, server).await });
+        Self { address, publisher, buffer, started, endpoints, next: 0 }
+    }
+
+    /// Says something, and keeps it for replay or not.
+    pub(super) async fn say(&mut self, payload: Bytes, keep: bool) {
+        if keep {
+            self.buffer.send_modify(|buffer| buffer.push((self.next, payload.clone())));
+        }
+        let mut message = ZmqMessage::from(Bytes::from_static(b"kv"));
+        message.push_back(Bytes::copy_from_slice(&self.next.to_be_bytes()));
+        message.push_back(payload);
+        self.publisher.send(message).await.unwrap();
+        self.next += 1;
+    }
+}
+
+async fn serve_replay(mut router: RouterSocket, buffered: watch::Receiver<Vec<(u64, Bytes)>>) {
+    while let Ok(request) = router.recv().await {
+        let frames = request.into_vec();
+        let [peer, empty, start] = frames.as_slice() else { panic!("{frames:?}") };
+        assert!(empty.is_empty());
+        let start = u64::from_be_bytes(start.as_ref().try_into().unwrap());
+        let kept = buffered.borrow().iter().filter(|(sequence, _)| *sequence >= start).cloned().collect::<Vec<_>>();
+        for (sequence, payload) in kept.into_iter().chain([(u64::MAX, Bytes::new())]) {
+            let mut message = ZmqMessage::from(peer.clone());
+            for frame in [Bytes::new(), Bytes::from_static(b"kv"), Bytes::copy_from_slice(&sequence.to_be_bytes())] {
+                message.push_back(frame);
+            }
+            message.push_back(payload);
+            router.send(message).await.unwrap();
+        }
+    }
+}
+
+/// A store of one engine block of eight tokens.
+pub(super) fn stored(name: u64, tokens: &[u32]) -> Bytes {
+    rmp_serde::to_vec(&(1.0, [("BlockStored", [name], (), tokens, 8)], 0)).unwrap().into()
+}
+
+/// Stores of one engine block each, with the block that it comes after.
+pub(super) fn stored_after(blocks: &[(u64, Option<u64>)]) -> Bytes {
+    let event =
+        |(name, parent): &(u64, Option<u64>)| ("BlockStored", [*name], *parent, super::prompt(*name as u32, 8), 8);
+    rmp_serde::to_vec(&(1.0, blocks.iter().map(event).collect::<Vec<_>>(), 0)).unwrap().into()
+}
+
+pub(super) fn cleared() -> Bytes {
+    rmp_serde::to_vec(&(1.0, [("AllBlocksCleared",)], 0)).unwrap().into()
+}
+
+/// What becomes of bytes on their way to a publisher.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Open,
+    /// Connections are closed, and new ones, too.
+    Closed,
+    /// Connections stay, and nothing comes through, as behind a cable that was pulled.
+    Silent,
+}
+
+/// A way to a publisher that can fail.
+pub(super) struct Wire {
+    pub(super) endpoint: String,
+    way: watch::Sender<Way>,
+}
+
+impl Wire {
+    pub(super) async fn to(endpoint: &str) -> Self {
+        let target = endpoint.strip_prefix("tcp://").unwrap().to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+        let (way, now) = watch::channel(Way::Open);
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                tokio::spawn(carry(near, target.clone(), now.clone()));
+            }
+        });
+        Self { endpoint, way }
+    }
+
+    pub(super) fn make(&self, way: Way) {
+        self.way.send_replace(way);
+    }
+}
+
+/// One connection, until the way is closed.
+async fn carry(mut near: TcpStream, target: String, mut way: watch::Receiver<Way>) {
+    if *way.borrow_and_update() == Way::Open {
+        let mut far = TcpStream::connect(target).await.unwrap();
+        tokio::select! {
+            _ = copy_bidirectional(&mut near, &mut far) => return,
+            _ = way.wait_for(|way| *way != Way::Open) => {}
+        }
+    }
+    // Nothing is read, written or closed meanwhile.
+    let _ = way.wait_for(|way| *way != Way::Silent).await;
+}
