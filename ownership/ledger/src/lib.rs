@@ -10,6 +10,7 @@ mod changes;
 mod clients;
 mod command;
 mod control;
+mod families;
 mod interned;
 pub mod invariants;
 mod ledger;

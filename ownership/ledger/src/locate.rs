@@ -240,7 +240,8 @@ impl Ledger {
         Some(Lineage::Leaves { session: session.id, head: head.point, at })
     }
 
-    /// How a prompt without a session goes on: `None` when it only shares what several sessions share.
+    /// How a prompt without a session goes on: `None` when it only shares what sessions share that were not forked from one
+    /// another.
     fn lineage_by_chain(&self, query: Query<'_>, at: Point, artifact: &Artifact) -> Option<Lineage> {
         if let Some(session) = self.with_head(artifact, at.id) {
             return Some(Lineage::Continues { session: session.id, head: at });
@@ -248,18 +249,8 @@ impl Ledger {
         if at.blocks <= query.preamble {
             return None;
         }
-        let session = self.only_session(artifact)?;
+        let session = self.session_through(artifact)?;
         self.lineage_in(&session, query)
-    }
-
-    /// The one session whose path goes through the extent.
-    fn only_session(&self, artifact: &Artifact) -> Option<Session> {
-        let mut artifact = artifact.clone();
-        while artifact.sessions.is_empty() {
-            artifact = self.artifact(artifact.children.single()?)?;
-        }
-        let only = artifact.sessions.single().filter(|_| artifact.children.is_empty())?;
-        self.session(only)
     }
 
     /// The deepest kept point that a head's path and the chain share; the root when there is none.

@@ -59,6 +59,72 @@ fn sharing_what_several_sessions_share_is_a_new_session() {
     assert_eq!(located.session(), None);
 }
 
+/// A step of a session that was forked from another one.
+fn forked(id: u128, parent: u128, chain: &Chain) -> StepCommit<'_> {
+    StepCommit { parent: Some(session(parent)), ..step(id, chain, 128, 1) }
+}
+
+fn left(located: &Located) -> Option<(SessionId, u64)> {
+    match located.lineage {
+        Lineage::Leaves { session, at, .. } => Some((session, at.blocks.0)),
+        _ => None,
+    }
+}
+
+#[test]
+fn every_prompt_that_leaves_a_path_at_one_point_is_a_fork_of_the_session_that_was_there_first() {
+    let mut bench = Bench::new();
+    bench.step(step(9, &chain(&[('a', 200)]), 0, 1));
+    for (number, letter) in ('b'..='h').enumerate() {
+        let text = chain(&[('a', 128), (letter, 30)]);
+        assert_eq!(left(&bench.locate(None, &text)), Some((session(9), 128)), "fork {number}");
+        bench.step(forked(number as u128, 9, &text));
+    }
+    let deeper = chain(&[('a', 128), ('b', 30), ('z', 70)]);
+    bench.step(StepCommit { base: Blocks(158), ..step(0, &deeper, 0, 1) });
+    for (id, letter) in [(20, 'i'), (21, 'j')] {
+        let text = chain(&[('a', 128), ('b', 30), ('z', 34), (letter, 30)]);
+        assert_eq!(left(&bench.locate(None, &text)), Some((session(0), 192)), "the nearest path is the fork's own");
+        bench.step(StepCommit { base: Blocks(192), ..forked(id, 0, &text) });
+    }
+}
+
+#[test]
+fn forks_stay_a_family_when_the_session_that_they_left_is_closed() {
+    let mut bench = Bench::new();
+    bench.step(step(9, &chain(&[('a', 200)]), 0, 1));
+    for (id, letter) in [(3, 'b'), (2, 'c')] {
+        bench.step(forked(id, 9, &chain(&[('a', 128), (letter, 30)])));
+    }
+    assert_eq!(bench.run(Command::CloseSession(session(9))), Outcome::Done);
+    let located = bench.locate(None, &chain(&[('a', 128), ('d', 30)]));
+    assert_eq!(left(&located), Some((session(3), 128)), "the eldest that is left; what is closed ends no search");
+}
+
+#[test]
+fn a_session_that_moved_often_is_found_behind_all_its_extents() {
+    let mut bench = Bench::new();
+    for end in 1..=200 {
+        bench.step(step(9, &chain(&[('a', 64 + end)]), if end == 1 { 0 } else { 63 + end }, 1 + end % 2));
+    }
+    bench.step(StepCommit { base: Blocks(64), ..forked(2, 9, &chain(&[('a', 64), ('b', 30)])) });
+    assert!(bench.ledger.artifacts_after(None).count() > 100, "its extents were not joined");
+    assert_eq!(left(&bench.locate(None, &chain(&[('a', 64), ('c', 30)]))), Some((session(9), 64)));
+}
+
+#[test]
+fn what_more_sessions_share_than_are_looked_at_is_what_everybody_begins_with() {
+    let mut bench = Bench::new();
+    bench.step(step(999, &chain(&[('p', 64), ('a', 10)]), 0, 1));
+    let text = |id: u128| chain(&[('p', 64), (char::from_u32(0x200 + id as u32).unwrap(), 10)]);
+    for id in 0..63 {
+        bench.step(StepCommit { base: Blocks(64), ..forked(id, 999, &text(id)) });
+    }
+    assert_eq!(left(&bench.locate(None, &text(500))), Some((session(999), 64)));
+    bench.step(StepCommit { base: Blocks(64), ..forked(63, 999, &text(63)) });
+    assert!(matches!(bench.locate(None, &text(500)).lineage, Lineage::Shares { at } if at.blocks == Blocks(64)));
+}
+
 #[test]
 fn another_branch_of_a_named_session_does_not_replace_its_head() {
     let mut bench = Bench::new();
