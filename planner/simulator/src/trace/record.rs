@@ -34,11 +34,27 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(
     })
 }
 
-/// The place of a part of `text`, which itself begins at `place`.
-pub(crate) fn place_of<'a>(place: Place<'a>, text: &str, part: &str) -> Place<'a> {
-    let before = (part.as_ptr() as usize).saturating_sub(text.as_ptr() as usize).min(text.len());
-    let newlines = text.as_bytes()[..before].iter().filter(|byte| **byte == b'\n').count();
-    Place { line: place.line + newlines, ..place }
+/// Where the parts of a text begin that are asked for from its beginning to its end: every newline is counted once.
+pub(crate) struct Cursor<'a> {
+    text: &'a str,
+    place: Place<'a>,
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// At the beginning of `text`, which itself begins at `place`.
+    pub(crate) fn new(place: Place<'a>, text: &'a str) -> Self {
+        Self { text, place, at: 0 }
+    }
+
+    /// The place of a part of the text that begins at or after the last one that was asked for.
+    pub(crate) fn place_of(&mut self, part: &str) -> Place<'a> {
+        let begin = (part.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize).min(self.text.len());
+        let passed = self.text.as_bytes().get(self.at..begin).unwrap_or_default();
+        self.place.line += passed.iter().filter(|byte| **byte == b'\n').count();
+        self.at = self.at.max(begin);
+        self.place
+    }
 }
 
 /// Checked numbers of one record.
@@ -78,5 +94,18 @@ impl Place<'_> {
             1..=MOST_REQUESTS => Ok(()),
             _ => Err(self.out_of_range("requests", requests, "1 to 16777216 of them in a file")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_at_the_line_that_it_begins_on() {
+        let text = "one\ntwo two\n\nfour";
+        let mut cursor = Cursor::new(Place { file: "a", line: 10 }, text);
+        let lines: Vec<usize> = [0, 2, 4, 8, 13].map(|at| cursor.place_of(&text[at..]).line).into();
+        assert_eq!(lines, [10, 10, 11, 11, 13]);
     }
 }

@@ -11,7 +11,7 @@ use crate::trace::Reader;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::budget::Budget;
 use crate::trace::error::{Place, TraceError};
-use crate::trace::record::{self, json, place_of};
+use crate::trace::record::{self, Cursor, json};
 
 /// Sub-agents of sub-agents: how many within each other.
 const DEEPEST: usize = 16;
@@ -107,7 +107,7 @@ pub(in crate::trace) fn document(reader: &mut Reader, file: &str, text: &str) ->
     block_size(place, document.block_size)?;
     let mut woven = Woven::default();
     woven.open(Agent::main(document.tool_tokens));
-    nested(&mut woven, (place, text), &document.requests, (0, Micros::ZERO, 0))?;
+    nested(&mut woven, &mut Cursor::new(place, text), &document.requests, (0, Micros::ZERO, 0))?;
     place.count(woven.len())?;
     let session = woven.session(place, document.id.into(), reader)?;
     reader.sessions.push(session);
@@ -117,12 +117,12 @@ pub(in crate::trace) fn document(reader: &mut Reader, file: &str, text: &str) ->
 /// The requests of one agent, those of its sub-agents in between.
 fn nested(
     woven: &mut Woven,
-    (start, text): (Place<'_>, &str),
+    cursor: &mut Cursor<'_>,
     requests: &[&RawValue],
     (agent, begin, depth): (usize, Micros, usize),
 ) -> Result<(), TraceError> {
     for raw in requests {
-        let place = place_of(start, text, raw.get());
+        let place = cursor.place_of(raw.get());
         let tagged: Tagged = json(place, raw.get(), REQUEST)?;
         if tagged.kind != "subagent" {
             let request: Request = json(place, raw.get(), REQUEST)?;
@@ -136,7 +136,7 @@ fn nested(
         let lasted = place.seconds("duration_ms", sub.duration_ms.unwrap_or_default() / 1e3)?;
         let child = woven.open(Agent::sub(agent, sub.tool_tokens.unwrap_or_default(), lasted));
         let begin = begin + place.seconds("t", sub.t)?;
-        nested(woven, (start, text), &sub.requests, (child, begin, depth + 1))?;
+        nested(woven, cursor, &sub.requests, (child, begin, depth + 1))?;
     }
     Ok(())
 }
