@@ -6,6 +6,7 @@
 mod action;
 mod attention;
 mod candidates;
+mod case;
 mod check;
 mod choose;
 mod cost;
@@ -26,6 +27,7 @@ pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Latent, LayerState,
     Prefetch, Restore, RestorePlan, RestorePrices, SpecError, StateKind, Way, Windowed,
 };
+pub use case::Case;
 pub use check::Illegal;
 pub use choose::plan;
 pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};

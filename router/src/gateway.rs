@@ -15,6 +15,7 @@ use workers_shim::fleet::Fleet;
 use crate::auth::{Keys, KeysError, Secret};
 use crate::catalog::Catalog;
 use crate::config::{Config, WorkerConfig};
+use crate::decisions::{DecisionLog, DecisionLogError, Decisions};
 use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
@@ -57,10 +58,12 @@ pub struct Gateway {
     /// Prefixes on their way between workers.
     pub replicates: SingleFlight<Flight, Option<Remark>>,
     /// Why the newest steps were served as they were.
-    pub receipts: Receipts,
+    pub receipts: Arc<Receipts>,
+    /// The same of older ones, too.
+    pub decisions: Arc<Decisions>,
 }
 
-/// Receipts kept for `GET /ownerserve/v1/decisions`.
+/// Receipts kept in memory.
 const RECEIPTS: usize = 10_000;
 
 /// Why there is no gateway.
@@ -75,6 +78,9 @@ pub enum GatewayError {
     /// Redis as it is configured.
     #[error(transparent)]
     SoftState(#[from] SoftStateError),
+    /// The folder of the decision log.
+    #[error(transparent)]
+    Decisions(#[from] DecisionLogError),
 }
 
 impl Gateway {
@@ -90,13 +96,21 @@ impl Gateway {
         };
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
+        let receipts = Arc::new(Receipts::new(RECEIPTS));
+        let log = DecisionLog {
+            folder: &config.ledger.data_dir.join("decisions"),
+            policy: &config.planner,
+            metrics: &metrics.decisions,
+        };
+        let decisions = Arc::new(Decisions::open(receipts.clone(), config.decisions, log)?);
         prompts::lend(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             rooms,
             salts,
             policies: Policies::new(&config.planner, config.steering.bypass),
             replicates: SingleFlight::default(),
-            receipts: Receipts::new(RECEIPTS),
+            receipts,
+            decisions,
             upstream: Upstream::new(config.upstream.clone()),
             keys,
             metrics,
@@ -159,6 +173,9 @@ impl Gateway {
 
     /// Writes out what the ledger has taken and closes it.
     pub async fn close(&self) {
+        let decisions = self.decisions.clone();
+        // It waits for the disk; a task that died has nothing left to write.
+        drop(tokio::task::spawn_blocking(move || decisions.close()).await);
         self.rooms.close().await;
     }
 

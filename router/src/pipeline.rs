@@ -19,6 +19,7 @@ pub mod session_key;
 pub mod single_flight;
 pub mod steering;
 pub mod stream;
+pub mod summary;
 pub mod token_ids;
 pub mod underway;
 
@@ -62,8 +63,9 @@ pub async fn serve_generation(
             Ok(answering) => {
                 clock.done("execute");
                 let (opened, finish) = underway.answering(answering);
+                let summary = summary::summary(&finish);
                 // The end of the stream commits.
-                return Ok(stream::stream(opened, finish));
+                return Ok(summary::told(stream::stream(opened, finish), summary));
             }
             Err(failed) => underway.failed(failed)?,
         }

@@ -17,7 +17,7 @@ use vocabulary::{Micros, Tokens};
 
 use crate::ctl::aligned;
 use crate::trace_command::files::{self, FilesError};
-use progress::Progress;
+pub(crate) use progress::Progress;
 
 const FIGURES: &str = "\
 Figures (times are virtual; those of steps count while as many sessions run as were asked for):

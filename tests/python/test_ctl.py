@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 import pytest
 from harness.cluster import Cluster, Serve, SimWorker
@@ -225,6 +226,81 @@ def test_decisions_are_listed_and_shown_whole(fleet, run):
     one = run("decisions", request)
     assert one.returncode == 0 and "decision.candidates.0" in one.stdout
     assert json.loads(run("decisions", request, "-o", "json").stdout)["request"] == request
+
+
+def test_a_decision_is_explained_to_a_person_and_to_the_client_that_asks(fleet, run):
+    def said(**headers: str):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": prose(300, 5)}], "max_tokens": 4}
+        headers = {"content-type": "application/json", "x-session-id": "explained", **headers}
+        request = urllib.request.Request(f"{fleet.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            answer.read()
+            return answer.headers
+
+    assert "x-ownerserve-decision" not in said()
+    answer = said(**{"x-ownerserve-explain": "1"})
+    told = dict(part.split("=") for part in answer["x-ownerserve-decision"].split("; "))
+    assert (told["mode"], told["known_by"], told["knowledge"]) == ("own", "token_ids", "exact"), told
+    request = answer["x-request-id"]
+    until("the receipt is filed", lambda: run("decisions", request).returncode == 0)
+    one = run("explain", request)
+    assert one.returncode == 0, one.stderr
+    lines = {line.split()[0]: line for line in one.stdout.splitlines() if line}
+    assert request in lines["request"] and told["prompt"] + " tokens" in lines["prompt"]
+    # The choice is marked, and workers are told by their URLs.
+    assert told["action"] in lines["*"] and "http://127.0.0.1:" in lines["*"]
+    assert {"chosen", "tried", "ended", "cached"} <= lines.keys()
+    assert json.loads(run("explain", request, "-o", "json").stdout)["request"] == request
+    assert run("explain", f"req-{1:032x}").returncode == 1
+
+
+def test_decisions_are_found_by_what_they_are(fleet, run):
+    def found(*words: str) -> list[dict]:
+        shown = run("decisions", "-o", "json", *words)
+        assert shown.returncode == 0, shown.stderr
+        answer = json.loads(shown.stdout)
+        assert answer["complete"] is True
+        return answer["decisions"]
+
+    everything = found("--limit", "1000")
+    action = everything[0]["attempts"][-1]["action"]
+    worker = everything[0]["attempts"][-1]["decode"]
+    by_action, by_worker = found("--action", action, "--limit", "1000"), found("--worker", worker, "--limit", "1000")
+    assert [one["request"] for one in by_action] == [
+        one["request"] for one in everything if one["attempts"][-1]["action"] == action
+    ]
+    assert by_worker and all(worker in (one["attempts"][-1]["decode"], one["attempts"][-1]["prefill"]) for one in by_worker)
+    assert found("--slower-than", "1h") == [] and found("--tenant", "nobody") == []
+    assert len(found("--since", "1h", "--limit", "1000")) == len(everything)
+    refused = run("decisions", "--action", "teleport")
+    assert refused.returncode == 1 and "artifact_fetch" in refused.stderr
+
+
+def test_a_log_is_asked_again_what_it_was_decided_on(tmp_path):
+    with Cluster("hybrid", "hybrid", settings=(TEXT, "steering.mode=shadow"), sim=("--speed-up", "20")) as cluster:
+        for n in range(6):
+            talk = Talk(cluster.url, f"s{n}", prose(600, n))
+            talk.say("hello")
+            talk.say("go on")
+        data = cluster.serve.data
+        until("the log is written", lambda: len((data / "decisions/decisions.jsonl").read_text().splitlines()) == 13)
+
+        def what_if(*words: str) -> subprocess.CompletedProcess:
+            return subprocess.run([BINARY, "what-if", str(data), *words], capture_output=True, text=True, timeout=30)
+
+        shown = json.loads(what_if("-o", "json").stdout)
+        assert (shown["shadow"], shown["compared"], shown["sessions"], shown["reproduced"]) == (12, 12, 6, 12), shown
+        assert shown["marked_as"] == "prediction" and shown["what_if"]["first_token_mean"] <= shown["as_served"]["first_token_mean"]
+        assert "Prediction: a first token comes" in what_if().stdout
+        gone = json.loads(what_if("-o", "json", "--without", cluster.workers[0].url, "--without", cluster.workers[1].url).stdout)
+        assert (gone["unservable"], gone["compared"]) == (12, 0)
+        for words, problem in [
+            (("--set", "planner.lamda=1"), "lamda"), (("--set", "proxy.listen=1"), "planner."), (("--prefill-speed", "0"), "0.01 to 100"),
+        ]:
+            refused = what_if(*words)
+            assert refused.returncode != 0 and problem in refused.stderr, refused.stderr
+    nothing = subprocess.run([BINARY, "what-if", str(tmp_path)], capture_output=True, text=True, timeout=30)
+    assert nothing.returncode == 1 and "accepted: a router's data directory" in nothing.stderr
 
 
 def test_the_mode_is_shown_and_turned_at_every_endpoint(fleet, run):

@@ -191,4 +191,25 @@ proptest! {
         prop_assert!(off == Action::StateMigration || after.plan.because.total >= before.plan.because.total);
         prop_assert_ne!(after.plan.action, off);
     }
+
+    #[test]
+    fn a_case_that_was_written_down_and_read_again_is_decided_the_same(scene in own_scenes(), prompt in 0u64..9_000) {
+        let mut case = Case {
+            facts: StepFacts { prompt: Tokens(prompt), ..StepFacts::default() },
+            ask: scene.ask,
+            session: scene.session,
+            workers: scene.workers.into(),
+            overlaps: scene.overlaps,
+            excluded: scene.excluded,
+        };
+        // JSON has no other numbers; fleets measure their rates, and so have none.
+        let is_number = |view: &WorkerView| {
+            view.speeds.prefill_tokens_per_second.is_finite()
+                && view.link.as_ref().is_none_or(|link| link.bytes_per_second.is_finite())
+        };
+        let kept: Vec<_> = case.workers.iter().filter(|view| is_number(view)).cloned().collect();
+        case.workers = kept.into();
+        let read: Case = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
+        prop_assert_eq!(read.plan(&scene.policy), case.plan(&scene.policy));
+    }
 }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::auth::AuthConfig;
+use crate::decisions::DecisionsConfig;
 use crate::exchange::trouble::OnFailure;
 use crate::identity::IdentityConfig;
 use crate::operator::OperatorConfig;
@@ -54,6 +55,8 @@ pub struct Config {
     pub soft_state: SoftStateConfig,
     /// What conversations leave for their next step.
     pub identity: IdentityConfig,
+    /// What is kept of decisions.
+    pub decisions: DecisionsConfig,
 }
 
 /// Section `[steering]`.
@@ -182,17 +185,7 @@ impl Config {
             None => Table::new(),
             Some(path) => read(path)?,
         };
-        for setting in &overrides.settings {
-            set(&mut table, setting)?;
-        }
-        let mut config: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
-            let path = error.path().to_string();
-            let mut problem = error.into_inner().message().trim().to_owned();
-            if problem.contains("socket address") {
-                problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
-            }
-            ConfigError::Invalid { path, problem }
-        })?;
+        let mut config = Self::of(&mut table, &overrides.settings)?;
         for url in &overrides.workers {
             let invalid =
                 |error: WorkerUrlError| ConfigError::Invalid { path: "--worker".into(), problem: error.to_string() };
@@ -200,6 +193,32 @@ impl Config {
         }
         config.check()?;
         Ok(config)
+    }
+
+    /// The planner's policy of `file`, else `base`, with `settings` on top.
+    pub(crate) fn policy(base: &Policy, file: Option<&Path>, settings: &[String]) -> Result<Policy, ConfigError> {
+        let mut table = match file {
+            Some(path) => read(path)?,
+            None => {
+                let policy = Value::try_from(base).expect("a policy is numbers and words");
+                Table::from_iter([("planner".to_owned(), policy)])
+            }
+        };
+        Self::of(&mut table, settings).map(|config| config.planner)
+    }
+
+    fn of(table: &mut Table, settings: &[String]) -> Result<Self, ConfigError> {
+        for setting in settings {
+            set(table, setting)?;
+        }
+        serde_path_to_error::deserialize(Value::Table(std::mem::take(table))).map_err(|error| {
+            let path = error.path().to_string();
+            let mut problem = error.into_inner().message().trim().to_owned();
+            if problem.contains("socket address") {
+                problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
+            }
+            ConfigError::Invalid { path, problem }
+        })
     }
 
     /// What no single field can say.

@@ -10,6 +10,7 @@ mod client;
 mod cluster;
 mod endpoints;
 mod error;
+mod explain;
 mod filters;
 mod lists;
 mod output;
@@ -26,11 +27,11 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Subcommand};
 use http::Method;
 use serde_json::json;
-use vocabulary::{ArtifactId, PrefixId, SessionId};
+use vocabulary::{ArtifactId, PrefixId, RequestId, SessionId};
 
 pub(crate) use self::table::aligned;
 
-use self::args::WorkerArg;
+pub(crate) use self::args::WorkerArg;
 use self::client::{Client, ClientOptions, LOOK, Waits};
 use self::error::CtlError;
 use self::filters::{
@@ -185,8 +186,13 @@ enum CtlCommand {
     Workers(WorkersArgs),
     #[command(flatten)]
     Write(writes::WriteCommand),
-    /// Why the newest steps were served as they were, at the first endpoint; with a request's id one of them.
+    /// Why steps were served as they were, at the first endpoint; with a request's id one of them, field by field.
     Decisions(steering::DecisionArgs),
+    /// Why one step was served as it was, at the first endpoint: what was known, every way with its price, what came of it.
+    Explain {
+        /// The id that its client saw in x-request-id.
+        request: RequestId,
+    },
     /// Who decides where steps go, at every endpoint; with a mode or a share it is set there until its next start.
     Mode(steering::ModeArgs),
     /// The nodes of the cluster.
@@ -301,6 +307,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Workers(args) => list_or_one(&client, (&lists::WORKERS, "worker"), (&args.list, output)).await,
         CtlCommand::Write(command) => writes::run(&client, command.request(), output).await,
         CtlCommand::Decisions(args) => steering::decisions(&client, args, output).await,
+        CtlCommand::Explain { request } => explain::explain(&client, *request, output).await,
         CtlCommand::Mode(args) => steering::mode(&client, args, output).await,
         CtlCommand::Member(command) => cluster::member(&client, command, output).await,
         CtlCommand::MoveLeader { node } => {

@@ -1,16 +1,20 @@
 //! Why steps were served as they were, and who decides: both belong to one router, not to the cluster.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 use vocabulary::{RequestId, SessionId};
 
+use super::args::WorkerArg;
 use super::client::Client;
 use super::endpoints::{ask_all, said, tell, tell_done};
 use super::error::CtlError;
 use super::lists::{fields, pretty, with_query};
 use super::output::{Output, say};
 use super::table::{Column, aligned, table};
+use crate::config::units::Span;
 
 /// Which decisions are shown.
 #[derive(Clone, Debug, Args)]
@@ -20,9 +24,59 @@ pub(crate) struct DecisionArgs {
     /// Of this session.
     #[arg(long)]
     session: Option<SessionId>,
+    #[command(flatten)]
+    filter: DecisionFilter,
     /// Most lines.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,
+}
+
+/// What decisions must be; the words are those of the receipts.
+#[derive(Clone, Debug, Args)]
+struct DecisionFilter {
+    /// Of this tenant.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// For this model.
+    #[arg(long)]
+    model: Option<String>,
+    /// Of this kind of step, as small_increment.
+    #[arg(long)]
+    step: Option<String>,
+    /// Served by this action, as artifact_fetch.
+    #[arg(long)]
+    action: Option<String>,
+    /// With this worker in a leg, by id or URL.
+    #[arg(long)]
+    worker: Option<WorkerArg>,
+    /// That ended so, as complete or broken.
+    #[arg(long)]
+    ending: Option<String>,
+    /// That arrived within this time, as 15m.
+    #[arg(long, value_name = "SPAN")]
+    since: Option<Span>,
+    /// Whose first token took longer, as 500ms.
+    #[arg(long, value_name = "SPAN")]
+    slower_than: Option<Span>,
+}
+
+impl DecisionFilter {
+    fn pairs(&self) -> Vec<(&'static str, String)> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = |span: Span| now.saturating_sub(span.0).as_millis().to_string();
+        let worker = self.worker.as_ref().map(ToString::to_string);
+        let plain = [
+            ("tenant", self.tenant.clone()),
+            ("model", self.model.clone()),
+            ("step", self.step.clone()),
+            ("action", self.action.clone()),
+            ("worker", worker),
+            ("ending", self.ending.clone()),
+            ("since", self.since.map(since)),
+            ("slower_than_us", self.slower_than.map(|span| span.0.as_micros().to_string())),
+        ];
+        plain.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
 }
 
 const DECISIONS: [Column; 10] = [
@@ -49,6 +103,7 @@ pub(crate) async fn decisions(client: &Client, args: &DecisionArgs, output: Outp
     }
     let mut query = vec![("limit", args.limit.to_string())];
     query.extend(args.session.map(|session| ("session", session.to_string())));
+    query.extend(args.filter.pairs());
     let mut got = client.get(&with_query("decisions", &query)).await?;
     if output == Output::Json {
         say(&format!("{}\n", pretty(&got.json)));
@@ -59,6 +114,9 @@ pub(crate) async fn decisions(client: &Client, args: &DecisionArgs, output: Outp
         line["last"] = line["attempts"].as_array().and_then(|tries| tries.last()).cloned().unwrap_or_default();
     }
     say(&table(&DECISIONS, &lines));
+    if got.json["complete"] == false {
+        output.note("the search ended before all that is on disk was looked through; --since makes it shorter");
+    }
     Ok(())
 }
 

@@ -4,17 +4,20 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use planner::{Action, StepKind};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
-use vocabulary::{RequestId, SessionId};
+use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
 use super::input::{Asked, Named, Told};
 use super::paging::limit;
-use super::problem::Problem;
-use super::words::{RequestWord, SessionWord};
+use super::problem::{Kind, Problem};
+use super::words::{RequestWord, SessionWord, WorkerWord};
+use crate::decisions::Wanted;
 use crate::gateway::Gateway;
-use crate::pipeline::receipt::Receipt;
+use crate::pipeline::receipt::Ending;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 
 /// Who decides where a step goes.
@@ -101,7 +104,7 @@ pub(super) async fn patch_mode(
     set_mode(gateway, told).await
 }
 
-/// Which decisions are asked for.
+/// Which decisions are asked for; of several filters, all must hold.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DecisionQuery {
@@ -112,26 +115,94 @@ pub(super) struct DecisionQuery {
     /// Of this session.
     #[param(value_type = Option<SessionWord>)]
     session: Option<SessionId>,
+    /// Of this tenant.
+    #[param(value_type = Option<String>)]
+    tenant: Option<TenantId>,
+    /// For this model.
+    #[param(value_type = Option<String>)]
+    model: Option<ModelId>,
+    /// Decided in this mode.
+    #[param(value_type = Option<ModeWord>, inline)]
+    mode: Option<Mode>,
+    /// Of this kind of step, as `small_increment`.
+    #[param(value_type = Option<String>)]
+    step: Option<StepKind>,
+    /// Served by this action, as `artifact_fetch`.
+    #[param(value_type = Option<String>)]
+    action: Option<Action>,
+    /// With this worker in a leg.
+    #[param(value_type = Option<WorkerWord>)]
+    worker: Option<WorkerId>,
+    /// That ended so: `complete`, `refused`, `broken`, `client_left` or `failed`.
+    #[param(value_type = Option<String>)]
+    ending: Option<Ending>,
+    /// That arrived at this time or later, milliseconds since 1970.
+    #[serde(default, deserialize_with = "number")]
+    #[param(minimum = 0)]
+    since: Option<u64>,
+    /// That arrived at this time or before, milliseconds since 1970: that of the last one goes on behind it.
+    #[serde(default, deserialize_with = "number")]
+    #[param(minimum = 0)]
+    until: Option<u64>,
+    /// Whose first token took more than so many microseconds.
+    #[serde(default, deserialize_with = "number")]
+    #[param(minimum = 0)]
+    slower_than_us: Option<u64>,
+}
+
+/// A whole number in a query; whatever else is given, the answer says what is accepted.
+fn number<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u64>, D::Error> {
+    let asked = String::deserialize(given)?.parse().ok();
+    asked.map(Some).ok_or_else(|| D::Error::custom("accepted is a whole number from 0 to 18446744073709551615"))
+}
+
+impl DecisionQuery {
+    fn wanted(self) -> Wanted {
+        Wanted {
+            request: None,
+            session: self.session,
+            tenant: self.tenant,
+            model: self.model,
+            mode: self.mode,
+            step: self.step,
+            action: self.action,
+            worker: self.worker,
+            ending: self.ending,
+            since: self.since,
+            until: self.until,
+            slower_than: self.slower_than_us.map(Micros),
+        }
+    }
 }
 
 /// Receipts, newest first.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Decisions {
+pub(super) struct Receipts {
     /// Each with what was known, every candidate with its price, the choice, every attempt, and what was seen then.
     #[schema(value_type = Vec<Object>)]
-    decisions: Vec<Arc<Receipt>>,
+    decisions: Vec<Box<RawValue>>,
+    /// Whether all was looked through that is kept, in memory and on disk, or enough was found. Where not, ask with
+    /// `until` for what is older.
+    complete: bool,
 }
 
-/// The newest decisions of this router.
+/// Waits for what blocks.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    let failed = |_| Problem::new(Kind::Internal, "The search for decisions broke off; the router's log has more.");
+    tokio::task::spawn_blocking(work).await.map_err(failed)
+}
+
+/// The newest decisions of this router, from memory and its log on disk.
 #[utoipa::path(get, path = "/ownerserve/v1/decisions", tag = "steering", params(DecisionQuery),
-    responses((status = 200, description = "Receipts, the newest first.", body = Decisions)))]
+    responses((status = 200, description = "Receipts, the newest first.", body = Receipts)))]
 pub(super) async fn decisions(
     State(gateway): State<Arc<Gateway>>,
     Asked(query): Asked<DecisionQuery>,
-) -> Result<Json<Decisions>, Problem> {
-    let limit = query.limit.unwrap_or(100);
-    let wanted = |receipt: &Receipt| query.session.is_none_or(|session| receipt.known.session == session);
-    Ok(Json(Decisions { decisions: gateway.receipts.newest(limit.into(), wanted) }))
+) -> Result<Json<Receipts>, Problem> {
+    let (limit, wanted) = (query.limit.unwrap_or(100).into(), query.wanted());
+    let decisions = gateway.decisions.clone();
+    let found = aside(move || decisions.search(&wanted, limit)).await?;
+    Ok(Json(Receipts { decisions: found.receipts, complete: found.complete }))
 }
 
 /// One decision, by the id that the client saw in `x-request-id`.
@@ -141,7 +212,13 @@ pub(super) async fn decisions(
 pub(super) async fn decision(
     State(gateway): State<Arc<Gateway>>,
     Named(request): Named<RequestId>,
-) -> Result<Json<Arc<Receipt>>, Problem> {
-    let missing = || Problem::not_found(format!("No decision for {request} is kept. The newest ones only are."));
-    gateway.receipts.of(request).map(Json).ok_or_else(missing)
+) -> Result<Json<Box<RawValue>>, Problem> {
+    let decisions = gateway.decisions.clone();
+    let found = aside(move || decisions.of(request)).await?;
+    let missing = || {
+        let kept =
+            "A router keeps those of the steps that it served, the newest ones within the bound of decisions.log";
+        Problem::not_found(format!("No decision for {request} is kept here. {kept}: ask the router that served it."))
+    };
+    found.map(Json).ok_or_else(missing)
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Handoff, Transfers};
+use planner::{Case, Handoff, Transfers};
 use vocabulary::{Blocks, Bytes, Knowledge, Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
 use workers_shim::fleet::InFlight;
 
 use super::commit::{commit, withdraw};
-use super::plan::{Classified, Planned};
+use super::plan::{Classified, Planned, facts};
 use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
@@ -77,7 +77,8 @@ impl Finish {
                 gateway.remembered.prompts.keep(session, kept);
             }
         }
-        gateway.receipts.file(self.receipt(seen));
+        let (receipt, case) = self.receipt(seen);
+        gateway.decisions.file(receipt, case);
     }
 
     /// Tokens that count against the tenant's quota.
@@ -116,8 +117,10 @@ impl Finish {
         }
     }
 
-    fn receipt(self, seen: Seen) -> Receipt {
-        let located = self.step.located;
+    /// What is filed of it, and what the planner was asked, where it was.
+    fn receipt(self, seen: Seen) -> (Receipt, Option<Case>) {
+        let (located, Planned { decision, excluded, .. }) = (self.step.located, self.planned);
+        let facts = facts(&located);
         let chain = &located.prefixed.prompt.chain;
         let tokens = |blocks: Blocks| blocks.tokens(chain.block);
         let known = Known {
@@ -136,7 +139,7 @@ impl Finish {
         let incoming = &located.prefixed.request.incoming;
         let gateway = &self.gateway;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Receipt {
+        let receipt = Receipt {
             request: incoming.id,
             at_unix_ms: (now.as_millis() as u64).saturating_sub(seen.total.0 / 1000),
             tenant: incoming.tenant.clone(),
@@ -144,10 +147,20 @@ impl Finish {
             known,
             mode: self.step.mode,
             soft_state: gateway.remembered.state.trouble(),
-            decision: self.planned.decision,
+            decision,
             attempts: self.attempts,
             seen: Some(seen),
-        }
+        };
+        let case = Case {
+            facts,
+            ask: self.step.ask,
+            session: located.session,
+            workers: located.workers,
+            overlaps: located.overlaps,
+            excluded,
+        };
+        let case = receipt.decision.is_some().then_some(case);
+        (receipt, case)
     }
 
     fn count(&self, seen: &Seen) {

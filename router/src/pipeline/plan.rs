@@ -51,18 +51,24 @@ pub struct Planned {
     pub plan: Plan,
     /// The planner's decision, where it was asked; in mode `shadow` its plan is not the one that is carried out.
     pub decision: Option<Decision>,
+    /// Who had failed before and was left out.
+    pub excluded: Vec<WorkerId>,
+}
+
+/// What makes the kind of a step.
+pub fn facts(located: &Located) -> StepFacts {
+    StepFacts {
+        prompt: located.prefixed.prompt.chain.tokens,
+        reused: located.reused(),
+        relation: located.relation,
+        idle: located.idle,
+    }
 }
 
 /// Gives the step its kind.
 pub fn classify(gateway: &Gateway, located: Located) -> Classified {
     let prompt = &located.prefixed.prompt;
-    let facts = StepFacts {
-        prompt: prompt.chain.tokens,
-        reused: located.reused(),
-        relation: located.relation,
-        idle: located.idle,
-    };
-    let step = kind_of(&facts, &gateway.policies.own.thresholds);
+    let step = kind_of(&facts(&located), &gateway.policies.own.thresholds);
     let request = &located.prefixed.request;
     let ask = Ask {
         model: request.model.clone(),
@@ -115,15 +121,16 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
     let own = || decide(&policies.own, &step.located.session, 0);
     let next = || policies.turn.fetch_add(1, Ordering::Relaxed);
     let bypass = || decide(&policies.bypass, &pinned, next()).map(|decision| decision.plan);
-    Ok(match step.mode {
+    let (plan, decision) = match step.mode {
         Mode::Own => {
             let decision = own()?;
-            Planned { plan: decision.plan, decision: Some(decision) }
+            (decision.plan, Some(decision))
         }
-        Mode::Sticky => Planned { plan: bypass()?, decision: None },
+        Mode::Sticky => (bypass()?, None),
         // Whatever the planner says in the shadow, the answer does not depend on it.
-        Mode::Shadow => Planned { plan: bypass()?, decision: own().ok() },
-    })
+        Mode::Shadow => (bypass()?, own().ok()),
+    };
+    Ok(Planned { plan, decision, excluded: excluded.to_vec() })
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {

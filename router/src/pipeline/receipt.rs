@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use planner::{Action, Decision};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use vocabulary::{Bytes, Epoch, Knowledge, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId};
 
 use super::locate::Grounds;
@@ -142,7 +142,7 @@ impl Remark {
 }
 
 /// How a step ended.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// The whole answer was delivered.
@@ -210,10 +210,10 @@ impl Receipts {
     }
 
     /// Files a finished one.
-    pub fn file(&self, receipt: Receipt) {
+    pub fn file(&self, receipt: Arc<Receipt>) {
         let mut ring = self.ring.lock();
         ring.candidates += receipt.candidates();
-        ring.receipts.push_back(Arc::new(receipt));
+        ring.receipts.push_back(receipt);
         while ring.receipts.len() > self.capacity || ring.candidates > self.capacity * CANDIDATES {
             let Some(oldest) = ring.receipts.pop_front() else { break };
             ring.candidates -= oldest.candidates();
@@ -232,13 +232,12 @@ impl Receipts {
 }
 
 #[cfg(test)]
-mod tests {
-    use planner::{Because, Leg, Plan};
-
+pub(crate) mod testing {
     use super::*;
     use crate::pipeline::locate::Freshness;
 
-    fn receipt(n: u128) -> Receipt {
+    /// One of session 0 or 1, whose step was not planned.
+    pub(crate) fn receipt(n: u128) -> Receipt {
         Receipt {
             request: RequestId(n),
             at_unix_ms: 0,
@@ -270,11 +269,19 @@ mod tests {
             seen: None,
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use planner::{Because, Leg, Plan};
+
+    use super::testing::receipt;
+    use super::*;
 
     #[test]
     fn the_oldest_receipt_makes_room() {
         let receipts = Receipts::new(3);
-        (0..5).for_each(|n| receipts.file(receipt(n)));
+        (0..5).for_each(|n| receipts.file(receipt(n).into()));
         let newest = |limit| receipts.newest(limit, |_| true).iter().map(|r| r.request.0).collect::<Vec<_>>();
         assert_eq!(newest(10), [4, 3, 2]);
         assert_eq!(newest(1), [4]);
@@ -318,8 +325,8 @@ mod tests {
                 ..receipt(n)
             }
         };
-        (0..4).for_each(|n| receipts.file(receipt(n)));
-        (4..7).for_each(|n| receipts.file(long(n)));
+        (0..4).for_each(|n| receipts.file(receipt(n).into()));
+        (4..7).for_each(|n| receipts.file(long(n).into()));
         let newest = receipts.newest(10, |_| true);
         assert_eq!(newest.iter().map(|r| r.request.0).collect::<Vec<_>>(), [6, 5], "two fill the place of four");
     }
@@ -327,7 +334,7 @@ mod tests {
     #[test]
     fn receipts_are_found_by_what_is_wanted_of_them() {
         let receipts = Receipts::new(8);
-        (0..5).for_each(|n| receipts.file(receipt(n)));
+        (0..5).for_each(|n| receipts.file(receipt(n).into()));
         let odd = receipts.newest(8, |receipt| receipt.known.session == SessionId(1));
         assert_eq!(odd.iter().map(|r| r.request.0).collect::<Vec<_>>(), [3, 1]);
     }

@@ -6,7 +6,7 @@ use std::io::{IsTerminal as _, Write as _};
 const WIDTH: usize = 30;
 
 /// The bar of all runs together.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     runs: usize,
     begun: usize,
     name: String,
@@ -14,23 +14,23 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(runs: usize) -> Self {
+    pub(crate) fn new(runs: usize) -> Self {
         Self { runs, begun: 0, name: String::new(), terminal: std::io::stderr().is_terminal() }
     }
 
-    pub(super) fn begin(&mut self, name: &str) {
+    pub(crate) fn begin(&mut self, name: &str) {
         self.begun += 1;
         name.clone_into(&mut self.name);
         self.show(0, 1);
     }
 
-    pub(super) fn show(&self, over: usize, all: usize) {
+    pub(crate) fn show(&self, over: usize, all: usize) {
         if self.terminal {
             self.write(&format!("\r\x1b[K{}", self.line(over, all)));
         }
     }
 
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         if self.terminal {
             self.write("\r\x1b[K");
         }

@@ -11,6 +11,7 @@ use prometheus::{
 use workers_shim::dialect::Stripped;
 
 use super::cluster::ClusterMetrics;
+use super::decisions::DecisionMetrics;
 use super::exchange::ExchangeMetrics;
 use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
 use super::identity::IdentityMetrics;
@@ -35,6 +36,8 @@ pub struct Metrics {
     pub cluster: ClusterMetrics,
     /// Routers among themselves.
     pub exchange: ExchangeMetrics,
+    /// The decision log.
+    pub decisions: DecisionMetrics,
     /// This process.
     pub process: Process,
     registry: Registry,
@@ -173,6 +176,7 @@ impl Metrics {
             soft_state: SoftStateMetrics::new(&families),
             cluster: ClusterMetrics::new(&families),
             exchange: ExchangeMetrics::new(&families),
+            decisions: DecisionMetrics::new(&families),
             process: Process::new(&families),
             names: families.names(),
             registry,

@@ -1,6 +1,7 @@
 //! What is told about the process: logs and metrics. Neither ever carries a prompt, an answer or a key.
 
 pub mod cluster;
+pub mod decisions;
 pub mod exchange;
 mod families;
 pub mod identity;

@@ -1,0 +1,42 @@
+//! A question to the planner that owns its parts: what a decision log keeps, and what a what-if asks again.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Overlap, WorkerId, WorkerView};
+
+use crate::{Ask, Decision, Inputs, NoPlan, Policy, SessionView, StepFacts, classify, plan};
+
+/// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct Case {
+    /// What makes the kind of step.
+    pub facts: StepFacts,
+    /// What is asked.
+    pub ask: Ask,
+    /// Who owns what.
+    pub session: SessionView,
+    /// The fleet.
+    pub workers: Arc<[WorkerView]>,
+    /// Who holds how much of the prompt.
+    pub overlaps: Vec<Overlap>,
+    /// Workers that had failed already.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub excluded: Vec<WorkerId>,
+}
+
+impl Case {
+    /// The decision under `policy`.
+    pub fn plan(&self, policy: &Policy) -> Result<Decision, NoPlan> {
+        plan(&Inputs {
+            step: classify(&self.facts, &policy.thresholds),
+            ask: &self.ask,
+            session: &self.session,
+            workers: &self.workers,
+            overlaps: &self.overlaps,
+            excluded: &self.excluded,
+            policy,
+            turn: 0,
+        })
+    }
+}

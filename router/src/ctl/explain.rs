@@ -1,0 +1,203 @@
+//! `ownerserve ctl explain`: one decision for a person: what was known, every way with its price, the choice, what came of it.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use vocabulary::RequestId;
+
+use super::client::Client;
+use super::error::CtlError;
+use super::lists::{all, pretty};
+use super::output::{Output, say};
+use super::table::{aligned, word};
+
+/// Prints why one step was served as it was.
+pub(crate) async fn explain(client: &Client, request: RequestId, output: Output) -> Result<(), CtlError> {
+    let path = format!("decisions/{request}");
+    if output == Output::Json {
+        say(&format!("{}\n", pretty(&client.get(&path).await?.json)));
+        return Ok(());
+    }
+    let (receipt, workers) = futures::join!(client.get(&path), all(client, ("workers", &[])));
+    // Without the list workers are told by their ids.
+    let names = Names::of(&workers.unwrap_or_default());
+    say(&text(&receipt?.json, &names));
+    Ok(())
+}
+
+/// Workers' URLs by their ids.
+#[derive(Default)]
+struct Names(BTreeMap<String, String>);
+
+impl Names {
+    fn of(workers: &[Value]) -> Self {
+        Self(workers.iter().map(|worker| (word(worker.get("id")), word(worker.get("endpoint")))).collect())
+    }
+
+    /// A leg: its worker, and its rank where that is not the first.
+    fn leg(&self, leg: &Value) -> String {
+        let rank = leg["rank"].as_u64().filter(|rank| *rank > 0).map(|rank| format!(" rank {rank}"));
+        self.worker(&leg["worker"]) + &rank.unwrap_or_default()
+    }
+
+    fn worker(&self, id: &Value) -> String {
+        let id = word(Some(id));
+        self.0.get(&id).cloned().unwrap_or(id)
+    }
+}
+
+/// The whole explanation.
+fn text(receipt: &Value, names: &Names) -> String {
+    let decision = &receipt["decision"];
+    let parts = [
+        Some(aligned(&known(receipt, names))),
+        decision.is_object().then(|| candidates(decision, names)),
+        Some(aligned(&outcome(receipt, names))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+fn known(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
+    let known = &receipt["known"];
+    let tokens = format!(
+        "{} tokens, {} of them sealed; the most that a worker holds is {}",
+        word(known.get("prompt")),
+        word(known.get("sealed")),
+        word(known.get("deepest_overlap")),
+    );
+    let by = match (&known["fallback"], &known["rung"]) {
+        (Value::String(why), _) => format!("by its bytes only: {why}"),
+        (_, Value::String(rung)) => format!("by token ids, recognised by {rung}"),
+        _ => "by token ids".into(),
+    };
+    let owner = match &known["owner"] {
+        Value::Null => "nobody".to_owned(),
+        owner => names.worker(&owner["worker"]),
+    };
+    let grounds = &known["grounds"];
+    let mut view = vec![format!("{} view of the ledger", word(grounds.get("view")))];
+    view.extend(grounds["unapplied"].as_bool().filter(|own| *own).map(|_| "a newer step of our own".to_owned()));
+    view.extend(
+        grounds["promises"].as_u64().filter(|n| *n > 0).map(|n| format!("{n} steps under way at other routers")),
+    );
+    let step = match receipt["decision"]["step"].as_str() {
+        Some(step) => format!("{step}, mode {}", word(receipt.get("mode"))),
+        None => format!("not planned, mode {}", word(receipt.get("mode"))),
+    };
+    vec![
+        row(["request", &word(receipt.get("request"))]),
+        row(["session", &word(known.get("session"))]),
+        row(["asked by", &format!("{}, for {}", word(receipt.get("tenant")), word(receipt.get("model")))]),
+        row(["step", &step]),
+        row(["prompt", &tokens]),
+        row(["known", &by]),
+        row(["owner", &owner]),
+        row(["decided on", &view.join(", ")]),
+    ]
+}
+
+/// Milliseconds of a price in microseconds.
+fn millis(price: &Value) -> String {
+    price.as_f64().map_or_else(|| "-".into(), |micros| format!("{:.1}", micros / 1000.0))
+}
+
+/// Every way, the cheapest first, those that were not allowed at the end. A `*` marks the choice.
+fn candidates(decision: &Value, names: &Names) -> String {
+    let mut all: Vec<&Value> = decision["candidates"].as_array().into_iter().flatten().collect();
+    all.sort_by_key(|one| (one["refused"].is_string(), one["total"].as_u64()));
+    // Whatever terms this release's price has.
+    let terms: Vec<&String> =
+        all.first().and_then(|one| one["terms"].as_object()).into_iter().flat_map(|t| t.keys()).collect();
+    let mut title = row(["", "ACTION", "AT", "FROM", "CACHED", "COMPUTED"]);
+    title.extend(terms.iter().map(|term| term.to_uppercase()));
+    title.extend(row(["PRICE MS", "WHY NOT"]));
+    let mut rows = vec![title];
+    let plan = &decision["plan"];
+    for one in all {
+        let is_chosen = ["action", "prefill", "decode", "handoff"].iter().all(|part| one[*part] == plan[*part]);
+        let from = match one["handoff"]["kind"].as_str() {
+            Some("remote_prefill") => names.leg(&one["prefill"]),
+            Some(_) => names.worker(&one["handoff"]["from"]),
+            None => "-".into(),
+        };
+        let mut cells = row([
+            if is_chosen { "*" } else { "" },
+            &word(one.get("action")),
+            &names.leg(&one["decode"]),
+            &from,
+            &word(one["decode"].get("tokens_cached")),
+            &word(one["prefill"].get("tokens_computed")),
+        ]);
+        let is_refused = one["refused"].is_string();
+        let price = |price: &Value| if is_refused { "-".to_owned() } else { millis(price) };
+        cells.extend(terms.iter().map(|term| price(&one["terms"][term.as_str()])));
+        cells.push(price(&one["total"]));
+        cells.push(if is_refused { word(one.get("refused")) } else { String::new() });
+        rows.push(cells);
+    }
+    aligned(&rows)
+}
+
+fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    let because = &receipt["decision"]["plan"]["because"];
+    if because.is_object() {
+        let next = match &because["runner_up"] {
+            Value::Null => "nothing else was allowed".to_owned(),
+            next => {
+                let more = next["total"].as_f64().unwrap_or_default() - because["total"].as_f64().unwrap_or_default();
+                let (action, worker) = (word(next.get("action")), names.worker(&next["worker"]));
+                format!("next {action} at {worker}, {:.1} ms more", more / 1000.0)
+            }
+        };
+        rows.push(row([
+            "chosen",
+            &format!("by {} for {} ms; {next}", word(because.get("rule")), millis(&because["total"])),
+        ]));
+        rows.push(row(["ownership", &claim(&receipt["decision"]["plan"]["claim"])]));
+    }
+    for attempt in receipt["attempts"].as_array().into_iter().flatten() {
+        let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
+        let at = if prefill == decode { decode } else { format!("{prefill} and {decode}") };
+        let remarks = match attempt["remarks"].as_array().map(Vec::as_slice) {
+            None | Some([]) => String::new(),
+            Some(_) => format!("; {}", word(attempt.get("remarks"))),
+        };
+        let how =
+            format!("{} at {at}, {} knowledge{remarks}", word(attempt.get("action")), word(attempt.get("knowledge")));
+        rows.push(row(["tried", &how]));
+    }
+    let seen = &receipt["seen"];
+    if seen.is_object() {
+        let beside = |what: &str, expected: &str| format!("{what} (expected {expected})");
+        let optional = |value: &Value| if value.is_null() { "not known".to_owned() } else { word(Some(value)) };
+        let first =
+            if seen["first_token"].is_null() { "not known".into() } else { millis(&seen["first_token"]) + " ms" };
+        rows.push(row(["ended", &format!("{}, status {}", word(seen.get("ending")), word(seen.get("status")))]));
+        rows.push(row(["first token", &beside(&first, &(millis(&seen["predicted"]) + " ms"))]));
+        rows.push(row(["cached", &beside(&optional(&seen["cached"]), &word(seen.get("predicted_cached")))]));
+        rows.push(row([
+            "answer",
+            &format!("{} tokens, {} ms in all", optional(&seen["answered"]), millis(&seen["total"])),
+        ]));
+        rows.push(row(["moved", &format!("{} bytes", word(seen.get("moved")))]));
+    }
+    rows
+}
+
+fn claim(claim: &Value) -> String {
+    match claim["kind"].as_str() {
+        Some("keep") => "stays where it is".into(),
+        Some("open") => "nobody owned it: the target claims it".into(),
+        Some("borrow") => "stays; the target is a reader".into(),
+        Some("move") => format!("moves to the target: {}", word(claim.get("why"))),
+        _ => word(Some(&json!(claim))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+use serde_json::json;
+
+use super::*;
+
+fn candidate(action: &str, worker: &str, price: u64, refused: Option<&str>) -> Value {
+    let leg = json!({"worker": worker, "rank": 0, "tokens_cached": 512, "tokens_computed": 88});
+    json!({
+        "action": action, "prefill": leg, "decode": leg, "handoff": null, "claim": {"kind": "keep"},
+        "terms": {"queue": 0, "compute": price}, "total": price, "refused": refused,
+    })
+}
+
+fn receipt() -> Value {
+    let chosen = candidate("colocated_prefill", "w-1", 1_500, None);
+    let mut plan = chosen.clone();
+    plan["because"] = json!({
+        "rule": "own", "terms": {}, "total": 1_500, "runner_up": {"action": "colocated_prefill", "worker": "w-2", "total": 9_750},
+    });
+    json!({
+        "request": "req-7", "tenant": "a", "model": "m", "mode": "own",
+        "known": {
+            "session": "s-1", "fallback": null, "rung": "leading", "owner": {"worker": "w-1"}, "prompt": 600, "sealed": 512,
+            "deepest_overlap": 512, "grounds": {"view": "current", "unapplied": true, "promises": 0},
+        },
+        "decision": {
+            "step": "small_increment", "plan": plan,
+            "candidates": [
+                candidate("colocated_prefill", "w-3", 0, Some("draining")),
+                candidate("colocated_prefill", "w-2", 9_750, None),
+                chosen,
+            ],
+        },
+        "attempts": [{"action": "colocated_prefill", "prefill": "w-1", "decode": "w-1", "knowledge": "exact", "remarks": ["decode_busy"]}],
+        "seen": {
+            "ending": "complete", "status": 200, "predicted": 1_500, "first_token": 1_800, "total": 20_000,
+            "predicted_cached": 512, "cached": 512, "answered": 32, "moved": 0,
+        },
+    })
+}
+
+#[test]
+fn a_decision_reads_from_what_was_known_to_what_came_of_it() {
+    let names =
+        Names::of(&[json!({"id": "w-1", "endpoint": "http://a:1"}), json!({"id": "w-2", "endpoint": "http://b:1"})]);
+    let wanted = "\
+request     req-7
+session     s-1
+asked by    a, for m
+step        small_increment, mode own
+prompt      600 tokens, 512 of them sealed; the most that a worker holds is 512
+known       by token ids, recognised by leading
+owner       http://a:1
+decided on  current view of the ledger, a newer step of our own
+
+   ACTION             AT          FROM  CACHED  COMPUTED  COMPUTE  QUEUE  PRICE MS  WHY NOT
+*  colocated_prefill  http://a:1  -     512     88        1.5      0.0    1.5
+   colocated_prefill  http://b:1  -     512     88        9.8      0.0    9.8
+   colocated_prefill  w-3         -     512     88        -        -      -         draining
+
+chosen       by own for 1.5 ms; next colocated_prefill at http://b:1, 8.2 ms more
+ownership    stays where it is
+tried        colocated_prefill at http://a:1, exact knowledge; decode_busy
+ended        complete, status 200
+first token  1.8 ms (expected 1.5 ms)
+cached       512 (expected 512)
+answer       32 tokens, 20.0 ms in all
+moved        0 bytes
+";
+    assert_eq!(text(&receipt(), &names), wanted);
+}
+
+#[test]
+fn a_step_that_was_not_planned_shows_no_candidates() {
+    let mut sticky = receipt();
+    (sticky["decision"], sticky["mode"], sticky["seen"]) = (Value::Null, json!("sticky"), Value::Null);
+    let shown = text(&sticky, &Names::default());
+    assert!(
+        shown.contains("not planned, mode sticky") && shown.contains("tried") && !shown.contains("PRICE"),
+        "{shown}"
+    );
+}

@@ -1,0 +1,129 @@
+//! The files of the log: `decisions.jsonl` is written to, `decisions-FIRST-LAST.jsonl.gz` are older ones, by the
+//! milliseconds since 1970 of their first and last record.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+
+/// What is written to.
+pub(super) const CURRENT: &str = "decisions.jsonl";
+
+/// Most bytes of one file, unpacked; a reader holds one at a time.
+const LARGEST: u64 = 8 << 20;
+
+/// Most bytes that one file is read to, whoever wrote it.
+const MOST_READ: u64 = 64 << 20;
+
+/// How much the log may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Bound {
+    /// All files together.
+    pub(super) all: u64,
+    /// The one that is written to.
+    pub(super) current: u64,
+}
+
+impl Bound {
+    /// Of so many bytes; none for no log.
+    pub(crate) fn of(bytes: u64) -> Option<Self> {
+        (bytes > 0).then(|| {
+            let all = bytes.max(1 << 20);
+            Self { all, current: (all / 4).min(LARGEST) }
+        })
+    }
+}
+
+/// One file of the log.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Segment {
+    /// When its first record arrived; the one that is written to is the newest of all.
+    pub(super) first: u64,
+    /// And its last.
+    pub(super) last: u64,
+    pub(super) path: PathBuf,
+}
+
+/// The log's files, the oldest first.
+pub(crate) fn segments(folder: &Path) -> io::Result<Vec<Segment>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        all.extend(segment(&path));
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn segment(path: &Path) -> Option<Segment> {
+    let name = path.file_name()?.to_str()?;
+    if name == CURRENT {
+        return Some(Segment { first: u64::MAX, last: u64::MAX, path: path.to_owned() });
+    }
+    let times = name.strip_prefix("decisions-")?;
+    let (first, last) = times.strip_suffix(".jsonl.gz").or_else(|| times.strip_suffix(".jsonl"))?.split_once('-')?;
+    Some(Segment { first: first.parse().ok()?, last: last.parse().ok()?, path: path.to_owned() })
+}
+
+/// Sets the written file aside under the times of its records, packed.
+pub(super) fn set_aside(folder: &Path, (first, last): (u64, u64)) -> io::Result<()> {
+    let plain = folder.join(format!("decisions-{first:013}-{last:013}.jsonl"));
+    fs::rename(folder.join(CURRENT), &plain)?;
+    pack(&plain)
+}
+
+/// Packs files that a killed process left unpacked, and removes what it left half done.
+pub(super) fn tidy(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.ends_with(".part") {
+            fs::remove_file(&path)?;
+        } else if name != CURRENT && name.ends_with(".jsonl") && segment(&path).is_some() {
+            pack(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn pack(plain: &Path) -> io::Result<()> {
+    let (packed, part) = (plain.with_extension("jsonl.gz"), plain.with_extension("jsonl.part"));
+    let mut encoder = GzEncoder::new(BufWriter::new(File::create(&part)?), Compression::fast());
+    io::copy(&mut File::open(plain)?, &mut encoder)?;
+    encoder.finish()?.flush()?;
+    fs::rename(&part, &packed)?;
+    fs::remove_file(plain)
+}
+
+/// Removes the oldest files until `folder` takes at most `bound` with a full file to write to.
+pub(super) fn make_room(folder: &Path, bound: Bound) -> io::Result<()> {
+    let old: Vec<_> = segments(folder)?.into_iter().filter(|segment| segment.first != u64::MAX).collect();
+    let sizes: Vec<u64> = old.iter().map(|segment| fs::metadata(&segment.path).map_or(0, |file| file.len())).collect();
+    let mut taken: u64 = sizes.iter().sum();
+    for (segment, size) in old.iter().zip(sizes) {
+        if taken + bound.current <= bound.all {
+            break;
+        }
+        fs::remove_file(&segment.path)?;
+        taken -= size;
+    }
+    Ok(())
+}
+
+/// The text of a file, unpacked. Of one that ends within something packed or is too long, what comes before.
+pub(crate) fn text(path: &Path) -> io::Result<Vec<u8>> {
+    let file = BufReader::new(File::open(path)?);
+    let mut text = Vec::new();
+    if path.extension().is_some_and(|ending| ending == "gz") {
+        match MultiGzDecoder::new(file).take(MOST_READ).read_to_end(&mut text) {
+            Err(error) if text.is_empty() => return Err(error),
+            Err(_) | Ok(_) => {}
+        }
+    } else {
+        file.take(MOST_READ).read_to_end(&mut text)?;
+    }
+    Ok(text)
+}

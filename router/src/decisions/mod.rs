@@ -1,0 +1,159 @@
+//! The decision log: every receipt, with the question that the planner was asked, on disk within a bound.
+//!
+//! A step never waits for it: its record goes into a bounded queue, a thread of its own writes it down, and what finds no
+//! room is counted and left out. Nothing is synced: the log explains and replays, nothing depends on it.
+
+mod files;
+mod reading;
+mod wanted;
+mod writer;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use planner::{Case, Policy};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use vocabulary::RequestId;
+
+use crate::config::units::Size;
+use crate::pipeline::receipt::{Receipt, Receipts};
+use crate::telemetry::decisions::DecisionMetrics;
+pub(crate) use files::Bound;
+pub(crate) use reading::{Entry, Records, RecordsError};
+pub(crate) use wanted::Wanted;
+use writer::Writer;
+
+/// Section `[decisions]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DecisionsConfig {
+    /// Most bytes of the decision log in the data directory; 0 keeps none, at least 1 MiB otherwise.
+    pub log: Size,
+}
+
+impl Default for DecisionsConfig {
+    fn default() -> Self {
+        Self { log: Size::mebibytes(256) }
+    }
+}
+
+/// What every file of the log begins with: what its records were decided by.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub(crate) struct Head {
+    /// The form of the lines behind it.
+    pub(crate) version: u32,
+    /// The release that wrote them.
+    pub(crate) release: String,
+    /// The policy that was in force.
+    pub(crate) policy: Policy,
+}
+
+/// The form that this release writes and reads.
+pub(crate) const VERSION: u32 = 1;
+
+impl Head {
+    fn new(policy: Policy) -> Self {
+        Self { version: VERSION, release: env!("CARGO_PKG_VERSION").into(), policy }
+    }
+}
+
+/// A step on its way into the log.
+#[derive(Debug)]
+struct Record {
+    receipt: Arc<Receipt>,
+    case: Option<Case>,
+}
+
+/// Why there is no decision log.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot keep the decision log in {}: {source}; with decisions.log = 0 none is kept", .folder.display())]
+pub struct DecisionLogError {
+    folder: PathBuf,
+    source: io::Error,
+}
+
+/// Why steps were served as they were: the newest in memory, older ones on disk.
+#[derive(Debug)]
+pub struct Decisions {
+    newest: Arc<Receipts>,
+    log: Option<Writer>,
+    folder: PathBuf,
+}
+
+/// Where the log lies, and what its records are decided by.
+#[derive(Clone, Copy, Debug)]
+pub struct DecisionLog<'a> {
+    /// Its folder, made if missing.
+    pub folder: &'a Path,
+    /// The planner's policy.
+    pub policy: &'a Policy,
+    /// Where records are counted.
+    pub metrics: &'a DecisionMetrics,
+}
+
+/// What a search found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Receipts, the newest first.
+    pub(crate) receipts: Vec<Box<RawValue>>,
+    /// Whether everything that is kept was looked through, or enough was found before.
+    pub(crate) complete: bool,
+}
+
+impl Decisions {
+    /// Goes on with the log on disk; `newest` are those in memory.
+    pub fn open(
+        newest: Arc<Receipts>,
+        config: DecisionsConfig,
+        log: DecisionLog<'_>,
+    ) -> Result<Self, DecisionLogError> {
+        let DecisionLog { folder, policy, metrics } = log;
+        let open = |bound| Writer::open(folder, bound, (&Head::new(policy.clone()), metrics));
+        let log = Bound::of(config.log.0 as u64).map(open).transpose();
+        let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;
+        Ok(Self { newest, log, folder: folder.to_owned() })
+    }
+
+    /// Files a finished step. `case` is what the planner was asked, where it was asked.
+    pub fn file(&self, receipt: Receipt, case: Option<Case>) {
+        let receipt = Arc::new(receipt);
+        self.newest.file(receipt.clone());
+        if let Some(log) = &self.log {
+            log.write(Record { receipt, case });
+        }
+    }
+
+    /// The one of this request. Blocks while the disk does.
+    pub(crate) fn of(&self, request: RequestId) -> Option<Box<RawValue>> {
+        if let Some(receipt) = self.newest.of(request) {
+            return serde_json::value::to_raw_value(&*receipt).ok();
+        }
+        let wanted = Wanted { request: Some(request), ..Wanted::default() };
+        self.search(&wanted, 1).receipts.pop()
+    }
+
+    /// The newest `limit` that are wanted, newest first. Blocks while the disk does.
+    pub(crate) fn search(&self, wanted: &Wanted, limit: usize) -> Found {
+        let newest = self.newest.newest(limit, |receipt| wanted.accepts(&receipt.into()));
+        let mut receipts: Vec<_> =
+            newest.iter().filter_map(|one| serde_json::value::to_raw_value(&**one).ok()).collect();
+        if receipts.len() >= limit || self.log.is_none() {
+            return Found { receipts, complete: true };
+        }
+        let known = |request| newest.iter().any(|receipt| receipt.request == request);
+        let complete = reading::search(&self.folder, (wanted, limit), &known, &mut receipts);
+        Found { receipts, complete }
+    }
+
+    /// Writes out what is in the queue.
+    pub fn close(&self) {
+        if let Some(log) = &self.log {
+            log.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

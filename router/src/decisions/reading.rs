@@ -1,0 +1,204 @@
+//! Reading the log: a search from the newest record back, or all records in order.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use planner::{Action, Case, Decision};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use vocabulary::{Micros, RequestId, SessionId, WorkerId};
+
+use super::files::{self, Segment};
+use super::wanted::{Facts, Wanted};
+use super::{Head, VERSION};
+use crate::pipeline::receipt::Ending;
+use crate::pipeline::steering::Mode;
+
+/// Longest a search looks through the disk.
+const LONGEST_SEARCH: Duration = Duration::from_secs(4);
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(borrow)]
+    receipt: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct FactsLine {
+    receipt: Facts,
+}
+
+/// Adds what is wanted and not `known`, the newest first, until there are `limit` receipts. Whether all was looked through
+/// that had to be.
+pub(super) fn search(
+    folder: &Path,
+    (wanted, limit): (&Wanted, usize),
+    known: &dyn Fn(RequestId) -> bool,
+    receipts: &mut Vec<Box<RawValue>>,
+) -> bool {
+    let begun = Instant::now();
+    let Ok(segments) = files::segments(folder) else { return false };
+    // Most lines are not wanted, and to find these words in them is quicker than to read them.
+    let words: Vec<String> = [wanted.request.map(|id| id.to_string()), wanted.session.map(|id| id.to_string())]
+        .into_iter()
+        .flatten()
+        .collect();
+    let mut complete = true;
+    let in_time = |segment: &&Segment| segment.first == u64::MAX || wanted.meets(segment.first, segment.last);
+    for segment in segments.iter().rev().filter(in_time) {
+        if begun.elapsed() > LONGEST_SEARCH {
+            return false;
+        }
+        // One that was packed or removed meanwhile is looked for under its other name.
+        let Some(text) = text_of(segment) else {
+            complete = false;
+            continue;
+        };
+        for line in text.lines().rev().filter(|line| words.iter().all(|word| line.contains(word.as_str()))) {
+            let Ok(FactsLine { receipt: facts }) = serde_json::from_str(line) else { continue };
+            if !wanted.accepts(&facts) || known(facts.request) {
+                continue;
+            }
+            let Ok(Line { receipt }) = serde_json::from_str(line) else { continue };
+            receipts.push(receipt.to_owned());
+            if receipts.len() >= limit {
+                return true;
+            }
+        }
+    }
+    complete
+}
+
+fn text_of(segment: &Segment) -> Option<String> {
+    let bytes = match files::text(&segment.path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => files::text(&segment.path.with_extension("jsonl.gz")),
+        read => read,
+    };
+    bytes.ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// When the first and the last record of a file arrived; none of one without records.
+pub(super) fn times(path: &Path) -> Option<(u64, u64)> {
+    let text = String::from_utf8_lossy(&files::text(path).ok()?).into_owned();
+    let at = |line: &str| serde_json::from_str::<FactsLine>(line).ok().map(|line| line.receipt.at_unix_ms);
+    text.lines().filter_map(at).fold(None, |times, at| {
+        let (first, last) = times.unwrap_or((at, at));
+        Some((at.min(first), at.max(last)))
+    })
+}
+
+/// What a what-if needs of a record.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// What its file was written under.
+    pub(crate) head: Arc<Head>,
+    /// What was decided and seen.
+    pub(crate) told: Told,
+    /// What the planner was asked; none where it was not.
+    pub(crate) case: Option<Case>,
+}
+
+/// The part of a receipt that is compared.
+#[derive(Deserialize, Debug)]
+pub(crate) struct Told {
+    pub(crate) known: Known,
+    pub(crate) mode: Mode,
+    pub(crate) decision: Option<Decision>,
+    pub(crate) attempts: Vec<Tried>,
+    pub(crate) seen: Option<Saw>,
+}
+
+#[derive(Deserialize, Debug)]
+pub(crate) struct Known {
+    pub(crate) session: SessionId,
+}
+
+/// How it was served.
+#[derive(Clone, Copy, Deserialize, Debug)]
+pub(crate) struct Tried {
+    pub(crate) action: Action,
+    pub(crate) prefill: WorkerId,
+    pub(crate) decode: WorkerId,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Deserialize, Debug)]
+pub(crate) struct Saw {
+    pub(crate) ending: Ending,
+    pub(crate) first_token: Option<Micros>,
+}
+
+#[derive(Deserialize)]
+struct EntryLine {
+    receipt: Told,
+    case: Option<Case>,
+}
+
+/// Why a log cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordsError {
+    #[error("cannot read {}: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{} holds no decision log; accepted: a router's data directory, its folder `decisions`, or a file of it", .0.display())]
+    None(PathBuf),
+    #[error("{}: its first line is not that of a decision log of version {VERSION}: {problem}", .path.display())]
+    Head { path: PathBuf, problem: String },
+}
+
+/// All records of a log, the oldest first, file by file.
+#[derive(Debug)]
+pub(crate) struct Records {
+    files: std::vec::IntoIter<PathBuf>,
+    /// How many files there are.
+    pub(crate) count: usize,
+    /// Lines that could not be read: torn by a crash, or of another form.
+    pub(crate) unreadable: u64,
+}
+
+impl Records {
+    /// Of a data directory, of the log's folder, or of one file.
+    pub(crate) fn open(path: &Path) -> Result<Self, RecordsError> {
+        let inner = path.join("decisions");
+        let folder = if inner.is_dir() { &inner } else { path };
+        let unreadable = |source| RecordsError::Unreadable { path: path.to_owned(), source };
+        let files: Vec<_> = if folder.is_dir() {
+            files::segments(folder).map_err(unreadable)?.into_iter().map(|segment| segment.path).collect()
+        } else {
+            std::fs::metadata(folder).map_err(unreadable)?;
+            vec![folder.to_owned()]
+        };
+        if files.is_empty() {
+            return Err(RecordsError::None(path.to_owned()));
+        }
+        Ok(Self { count: files.len(), files: files.into_iter(), unreadable: 0 })
+    }
+
+    /// Those of the next file; none behind the last one.
+    pub(crate) fn next_file(&mut self) -> Option<Result<Vec<Entry>, RecordsError>> {
+        let path = self.files.next()?;
+        Some(self.entries(&path))
+    }
+
+    fn entries(&mut self, path: &Path) -> Result<Vec<Entry>, RecordsError> {
+        let unreadable = |source| RecordsError::Unreadable { path: path.to_owned(), source };
+        let text = String::from_utf8_lossy(&files::text(path).map_err(unreadable)?).into_owned();
+        let mut lines = text.lines();
+        let Some(first) = lines.next() else { return Ok(Vec::new()) };
+        let wrong = |problem| RecordsError::Head { path: path.to_owned(), problem };
+        let head: Head = serde_json::from_str(first).map_err(|error| wrong(error.to_string()))?;
+        if head.version != VERSION {
+            return Err(wrong(format!("it says version {}", head.version)));
+        }
+        let head = Arc::new(head);
+        let mut entries = Vec::new();
+        for line in lines {
+            match serde_json::from_str(line) {
+                Ok(EntryLine { receipt: told, case }) => entries.push(Entry { head: head.clone(), told, case }),
+                Err(_) => self.unreadable += 1,
+            }
+        }
+        Ok(entries)
+    }
+}

@@ -1,0 +1,200 @@
+use std::fs;
+use std::io::Write as _;
+
+use flate2::read::GzDecoder;
+use planner::{Ask, SessionView, StepFacts, Transfers};
+use vocabulary::{Blocks, Overlap, SessionId, Tokens, WorkerId};
+
+use super::*;
+use crate::pipeline::receipt::testing::receipt;
+use crate::telemetry::metrics::Metrics;
+
+struct Kept {
+    folder: tempfile::TempDir,
+    metrics: Metrics,
+    policy: Policy,
+}
+
+impl Kept {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), metrics: Metrics::default(), policy: Policy::default() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("decisions")
+    }
+
+    fn open(&self, bytes: usize, in_memory: usize) -> Decisions {
+        let log = DecisionLog { folder: &self.path(), policy: &self.policy, metrics: &self.metrics.decisions };
+        Decisions::open(Arc::new(Receipts::new(in_memory)), DecisionsConfig { log: Size(bytes) }, log).unwrap()
+    }
+
+    fn counted(&self, outcome: &str) -> u64 {
+        self.metrics.decisions.records.with_label_values(&[outcome]).get()
+    }
+
+    fn size(&self) -> u64 {
+        fs::read_dir(self.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum()
+    }
+}
+
+/// One that arrived at millisecond `n`; sessions take turns.
+fn at(n: u64) -> Receipt {
+    Receipt { at_unix_ms: n, ..receipt(u128::from(n)) }
+}
+
+fn case(tokens: u64) -> Case {
+    Case {
+        facts: StepFacts { prompt: Tokens(tokens), ..StepFacts::default() },
+        ask: Ask {
+            model: "m".into(),
+            adapter: None,
+            prompt: Tokens(tokens),
+            answer: Tokens(1),
+            block: Tokens(16),
+            transfers: Transfers::Allowed,
+        },
+        session: SessionView::new(SessionId(1)),
+        workers: Arc::new([]),
+        overlaps: vec![Overlap {
+            worker: WorkerId(1),
+            rank: Default::default(),
+            tier: vocabulary::Tier::Hbm,
+            blocks: Blocks(3),
+        }],
+        excluded: vec![WorkerId(2)],
+    }
+}
+
+fn requests(found: &Found) -> Vec<u128> {
+    let id = |raw: &RawValue| serde_json::from_str::<wanted::Facts>(raw.get()).unwrap().request.0;
+    found.receipts.iter().map(|raw| id(raw)).collect()
+}
+
+#[test]
+fn what_memory_forgets_is_found_on_disk_newest_first_and_once() {
+    let kept = Kept::new();
+    let decisions = kept.open(16 << 20, 3);
+    (1..=10).for_each(|n| decisions.file(at(n), None));
+    decisions.close();
+    let all = Wanted::default();
+    assert_eq!(requests(&decisions.search(&all, 100)), [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(requests(&decisions.search(&all, 5)), [10, 9, 8, 7, 6]);
+    let odd = Wanted { session: Some(SessionId(1)), until: Some(8), ..Wanted::default() };
+    assert_eq!(requests(&decisions.search(&odd, 3)), [7, 5, 3]);
+    assert!(decisions.of(RequestId(2)).is_some() && decisions.of(RequestId(10)).is_some());
+    assert!(decisions.of(RequestId(11)).is_none());
+}
+
+#[test]
+fn the_log_stays_within_its_bound_and_keeps_the_newest() {
+    let kept = Kept::new();
+    let bytes = 1 << 20;
+    let decisions = kept.open(bytes, 1);
+    // What does not pack well, so that there are many files.
+    let noise = |n: u64| {
+        let mut case = case(n);
+        let hash = |at: u64| xxhash_rust::xxh3::xxh3_64_with_seed(&n.to_le_bytes(), at);
+        case.excluded = (0..200).map(|at| WorkerId(hash(at))).collect();
+        case
+    };
+    let newest = 2_000;
+    for n in 1..=newest {
+        decisions.file(at(n), Some(noise(n)));
+        // The queue is bounded, and this is faster than any disk.
+        while kept.counted("written") + 1_000 < n {
+            std::thread::yield_now();
+        }
+    }
+    decisions.close();
+    assert_eq!((kept.counted("written"), kept.counted("no_room")), (newest, 0));
+    assert!(kept.size() <= bytes as u64, "{} bytes", kept.size());
+    let found = requests(&decisions.search(&Wanted::default(), 2_000));
+    assert!(found.len() > 100 && found.len() < 2_000, "{}", found.len());
+    assert_eq!(found, (0..found.len() as u128).map(|n| u128::from(newest) - n).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
+    let mut kept = Kept::new();
+    let first = kept.open(16 << 20, 1);
+    first.file(at(1), Some(case(100)));
+    first.close();
+    // What a killed process may leave.
+    fs::write(kept.path().join("decisions-5-6.jsonl.part"), "half").unwrap();
+    let torn = fs::OpenOptions::new().append(true).open(kept.path().join("decisions.jsonl")).unwrap();
+    (&torn).write_all(b"{\"receipt\": {\"request").unwrap();
+    kept.policy.mu = 0.5;
+    let second = kept.open(16 << 20, 1);
+    second.file(at(2), Some(case(200)));
+    second.close();
+    assert_eq!(requests(&second.search(&Wanted::default(), 10)), [2, 1]);
+
+    let mut records = Records::open(kept.folder.path()).unwrap();
+    let mut seen = Vec::new();
+    while let Some(entries) = records.next_file() {
+        seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.mu, entry.case)));
+    }
+    assert_eq!(seen, [(0.25, Some(case(100))), (0.5, Some(case(200)))]);
+    assert_eq!((records.count, records.unreadable), (2, 1));
+    let names: Vec<_> = fs::read_dir(kept.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert!(names.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{names:?}");
+    let packed = fs::File::open(kept.path().join("decisions-0000000000001-0000000000001.jsonl.gz")).unwrap();
+    assert!(std::io::read_to_string(GzDecoder::new(packed)).unwrap().starts_with("{\"version\":1,"));
+}
+
+#[test]
+fn a_disk_that_refuses_is_counted_and_the_log_goes_on_when_it_takes_again() {
+    let kept = Kept::new();
+    let decisions = kept.open(16 << 20, 1);
+    decisions.close();
+    fs::remove_dir_all(kept.path()).unwrap();
+    let head = Head::new(kept.policy.clone());
+    fs::create_dir_all(kept.path()).unwrap();
+    let writer = Writer::open(&kept.path(), Bound::of(1 << 20).unwrap(), (&head, &kept.metrics.decisions)).unwrap();
+    fs::remove_dir_all(kept.path()).unwrap();
+    fs::write(kept.path(), "a file in its place").unwrap();
+    let written = |n| writer.write(Record { receipt: Arc::new(at(n)), case: Some(case(n)) });
+    // The open file is gone with its name; a full one must be set aside, which cannot be done.
+    (1..=1_500).for_each(written);
+    while kept.counted("written") + kept.counted("disk") < 1_500 {
+        std::thread::yield_now();
+    }
+    let lost = kept.counted("disk");
+    assert!(lost > 0, "nothing was refused");
+    fs::remove_file(kept.path()).unwrap();
+    fs::create_dir_all(kept.path()).unwrap();
+    written(1_501);
+    writer.close();
+    assert_eq!(kept.counted("disk"), lost);
+    assert!(fs::read_to_string(kept.path().join("decisions.jsonl")).unwrap().contains(&RequestId(1_501).to_string()));
+}
+
+#[test]
+fn without_a_bound_nothing_is_written() {
+    let kept = Kept::new();
+    let decisions = kept.open(0, 2);
+    (1..=4).for_each(|n| decisions.file(at(n), None));
+    decisions.close();
+    let found = decisions.search(&Wanted::default(), 10);
+    assert_eq!((requests(&found), found.complete), (vec![4, 3], true));
+    assert!(!kept.path().exists());
+}
+
+#[test]
+fn what_is_no_log_says_what_is_accepted() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |path: &Path| match Records::open(path) {
+        Err(error) => error.to_string(),
+        Ok(mut records) => records.next_file().unwrap().unwrap_err().to_string(),
+    };
+    assert!(told(folder.path()).contains("holds no decision log; accepted: a router's data directory"));
+    assert!(told(&folder.path().join("x")).contains("cannot read"));
+    let file = folder.path().join("other.jsonl");
+    for (text, problem) in
+        [("{}\n", "missing field"), ("{\"version\":2,\"release\":\"9\",\"policy\":{}}\n", "version 2")]
+    {
+        fs::write(&file, text).unwrap();
+        assert!(told(&file).contains(problem), "{}", told(&file));
+    }
+}

@@ -1,0 +1,123 @@
+//! Which decisions are asked for.
+
+use planner::{Action, StepKind};
+use serde::Deserialize;
+use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
+
+use crate::pipeline::receipt::{Ending, Receipt};
+use crate::pipeline::steering::Mode;
+
+/// What a decision must be; what is left out may be anything.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Wanted {
+    /// Of this request.
+    pub(crate) request: Option<RequestId>,
+    /// Of this session.
+    pub(crate) session: Option<SessionId>,
+    /// Of this tenant.
+    pub(crate) tenant: Option<TenantId>,
+    /// For this model.
+    pub(crate) model: Option<ModelId>,
+    /// Decided by.
+    pub(crate) mode: Option<Mode>,
+    /// Of this kind.
+    pub(crate) step: Option<StepKind>,
+    /// Served by this action.
+    pub(crate) action: Option<Action>,
+    /// With this worker in one of its legs.
+    pub(crate) worker: Option<WorkerId>,
+    /// That ended so.
+    pub(crate) ending: Option<Ending>,
+    /// Arrived at this time or later, milliseconds since 1970.
+    pub(crate) since: Option<u64>,
+    /// Arrived at this time or before.
+    pub(crate) until: Option<u64>,
+    /// Whose first token took longer.
+    pub(crate) slower_than: Option<Micros>,
+}
+
+/// What a search looks at in a receipt, in memory or on disk.
+#[derive(Deserialize, Debug)]
+pub(crate) struct Facts {
+    pub(crate) request: RequestId,
+    pub(crate) at_unix_ms: u64,
+    tenant: TenantId,
+    model: ModelId,
+    known: Known,
+    mode: Mode,
+    decision: Option<Kind>,
+    attempts: Vec<Try>,
+    seen: Option<Seen>,
+}
+
+#[derive(Deserialize, Debug)]
+struct Known {
+    session: SessionId,
+}
+
+#[derive(Deserialize, Debug)]
+struct Kind {
+    step: StepKind,
+}
+
+#[derive(Clone, Copy, Deserialize, Debug)]
+struct Try {
+    action: Action,
+    prefill: WorkerId,
+    decode: WorkerId,
+}
+
+#[derive(Deserialize, Debug)]
+struct Seen {
+    ending: Ending,
+    first_token: Option<Micros>,
+}
+
+impl From<&Receipt> for Facts {
+    fn from(receipt: &Receipt) -> Self {
+        let last = |attempt: &crate::pipeline::receipt::Attempt| Try {
+            action: attempt.action,
+            prefill: attempt.prefill,
+            decode: attempt.decode,
+        };
+        Self {
+            request: receipt.request,
+            at_unix_ms: receipt.at_unix_ms,
+            tenant: receipt.tenant.clone(),
+            model: receipt.model.clone(),
+            known: Known { session: receipt.known.session },
+            mode: receipt.mode,
+            decision: receipt.decision.as_ref().map(|decision| Kind { step: decision.step }),
+            attempts: receipt.attempts.last().map(last).into_iter().collect(),
+            seen: receipt.seen.map(|seen| Seen { ending: seen.ending, first_token: seen.first_token }),
+        }
+    }
+}
+
+fn is<T: PartialEq>(wanted: Option<&T>, is: Option<&T>) -> bool {
+    wanted.is_none_or(|wanted| is == Some(wanted))
+}
+
+impl Wanted {
+    /// Whether one that arrived within these times, both included, can be wanted.
+    pub(super) fn meets(&self, first: u64, last: u64) -> bool {
+        self.since.is_none_or(|since| since <= last) && self.until.is_none_or(|until| first <= until)
+    }
+
+    /// Whether this one is wanted.
+    pub(crate) fn accepts(&self, facts: &Facts) -> bool {
+        let (served, seen) = (facts.attempts.last(), facts.seen.as_ref());
+        let first_token = seen.and_then(|seen| seen.first_token);
+        is(self.request.as_ref(), Some(&facts.request))
+            && is(self.session.as_ref(), Some(&facts.known.session))
+            && is(self.tenant.as_ref(), Some(&facts.tenant))
+            && is(self.model.as_ref(), Some(&facts.model))
+            && is(self.mode.as_ref(), Some(&facts.mode))
+            && is(self.step.as_ref(), facts.decision.as_ref().map(|kind| &kind.step))
+            && is(self.action.as_ref(), served.map(|served| &served.action))
+            && self.worker.is_none_or(|worker| served.is_some_and(|by| by.prefill == worker || by.decode == worker))
+            && is(self.ending.as_ref(), seen.map(|seen| &seen.ending))
+            && self.meets(facts.at_unix_ms, facts.at_unix_ms)
+            && self.slower_than.is_none_or(|span| first_token.is_some_and(|took| took > span))
+    }
+}

@@ -1,0 +1,212 @@
+//! `ownerserve what-if`: a decision log through the planner again, under another policy or in another fleet; of a log of
+//! mode `shadow`, what the planner would have saved. Reads files and writes to the terminal.
+
+mod compare;
+mod estimate;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use planner::Policy;
+use serde::Serialize;
+
+use crate::config::{Config, ConfigError};
+use crate::ctl::{WorkerArg, aligned};
+use crate::decisions::{Records, RecordsError};
+use crate::simulate_command::Progress;
+use compare::{Change, Comparing, Comparison};
+
+const NOTE: &str = "\
+Every figure but those under SEEN is a prediction by the cost model: the time until a first token as its terms queue,
+compute, network and restore have it. A step is asked about as it was met: what another choice would have changed for
+later steps, as who holds what and how long queues are, is not in it; `simulate` replays that.";
+
+/// Asks the planner again what a decision log was decided on, and compares.
+#[derive(Debug, Args)]
+#[command(after_help = NOTE)]
+pub(crate) struct WhatIfArgs {
+    /// A router's data directory, its folder `decisions`, or one file of it.
+    log: PathBuf,
+    /// Takes the policy from section [planner] of this file in place of the recorded one.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Changes one value of the policy, for example planner.mu=1. Goes over the file; may be repeated.
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    settings: Vec<String>,
+    /// A fleet without this worker, by id or URL; may be repeated.
+    #[arg(long, value_name = "WORKER")]
+    without: Vec<WorkerArg>,
+    /// Workers that compute prompts so many times as fast, 0.01 to 100.
+    #[arg(long, value_name = "FACTOR", value_parser = factor)]
+    prefill_speed: Option<f64>,
+    /// Links that are so many times as fast, 0.01 to 100.
+    #[arg(long, value_name = "FACTOR", value_parser = factor)]
+    link_speed: Option<f64>,
+    /// How the figures are written.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Form,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("accepted is a number from 0.01 to 100")]
+struct NotAFactor;
+
+fn factor(text: &str) -> Result<f64, NotAFactor> {
+    text.parse().ok().filter(|factor| (0.01..=100.0).contains(factor)).ok_or(NotAFactor)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+enum Form {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Why nothing was compared.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WhatIfError {
+    #[error(transparent)]
+    Records(#[from] RecordsError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("--set {0}: only values of the policy change what is planned; accepted are paths that begin with planner.")]
+    NotThePolicy(String),
+    #[error("cannot write the figures: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    /// Every figure but those of `foretold.*.seen`.
+    marked_as: &'static str,
+    files: usize,
+    unreadable_lines: u64,
+    #[serde(flatten)]
+    comparison: &'a Comparison,
+}
+
+pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
+    if let Some(other) = args.settings.iter().find(|setting| !setting.trim_start().starts_with("planner.")) {
+        return Err(WhatIfError::NotThePolicy(other.clone()));
+    }
+    let mut records = Records::open(&args.log)?;
+    let files = records.count;
+    let mut progress = Progress::new(files);
+    let mut comparing: Option<Comparing> = None;
+    while let Some(entries) = records.next_file() {
+        progress.begin("files of the log");
+        for entry in entries? {
+            let comparing = match &mut comparing {
+                Some(comparing) => comparing,
+                None => comparing.insert(Comparing::new(args.change(&entry.head.policy)?)),
+            };
+            comparing.add(entry);
+        }
+    }
+    progress.end();
+    let comparison = comparing.unwrap_or_default().done();
+    let text = match args.output {
+        Form::Table => text(&comparison, (files, records.unreadable)),
+        Form::Json => {
+            let unreadable_lines = records.unreadable;
+            let document = Document { marked_as: "prediction", files, unreadable_lines, comparison: &comparison };
+            serde_json::to_string_pretty(&document).expect("figures are plain numbers and words") + "\n"
+        }
+    };
+    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+}
+
+impl WhatIfArgs {
+    /// Settings alone go over the policy of the first record.
+    fn change(&self, recorded: &Policy) -> Result<Change, ConfigError> {
+        let is_changed = self.config.is_some() || !self.settings.is_empty();
+        let other = || Config::policy(recorded, self.config.as_deref().map(Path::new), &self.settings);
+        Ok(Change {
+            policy: is_changed.then(other).transpose()?,
+            without: self.without.iter().map(|worker| worker.0).collect(),
+            prefill: self.prefill_speed,
+            link: self.link_speed,
+        })
+    }
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+fn text(comparison: &Comparison, (files, unreadable): (usize, u64)) -> String {
+    let Comparison { own, shadow, sticky, .. } = comparison;
+    let mut text = aligned(&[
+        row([
+            "decisions",
+            &format!("{} in {files} files: own {own}, shadow {shadow}, sticky {sticky}", own + shadow + sticky),
+        ]),
+        row(["unreadable", &format!("{unreadable} lines")]),
+        row(["compared", &format!("{} steps of {} sessions", comparison.compared, comparison.sessions)]),
+        row(["replayed", &replayed(comparison)]),
+        row(["unservable", &format!("{} steps", comparison.unservable)]),
+    ]);
+    let (Some(served), Some(planned)) = (&comparison.as_served, &comparison.what_if) else {
+        return text
+            + "\nNothing could be compared: no record holds what the planner was asked and how it was served.\n";
+    };
+    let line = |name: &str, of: &dyn Fn(&compare::Totals) -> String| row([name, &of(served), &of(planned)]);
+    text.push('\n');
+    text += &aligned(&[
+        row(["PREDICTED", "AS SERVED", "WHAT IF"]),
+        line("first token, mean ms", &|totals| format!("{:.1}", totals.first_token_mean)),
+        line("first token, p50 ms", &|totals| format!("{:.1}", totals.first_token_p50)),
+        line("first token, p99 ms", &|totals| format!("{:.1}", totals.first_token_p99)),
+        line("prompt tokens computed", &|totals| totals.computed_tokens.to_string()),
+        line("MiB moved", &|totals| format!("{:.1}", totals.moved_bytes as f64 / f64::from(1 << 20))),
+    ]);
+    text += &format!("\n{} of {} steps would be served in another way. ", comparison.other_plan, comparison.compared);
+    text += &saved(comparison, served.first_token_mean);
+    text.push_str("\n\n");
+    let actions = comparison
+        .actions
+        .iter()
+        .map(|(action, [served, planned])| row([action.as_str(), &served.to_string(), &planned.to_string()]));
+    text += &aligned(&std::iter::once(row(["ACTION", "AS SERVED", "WHAT IF"])).chain(actions).collect::<Vec<_>>());
+    if !comparison.foretold.is_empty() {
+        text.push('\n');
+        text += &foretold(comparison);
+    }
+    text
+}
+
+fn replayed(comparison: &Comparison) -> String {
+    let all = comparison.reproduced + comparison.unreproduced;
+    format!("{} of {all} give the recorded plan under the recorded policy", comparison.reproduced)
+}
+
+fn saved(comparison: &Comparison, before: f64) -> String {
+    let Some(saved) = comparison.saved else { return String::new() };
+    let share = if before > 0.0 { format!(" ({:.1} %)", 100.0 * saved.mean / before) } else { String::new() };
+    let within = saved.within.map_or_else(
+        || "one session says nothing of how sure that is".to_owned(),
+        |within| format!("95 % confidence {:.2} to {:.2}", saved.mean - within, saved.mean + within),
+    );
+    format!("Prediction: a first token comes {:.2} ms{share} earlier, {within}.", saved.mean)
+}
+
+fn foretold(comparison: &Comparison) -> String {
+    let mut rows = vec![row(["AS SERVED", "STEPS", "PREDICTED MS", "SEEN MS", "MEDIAN ERROR", "BIAS"])];
+    for (action, one) in &comparison.foretold {
+        rows.push(row([
+            action.as_str(),
+            &one.steps.to_string(),
+            &format!("{:.1}", one.predicted),
+            &format!("{:.1}", one.seen),
+            &format!("{:.0} %", 100.0 * one.error),
+            &format!("{:+.0} %", 100.0 * one.bias),
+        ]));
+    }
+    aligned(&rows)
+}
+
+#[cfg(test)]
+mod tests;

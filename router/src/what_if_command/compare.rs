@@ -1,0 +1,240 @@
+//! Decisions as they were served, beside what the planner says to the same questions now. Predictions on both sides: only
+//! the last table has what was seen.
+
+use std::collections::BTreeMap;
+
+use planner::{Action, Candidate, Case, Decision, Policy, Terms};
+use serde::Serialize;
+use vocabulary::{Micros, SessionId};
+
+use super::estimate::{BySession, Estimate, percentile};
+use crate::decisions::Entry;
+use crate::pipeline::receipt::Ending;
+use crate::pipeline::steering::Mode;
+
+/// Of the steps of one side.
+#[derive(Clone, Debug, Default)]
+struct Side {
+    first_token: Vec<f64>,
+    computed: u64,
+    moved: u64,
+}
+
+/// What the two sides come to.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub(super) struct Totals {
+    /// Predicted milliseconds to the first token.
+    pub(super) first_token_mean: f64,
+    pub(super) first_token_p50: f64,
+    pub(super) first_token_p99: f64,
+    /// Prompt tokens that are computed.
+    pub(super) computed_tokens: u64,
+    /// Bytes that move between workers.
+    pub(super) moved_bytes: u64,
+}
+
+/// How well the price of what was done foretold its first token.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub(super) struct Foretold {
+    /// Steps whose first token was seen.
+    pub(super) steps: usize,
+    /// Median milliseconds.
+    pub(super) predicted: f64,
+    pub(super) seen: f64,
+    /// Median of the differences, without their sign, as a share of what was seen.
+    pub(super) error: f64,
+    /// Median of the differences as a share of what was seen; above 0 the price was too high.
+    pub(super) bias: f64,
+}
+
+/// Everything that a what-if says.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub(super) struct Comparison {
+    /// Records that were read, by the mode that decided.
+    pub(super) own: u64,
+    pub(super) shadow: u64,
+    pub(super) sticky: u64,
+    /// Of these, the steps that could be compared; others were not planned, or served in a way that was not priced.
+    pub(super) compared: usize,
+    /// Sessions of these.
+    pub(super) sessions: usize,
+    /// Steps that nobody could serve in the other fleet.
+    pub(super) unservable: u64,
+    /// Steps for which the recorded policy gives the recorded plan again, and those for which it does not.
+    pub(super) reproduced: u64,
+    pub(super) unreproduced: u64,
+    /// Steps that would be served in another way than they were.
+    pub(super) other_plan: u64,
+    pub(super) as_served: Option<Totals>,
+    pub(super) what_if: Option<Totals>,
+    /// Milliseconds that a step's first token would come earlier, predicted.
+    pub(super) saved: Option<Estimate>,
+    /// Steps by action: as served, and what-if.
+    pub(super) actions: BTreeMap<Action, [u64; 2]>,
+    /// How well what was done was foretold.
+    pub(super) foretold: BTreeMap<Action, Foretold>,
+}
+
+/// What is changed against the recorded world.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Change {
+    /// The policy in place of the recorded one.
+    pub(super) policy: Option<Policy>,
+    /// Workers that are not there.
+    pub(super) without: Vec<vocabulary::WorkerId>,
+    /// Factors on every worker's prefill rate and every link's rate.
+    pub(super) prefill: Option<f64>,
+    pub(super) link: Option<f64>,
+}
+
+impl Change {
+    fn apply(&self, mut case: Case) -> Case {
+        if self.without.is_empty() && self.prefill.is_none() && self.link.is_none() {
+            return case;
+        }
+        let mut workers = case.workers.to_vec();
+        workers.retain(|worker| !self.without.contains(&worker.id));
+        case.overlaps.retain(|overlap| !self.without.contains(&overlap.worker));
+        for worker in &mut workers {
+            worker.speeds.prefill_tokens_per_second *= self.prefill.unwrap_or(1.0);
+            if let Some(link) = &mut worker.link {
+                link.bytes_per_second *= self.link.unwrap_or(1.0);
+            }
+        }
+        case.workers = workers.into();
+        case
+    }
+}
+
+/// Milliseconds until the first token, as the price has them: the terms that are time of this step, not of others.
+fn first_token(terms: &Terms) -> f64 {
+    let Micros(micros) = terms.queue + terms.compute + terms.network + terms.restore;
+    micros as f64 / 1e3
+}
+
+impl Side {
+    fn add(&mut self, candidate: &Candidate) {
+        self.first_token.push(first_token(&candidate.terms));
+        self.computed += candidate.prefill.tokens_computed.0;
+        self.moved += candidate.handoff.map_or(0, |handoff| handoff.bytes().0);
+    }
+
+    fn totals(mut self) -> Option<Totals> {
+        let mean = self.first_token.iter().sum::<f64>() / self.first_token.len() as f64;
+        Some(Totals {
+            first_token_mean: mean,
+            first_token_p50: percentile(&mut self.first_token, 0.5)?,
+            first_token_p99: percentile(&mut self.first_token, 0.99)?,
+            computed_tokens: self.computed,
+            moved_bytes: self.moved,
+        })
+    }
+}
+
+/// Takes one record after the other.
+#[derive(Debug, Default)]
+pub(super) struct Comparing {
+    change: Change,
+    modes: [u64; 3],
+    served: Side,
+    planned: Side,
+    saved: BySession,
+    unservable: u64,
+    reproduced: u64,
+    unreproduced: u64,
+    other_plan: u64,
+    actions: BTreeMap<Action, [u64; 2]>,
+    /// Predicted and seen milliseconds.
+    foretold: BTreeMap<Action, Vec<(f64, f64)>>,
+}
+
+/// The candidate that a decision's plan is.
+fn chosen(decision: &Decision) -> Option<&Candidate> {
+    let plan = &decision.plan;
+    let is = |one: &&Candidate| {
+        (one.action, one.prefill, one.decode, one.handoff) == (plan.action, plan.prefill, plan.decode, plan.handoff)
+    };
+    decision.candidates.iter().find(is)
+}
+
+impl Comparing {
+    /// Beside `change`.
+    pub(super) fn new(change: Change) -> Self {
+        Self { change, ..Self::default() }
+    }
+
+    /// One more record.
+    pub(super) fn add(&mut self, entry: Entry) {
+        let Entry { head, told, case } = entry;
+        self.modes[told.mode as usize] += 1;
+        let (Some(recorded), Some(case), Some(tried)) = (told.decision, case, told.attempts.last().copied()) else {
+            return;
+        };
+        let by = |one: &&Candidate| {
+            (one.action, one.prefill.worker, one.decode.worker) == (tried.action, tried.prefill, tried.decode)
+        };
+        let Some(served) = recorded.candidates.iter().find(by) else { return };
+        if let Some(saw) = told.seen.filter(|saw| saw.ending == Ending::Complete)
+            && let Some(Micros(seen)) = saw.first_token
+        {
+            let pair = (first_token(&served.terms), seen as f64 / 1e3);
+            self.foretold.entry(served.action).or_default().push(pair);
+        }
+        match case.plan(&head.policy) {
+            Ok(again) if again.plan == recorded.plan => self.reproduced += 1,
+            _ => self.unreproduced += 1,
+        }
+        let policy = self.change.policy.as_ref().unwrap_or(&head.policy);
+        let Ok(decision) = self.change.apply(case).plan(policy) else {
+            self.unservable += 1;
+            return;
+        };
+        if let Some(planned) = chosen(&decision) {
+            self.compare(told.known.session, served, planned);
+        }
+    }
+
+    fn compare(&mut self, session: SessionId, served: &Candidate, planned: &Candidate) {
+        self.served.add(served);
+        self.planned.add(planned);
+        self.saved.add(session, first_token(&served.terms) - first_token(&planned.terms));
+        self.actions.entry(served.action).or_default()[0] += 1;
+        self.actions.entry(planned.action).or_default()[1] += 1;
+        let place = |one: &Candidate| (one.action, one.prefill.worker, one.decode.worker);
+        self.other_plan += u64::from(place(served) != place(planned));
+    }
+
+    /// What it comes to.
+    pub(super) fn done(self) -> Comparison {
+        let [shadow, sticky, own] = [Mode::Shadow, Mode::Sticky, Mode::Own].map(|mode| self.modes[mode as usize]);
+        let foretold = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, foretold(&pairs)?));
+        Comparison {
+            own,
+            shadow,
+            sticky,
+            compared: self.served.first_token.len(),
+            sessions: self.saved.sessions(),
+            unservable: self.unservable,
+            reproduced: self.reproduced,
+            unreproduced: self.unreproduced,
+            other_plan: self.other_plan,
+            as_served: self.served.totals(),
+            what_if: self.planned.totals(),
+            saved: self.saved.estimate(),
+            actions: self.actions,
+            foretold: self.foretold.into_iter().filter_map(foretold).collect(),
+        }
+    }
+}
+
+fn foretold(pairs: &[(f64, f64)]) -> Option<Foretold> {
+    let median = |of: &dyn Fn(&(f64, f64)) -> f64| percentile(&mut pairs.iter().map(of).collect::<Vec<_>>(), 0.5);
+    let off = |(predicted, seen): &(f64, f64)| (predicted - seen) / seen.max(0.001);
+    Some(Foretold {
+        steps: pairs.len(),
+        predicted: median(&|pair| pair.0)?,
+        seen: median(&|pair| pair.1)?,
+        error: median(&|pair| off(pair).abs())?,
+        bias: median(&|pair| off(pair))?,
+    })
+}

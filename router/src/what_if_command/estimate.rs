@@ -1,0 +1,112 @@
+//! How sure a mean over steps is, when the steps of one session resemble each other.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use vocabulary::SessionId;
+
+/// A mean per step with its 95 % confidence interval.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub(super) struct Estimate {
+    /// The mean.
+    pub(super) mean: f64,
+    /// How far the interval goes to either side; none with fewer than two sessions.
+    pub(super) within: Option<f64>,
+}
+
+/// Sums by session: the unit that is independent of the others.
+#[derive(Debug, Default)]
+pub(super) struct BySession(BTreeMap<SessionId, (f64, f64)>);
+
+impl BySession {
+    /// One more step of a session.
+    pub(super) fn add(&mut self, session: SessionId, value: f64) {
+        let (sum, steps) = self.0.entry(session).or_default();
+        (*sum, *steps) = (*sum + value, *steps + 1.0);
+    }
+
+    /// Of how many sessions.
+    pub(super) fn sessions(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The mean per step; none without one. Its interval is that of a ratio estimator over clusters (Cochran, Sampling
+    /// Techniques, section 9A), with Student's t.
+    pub(super) fn estimate(&self) -> Option<Estimate> {
+        let clusters = self.0.len() as f64;
+        let (sum, steps) = self.0.values().fold((0.0, 0.0), |(sum, steps), (s, n)| (sum + s, steps + n));
+        (steps > 0.0).then(|| {
+            let mean = sum / steps;
+            let squares: f64 = self.0.values().map(|(sum, n)| (sum - mean * n).powi(2)).sum();
+            let within = || (squares * clusters / (clusters - 1.0)).sqrt() / steps * student(self.0.len() - 1);
+            Estimate { mean, within: (self.0.len() > 1).then(within) }
+        })
+    }
+}
+
+/// The 97.5 % quantile of Student's t, at most 0.2 % too wide above ten degrees of freedom.
+fn student(freedom: usize) -> f64 {
+    const FIRST: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+    let n = freedom as f64;
+    FIRST.get(freedom.wrapping_sub(1)).copied().unwrap_or(1.96 + 2.4 / n + 3.0 / (n * n))
+}
+
+/// The value below which `share` of the values lie (nearest rank); none of none. Sorts them.
+pub(super) fn percentile(values: &mut [f64], share: f64) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let rank = (share * values.len() as f64).ceil() as usize;
+    values.get(rank.saturating_sub(1)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[(u128, f64)]) -> BySession {
+        let mut all = BySession::default();
+        values.iter().for_each(|(session, value)| all.add(SessionId(*session), *value));
+        all
+    }
+
+    #[test]
+    fn one_session_says_nothing_of_the_others_however_many_steps_it_has() {
+        assert_eq!(of(&[]).estimate(), None);
+        assert_eq!(of(&[(1, 2.0), (1, 4.0)]).estimate(), Some(Estimate { mean: 3.0, within: None }));
+    }
+
+    #[test]
+    fn with_one_step_a_session_the_interval_is_students() {
+        // Mean 3, standard deviation 1.5811, four degrees of freedom.
+        let got = of(&[(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0)]).estimate().unwrap();
+        assert_eq!(got.mean, 3.0);
+        assert!((got.within.unwrap() - 2.776 * 1.5811 / 5f64.sqrt()).abs() < 1e-3, "{got:?}");
+    }
+
+    #[test]
+    fn steps_that_only_repeat_their_session_make_it_no_surer() {
+        let once = of(&[(1, 1.0), (2, 2.0), (3, 6.0)]).estimate().unwrap();
+        let often: Vec<_> = [(1, 1.0), (2, 2.0), (3, 6.0)].into_iter().flat_map(|pair| [pair; 50]).collect();
+        let often = of(&often).estimate().unwrap();
+        assert!((once.within.unwrap() - often.within.unwrap()).abs() < 1e-9, "{once:?} {often:?}");
+    }
+
+    #[test]
+    fn students_quantile_is_close_to_its_tables() {
+        for (freedom, table) in
+            [(1, 12.706), (10, 2.228), (11, 2.201), (20, 2.086), (30, 2.042), (60, 2.000), (120, 1.980)]
+        {
+            let off = student(freedom) / table - 1.0;
+            assert!((-0.0005..0.002).contains(&off), "{freedom}: {}", student(freedom));
+        }
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_values() {
+        let mut values = [5.0, 1.0, 3.0, 2.0, 4.0];
+        assert_eq!(
+            [0.0, 0.5, 0.99, 1.0].map(|share| percentile(&mut values, share)),
+            [Some(1.0), Some(3.0), Some(5.0), Some(5.0)]
+        );
+        assert_eq!(percentile(&mut [], 0.5), None);
+    }
+}

@@ -1,0 +1,158 @@
+use std::sync::Arc;
+
+use planner::{Ask, Case, SessionView, StepFacts, Transfers};
+use serde_json::json;
+use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, Tokens, WorkerId, WorkerView};
+
+use super::*;
+use crate::decisions::{Entry, Head};
+
+fn worker(id: u64, backlog: u64) -> WorkerView {
+    let view = json!({
+        "id": WorkerId(id), "endpoint": format!("http://w{id}:1"), "incarnation": 1, "role": "hybrid", "models": ["m"],
+        "ranks": 1, "health": "ready", "knowledge": "exact",
+        "load": {"running": 0, "waiting": 0, "backlog": backlog, "kv_usage": 0.0},
+        "capacity": {"kv": 1_000_000, "block": 16, "context": 100_000},
+        "speeds": {"prefill_tokens_per_second": 10_000.0, "decode_step": 1_000, "decode_slowdown": 10},
+        "kv_bytes_per_token": Bytes(1_000), "link": null,
+    });
+    serde_json::from_value(view).unwrap()
+}
+
+/// Worker 1 holds all but 100 of 1,000 tokens, worker 2 nothing.
+fn case(session: u128, backlog: u64) -> Case {
+    let overlap =
+        Overlap { worker: WorkerId(1), rank: Default::default(), tier: vocabulary::Tier::Hbm, blocks: Blocks(56) };
+    Case {
+        facts: StepFacts { prompt: Tokens(1_000), reused: Tokens(896), ..StepFacts::default() },
+        ask: Ask {
+            model: "m".into(),
+            adapter: None,
+            prompt: Tokens(1_000),
+            answer: Tokens(10),
+            block: Tokens(16),
+            transfers: Transfers::Allowed,
+        },
+        session: SessionView::new(SessionId(session)),
+        workers: Arc::new([worker(1, backlog), worker(2, 0)]),
+        overlaps: vec![overlap],
+        excluded: Vec::new(),
+    }
+}
+
+/// A step of mode `mode` that was served at `served` and whose first token took `seen`.
+fn entry(case: Case, (mode, served): (&str, u64), seen: Micros) -> Entry {
+    let policy = Policy::default();
+    let decision = case.plan(&policy).unwrap();
+    let told = json!({
+        "known": {"session": case.session.id}, "mode": mode, "decision": decision,
+        "attempts": [{"action": "colocated_prefill", "prefill": WorkerId(served), "decode": WorkerId(served)}],
+        "seen": {"ending": "complete", "first_token": seen},
+    });
+    let head = Head { version: 1, release: "x".into(), policy };
+    let told = serde_json::from_value(told).unwrap();
+    Entry { head: Arc::new(head), told, case: Some(case) }
+}
+
+fn compared(change: Change, entries: impl IntoIterator<Item = Entry>) -> Comparison {
+    let mut comparing = Comparing::new(change);
+    entries.into_iter().for_each(|entry| comparing.add(entry));
+    comparing.done()
+}
+
+#[test]
+fn a_log_of_the_planner_itself_is_reproduced_and_saves_nothing() {
+    let own = || (1..=4).map(|n| entry(case(n, 0), ("own", 1), Micros(12_000)));
+    let got = compared(Change::default(), own());
+    assert_eq!((got.own, got.compared, got.sessions), (4, 4, 4));
+    assert_eq!((got.reproduced, got.unreproduced, got.other_plan), (4, 0, 0));
+    let saved = got.saved.unwrap();
+    assert_eq!((saved.mean, saved.within), (0.0, Some(0.0)));
+    assert_eq!(got.as_served, got.what_if);
+}
+
+#[test]
+fn a_shadow_log_becomes_what_would_have_been_saved() {
+    // The bypass took the worker that holds nothing: 90 ms more, for every step.
+    let got = compared(Change::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
+    let (served, planned) = (got.as_served.unwrap(), got.what_if.unwrap());
+    assert_eq!((served.computed_tokens, planned.computed_tokens), (4_000, 416));
+    let saved = got.saved.unwrap();
+    assert!((saved.mean - 89.6).abs() < 0.5 && saved.within == Some(0.0), "{saved:?}");
+    assert_eq!((got.shadow, got.other_plan), (4, 4));
+    let told = text(&got, (1, 0));
+    assert!(
+        told.contains("Prediction: a first token comes 89.6")
+            && told.contains("4 of 4 steps would be served in another way"),
+        "{told}"
+    );
+}
+
+#[test]
+fn another_fleet_is_asked_about_with_the_same_questions() {
+    let own = |n| entry(case(n, 0), ("own", 1), Micros(12_000));
+    let without =
+        |workers: &[u64]| Change { without: workers.iter().copied().map(WorkerId).collect(), ..Change::default() };
+    let got = compared(without(&[1]), [own(1), own(2)]);
+    assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens, got.reproduced), (2, 2_000, 2));
+    let got = compared(without(&[1, 2]), [own(1)]);
+    assert_eq!((got.unservable, got.compared, got.what_if), (1, 0, None));
+    let faster = compared(Change { prefill: Some(2.0), ..Change::default() }, [own(1), own(2)]);
+    assert!((faster.saved.unwrap().mean - 5.2).abs() < 0.2, "{:?}", faster.saved);
+}
+
+#[test]
+fn another_policy_decides_otherwise() {
+    let policy = Policy { rule: planner::Rule::MatchRateMinusLoad, ..Policy::default() };
+    let busy = || entry(case(1, 5_000), ("own", 2), Micros(100_000));
+    assert_eq!(compared(Change::default(), [busy()]).other_plan, 0);
+    let got = compared(Change { policy: Some(policy), ..Change::default() }, [busy()]);
+    assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens), (1, 104));
+}
+
+#[test]
+fn what_was_seen_is_held_against_what_was_foretold() {
+    let first = |n| {
+        compared(Change::default(), [entry(case(n, 0), ("own", 1), Micros(1))]).foretold
+            [&planner::Action::ColocatedPrefill]
+            .predicted
+    };
+    let predicted = first(1);
+    // Twice as slow as foretold, for most.
+    let slow = Micros((predicted * 2_000.0) as u64);
+    let got = compared(
+        Change::default(),
+        (1..=5).map(|n| entry(case(n, 0), ("own", 1), if n == 1 { Micros(1) } else { slow })),
+    );
+    let foretold = got.foretold[&planner::Action::ColocatedPrefill];
+    assert_eq!(foretold.steps, 5);
+    assert!((foretold.bias + 0.5).abs() < 0.01 && (foretold.error - 0.5).abs() < 0.01, "{foretold:?}");
+}
+
+#[test]
+fn what_was_not_planned_is_counted_and_not_compared() {
+    let mut sticky = entry(case(1, 0), ("sticky", 1), Micros(1));
+    (sticky.told.decision, sticky.case) = (None, None);
+    let got = compared(Change::default(), [sticky]);
+    assert_eq!((got.sticky, got.compared, got.saved), (1, 0, None));
+    assert!(text(&got, (1, 2)).contains("Nothing could be compared"));
+}
+
+#[test]
+fn settings_that_are_not_the_policys_are_refused() {
+    let args = |settings: &[&str]| WhatIfArgs {
+        log: "nowhere".into(),
+        config: None,
+        settings: settings.iter().map(|text| (*text).to_owned()).collect(),
+        without: Vec::new(),
+        prefill_speed: None,
+        link_speed: None,
+        output: Form::Table,
+    };
+    let told = run(&args(&["proxy.listen=x"])).unwrap_err().to_string();
+    assert!(told.contains("accepted are paths that begin with planner."), "{told}");
+    let policy = Policy { mu: 3.0, ..Policy::default() };
+    let change = args(&["planner.lambda=7"]).change(&policy).unwrap().policy.unwrap();
+    assert_eq!((change.mu, change.lambda), (3.0, 7.0));
+    assert!(args(&["planner.lamda=7"]).change(&policy).unwrap_err().to_string().contains("lamda"));
+}
