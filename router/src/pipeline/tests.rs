@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use http::{HeaderMap, Method, Request};
@@ -8,7 +9,7 @@ use super::identify::Unnamed;
 use super::opening::preamble;
 use super::parse;
 use crate::incoming::{Endpoint, Incoming, new_request_id};
-use crate::testing::{Front, Worker, front, post, send, until};
+use crate::testing::{Front, Worker, front, get, post, send, until};
 
 const PATH: &str = "/v1/completions";
 
@@ -75,6 +76,27 @@ async fn conversations_that_share_their_system_prompt_are_no_forks_in_whatever_w
         }
         assert_ne!(sessions[0], sessions[1]);
     }
+}
+
+#[tokio::test]
+async fn every_fork_from_one_point_of_a_conversation_is_in_its_tree() {
+    let (_worker, front) = with_a_lease(&[]).await;
+    let history = "a long history ".repeat(2_000);
+    let mut family = Vec::new();
+    for said in ["what was first", "another way", "a third way", "a fourth way"] {
+        let body = json!({"model": "tiny", "prompt": format!("{history}{}", said.repeat(100))});
+        assert_eq!(post(front.proxy_address(), PATH, body.to_string()).await.status, 200);
+        let session = front.gateway.receipts.newest(1, |_| true)[0].known.session;
+        until("the session is known", || front.gateway.directory().view().session(session).is_some()).await;
+        family.push(session.to_string());
+    }
+    let path = format!("/ownerserve/v1/sessions/{}/tree", family[3]);
+    let tree = get(front.operator_address(), &path).await.json();
+    let branches = tree["branches"].as_array().unwrap();
+    assert_eq!(branches[0]["id"], family[0]);
+    let children: BTreeSet<_> = branches[1..].iter().map(|branch| branch["id"].as_str().unwrap()).collect();
+    assert_eq!(children, family[1..].iter().map(String::as_str).collect(), "{tree}");
+    assert!(branches[1..].iter().all(|branch| branch["parent"] == family[0] && branch["depth"] == 1), "{tree}");
 }
 
 #[tokio::test]
