@@ -52,22 +52,30 @@ async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
         found.extend(of_node(node, ready, leader));
     }
     found.extend(member_alarms(&members, output));
-    for worker in listed("workers", workers, &mut found) {
-        let of = word(worker.get("endpoint"));
-        match (worker["health"].as_str(), worker["knowledge"].as_str()) {
-            (Some("unreachable"), _) => found.push(alarm(&of, "worker_unreachable", "it does not answer its probes")),
-            (Some("draining"), _) => found.push(alarm(&of, "worker_draining", "an operator drains it")),
-            (_, Some("degraded")) => found.push(alarm(&of, "degraded", "events were lost and not yet made good")),
-            (_, Some("fallback")) => {
-                found.push(alarm(&of, "fallback", "its blocks are guessed from what was routed there"))
-            }
-            _ => {}
-        }
-    }
+    let workers = listed("workers", workers, &mut found);
+    found.extend(workers.iter().filter_map(of_worker));
     for lease in listed("leases", leases, &mut found) {
         found.push(alarm(&word(lease.get("endpoint")), "lease_expired", "no router reached it within its lease"));
     }
     Ok(found)
+}
+
+/// What ails one worker: the worst of it.
+fn of_worker(worker: &Value) -> Option<Value> {
+    let of = word(worker.get("endpoint"));
+    let doubt = worker["doubt"].as_str().unwrap_or("it will say why at the next look");
+    let sources = &worker["event_sources"];
+    let is_heard = sources["connected"].as_u64() >= sources["configured"].as_u64();
+    Some(match (worker["health"].as_str(), worker["knowledge"].as_str()) {
+        (Some("unreachable"), _) => alarm(&of, "worker_unreachable", "it does not answer its probes"),
+        (Some("draining"), _) => alarm(&of, "worker_draining", "an operator drains it"),
+        (_, Some("degraded")) if !is_heard => alarm(&of, "events_not_heard", doubt),
+        (_, Some("degraded")) => alarm(&of, "degraded", doubt),
+        (_, Some("fallback")) => {
+            alarm(&of, "fallback", &format!("its blocks are guessed from what was routed there: {doubt}"))
+        }
+        _ => return None,
+    })
 }
 
 /// What a list has. One that is not answered is an alarm itself, and makes no other one untold.
@@ -304,6 +312,23 @@ mod tests {
         let silent =
             json!({"endpoint": "http://a", "error": "Not ready (not_ready): No worker answers.", "word": "not_ready"});
         assert_eq!(names(&of_node(&node, &silent, None)), ["not_ready", "no_quorum"]);
+    }
+
+    #[test]
+    fn a_worker_that_is_not_known_exactly_is_told_with_what_to_do() {
+        let worker = |health: &str, knowledge: &str, connected: u64| {
+            json!({"endpoint": "http://a", "health": health, "knowledge": knowledge, "doubt": "see to it",
+                   "event_sources": {"configured": 2, "connected": connected}})
+        };
+        let told = |worker| of_worker(&worker).map(|found| (word(found.get("alarm")), word(found.get("what"))));
+        let is = |name: &str, what: &str| Some((name.to_owned(), what.to_owned()));
+        assert_eq!(told(worker("ready", "exact", 2)), None);
+        assert_eq!(told(worker("ready", "degraded", 2)), is("degraded", "see to it"));
+        assert_eq!(told(worker("ready", "degraded", 1)), is("events_not_heard", "see to it"));
+        let guessed = "its blocks are guessed from what was routed there: see to it";
+        assert_eq!(told(worker("ready", "fallback", 0)), is("fallback", guessed));
+        let gone = "it does not answer its probes";
+        assert_eq!(told(worker("unreachable", "degraded", 1)), is("worker_unreachable", gone));
     }
 
     #[test]

@@ -167,10 +167,13 @@ pub(crate) const WORKERS: List = List {
         ("ROLE", "/role"),
         ("HEALTH", "/health"),
         ("KNOWLEDGE", "/knowledge"),
+        ("SOURCES", "/event_sources/configured"),
+        ("CONNECTED", "/event_sources/connected"),
         ("LEASE", "/lease/state"),
         ("RUNNING", "/load/running"),
         ("WAITING", "/load/waiting"),
         ("MODELS", "/models"),
+        ("DOUBT", "/doubt"),
     ],
 };
 

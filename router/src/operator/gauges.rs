@@ -5,6 +5,7 @@ use std::time::Instant;
 use ownership::Standing;
 use ownership::ledger::Lease;
 use vocabulary::{Health, Knowledge, WorkerView};
+use workers_shim::events::SourceCount;
 
 use crate::exchange::trouble::Trouble;
 use crate::gateway::Gateway;
@@ -41,6 +42,10 @@ fn worker(gateway: &Gateway, view: &WorkerView) {
     metrics.kv_usage.with_label_values(&[name]).set(view.load.kv_usage);
     for state in [Knowledge::Exact, Knowledge::Degraded, Knowledge::Fallback] {
         metrics.knowledge.with_label_values(&[name, state.as_str()]).set(i64::from(state == view.knowledge));
+    }
+    let SourceCount { configured, connected } = gateway.fleet().event_sources(view.id).unwrap_or_default();
+    for (state, count) in [("connected", connected), ("lost", configured - connected)] {
+        metrics.event_sources.with_label_values(&[name, state]).set(signed(count as u64));
     }
     let events = gateway.fleet().events(view.id).unwrap_or_default();
     metrics.events.with_label_values(&[name]).inc_by(events.events);

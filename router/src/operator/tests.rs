@@ -55,6 +55,23 @@ async fn readiness_follows_the_workers_and_liveness_does_not() {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_not_known_exactly_says_why_and_what_to_do() {
+    let worker = Worker::start("one", "tiny").await;
+    let url = worker.url();
+    let listed = format!("workers=[{{url={url:?}, events=\"tcp://127.0.0.1:9\"}}]");
+    let front = front_of(&[], &[&listed, "models.tiny.text=builtin"]).await;
+    let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
+    let mut now = line().await;
+    while now["event_sources"]["configured"] != 1 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        now = line().await;
+    }
+    assert_eq!((now["knowledge"].as_str(), now["event_sources"]["connected"].as_u64()), (Some("degraded"), Some(0)));
+    let doubt = now["doubt"].as_str().unwrap();
+    assert!(doubt.contains("tcp://127.0.0.1:9") && doubt.contains("--kv-events-config"), "{doubt}");
+}
+
+#[tokio::test]
 async fn a_router_whose_workers_are_all_drained_serves_on_and_says_so() {
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &[]).await;

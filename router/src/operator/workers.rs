@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use vocabulary::{
     Bytes, Capacity, Health, Incarnation, Knowledge, Link, Load, ModelId, Role, Speeds, WorkerId, WorkerView,
 };
-use workers_shim::events::EventCounts;
+use workers_shim::events::{EventCounts, SourceCount};
 
 use super::fresh::{Fresh, FreshQuery, Seen};
 use super::input::{Asked, Named};
@@ -29,8 +29,27 @@ struct WorkerLine {
     able: AbleLine,
     /// Its lease; none when the ledger does not know it.
     lease: Option<LeaseLine>,
+    /// Where it tells its events: one place a rank.
+    event_sources: SourceLine,
+    /// Why its blocks are not known exactly, and what to do about it; none where they are.
+    doubt: Option<String>,
     /// What came of its events since this process started.
     events: Option<EventLine>,
+}
+
+/// Event sources.
+#[derive(Serialize, ToSchema)]
+struct SourceLine {
+    /// Configured, or told by the worker; 0 while it is not reached, or tells none that can be used.
+    configured: usize,
+    /// Of these, the ones that are heard.
+    connected: usize,
+}
+
+impl From<SourceCount> for SourceLine {
+    fn from(SourceCount { configured, connected }: SourceCount) -> Self {
+        Self { configured, connected }
+    }
 }
 
 /// Who it is and how it is.
@@ -161,6 +180,8 @@ impl WorkerLine {
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
         Self {
             lease: view.worker(id).map(|record| LeaseLine::new(view, record)),
+            event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
+            doubt: gateway.fleet().doubt(id).filter(|_| knowledge != Knowledge::Exact).map(|doubt| doubt.to_string()),
             events: gateway.fleet().events(id).map(EventLine::from),
             seen: SeenLine { id, endpoint, incarnation, role, models, ranks, health, knowledge },
             able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link },

@@ -152,6 +152,9 @@ async fn a_workers_events_load_and_lease_show_to_operators() {
         assert!(std::time::Instant::now() < deadline, "{line}");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
+    let known = line().await;
+    assert_eq!(known["event_sources"], json!({"configured": 1, "connected": 1}));
+    assert!(known["doubt"].is_null(), "{known}");
     let name = worker.address().to_string();
     let text = metrics().await;
     let value = |series: &str| {
@@ -160,6 +163,8 @@ async fn a_workers_events_load_and_lease_show_to_operators() {
     };
     assert_eq!(value(&format!("worker_up{{role=\"hybrid\",worker=\"{name}\"}}")), 1.0);
     assert_eq!(value(&format!("kv_knowledge{{state=\"exact\",worker=\"{name}\"}}")), 1.0);
+    assert_eq!(value(&format!("kv_event_sources{{state=\"connected\",worker=\"{name}\"}}")), 1.0);
+    assert_eq!(value(&format!("kv_event_sources{{state=\"lost\",worker=\"{name}\"}}")), 0.0);
     assert!(value(&format!("kv_events_total{{worker=\"{name}\"}}")) > 0.0);
     let (held, distinct) =
         (value(&format!("residency_blocks{{worker=\"{name}\"}}")), value("residency_distinct_blocks"));

@@ -109,6 +109,8 @@ pub struct Workers {
     pub kv_usage: GaugeVec,
     /// `kv_knowledge{worker, state}`: 1 for the state that holds: exact, degraded or fallback.
     pub knowledge: IntGaugeVec,
+    /// `kv_event_sources{worker, state}`: event sources that are connected, and that are lost or never came up.
+    pub event_sources: IntGaugeVec,
     /// `kv_events_total{worker}`.
     pub events: IntCounterVec,
     /// `kv_event_gaps_total{worker}`.
@@ -304,6 +306,11 @@ impl Workers {
                 "1 for what is known of the worker's blocks: exact, degraded or fallback.",
                 &["worker", "state"],
             ),
+            event_sources: f.gauges(
+                "kv_event_sources",
+                "KV event sources of the worker, by state: connected, or lost (or never connected).",
+                &["worker", "state"],
+            ),
             events: f.counters("kv_events_total", "KV events applied since start.", worker),
             event_gaps: f.counters("kv_event_gaps_total", "Gaps seen in the worker's KV events since start.", worker),
             event_lag: f.fractions("kv_event_lag_seconds", "Age of the newest KV event when it was applied.", worker),
@@ -318,6 +325,7 @@ impl Workers {
         for family in [&self.up, &self.running, &self.waiting, &self.backlog, &self.knowledge, &self.blocks] {
             family.reset();
         }
+        self.event_sources.reset();
         // Counters too: their source counts, and a counter can only be set by starting it anew.
         self.events.reset();
         self.event_gaps.reset();
