@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     MultiGzDecoder::new(std::fs::File::open(&path)?).read_to_string(&mut text)?;
     let mut reader = Reader::default();
     reader.read(&path, &text)?;
-    let trace = reader.finish().ok_or("an empty trace")?.within(&Limits::default());
+    let trace = reader.finish()?.ok_or("an empty trace")?.within(&Limits::default());
     let setup = Setup { workers: 8, spec: Spec::H100_8B, load, seed: 1 };
     let mut out = std::io::stdout();
     for policy in arguments {

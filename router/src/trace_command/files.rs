@@ -49,7 +49,7 @@ pub(super) fn within(path: &Path, most: u64) -> Result<Trace, FilesError> {
         let text = String::from_utf8(bytes).map_err(|_| FilesError::NotText(file.clone()))?;
         reader.read(&file.display().to_string(), &text)?;
     }
-    reader.finish().ok_or_else(|| FilesError::Empty(path.to_owned()))
+    reader.finish()?.ok_or_else(|| FilesError::Empty(path.to_owned()))
 }
 
 fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {

@@ -21,7 +21,7 @@ pub(crate) fn read(text: &str) -> Trace {
 fn try_read(text: &str) -> Result<Trace, TraceError> {
     let mut reader = Reader::default();
     reader.read("t", text)?;
-    Ok(reader.finish().unwrap())
+    Ok(reader.finish()?.unwrap())
 }
 
 #[track_caller]
@@ -95,7 +95,7 @@ fn sessions_with_the_same_tools_begin_with_the_same_run() {
     let (mut reader, other) = (Reader::default(), DOCUMENT.replace("[1, 2, 3", "[901, 902, 903"));
     reader.read("a", DOCUMENT).unwrap();
     reader.read("b", &other).unwrap();
-    let trace = reader.finish().unwrap();
+    let trace = reader.finish().unwrap().unwrap();
     let [a, b] = &trace.sessions[..] else { panic!("two files are two sessions") };
     assert_eq!(a.steps[0].path[0], b.steps[0].path[0]);
     assert_ne!(a.steps[0].path[1], b.steps[0].path[1]);
@@ -301,7 +301,7 @@ fn files_of_one_trace_are_of_one_kind() {
         "b:1: `the form` is unlike the files before (steps that wait for others, blocks of 64 tokens); accepted: one \
          form in all files of a trace"
     );
-    assert!(Reader::default().finish().is_none());
+    assert!(Reader::default().finish().unwrap().is_none());
 }
 
 #[test]
@@ -353,4 +353,67 @@ fn another_seed_is_another_order_of_gaps_where_times_are_recorded() {
         gaps
     };
     assert_eq!((gaps(&recorded), other[0].0), (gaps(&other), 0), "the rate stays too");
+}
+
+/// A decision log of steps: session, arrival in milliseconds, prompt, what was known of it, answer.
+fn log(steps: &[(&str, u64, u64, u64, u64)]) -> String {
+    let mut text = "{\"version\":1,\"release\":\"0.1.0\",\"policy\":{}}\n".to_owned();
+    for (session, at, prompt, reused, answer) in steps {
+        let known = format!(r#"{{"session":"{session}","prompt":{prompt},"deepest_overlap":{reused}}}"#);
+        let seen = format!(r#"{{"ending":"complete","total":2000000,"answered":{answer}}}"#);
+        let receipt = format!(r#"{{"request":"req-1","at_unix_ms":{at},"known":{known},"seen":{seen}}}"#);
+        text += &format!(r#"{{"receipt":{receipt},"case":{{"facts":{{"reused":{reused}}}}}}}"#);
+        text.push('\n');
+    }
+    text
+}
+
+#[test]
+fn a_decision_log_is_replayed_as_the_sessions_that_it_tells_of() {
+    let steps = [
+        ("s-1", 10_000, 1_280, 0, 64),
+        ("s-2", 11_000, 1_280, 640, 64),
+        ("s-3", 12_000, 1_280, 640, 64),
+        ("s-1", 17_000, 1_920, 1_344, 64),
+        // It went back to before the last answer.
+        ("s-1", 20_000, 1_920, 1_280, 64),
+    ];
+    let trace = read(&log(&steps));
+    assert_eq!((trace.arrivals, trace.block), (Arrivals::AfterOthers, Tokens(64)));
+    let ids: Vec<&str> = trace.sessions.iter().map(|session| &*session.id).collect();
+    assert_eq!(ids, ["s-1", "s-2", "s-3"]);
+    let [first, second, third] = [0, 1, 2].map(|at| &trace.sessions[at].steps);
+    assert_eq!(first.iter().map(|step| step.think.0 / 1_000_000).collect::<Vec<_>>(), [0, 5, 1]);
+    let shared = |a: &Step, b: &Step| {
+        let same = a.path.iter().zip(&*b.path).take_while(|(a, b)| a == b).map(|(run, _)| *run);
+        same.map(|run| trace.runs.tokens(run).0).sum::<u64>()
+    };
+    assert_eq!((shared(&first[0], &first[1]), shared(&first[1], &first[2])), (1_280, 1_280));
+    assert_eq!((shared(&first[0], &second[0]), shared(&second[0], &third[0])), (0, 640));
+    let resent = first[0].resent.as_ref().expect("the second step resends the first one's answer");
+    assert_eq!(trace.runs.end(resent), Tokens(1_344));
+    assert_eq!(first[1].resent, None);
+}
+
+#[test]
+fn a_session_goes_on_in_the_next_file_of_its_log() {
+    let mut reader = Reader::default();
+    reader.read("a", &log(&[("s-1", 1_000, 640, 0, 64)])).unwrap();
+    reader.read("b", &log(&[("s-1", 9_000, 1_280, 704, 64)])).unwrap();
+    let trace = reader.finish().unwrap().unwrap();
+    assert_eq!((trace.sessions.len(), trace.sessions[0].steps.len()), (1, 2));
+    assert_eq!(trace.sessions[0].steps[1].after, [0]);
+}
+
+#[test]
+fn of_a_decision_log_only_the_line_that_a_kill_cut_off_is_forgiven() {
+    let whole = log(&[("s-1", 1_000, 640, 0, 64), ("s-1", 9_000, 1_280, 704, 64)]);
+    let torn = &whole[..whole.len() - 20];
+    assert_eq!(read(torn).sessions[0].steps.len(), 1);
+    let said = try_read(&whole.replacen("\"prompt\":640", "\"prompt\":0", 1)).unwrap_err().to_string();
+    assert_eq!(said, "t:2: `known.prompt` is 0; accepted: 1 to 16777216 tokens");
+    let said = try_read(&whole.replacen("\"version\":1", "\"version\":2", 1)).unwrap_err().to_string();
+    assert_eq!(said, "t:1: `version` is 2; accepted: 1");
+    let broken = whole.replacen("complete", "broken", 1);
+    assert_eq!(read(&broken).sessions[0].steps.len(), 1, "a step that broke off is not replayed");
 }

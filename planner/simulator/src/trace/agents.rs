@@ -2,9 +2,11 @@
 //!
 //! The parent waits for a sub-agent; a sub-agent may have sub-agents of its own.
 
+mod decided;
 mod forms;
 mod weave;
 
+pub(super) use decided::{Decided, read as decisions};
 pub(super) use forms::{document, lines};
 
 /// Tokens in a block.

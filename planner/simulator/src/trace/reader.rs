@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use engine_model::runs::{RunId, Runs};
 use vocabulary::Tokens;
 
+use super::agents::Decided;
 use super::budget::Budget;
 use super::error::{Fault, Place, TraceError};
 use super::{Arrivals, Session, Trace, agents, azure, mooncake, text};
@@ -21,6 +22,8 @@ pub struct Reader {
     pub(super) preambles: HashMap<(u64, u32, u32), RunId>,
     /// Runs of texts: by the run before and the text's hash.
     pub(super) texts: HashMap<(Option<RunId>, u64), RunId>,
+    /// What decision logs tell of sessions.
+    pub(super) decided: Decided,
     /// How much more prompts may come to.
     pub(super) budget: Budget,
     kind: Option<(Arrivals, Tokens)>,
@@ -33,6 +36,7 @@ enum Form {
     AgentLines,
     Mooncake,
     Azure,
+    Decisions,
     Lmcache,
     TauBench,
 }
@@ -48,6 +52,7 @@ impl Form {
         match opening.bytes().next()? {
             b'T' if opening.starts_with("TIMESTAMP") => Some(Self::Azure),
             b'[' if has("task_id") => Some(Self::TauBench),
+            b'{' if has("version") && has("policy") => Some(Self::Decisions),
             b'{' if has("reqs") => Some(Self::AgentLines),
             b'{' if has("requests") => Some(Self::AgentDocument),
             b'{' if has("input_length") => Some(Self::Mooncake),
@@ -65,7 +70,7 @@ impl Form {
 
     fn block(self) -> Tokens {
         Tokens(match self {
-            Self::AgentDocument | Self::AgentLines => u64::from(agents::BLOCK),
+            Self::AgentDocument | Self::AgentLines | Self::Decisions => u64::from(agents::BLOCK),
             Self::Mooncake => u64::from(mooncake::BLOCK),
             Self::Azure | Self::Lmcache | Self::TauBench => u64::from(text::BLOCK),
         })
@@ -94,14 +99,16 @@ impl Reader {
             Form::AgentLines => agents::lines(self, file, text),
             Form::Mooncake => mooncake::read(self, file, text),
             Form::Azure => azure::read(self, file, text),
+            Form::Decisions => agents::decisions(self, file, text),
             Form::Lmcache => text::lmcache(self, file, text),
             Form::TauBench => text::tau_bench(self, file, text),
         }
     }
 
     /// The trace of all files that were read; none when there were none.
-    pub fn finish(self) -> Option<Trace> {
-        let (arrivals, block) = self.kind?;
-        Some(Trace { arrivals, block, runs: self.runs, sessions: self.sessions })
+    pub fn finish(mut self) -> Result<Option<Trace>, TraceError> {
+        let Some((arrivals, block)) = self.kind else { return Ok(None) };
+        std::mem::take(&mut self.decided).finish(&mut self)?;
+        Ok(Some(Trace { arrivals, block, runs: self.runs, sessions: self.sessions }))
     }
 }
