@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use prefix::{ChatBody, ModelText, ModelTextSource, PrefixError, SpecialTokens, WallTime};
-use serde_json::json;
+use prefix::PrefixError;
 use vocabulary::Role;
-use workers_shim::sim::{
-    ChatEnding, ChatPrompt, CodecError, EventFault, EventOptions, Profile, SimError, SimOptions, SimWorker, TextCodec,
-};
+use workers_shim::sim::{EventFault, EventOptions, Profile, SimError, SimOptions, SimWorker};
 
-use crate::catalog::built_in_text;
 use crate::serve::asked_to_end;
+
+mod codec;
+
+pub use codec::ModelCodec;
 
 /// Runs a simulated engine: vLLM on the wire, no model inside.
 #[derive(Clone, Debug, Args)]
@@ -142,67 +142,6 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
         side_channel: beside(listen.ip()),
         ..SimOptions::default()
     })
-}
-
-/// The text side of a model as a simulated engine wants it.
-#[derive(Debug)]
-pub struct ModelCodec {
-    text: ModelText,
-    eos: u32,
-}
-
-impl ModelCodec {
-    /// Of a model folder; of the built-in small model without one.
-    pub fn load(folder: Option<PathBuf>) -> Result<Self, PrefixError> {
-        let text = match folder {
-            Some(folder) => ModelText::load(ModelTextSource::Folder(folder))?,
-            None => built_in_text()?,
-        };
-        let eos = text.eos().first().copied().or_else(|| text.special_ids().next()).unwrap_or_default();
-        Ok(Self { text, eos })
-    }
-}
-
-impl TextCodec for ModelCodec {
-    fn encode_chat(&self, chat: ChatPrompt<'_>) -> Result<Vec<u32>, CodecError> {
-        let mut body = json!({
-            "messages": chat.messages,
-            "add_generation_prompt": chat.ending == ChatEnding::Generate,
-            "continue_final_message": chat.ending == ChatEnding::Continue,
-        });
-        if let Some(tools) = chat.tools {
-            body["tools"] = json!(tools);
-        }
-        let tokens = ChatBody::parse(body.to_string().as_bytes())
-            .and_then(|body| self.text.encode_chat(&body, WallTime { unix_seconds: unix_seconds() }));
-        tokens.map_err(|error| CodecError(error.to_string()))
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<u32>, CodecError> {
-        self.text.encode(text, SpecialTokens::With).map_err(|error| CodecError(error.to_string()))
-    }
-
-    fn decode(&self, tokens: &[u32]) -> String {
-        // Ids come from the engine itself, which says only tokens of this vocabulary.
-        self.text.decode(tokens, SpecialTokens::Without).unwrap_or_default()
-    }
-
-    fn vocabulary_size(&self) -> u32 {
-        u32::try_from(self.text.vocab_size()).unwrap_or(u32::MAX)
-    }
-
-    fn eos(&self) -> u32 {
-        self.eos
-    }
-
-    fn specials(&self) -> Vec<u32> {
-        self.text.special_ids().collect()
-    }
-}
-
-fn unix_seconds() -> i64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_secs()).unwrap_or_default()
 }
 
 #[cfg(test)]

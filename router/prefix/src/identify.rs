@@ -205,7 +205,8 @@ impl Identifier {
         text.encode_chat_from(&ChatBody::parse(body)?.with_call_order(order), now, known)
     }
 
-    fn completion_ids(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, PrefixError> {
+    /// The token ids of each prompt of a completion request: one, or as many as its batch has.
+    pub fn completion_ids(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, PrefixError> {
         let body = CompletionBody::parse(body)?;
         let special = if body.adds_special_tokens() { SpecialTokens::With } else { SpecialTokens::Without };
         let prompts = body.prompts(self.limits.prompts)?.into_iter();

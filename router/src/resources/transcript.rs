@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
-use workers_shim::dialect::{JsonFields, Splice};
+use workers_shim::dialect::{JsonFields, Splice, items};
 
 /// Most steps of a conversation that are put together.
 const MOST_STEPS: usize = 512;
@@ -27,14 +27,14 @@ impl Addition {
         if fields.read::<bool>("store") == Some(false) {
             return None;
         }
-        let input = items_of_input(fields.get("input")?)?;
+        let input = items::of_input(fields.get("input")?)?;
         Some(Self { previous: fields.read("previous_response_id"), input })
     }
 
     /// The transcript of this request and its answer: `{"previous": ID, "items": [...]}`.
     pub(crate) fn answered(&self, output: &RawValue) -> Option<Bytes> {
         let previous = serde_json::to_vec(&self.previous).ok()?;
-        let items = joined([&self.input[..], inside(output.get())?.as_bytes()].into_iter());
+        let items = items::joined([&self.input[..], items::inside(output.get())?.as_bytes()]);
         let mut text = Vec::with_capacity(items.len() + previous.len() + 32);
         for part in [&b"{\"previous\":"[..], &previous, b",\"items\":[", &items, b"]}"] {
             text.extend_from_slice(part);
@@ -118,7 +118,7 @@ impl History {
     /// Adds the step before those that are there; none when it is not one, or one too many.
     pub(crate) fn add(&mut self, transcript: &Bytes) -> Option<Before> {
         let kept: Kept<'_> = serde_json::from_slice(transcript).ok()?;
-        let items = inside(kept.items.get())?;
+        let items = items::inside(kept.items.get())?;
         self.bytes += items.len() + 1;
         if self.bytes > self.most_bytes || self.steps.len() == MOST_STEPS {
             return None;
@@ -130,31 +130,13 @@ impl History {
     /// `body` with the whole history as its input, and following nothing.
     pub(crate) fn into_body(self, body: &Bytes) -> Option<Bytes> {
         let fields = JsonFields::scan(body.clone(), &["input", "previous_response_id"]).ok()?;
-        let own = items_of_input(fields.get("input")?)?;
-        let items = joined(self.steps.iter().rev().map(|step| &step[..]).chain([&own[..]]));
+        let own = items::of_input(fields.get("input")?)?;
+        let items = items::joined(self.steps.iter().rev().map(|step| &step[..]).chain([&own[..]]));
         let mut splice = Splice::new(&fields);
         splice.set("input", [b"[", &items[..], b"]"].concat());
         splice.remove("previous_response_id");
         Some(splice.finish())
     }
-}
-
-/// An input's items, between the brackets: a text is one message of the user's.
-fn items_of_input(input: &[u8]) -> Option<Bytes> {
-    match input.first()? {
-        b'"' => Some([b"{\"role\":\"user\",\"content\":", input, b"}"].concat().into()),
-        b'[' => Some(Bytes::copy_from_slice(inside(std::str::from_utf8(input).ok()?)?.as_bytes())),
-        _ => None,
-    }
-}
-
-/// What stands between the brackets of a list.
-fn inside(list: &str) -> Option<&str> {
-    Some(list.trim().strip_prefix('[')?.strip_suffix(']')?.trim())
-}
-
-fn joined<'a>(lists: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
-    lists.filter(|list| !list.is_empty()).collect::<Vec<_>>().join(&b','.to_owned())
 }
 
 #[cfg(test)]

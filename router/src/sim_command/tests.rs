@@ -51,18 +51,57 @@ fn flags_become_options_and_a_bad_profile_is_named() {
     assert!(Cli::try_parse_from(["sim-worker", "--role=gpu"]).is_err());
 }
 
-#[test]
-fn the_codec_renders_and_reads_back() {
-    let codec = ModelCodec::load(None).unwrap();
-    let messages = [json!({"role": "user", "content": "Where is my bag?"})];
-    let chat = |ending| codec.encode_chat(ChatPrompt { messages: &messages, tools: None, ending }).unwrap();
-    let (open, closed) = (chat(ChatEnding::Generate), chat(ChatEnding::Closed));
-    assert!(open.len() > closed.len() && open.starts_with(&closed));
-    assert!(codec.decode(&open).contains("Where is my bag?"));
-    assert_eq!(codec.decode(&codec.encode("plain text").unwrap()), "plain text");
-    assert!(codec.eos() < codec.vocabulary_size());
-    let wrong = [json!({"role": 7})];
-    assert!(codec.encode_chat(ChatPrompt { messages: &wrong, tools: None, ending: ChatEnding::Generate }).is_err());
+#[tokio::test]
+async fn tools_and_thoughts_are_taken_in_the_words_of_all_three_endpoints() {
+    let worker = sim(&["--speed-up=50"]).await;
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let ask = json!([{"role": "user", "content": "Which gate is it?"}]);
+    let cases = [
+        (
+            "/v1/chat/completions",
+            json!({"messages": ask, "tools": [
+            {"type": "function", "function": {"name": "gate", "parameters": schema}}]}),
+        ),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 4, "tools": [{"name": "gate", "input_schema": schema}], "messages": [
+            {"role": "user", "content": "Which gate is it?"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "I look.", "signature": ""},
+                {"type": "tool_use", "id": "call_1", "name": "gate", "input": {"city": "Oslo"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "B7"}]}]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"tools": [{"type": "function", "name": "gate", "parameters": schema}], "input": [
+            {"role": "user", "content": "Which gate is it?"},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "I look."}]},
+            {"type": "function_call", "call_id": "call_1", "name": "gate", "arguments": "{\"city\":\"Oslo\"}"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "B7"}]}),
+        ),
+    ];
+    for (path, mut body) in cases {
+        body["model"] = "tiny".into();
+        let answer = post(worker.address(), path, body.to_string()).await;
+        assert_eq!(answer.status, 200, "{path}: {:?}", answer.body);
+        body.as_object_mut().unwrap().remove("tools");
+        let plain = post(worker.address(), path, body.to_string()).await.json();
+        let counts = ["prompt_tokens", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"];
+        let prompt = |body: &Value| counts.iter().filter_map(|name| body["usage"][name].as_u64()).sum::<u64>();
+        assert!(prompt(&answer.json()) > prompt(&plain), "{path}: tools are shown to the model");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_said_in_tokens_that_come_back_whatever_the_tokenizer_puts_before_a_text() {
+    let folder = concat!("--text=", env!("CARGO_MANIFEST_DIR"), "/prefix/testdata/models/llama_like");
+    let worker = sim(&["--speed-up=50", folder]).await;
+    let ask =
+        json!({"model": "tiny", "prompt": "Go on.", "max_tokens": 40, "ignore_eos": true, "return_token_ids": true});
+    let choice = post(worker.address(), "/v1/completions", ask.to_string()).await.json()["choices"][0].clone();
+    let back = json!({"model": "tiny", "prompt": choice["text"], "add_special_tokens": false});
+    let back = post(worker.address(), "/tokenize", back.to_string()).await.json();
+    assert_eq!(back["tokens"], choice["token_ids"], "{}", choice["text"]);
 }
 
 #[tokio::test]

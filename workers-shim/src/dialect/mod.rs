@@ -5,6 +5,7 @@
 //! never come from a client.
 
 mod answer;
+pub mod items;
 mod json;
 mod replicate;
 mod request;

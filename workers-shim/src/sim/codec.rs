@@ -1,41 +1,39 @@
-//! Text to tokens and back, as the worker needs it. Implemented by whoever has a tokenizer.
+//! Requests and text to tokens and back, as the worker needs it. Implemented by whoever has a tokenizer and a chat
+//! template: the worker never looks into a conversation, so that there is one reading of it and no second to drift.
 
-use serde_json::Value;
-
-/// A chat to be rendered. Borrowed from the request's body.
-#[derive(Clone, Copy, Debug)]
-pub struct ChatPrompt<'a> {
-    /// OpenAI's message objects.
-    pub messages: &'a [Value],
-    /// OpenAI's tool objects.
-    pub tools: Option<&'a [Value]>,
-    /// How the prompt ends.
-    pub ending: ChatEnding,
+/// Whose words a conversation comes in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChatWords {
+    /// `/v1/chat/completions`, and what `/tokenize` takes of it.
+    Chat,
+    /// `/v1/messages`.
+    Messages,
+    /// `/v1/responses`, without a response to be followed: its items stand in the input.
+    Responses,
 }
 
-/// How a rendered chat ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ChatEnding {
-    /// With the opening of an assistant's turn.
-    #[default]
-    Generate,
-    /// In the middle of the last message, which is to be continued.
-    Continue,
-    /// After the last message.
-    Closed,
+/// Whether a text gets what the tokenizer puts around plain prompts, as begin-of-text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Framing {
+    /// It does.
+    Framed,
+    /// Its own tokens only.
+    Bare,
 }
 
-/// Why a text cannot be made into tokens. The client's fault.
+/// Why a request cannot be made into tokens. The client's fault.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CodecError(pub String);
 
 /// A model's tokenizer and chat template.
 pub trait TextCodec: Send + Sync {
-    /// A chat's tokens.
-    fn encode_chat(&self, chat: ChatPrompt<'_>) -> Result<Vec<u32>, CodecError>;
+    /// The tokens of a conversation's prompt, by the request's whole body as the client sent it.
+    fn encode_chat(&self, words: ChatWords, body: &[u8]) -> Result<Vec<u32>, CodecError>;
+    /// The tokens of each prompt of a completion's whole body: one, but for a batch.
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError>;
     /// A text's tokens; special tokens in it are recognised.
-    fn encode(&self, text: &str) -> Result<Vec<u32>, CodecError>;
+    fn encode(&self, text: &str, framing: Framing) -> Result<Vec<u32>, CodecError>;
     /// The text of tokens, special ones left out. Bytes that are no character yet become U+FFFD.
     fn decode(&self, tokens: &[u32]) -> String;
     /// Tokens in the vocabulary.

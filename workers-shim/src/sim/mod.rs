@@ -16,7 +16,7 @@ mod speech;
 mod tests;
 mod worker;
 
-pub use codec::{ChatEnding, ChatPrompt, CodecError, TextCodec};
+pub use codec::{ChatWords, CodecError, Framing, TextCodec};
 pub use engine_model::Profile;
 pub use error::SimError;
 pub use options::{EventFault, EventFaultError, EventOptions, SimOptions};

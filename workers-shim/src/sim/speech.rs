@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine_model::{ModelError, Voice};
 
-use super::codec::TextCodec;
+use super::codec::{Framing, TextCodec};
 
 /// A voice that says words any sequence of which is encoded back to itself, so that an answer that comes back in the
 /// next step's prompt has the tokens it was generated as. Without enough such words, everything that is not special.
@@ -22,7 +22,7 @@ fn is_word(codec: &dyn TextCodec, id: u32) -> bool {
     let text = codec.decode(&[id]);
     let letters = text.strip_prefix(' ').unwrap_or_default();
     let plain = letters.len() > 1 && letters.bytes().all(|byte| byte.is_ascii_lowercase());
-    plain && codec.encode(&text).is_ok_and(|ids| ids == [id])
+    plain && codec.encode(&text, Framing::Bare).is_ok_and(|ids| ids == [id])
 }
 
 /// The text of a growing answer, told in whole characters.

@@ -17,17 +17,26 @@ use tokio::sync::mpsc;
 use vocabulary::{Chain, Namespace, Overlap, PrefixId, Role, RootKeys, Seed, Tokens, WorkerId, WorkerView};
 
 use super::*;
-use crate::sim::{ChatPrompt, CodecError, SimOptions, SimWorker, TextCodec};
+use crate::sim::{ChatWords, CodecError, Framing, SimOptions, SimWorker, TextCodec};
 
 /// Tokens are numbers, and numbers are their text.
 struct Numbers;
 
 impl TextCodec for Numbers {
-    fn encode_chat(&self, _: ChatPrompt<'_>) -> Result<Vec<u32>, CodecError> {
+    fn encode_chat(&self, _: ChatWords, _: &[u8]) -> Result<Vec<u32>, CodecError> {
         Err(CodecError("only token ids here".to_owned()))
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<u32>, CodecError> {
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
+        #[derive(serde::Deserialize)]
+        struct Body {
+            prompt: Vec<u32>,
+        }
+        let body: Body = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
+        Ok(vec![body.prompt])
+    }
+
+    fn encode(&self, text: &str, _: Framing) -> Result<Vec<u32>, CodecError> {
         let number = |word: &str| word.parse().map_err(|_| CodecError(format!("{word} is no number")));
         text.split_whitespace().map(number).collect()
     }

@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::sim::codec::{ChatEnding, ChatPrompt};
+use crate::sim::codec::ChatWords;
 
 use super::App;
 use super::ask::{Ask, Delivery};
@@ -39,23 +39,22 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: 
 
 /// The tokens of a body with `messages`.
 pub(crate) fn prompt_of(app: &App, fields: &Fields) -> Result<Vec<u32>, Fault> {
+    check_messages(fields)?;
+    if fields.flag("continue_final_message")? && fields.flag("add_generation_prompt")? {
+        let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
+        return Err(Fault::bad_request(message, None));
+    }
+    Ok(app.codec.encode_chat(ChatWords::Chat, fields.body())?)
+}
+
+/// Refuses what no chat begins with.
+pub(crate) fn check_messages(fields: &Fields) -> Result<(), Fault> {
     let messages = fields.list("messages")?.ok_or_else(|| wrong("messages", "Field required"))?;
     let shaped = |message: &Value| message.get("role").is_some_and(Value::is_string);
-    if messages.is_empty() || !messages.iter().all(shaped) {
-        return Err(wrong("messages", "Input should be a list of messages with a role"));
+    match !messages.is_empty() && messages.iter().all(shaped) {
+        true => Ok(()),
+        false => Err(wrong("messages", "Input should be a list of messages with a role")),
     }
-    let continued = fields.flag("continue_final_message")?;
-    let opened = fields.get("add_generation_prompt").and_then(Value::as_bool).unwrap_or(true);
-    let ending = match (continued, opened) {
-        (true, true) if fields.get("add_generation_prompt").is_some() => {
-            let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
-            return Err(Fault::bad_request(message, None));
-        }
-        (true, _) => ChatEnding::Continue,
-        (false, true) => ChatEnding::Generate,
-        (false, false) => ChatEnding::Closed,
-    };
-    Ok(app.codec.encode_chat(ChatPrompt { messages, tools: fields.list("tools")?, ending })?)
 }
 
 fn answer_body(app: &App, (ask, prompt): (&Ask, &[u32]), answer: Answer) -> Value {

@@ -13,15 +13,13 @@ use super::App;
 use super::ask::{Ask, Delivery};
 use super::choice::Part;
 use super::errors::Fault;
-use super::fields::{Fields, token_ids, wrong};
+use super::fields::Fields;
 use super::generate::{Answer, begin, whole};
 use super::sse::{Script, data, stream_answer};
 use super::totals::Totals;
 
 /// Answer length where a completion names none: OpenAI's.
 const DEFAULT_TOKENS: u32 = 16;
-/// Prompts in a batch.
-const MOST_PROMPTS: usize = 1024;
 
 /// The route.
 pub(crate) async fn completions(
@@ -32,7 +30,7 @@ pub(crate) async fn completions(
     let fields = Fields::parse(&body)?;
     let mut ask = Ask::read(&app, (&headers, &fields), &["max_tokens"], "cmpl-")?;
     ask.bound(DEFAULT_TOKENS);
-    let prompts = prompts_of(&app, fields.required("prompt")?)?;
+    let prompts = prompts_of(&app, &fields)?;
     let choices = begin(&app, &ask, &prompts)?;
     if ask.delivery == Delivery::Whole {
         let answer = whole(&app, &ask, choices).await?;
@@ -44,21 +42,10 @@ pub(crate) async fn completions(
     Ok(stream_answer(choices, per_prompt, totals, script))
 }
 
-/// The prompts of a `prompt` field.
-pub(crate) fn prompts_of(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, Fault> {
-    let unread = || wrong("prompt", "Input should be a string, a list of strings, or lists of token ids");
-    let one = |value: &Value| match value {
-        Value::String(text) => Ok(app.codec.encode(text)?),
-        Value::Array(ids) => app.known(token_ids(ids, "prompt")?),
-        _ => Err(unread()),
-    };
-    match prompt {
-        Value::String(_) => Ok(vec![one(prompt)?]),
-        Value::Array(items) if items.is_empty() || items.len() > MOST_PROMPTS && !items[0].is_number() => Err(unread()),
-        Value::Array(items) if items[0].is_number() => Ok(vec![one(prompt)?]),
-        Value::Array(items) => items.iter().map(one).collect(),
-        _ => Err(unread()),
-    }
+/// The prompts of a body with `prompt`, all of tokens that the model has.
+pub(crate) fn prompts_of(app: &App, fields: &Fields) -> Result<Vec<Vec<u32>>, Fault> {
+    fields.required("prompt")?;
+    app.codec.encode_completion(fields.body())?.into_iter().map(|prompt| app.known(prompt)).collect()
 }
 
 fn answer_body(app: &App, (ask, prompts): (&Ask, &[Vec<u32>]), answer: Answer) -> Value {

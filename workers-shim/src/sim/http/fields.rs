@@ -6,24 +6,36 @@ use serde_json::{Map, Value};
 use super::errors::Fault;
 
 /// A JSON object from a client.
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct Fields {
+    fields: Map<String, Value>,
+    body: Bytes,
+}
 
 impl Fields {
     pub(crate) fn parse(body: &Bytes) -> Result<Self, Fault> {
-        let parsed = serde_json::from_slice(body).or_else(|error| match mend_surrogates(body) {
-            Some(mended) => serde_json::from_slice(&mended),
+        let mut body = body.clone();
+        let parsed = serde_json::from_slice(&body).or_else(|error| match mend_surrogates(&body) {
+            Some(mended) => {
+                body = mended.into();
+                serde_json::from_slice(&body)
+            }
             None => Err(error),
         });
         match parsed {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(Value::Object(fields)) => Ok(Self { fields, body }),
             Ok(_) => Err(Fault::bad_request("Input should be a valid dictionary", None)),
             Err(error) => Err(Fault::bad_request(format!("JSON decode error: {error}"), None)),
         }
     }
 
+    /// The whole body: as it was sent, but for halves of surrogate pairs.
+    pub(crate) fn body(&self) -> &Bytes {
+        &self.body
+    }
+
     /// A field that is there and not null.
     pub(crate) fn get(&self, name: &'static str) -> Option<&Value> {
-        self.0.get(name).filter(|value| !value.is_null())
+        self.fields.get(name).filter(|value| !value.is_null())
     }
 
     pub(crate) fn required(&self, name: &'static str) -> Result<&Value, Fault> {

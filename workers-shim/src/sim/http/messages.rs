@@ -9,13 +9,14 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::sim::codec::{ChatEnding, ChatPrompt};
+use crate::sim::codec::ChatWords;
 
 use super::App;
 use super::ask::{Ask, Delivery};
+use super::chat::check_messages;
 use super::choice::{End, Part};
 use super::errors::Fault;
-use super::fields::{Fields, wrong};
+use super::fields::Fields;
 use super::generate::{begin, whole};
 use super::sse::{Script, named, stream_answer};
 use super::totals::Totals;
@@ -72,16 +73,9 @@ fn stop_reason(end: &End) -> &'static str {
     }
 }
 
-/// Anthropic's messages as OpenAI's: the system text first, content blocks as parts.
 fn prompt_of(app: &App, fields: &Fields) -> Result<Vec<u32>, Fault> {
-    let list = fields.list("messages")?.ok_or_else(|| wrong("messages", "Field required"))?;
-    if list.is_empty() || !list.iter().all(|message| message.get("role").is_some_and(Value::is_string)) {
-        return Err(wrong("messages", "Input should be a list of messages with a role"));
-    }
-    let system = fields.get("system").map(|text| json!({"role": "system", "content": text}));
-    let messages: Vec<Value> = system.into_iter().chain(list.iter().cloned()).collect();
-    let tools = fields.list("tools")?;
-    Ok(app.codec.encode_chat(ChatPrompt { messages: &messages, tools, ending: ChatEnding::Generate })?)
+    check_messages(fields)?;
+    Ok(app.codec.encode_chat(ChatWords::Messages, fields.body())?)
 }
 
 struct MessageScript {

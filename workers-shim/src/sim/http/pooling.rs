@@ -8,19 +8,22 @@ use axum::extract::State;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::sim::codec::Framing;
+
 use super::App;
-use super::completions::prompts_of;
 use super::errors::Fault;
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, token_ids, wrong};
 
 /// Numbers in an embedding.
 const WIDTH: u64 = 64;
+/// Texts of one request.
+const MOST_INPUTS: usize = 1024;
 
 /// The route of embeddings.
 pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
     let fields = Fields::parse(&body)?;
     let model = model_of(&app, &fields)?;
-    let inputs = prompts_of(&app, fields.required("input")?)?;
+    let inputs = inputs_of(&app, fields.required("input")?)?;
     let packed = match fields.text("encoding_format")? {
         None | Some("float") => false,
         Some("base64") => true,
@@ -79,6 +82,22 @@ pub(crate) async fn score(State(app): State<Arc<App>>, body: Bytes) -> Result<Js
     })))
 }
 
+/// The tokens of each text of an `input` field.
+fn inputs_of(app: &App, input: &Value) -> Result<Vec<Vec<u32>>, Fault> {
+    let unread = || wrong("input", "Input should be a string, a list of strings, or lists of token ids");
+    let one = |value: &Value| match value {
+        Value::String(text) => Ok(app.codec.encode(text, Framing::Framed)?),
+        Value::Array(ids) => app.known(token_ids(ids, "input")?),
+        _ => Err(unread()),
+    };
+    match input {
+        Value::String(_) => Ok(vec![one(input)?]),
+        Value::Array(items) if items.first().is_some_and(Value::is_number) => Ok(vec![one(input)?]),
+        Value::Array(items) if !items.is_empty() && items.len() <= MOST_INPUTS => items.iter().map(one).collect(),
+        _ => Err(unread()),
+    }
+}
+
 fn model_of(app: &App, fields: &Fields) -> Result<String, Fault> {
     app.awake()?;
     let model = fields.text("model")?.unwrap_or(&app.model);
@@ -97,7 +116,9 @@ fn texts<'a>(value: &'a Value, name: &'static str) -> Result<Vec<&'a str>, Fault
 
 /// Cosine of the embeddings, and the tokens that it took.
 fn scored(app: &App, left: &[&str], right: &[&str]) -> Result<(Vec<f64>, usize), Fault> {
-    let encode = |texts: &[&str]| texts.iter().map(|text| app.codec.encode(text)).collect::<Result<Vec<_>, _>>();
+    let encode = |texts: &[&str]| {
+        texts.iter().map(|text| app.codec.encode(text, Framing::Framed)).collect::<Result<Vec<_>, _>>()
+    };
     let (left, right) = (encode(left)?, encode(right)?);
     let tokens = left.iter().chain(&right).map(Vec::len).sum();
     let left: Vec<Vec<f32>> = left.iter().map(|tokens| embed(tokens)).collect();

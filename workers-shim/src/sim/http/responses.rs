@@ -9,7 +9,8 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::sim::codec::{ChatEnding, ChatPrompt};
+use crate::dialect::{JsonFields, Splice, items};
+use crate::sim::codec::ChatWords;
 
 use super::App;
 use super::ask::{Ask, Delivery};
@@ -24,7 +25,8 @@ use super::totals::Totals;
 #[derive(Clone)]
 pub(crate) struct Kept {
     id: String,
-    messages: Vec<Value>,
+    /// Everything that was asked and answered so far, as items of an input, between the brackets.
+    items: Bytes,
     body: Value,
 }
 
@@ -37,9 +39,8 @@ const KEPT: usize = 256;
 pub(crate) async fn responses(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
     let fields = Fields::parse(&body)?;
     let ask = Ask::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
-    let mut messages = messages_of(&app, &fields)?;
-    let chat = ChatPrompt { messages: &messages, tools: fields.list("tools")?, ending: ChatEnding::Generate };
-    let choices = begin(&app, &ask, &[app.codec.encode_chat(chat)?])?;
+    let step = Step::read(&app, &fields)?;
+    let choices = begin(&app, &ask, &[app.codec.encode_chat(ChatWords::Responses, &step.body)?])?;
     let draft = draft(&app, &ask, &fields)?;
     if ask.delivery != Delivery::Whole {
         let totals = Totals::new(ask.remote_cached);
@@ -51,8 +52,9 @@ pub(crate) async fn responses(State(app): State<Arc<App>>, headers: HeaderMap, b
     let mut body = complete(draft, (&ask.id, &part.text, end.reason), answer.totals.responses());
     body["kv_transfer_params"] = answer.params;
     if fields.get("store").and_then(Value::as_bool).unwrap_or(true) {
-        messages.push(json!({"role": "assistant", "content": part.text}));
-        keep(&app, Kept { id: ask.id, messages, body: body.clone() });
+        let said = output_item(&ask.id, &part.text).to_string();
+        let items = items::joined([&step.items[..], said.as_bytes()]).into();
+        keep(&app, Kept { id: ask.id, items, body: body.clone() });
     }
     Ok(Json(body).into_response())
 }
@@ -75,43 +77,34 @@ fn find(app: &App, id: &str) -> Result<Kept, Fault> {
     found.ok_or_else(|| Fault::not_found(format!("Response with id '{id}' not found."), Some("response_id")))
 }
 
-fn messages_of(app: &App, fields: &Fields) -> Result<Vec<Value>, Fault> {
-    let mut messages = match fields.text("previous_response_id")? {
-        Some(id) => find(app, id)?.messages,
-        None => Vec::new(),
-    };
-    if let Some(text) = fields.text("instructions")? {
-        messages.insert(0, json!({"role": "system", "content": text}));
-    }
-    match fields.required("input")? {
-        Value::String(text) => messages.push(json!({"role": "user", "content": text})),
-        Value::Array(items) => messages.extend(items.iter().map(message_of)),
-        _ => return Err(wrong("input", "Input should be a valid string or list")),
-    }
-    match messages.is_empty() {
-        true => Err(wrong("input", "Input should not be empty")),
-        false => Ok(messages),
-    }
+/// A request that follows nothing any more: what it followed stands in its input.
+struct Step {
+    body: Bytes,
+    /// The items of its input, between the brackets.
+    items: Bytes,
 }
 
-/// An input item as a chat message.
-fn message_of(item: &Value) -> Value {
-    let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
-    match kind {
-        "function_call_output" => json!({"role": "tool", "content": item["output"]}),
-        "function_call" => {
-            let function = json!({"name": item["name"], "arguments": item["arguments"]});
-            json!({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]})
-        }
-        _ => {
-            let role = item.get("role").and_then(Value::as_str).unwrap_or("user");
-            json!({"role": role, "content": item["content"]})
-        }
+impl Step {
+    fn read(app: &App, fields: &Fields) -> Result<Self, Fault> {
+        fields.required("input")?;
+        let body = fields.body();
+        let scanned = JsonFields::scan(body.clone(), &["input", "previous_response_id"])
+            .map_err(|error| Fault::bad_request(format!("JSON decode error: {error}"), None))?;
+        let items = scanned.get("input").and_then(items::of_input);
+        let items = items.ok_or_else(|| wrong("input", "Input should be a valid string or list"))?;
+        let Some(id) = fields.text("previous_response_id")? else { return Ok(Self { body: body.clone(), items }) };
+        let items: Bytes = items::joined([&find(app, id)?.items[..], &items[..]]).into();
+        let mut splice = Splice::new(&scanned);
+        splice.set("input", [b"[", &items[..], b"]"].concat());
+        splice.remove("previous_response_id");
+        Ok(Self { body: splice.finish(), items })
     }
 }
 
 /// A response before its output.
 fn draft(app: &App, ask: &Ask, fields: &Fields) -> Result<Value, Fault> {
+    let tools = fields.list("tools")?.unwrap_or_default();
+    let choice = fields.get("tool_choice").cloned();
     Ok(json!({
         "id": ask.id,
         "created_at": app.unix_seconds(),
@@ -123,8 +116,8 @@ fn draft(app: &App, ask: &Ask, fields: &Fields) -> Result<Value, Fault> {
         "output": [],
         "parallel_tool_calls": true,
         "temperature": fields.number("temperature")?.unwrap_or(1.0),
-        "tool_choice": "none",
-        "tools": [],
+        "tool_choice": choice.unwrap_or_else(|| if tools.is_empty() { "none".into() } else { "auto".into() }),
+        "tools": tools,
         "top_p": 1.0,
         "background": false,
         "max_output_tokens": fields.whole("max_output_tokens")?,

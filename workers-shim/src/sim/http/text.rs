@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::App;
 use super::chat::prompt_of;
+use super::completions::prompts_of;
 use super::errors::Fault;
 use super::fields::{Fields, token_ids, wrong};
 
@@ -17,7 +18,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result
     let fields = Fields::parse(&body)?;
     app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;
     let tokens = match fields.text("prompt")? {
-        Some(text) => app.codec.encode(text)?,
+        Some(_) => prompts_of(&app, &fields)?.concat(),
         None => prompt_of(&app, &fields)?,
     };
     let strings = fields.flag("return_token_strs")?;

@@ -44,6 +44,11 @@ async fn responses_can_be_continued_and_read_again() {
     let next = json!({"model": "tiny", "input": "more", "previous_response_id": id});
     let second = bench.ask("/v1/responses", next).await;
     assert!(second["usage"]["input_tokens"].as_u64() > first["usage"]["total_tokens"].as_u64());
+    let told = json!({"model": "tiny", "instructions": "be brief", "input": [
+        {"role": "user", "content": "hello"}, first["output"][0], {"role": "user", "content": "more"}]});
+    let following = json!({"model": "tiny", "instructions": "be brief", "input": "more", "previous_response_id": id});
+    let prompts = [bench.ask("/v1/responses", told).await, bench.ask("/v1/responses", following).await];
+    assert_eq!(prompts[0]["usage"]["input_tokens"], prompts[1]["usage"]["input_tokens"], "its own instructions count");
     let lost = json!({"model": "tiny", "input": "more", "previous_response_id": "resp_x"});
     assert_eq!(bench.post("/v1/responses", lost).await.0, 404);
 }

@@ -1,8 +1,9 @@
 //! A tokenizer for tests: three special tokens, every byte, and words of a space and two letters.
 
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::sim::{ChatEnding, ChatPrompt, CodecError, TextCodec};
+use crate::sim::{ChatWords, CodecError, Framing, TextCodec};
 
 const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const FIRST_BYTE: u32 = 3;
@@ -12,27 +13,57 @@ pub(super) const WORDS: u32 = 26 * 26;
 pub(super) struct Tiny;
 
 impl TextCodec for Tiny {
-    fn encode_chat(&self, chat: ChatPrompt<'_>) -> Result<Vec<u32>, CodecError> {
-        let mut text = String::new();
-        for message in chat.messages {
-            let content = match &message["content"] {
-                Value::String(text) => text.clone(),
-                Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
-                Value::Null => String::new(),
-                _ => return Err(CodecError("content is neither text nor parts".to_owned())),
-            };
-            let role = message["role"].as_str().unwrap_or_default();
-            text += &format!("<|im_start|>{role}\n{content}<|im_end|>\n");
+    fn encode_chat(&self, words: ChatWords, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+        let body: Value = serde_json::from_slice(body).map_err(|error| CodecError(error.to_string()))?;
+        let (system, turns) = match words {
+            ChatWords::Chat => (None, &body["messages"]),
+            ChatWords::Messages => (body.get("system"), &body["messages"]),
+            ChatWords::Responses => (body.get("instructions"), &body["input"]),
+        };
+        let mut said: Vec<(String, String)> = Vec::new();
+        if let Some(system) = system {
+            said.push(("system".to_owned(), text_of(system)?));
         }
-        match chat.ending {
-            ChatEnding::Generate => text += "<|im_start|>assistant\n",
-            ChatEnding::Continue => text.truncate(text.len() - "<|im_end|>\n".len()),
-            ChatEnding::Closed => {}
+        if let Some(text) = turns.as_str() {
+            said.push(("user".to_owned(), text.to_owned()));
         }
-        self.encode(&text)
+        for turn in turns.as_array().into_iter().flatten() {
+            said.push((turn["role"].as_str().unwrap_or_default().to_owned(), text_of(&turn["content"])?));
+        }
+        let mut text: String =
+            said.iter().map(|(role, content)| format!("<|im_start|>{role}\n{content}<|im_end|>\n")).collect();
+        if body["continue_final_message"] == true {
+            text.truncate(text.len() - "<|im_end|>\n".len());
+        } else if body["add_generation_prompt"] != false {
+            text += "<|im_start|>assistant\n";
+        }
+        self.encode(&text, Framing::Bare)
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<u32>, CodecError> {
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Prompt {
+            Text(String),
+            Ids(Vec<u32>),
+            Batch(Vec<Prompt>),
+        }
+        #[derive(Deserialize)]
+        struct Body {
+            prompt: Prompt,
+        }
+        let one = |prompt| match prompt {
+            Prompt::Text(text) => self.encode(&text, Framing::Framed),
+            Prompt::Ids(ids) => Ok(ids),
+            Prompt::Batch(_) => Err(CodecError("a batch in a batch".to_owned())),
+        };
+        match serde_json::from_slice::<Body>(body).map_err(|error| CodecError(error.to_string()))?.prompt {
+            Prompt::Batch(prompts) => prompts.into_iter().map(one).collect(),
+            prompt => Ok(vec![one(prompt)?]),
+        }
+    }
+
+    fn encode(&self, text: &str, _: Framing) -> Result<Vec<u32>, CodecError> {
         let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
         while let Some(first) = rest.first() {
             let special = SPECIALS.iter().position(|special| rest.starts_with(special.as_bytes()));
@@ -79,11 +110,20 @@ impl TextCodec for Tiny {
     }
 }
 
+fn text_of(content: &Value) -> Result<String, CodecError> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => Ok(parts.iter().filter_map(|part| part["text"].as_str()).collect()),
+        Value::Null => Ok(String::new()),
+        _ => Err(CodecError("content is neither text nor parts".to_owned())),
+    }
+}
+
 #[test]
 fn what_is_decoded_is_encoded_back() {
     let text = "<|im_start|>user\nhé ab cd<|im_end|>\n ef";
-    let ids = Tiny.encode(text).unwrap();
+    let ids = Tiny.encode(text, Framing::Bare).unwrap();
     assert_eq!(Tiny.decode(&ids), "user\nhé ab cd\n ef");
     let words = super::words(3, 50);
-    assert_eq!(Tiny.encode(&Tiny.decode(&words)).unwrap(), words);
+    assert_eq!(Tiny.encode(&Tiny.decode(&words), Framing::Bare).unwrap(), words);
 }

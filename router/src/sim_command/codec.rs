@@ -1,0 +1,107 @@
+//! The text side of a model as a simulated engine wants it: the router's own reading of requests, so that what the
+//! router foresees and what the worker computes can only be the same.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use prefix::{
+    ChatForm, FallbackReason, Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError,
+    SpecialTokens, WallTime,
+};
+use vocabulary::{ModelId, Namespace, Seed, Tokens};
+use workers_shim::sim::{ChatWords, CodecError, Framing, TextCodec};
+
+use crate::catalog::built_in_text;
+
+/// A model's tokenizer and template behind the conversions of all endpoints.
+#[derive(Debug)]
+pub struct ModelCodec {
+    text: Arc<ModelText>,
+    /// Converts; what it would name the prompts is of no account here.
+    identifier: Identifier,
+    eos: u32,
+}
+
+impl ModelCodec {
+    /// Of a model folder; of the built-in small model without one.
+    pub fn load(folder: Option<PathBuf>) -> Result<Self, PrefixError> {
+        let text = match folder {
+            Some(folder) => ModelText::load(ModelTextSource::Folder(folder))?,
+            None => built_in_text()?,
+        };
+        let text = Arc::new(text);
+        let namespace = Namespace { model: ModelId::from("simulated"), revision: "".into(), tokenizer: "".into() };
+        let identifier = Identifier::new(IdentifierOptions {
+            namespace,
+            seed: Seed::default(),
+            block: Tokens::ZERO,
+            text: Some(text.clone()),
+            limits: Limits::default(),
+        });
+        let eos = text.eos().first().copied().or_else(|| text.special_ids().next()).unwrap_or_default();
+        Ok(Self { text, identifier, eos })
+    }
+}
+
+impl TextCodec for ModelCodec {
+    fn encode_chat(&self, words: ChatWords, body: &[u8]) -> Result<Vec<u32>, CodecError> {
+        let form = match words {
+            ChatWords::Chat => ChatForm::Chat,
+            ChatWords::Messages => ChatForm::Messages,
+            ChatWords::Responses => ChatForm::Responses,
+        };
+        let now = WallTime { unix_seconds: unix_seconds() };
+        let chat = self.identifier.chat_of(form, body);
+        chat.and_then(|chat| self.text.encode_chat(&chat, now)).map_err(refused)
+    }
+
+    fn encode_completion(&self, body: &[u8]) -> Result<Vec<Vec<u32>>, CodecError> {
+        self.identifier.completion_ids(body).map_err(refused)
+    }
+
+    fn encode(&self, text: &str, framing: Framing) -> Result<Vec<u32>, CodecError> {
+        let special = match framing {
+            Framing::Framed => SpecialTokens::With,
+            Framing::Bare => SpecialTokens::Without,
+        };
+        self.text.encode(text, special).map_err(refused)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        // Ids come from the engine itself, which says only tokens of this vocabulary.
+        self.text.decode(tokens, SpecialTokens::Without).unwrap_or_default()
+    }
+
+    fn vocabulary_size(&self) -> u32 {
+        u32::try_from(self.text.vocab_size()).unwrap_or(u32::MAX)
+    }
+
+    fn eos(&self) -> u32 {
+        self.eos
+    }
+
+    fn specials(&self) -> Vec<u32> {
+        self.text.special_ids().collect()
+    }
+}
+
+/// What a client is told of a request whose tokens cannot be foreseen; some of them a real engine would serve.
+fn refused(error: PrefixError) -> CodecError {
+    let advice = match error.reason() {
+        FallbackReason::Multimodal => "a simulated worker takes text only: send the text without it",
+        FallbackReason::UnsupportedOption => "a simulated worker does not do that: leave it out",
+        FallbackReason::UnsupportedNumber => "a simulated worker reads 64-bit numbers: send a smaller one, or text",
+        FallbackReason::UnsupportedTemplate => "start it with a --text folder that has a chat_template.jinja",
+        FallbackReason::TooLarge => "a simulated worker renders prompts of at most 16 MiB: send less",
+        _ => return CodecError(error.to_string()),
+    };
+    CodecError(format!("{error}; {advice}"))
+}
+
+fn unix_seconds() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,37 @@
+//! Lists of a Responses input's items as text, so that conversations are put together without being read.
+
+use bytes::Bytes;
+
+/// An input's items, between the brackets: a text is one message of the user's. None for what is no input.
+pub fn of_input(input: &[u8]) -> Option<Bytes> {
+    match input.first()? {
+        b'"' => Some([b"{\"role\":\"user\",\"content\":", input, b"}"].concat().into()),
+        b'[' => Some(Bytes::copy_from_slice(inside(std::str::from_utf8(input).ok()?)?.as_bytes())),
+        _ => None,
+    }
+}
+
+/// What stands between the brackets of a list.
+pub fn inside(list: &str) -> Option<&str> {
+    Some(list.trim().strip_prefix('[')?.strip_suffix(']')?.trim())
+}
+
+/// Several lists' insides as one list's.
+pub fn joined<'a>(lists: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    lists.into_iter().filter(|list| !list.is_empty()).collect::<Vec<_>>().join(&b',')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_become_lists_and_lists_are_put_together() {
+        let of = |input: &str| of_input(input.as_bytes()).map(|items| String::from_utf8(items.to_vec()).unwrap());
+        assert_eq!(of(r#""hi""#).as_deref(), Some(r#"{"role":"user","content":"hi"}"#));
+        assert_eq!((of("[ 1, [2] ]").as_deref(), of("[]").as_deref()), (Some("1, [2]"), Some("")));
+        assert_eq!([of("7"), of("{}"), of("null"), of("[1"), of("")], [const { None }; 5]);
+        assert_eq!(joined([&b"1,2"[..], b"", b"3"]), b"1,2,3");
+        assert_eq!(joined([&b""[..]]), b"");
+    }
+}
