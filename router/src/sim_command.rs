@@ -27,6 +27,9 @@ pub struct SimArgs {
     /// The name under which it serves its model.
     #[arg(long, value_name = "NAME", default_value = "tiny")]
     model: String,
+    /// A LoRA adapter on top of it, served under this name; its KV blocks are its own. May be given several times.
+    #[arg(long = "adapter", value_name = "NAME")]
+    adapters: Vec<String>,
     /// Model folder with tokenizer.json and chat template, in place of the small built-in one.
     #[arg(long, value_name = "DIR")]
     text: Option<PathBuf>,
@@ -129,6 +132,7 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
     Ok(SimOptions {
         listen,
         model: args.model.clone(),
+        adapters: args.adapters.clone(),
         role: args.role.into(),
         profile,
         speed_up: args.speed_up,

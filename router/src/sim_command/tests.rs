@@ -39,11 +39,20 @@ fn flags_become_options_and_a_bad_profile_is_named() {
     std::fs::write(&path, "blocks = 128\ncontext_tokens = 1024").unwrap();
     let profile = format!("--profile={}", path.display());
     let options = super::options(
-        &args(&["--role=decode", "--speed-up=5", &profile, "--events-fault=gap=3", "--events-kept=7"]),
+        &args(&[
+            "--role=decode",
+            "--speed-up=5",
+            &profile,
+            "--events-fault=gap=3",
+            "--events-kept=7",
+            "--adapter=sql",
+            "--adapter=poet",
+        ]),
         ANY,
     )
     .unwrap();
     assert_eq!((options.role, options.speed_up, options.profile.blocks), (Role::Decode, 5.0, 128));
+    assert_eq!(options.adapters, ["sql", "poet"]);
     assert_eq!((options.events.fault.gap.map(u64::from), options.events.buffer), (Some(3), 7));
     std::fs::write(&path, "bloks = 128").unwrap();
     let error = super::options(&args(&[&profile]), ANY).unwrap_err().to_string();

@@ -14,6 +14,8 @@ pub struct SimOptions {
     pub listen: SocketAddr,
     /// The name under which the model is served.
     pub model: String,
+    /// LoRA adapters on top of it, each served under its name; at most 64.
+    pub adapters: Vec<String>,
     /// A label: it changes what the worker says of itself, not what it can do.
     pub role: Role,
     /// How fast and how large.
@@ -83,6 +85,7 @@ impl Default for SimOptions {
         Self {
             listen: ANY,
             model: "tiny".to_owned(),
+            adapters: Vec::new(),
             role: Role::Hybrid,
             profile: Profile::default(),
             speed_up: 1.0,

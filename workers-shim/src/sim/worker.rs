@@ -21,7 +21,7 @@ use super::codec::TextCodec;
 use super::driver::Driver;
 use super::error::SimError;
 use super::event_frames::default_topic;
-use super::http::{App, Identity, routes};
+use super::http::{Adapters, App, Changing, Identity, routes};
 use super::options::SimOptions;
 use super::publisher::{Endpoints, Publisher};
 use super::side_channel;
@@ -53,6 +53,7 @@ impl SimWorker {
         if !(options.speed_up > 0.0 && options.speed_up.is_finite()) {
             return Err(SimError::Option { option: "speed_up", must: "positive" });
         }
+        let adapters = Adapters::of(&options.model, options.adapters)?;
         let (listener, address) = listen(options.listen).await?;
         let (side, side_address) = listen(options.side_channel).await?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -78,7 +79,7 @@ impl SimWorker {
             endpoints: endpoints.clone(),
             clock,
             started,
-            state: Default::default(),
+            state: Changing::with(adapters),
         });
         let (stop, stopped) = watch::channel(());
         let routes = named(address, routes(app.clone(), options.body_limit));

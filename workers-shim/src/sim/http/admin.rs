@@ -38,10 +38,8 @@ pub(crate) async fn load(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// The model and its adapters.
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let adapters: Vec<String> = app.state.adapters.lock().iter().cloned().collect();
-    let base = model(&app, &app.model, Value::Null);
-    let data: Vec<Value> =
-        [base].into_iter().chain(adapters.iter().map(|name| model(&app, name, json!(app.model)))).collect();
+    let mut data = vec![model(&app, &app.model, Value::Null)];
+    data.extend(app.state.adapters.lock().names().map(|name| model(&app, name, json!(app.model))));
     Json(json!({"object": "list", "data": data}))
 }
 
@@ -99,14 +97,10 @@ pub(crate) async fn is_sleeping(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// Serve one more adapter.
 pub(crate) async fn load_adapter(State(app): State<Arc<App>>, body: Bytes) -> Result<String, Fault> {
-    const MOST: usize = 64;
     app.administered();
     let name = adapter_name(&body)?;
-    let mut adapters = app.state.adapters.lock();
-    if name == app.model || adapters.len() >= MOST {
-        return Err(wrong("lora_name", "the name is taken, or too many adapters are loaded"));
-    }
-    adapters.insert(name.clone());
+    let added = app.state.adapters.lock().add(name.clone());
+    added.map_err(|_| wrong("lora_name", "the name is taken, too long, or too many adapters are loaded"))?;
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
@@ -122,6 +116,6 @@ pub(crate) async fn unload_adapter(State(app): State<Arc<App>>, body: Bytes) -> 
 
 fn adapter_name(body: &Bytes) -> Result<String, Fault> {
     let fields = Fields::parse(body)?;
-    let name = fields.text("lora_name")?.filter(|name| !name.is_empty() && name.len() <= 128);
+    let name = fields.text("lora_name")?.filter(|name| !name.is_empty());
     name.map(str::to_owned).ok_or_else(|| wrong("lora_name", "Field required"))
 }

@@ -31,7 +31,11 @@ pub(crate) async fn messages(app: State<Arc<App>>, headers: HeaderMap, body: Byt
 
 /// The token count's route.
 pub(crate) async fn count_tokens(app: State<Arc<App>>, body: Bytes) -> Response {
-    match Fields::parse(&body).and_then(|fields| prompt_of(&app, &fields)) {
+    let counted = Fields::parse(&body).and_then(|fields| {
+        app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;
+        prompt_of(&app, &fields)
+    });
+    match counted {
         Ok(prompt) => Json(json!({"input_tokens": prompt.len()})).into_response(),
         Err(fault) => (fault.status, Json(fault.anthropic())).into_response(),
     }

@@ -1,5 +1,6 @@
 //! The worker's HTTP face: vLLM's OpenAI server.
 
+mod adapters;
 mod admin;
 mod ask;
 mod chat;
@@ -17,7 +18,6 @@ mod text;
 mod totals;
 mod transfer_fields;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,6 +36,7 @@ use super::codec::TextCodec;
 use super::driver::Driver;
 use super::publisher::Endpoints;
 
+pub(crate) use adapters::Adapters;
 use errors::Fault;
 pub(crate) use transfer_fields::Identity;
 
@@ -54,13 +55,24 @@ pub(crate) struct App {
 }
 
 /// What administration and use change.
-#[derive(Default)]
 pub(crate) struct Changing {
-    adapters: Mutex<BTreeSet<String>>,
+    adapters: Mutex<Adapters>,
     responses: Mutex<responses::Store>,
     asleep: AtomicBool,
     administered: AtomicU64,
     numbers: AtomicU64,
+}
+
+impl Changing {
+    pub(crate) fn with(adapters: Adapters) -> Self {
+        Self {
+            adapters: Mutex::new(adapters),
+            responses: Mutex::default(),
+            asleep: AtomicBool::new(false),
+            administered: AtomicU64::new(0),
+            numbers: AtomicU64::new(0),
+        }
+    }
 }
 
 impl App {
@@ -93,9 +105,9 @@ impl App {
         if model == self.model {
             return Ok(None);
         }
-        match self.state.adapters.lock().get(model) {
-            Some(name) => Ok(Some(Arc::from(name.as_str()))),
-            None => Err(Fault::not_found(format!("The model `{model}` does not exist."), Some("model"))),
+        match self.state.adapters.lock().serves(model) {
+            true => Ok(Some(Arc::from(model))),
+            false => Err(Fault::not_found(format!("The model `{model}` does not exist."), Some("model"))),
         }
     }
 

@@ -17,6 +17,8 @@ enum Event {
         token_ids: Vec<u32>,
         block_size: u32,
         medium: String,
+        lora_id: Option<u32>,
+        lora_name: Option<String>,
         extra_keys: Vec<Option<Vec<String>>>,
         group_idx: u32,
         kv_cache_spec_kind: String,
@@ -89,6 +91,34 @@ async fn stored_blocks_are_told_in_vllms_format() {
     assert_eq!((block_hashes.len(), parent_block_hash, *block_size), (2, &None, 8));
     assert_eq!((token_ids.as_slice(), medium.as_str()), (&prompt[..16], "GPU"));
     assert_eq!(extra_keys, &[Some(vec!["tenant-a".to_owned()]), None]);
+}
+
+#[tokio::test]
+async fn an_adapters_blocks_are_its_own_and_say_whose_they_are() {
+    let bench = Bench::with(SimOptions { adapters: vec!["poet".into()], ..options() }).await;
+    let mut listener = Listener::new(&bench).await;
+    let prompt = words(1, 20);
+    let mut told = Vec::new();
+    for model in ["tiny", "poet", "poet"] {
+        let mut ask = completion(&prompt, 1);
+        ask["model"] = json!(model);
+        ask["cache_salt"] = json!("s");
+        let answer = bench.ask("/v1/completions", ask).await;
+        assert_eq!(answer["model"], model);
+        told.push(answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone());
+    }
+    assert_eq!(told, [0, 0, 16], "a prompt is found under its own adapter only");
+    let (_, _, (_, plain, _)) = listener.next().await;
+    let (_, _, (_, adapted, _)) = listener.next().await;
+    let Event::BlockStored { block_hashes, lora_id, lora_name, extra_keys, .. } = &adapted[0] else {
+        panic!("{adapted:?}")
+    };
+    let whose = |name: &[&str]| Some(name.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+    assert_eq!((lora_name.as_deref(), lora_id.is_some_and(|id| id > 0)), (Some("poet"), true));
+    assert_eq!(extra_keys, &[whose(&["poet", "s"]), whose(&["poet"])]);
+    let Event::BlockStored { block_hashes: own, lora_id, lora_name, .. } = &plain[0] else { panic!("{plain:?}") };
+    assert_eq!((lora_id, lora_name), (&None, &None));
+    assert!(own.iter().all(|hash| !block_hashes.contains(hash)));
 }
 
 #[test]

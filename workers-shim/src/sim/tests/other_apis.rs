@@ -122,6 +122,30 @@ async fn a_worker_tells_what_it_is_and_how_it_does() {
 }
 
 #[tokio::test]
+async fn adapters_that_it_starts_with_are_listed_with_their_model_and_served() {
+    let bench = Bench::with(SimOptions { adapters: vec!["sql".into(), "poet".into()], ..options() }).await;
+    let models: Value = serde_json::from_str(&bench.get("/v1/models").await.1).unwrap();
+    let listed: Vec<_> =
+        models["data"].as_array().unwrap().iter().map(|model| (&model["id"], &model["parent"])).collect();
+    let (tiny, none) = (&json!("tiny"), &Value::Null);
+    assert_eq!(listed, [(tiny, none), (&json!("poet"), tiny), (&json!("sql"), tiny)]);
+    let ask = |model: &str| json!({"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
+    for path in ["/v1/chat/completions", "/v1/messages"] {
+        assert_eq!(bench.ask(path, ask("sql")).await["model"], "sql");
+        assert_eq!(bench.post(path, ask("csv")).await.0, 404, "{path}");
+    }
+    assert_eq!(bench.ask("/v1/responses", json!({"model": "sql", "input": "hi"})).await["model"], "sql");
+    assert_eq!(bench.post("/v1/responses", json!({"model": "csv", "input": "hi"})).await.0, 404);
+    assert_eq!(bench.post("/v1/messages/count_tokens", ask("csv")).await.0, 404);
+    for wrong in [vec!["tiny".to_owned()], vec![String::new()], vec!["a".into(), "a".into()], vec!["x".repeat(129)]] {
+        let options = SimOptions { adapters: wrong.clone(), ..options() };
+        let error =
+            SimWorker::start(options, Arc::new(Tiny)).await.err().unwrap_or_else(|| panic!("{wrong:?} is taken"));
+        assert!(error.to_string().starts_with("adapter must be at most 64 different names"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn administration_works_here_and_is_counted() {
     let bench = Bench::new().await;
     assert_eq!(bench.worker.administrations(), 0);

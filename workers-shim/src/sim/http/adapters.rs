@@ -1,0 +1,59 @@
+//! The LoRA adapters that are served on top of the model.
+
+use std::collections::BTreeSet;
+
+use crate::sim::error::SimError;
+
+/// Adapters that are served at a time.
+const MOST: usize = 64;
+/// Longest name in bytes.
+const LONGEST: usize = 128;
+
+/// Names of adapters. None of them is the model's.
+pub(crate) struct Adapters {
+    model: String,
+    names: BTreeSet<String>,
+}
+
+/// Why an adapter cannot be served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Unfit;
+
+impl Adapters {
+    /// Those that the worker starts with.
+    pub(crate) fn of(model: &str, names: Vec<String>) -> Result<Self, SimError> {
+        let mut adapters = Self { model: model.to_owned(), names: BTreeSet::new() };
+        let must = "at most 64 different names, each of 1 to 128 bytes and none of them the model's";
+        let taken = |Unfit| SimError::Option { option: "adapter", must };
+        for name in names {
+            if adapters.serves(&name) {
+                return Err(taken(Unfit));
+            }
+            adapters.add(name).map_err(taken)?;
+        }
+        Ok(adapters)
+    }
+
+    /// One more; one that is there already stays.
+    pub(crate) fn add(&mut self, name: String) -> Result<(), Unfit> {
+        let fits = !name.is_empty() && name.len() <= LONGEST && name != self.model && self.names.len() < MOST;
+        if !fits {
+            return Err(Unfit);
+        }
+        self.names.insert(name);
+        Ok(())
+    }
+
+    /// One less. Whether it was there.
+    pub(crate) fn remove(&mut self, name: &str) -> bool {
+        self.names.remove(name)
+    }
+
+    pub(crate) fn serves(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(String::as_str)
+    }
+}
