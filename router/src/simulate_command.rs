@@ -2,48 +2,43 @@
 //! the trace, shows how far it is, and writes the figures; what happens in between is the simulator's.
 
 mod progress;
+mod report_files;
 
+use std::collections::HashSet;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 use simulator::policies::PolicyKind;
-use simulator::report::{self, Figures};
-use simulator::trace::{Limits, Trace, UnknownSession};
+use simulator::report::{self, Report, Subject};
+use simulator::trace::{Limits, ListError, Trace};
 use simulator::{Setup, SetupError, Spec, World};
 use vocabulary::{Micros, Tokens};
 
 use crate::ctl::aligned;
 use crate::trace_command::files::{self, FilesError};
 pub(crate) use progress::Progress;
+use report_files::{ReportError, ReportFiles};
 
-const FIGURES: &str = "\
-Figures (times are virtual; those of steps count while as many sessions run as were asked for):
-  ttft            from a step's arrival to its first token; small: of steps that add at most 1,024 tokens
-  step, session   from a step's arrival to the end of its answer; the sum of that over a session's steps
-  prefill_mtok    millions of prompt tokens that were computed
-  hit             share of prompt tokens found in the memory of the worker that computed the rest
-  owner_hit       share of the steps that go on from others which found at least 95 % of what anybody held of them
-  fetched         share of prompt tokens that another worker sent before the prompt began
-  duplicates      cached tokens of all workers by the distinct ones among them
-  moved_gb        KV that went over links
-  tpot            time of an answer after its first token, by its tokens
-  stall           share of the time of answers in which they waited for a prompt beside them
-  prefill_use     share of the workers' time in which they computed prompts
-  unplanned       steps that the policy had no plan of its own for; they went where the fewest requests were
-  sessions_per_gpu_hour  sessions that came to their end, by the hours of all workers' GPUs
-  occupancy       sessions at once x mean prompt / memory of all workers
-
+const MORE: &str = "\
 ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
 ownerserve_told_length is told the exact length, for ablations. llm_d_cached_counts counts evictable cache as memory
 taken, as the simulation that the figures are compared with does; llm_d is given what engines report.
 pooled_memory and oracle are bounds, not policies: one cache for all workers, without interference.";
 
+/// What the report's words mean, as `--help` ends.
+fn figures_help() -> String {
+    let rows: Vec<Vec<String>> = report::definitions()
+        .into_iter()
+        .map(|definition| vec![format!("  {}", definition.name), definition.what.to_owned()])
+        .collect();
+    format!("Figures (times are virtual):\n{}\n{MORE}", aligned(&rows))
+}
+
 /// Replays a trace against a simulated fleet, under one policy after the other.
 #[derive(Debug, Args)]
-#[command(after_long_help = FIGURES)]
+#[command(after_long_help = figures_help())]
 pub(crate) struct SimulateArgs {
     /// A trace, or a folder of files of one, as `trace stats` takes it.
     trace: PathBuf,
@@ -52,7 +47,7 @@ pub(crate) struct SimulateArgs {
     policy: Vec<Policies>,
     /// Sessions at once, at most those of the trace; or factors on the recorded rate, 0.001 to 1000000, where requests
     /// come at recorded times.
-    #[arg(long, value_delimiter = ',', default_value = "24")]
+    #[arg(long, value_delimiter = ',', default_value = "24", allow_negative_numbers = true)]
     load: Vec<f64>,
     /// Workers.
     #[arg(long, default_value_t = 8)]
@@ -66,22 +61,26 @@ pub(crate) struct SimulateArgs {
     /// Tokens of KV in a worker's host tier.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     host_tokens: u64,
-    /// Seeds: each is another order of the sessions or of the gaps between requests, and other choices of policies that
+    /// Seeds, five or more for confidence: each is another order of the sessions or of the gaps between requests, and other choices of policies that
     /// leave some to chance.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     seed: Vec<u64>,
-    /// Replays only the sessions of this list, one id a line, in its order and at recorded times for every seed.
+    /// Replays only the sessions of this list, each id once and on a line of its own, in its order and at recorded times
+    /// for every seed.
     #[arg(long, value_name = "FILE")]
     sessions: Option<PathBuf>,
     /// Leaves out steps whose prompt and answer are longer.
     #[arg(long, value_name = "TOKENS", default_value_t = Limits::default().context.0)]
     context: u64,
-    /// Replays at most so many steps of a session.
-    #[arg(long, default_value_t = Limits::default().steps)]
+    /// Replays at most so many steps of a session; one with fewer than three is left out.
+    #[arg(long, default_value_t = Limits::default().steps, value_parser = steps)]
     steps: usize,
     /// Shortens pauses to so many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     longest_pause: u64,
+    /// Writes a page with plots, tables and definitions; the same as FILE.json and every run as FILE.csv beside it.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -93,6 +92,14 @@ struct Policies(Vec<PolicyKind>);
 
 fn policies(word: &str) -> Result<Policies, simulator::policies::UnknownPolicy> {
     Ok(Policies(if word == "all" { PolicyKind::ALL.to_vec() } else { vec![PolicyKind::from_str(word)?] }))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("accepted: a whole number, {} or more: sessions with fewer steps are left out", Limits::default().shortest)]
+struct TooFewSteps;
+
+fn steps(word: &str) -> Result<usize, TooFewSteps> {
+    word.parse().ok().filter(|steps| *steps >= Limits::default().shortest).ok_or(TooFewSteps)
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -122,32 +129,54 @@ pub(crate) enum SimulateError {
     #[error("cannot read the list of sessions {path}: {source}")]
     List { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Unknown(#[from] UnknownSession),
+    Listed(#[from] ListError),
+    #[error("`{flag}` names {value} twice; accepted: each value once")]
+    Twice { flag: &'static str, value: String },
+    #[error(
+        "nothing of {trace} is left within the limits: no step of at most {context} tokens (--context), or no session \
+         with {least} of them; accepted: a larger --context, or another trace"
+    )]
+    NothingLeft { trace: PathBuf, context: u64, least: usize },
     #[error(transparent)]
     Setup(#[from] SetupError),
+    #[error(transparent)]
+    Report(#[from] ReportError),
     #[error("cannot write the figures: {0}")]
     Output(#[from] std::io::Error),
 }
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
-    let trace = files::load(&args.trace)?.within(&args.limits());
-    let figures = args.figures(trace)?;
+    // What cannot be written is known before the first run: it costs no figures.
+    let files = args.report.as_ref().map(|page| ReportFiles::at(page, &args.inputs())).transpose()?;
+    let report = args.simulated(files::load(&args.trace)?)?;
+    if let Some(files) = files {
+        files.write(&report)?;
+    }
     let text = match args.output {
-        Output::Table => aligned(&report::table(&figures)),
-        Output::Csv => report::csv(&figures),
-        Output::Json => {
-            let document = Document { profile: args.profile.name, workers: args.workers, runs: &figures };
-            serde_json::to_string_pretty(&document).expect("figures are plain numbers and words") + "\n"
-        }
+        Output::Table => told(&report),
+        Output::Csv => report::csv(&report.runs),
+        Output::Json => json(&report),
     };
+    if args.output == Output::Csv {
+        report.notes.iter().try_for_each(|note| writeln!(std::io::stderr().lock(), "note: {note}"))?;
+    }
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    profile: &'static str,
-    workers: usize,
-    runs: &'a [Figures],
+/// The table, the verdicts and what must be known of them.
+fn told(report: &Report) -> String {
+    let mut text = aligned(&report::table(&report.cells));
+    if !report.verdicts.is_empty() {
+        text += &format!("\n{}", aligned(&report::verdict_table(&report.verdicts)));
+    }
+    for note in &report.notes {
+        text += &format!("\nnote: {note}");
+    }
+    text + if report.notes.is_empty() { "" } else { "\n" }
+}
+
+fn json(report: &Report) -> String {
+    serde_json::to_string_pretty(report).expect("figures are plain numbers and words") + "\n"
 }
 
 impl SimulateArgs {
@@ -160,11 +189,22 @@ impl SimulateArgs {
         }
     }
 
-    fn figures(&self, trace: Trace) -> Result<Vec<Figures>, SimulateError> {
+    /// What is read, and must not be written.
+    fn inputs(&self) -> Vec<&Path> {
+        [Some(&self.trace), self.sessions.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect()
+    }
+
+    fn simulated(&self, trace: Trace) -> Result<Report, SimulateError> {
+        self.check()?;
         let list = self.sessions.as_ref().map(|path| {
             std::fs::read_to_string(path).map_err(|source| SimulateError::List { path: path.clone(), source })
         });
         let list = list.transpose()?;
+        let trace = trace.within(&self.limits());
+        if trace.sessions.is_empty() {
+            let (trace, least) = (self.trace.clone(), self.limits().shortest);
+            return Err(SimulateError::NothingLeft { trace, context: self.context, least });
+        }
         let trace = match &list {
             Some(ids) => trace.in_order(ids)?,
             None => trace,
@@ -176,28 +216,53 @@ impl SimulateArgs {
             let trace = if list.is_some() { trace.clone() } else { trace.clone().shuffled(*seed) };
             for (kind, setup) in &cells {
                 let world = World::new(&trace, *kind, Setup { seed: *seed, ..*setup })?;
-                progress.begin(&format!("{} at {}", kind.as_str(), setup.load));
+                progress.begin(&format!("{} at {} with seed {seed}", kind.as_str(), setup.load));
                 figures.push(world.run(&mut |over, all| progress.show(over, all)));
             }
         }
         progress.end();
-        Ok(figures)
+        let subject = Subject::new(self.trace.display().to_string(), &trace, (self.workers, &self.spec()));
+        Ok(Report::of(subject, figures))
+    }
+
+    /// A load or seed that is named twice would count twice, and look surer than it is.
+    fn check(&self) -> Result<(), SimulateError> {
+        let loads = self.load.iter().map(f64::to_string).collect();
+        let seeds = self.seed.iter().map(u64::to_string).collect();
+        let policies = self.kinds().map(|kind| kind.as_str().to_owned()).collect();
+        [("--load", loads), ("--seed", seeds), ("--policy", policies)].into_iter().try_for_each(once)
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = PolicyKind> {
+        self.policy.iter().flat_map(|policies| policies.0.iter().copied())
+    }
+
+    fn spec(&self) -> Spec {
+        let mut spec = self.profile;
+        spec.sizes.host = Tokens(self.host_tokens);
+        spec.sizes.device = self.device_tokens.map_or(spec.sizes.device, Tokens);
+        spec
     }
 
     /// What runs for every seed. All of it is checked before the first run: the last one's mistake costs no figures.
     fn cells(&self, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
-        let mut spec = self.profile;
-        spec.sizes.host = Tokens(self.host_tokens);
-        spec.sizes.device = self.device_tokens.map_or(spec.sizes.device, Tokens);
         let mut cells = Vec::new();
         for load in &self.load {
-            for kind in self.policy.iter().flat_map(|policies| &policies.0) {
-                let setup = Setup { workers: self.workers, spec, load: *load, seed: 0 };
-                setup.check(trace, *kind)?;
-                cells.push((*kind, setup));
+            for kind in self.kinds() {
+                let setup = Setup { workers: self.workers, spec: self.spec(), load: *load, seed: 0 };
+                setup.check(trace, kind)?;
+                cells.push((kind, setup));
             }
         }
         Ok(cells)
+    }
+}
+
+fn once((flag, values): (&'static str, Vec<String>)) -> Result<(), SimulateError> {
+    let mut seen = HashSet::new();
+    match values.into_iter().find(|value| !seen.insert(value.clone())) {
+        Some(value) => Err(SimulateError::Twice { flag, value }),
+        None => Ok(()),
     }
 }
 

@@ -10,6 +10,7 @@ use planner::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
 use serde::Serialize;
 use vocabulary::{Micros, Tokens};
 
+use crate::report::percentile;
 use crate::trace::{Arrivals, Step, Trace};
 use conversations::{Conversations, Place};
 use tree::Visits;
@@ -61,7 +62,7 @@ impl Spread {
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let Some(last) = values.len().checked_sub(1) else { return Self::default() };
-        let at = |share: f64| values[(share * last as f64) as usize];
+        let at = |share: f64| percentile(&values, share);
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: values[last], mean }
     }

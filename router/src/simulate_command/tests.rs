@@ -1,5 +1,7 @@
 use clap::Parser;
 
+use simulator::report::Figures;
+
 use super::*;
 
 #[derive(Debug, Parser)]
@@ -17,9 +19,16 @@ fn args(words: &[&str]) -> Result<SimulateArgs, String> {
     Line::try_parse_from(all).map(|line| line.args).map_err(|error| error.to_string())
 }
 
+fn simulated(args: &SimulateArgs) -> Result<Report, SimulateError> {
+    args.simulated(files::load(&args.trace).unwrap())
+}
+
 fn figures(words: &[&str]) -> Vec<Figures> {
-    let args = args(words).unwrap();
-    args.figures(files::load(&args.trace).unwrap().within(&args.limits())).unwrap()
+    simulated(&args(words).unwrap()).unwrap().runs
+}
+
+fn refused(words: &[&str]) -> String {
+    simulated(&args(words).unwrap()).unwrap_err().to_string()
 }
 
 #[test]
@@ -50,16 +59,84 @@ fn what_is_accepted_is_said() {
     assert!(said(&["--policy=best"]).contains("there is no policy `best`; accepted: round_robin, "));
     assert!(said(&["--profile=b200"]).contains("accepted: 8b_h100, 8b_a100, 30a3_h200, 70b_tp4"));
     assert!(said(&["--load=many"]).contains("invalid"));
-    let nobody = args(&["--policy=oracle", "--workers=0"]).unwrap();
-    let error = nobody.figures(files::load(&nobody.trace).unwrap()).unwrap_err().to_string();
-    assert_eq!(error, "oracle is given 0 workers; accepted: 1 to 1024");
-    let many = args(&["--policy=round_robin,oracle", "--load=2,36"]).unwrap();
-    let trace = files::load(&many.trace).unwrap().within(&many.limits());
-    let error = many.cells(&trace).unwrap_err().to_string();
-    assert_eq!(error, "the load is 36; accepted: a whole number of sessions at once, 1 to the 35 that the trace has");
-    let lost = args(&["--sessions=/nowhere"]).unwrap();
-    let error = lost.figures(files::load(&lost.trace).unwrap()).unwrap_err().to_string();
-    assert!(error.starts_with("cannot read the list of sessions /nowhere: "), "{error}");
+    assert!(
+        said(&["--steps=1"]).contains("accepted: a whole number, 3 or more: sessions with fewer steps are left out")
+    );
+    assert_eq!(refused(&["--policy=oracle", "--workers=0"]), "oracle is given 0 workers; accepted: 1 to 1024");
+    for (load, shown) in [("36", "36"), ("0", "0"), ("-4", "-4"), ("2,nan", "NaN"), ("inf", "inf"), ("1.5", "1.5")] {
+        let accepted = "a whole number of sessions at once, 1 to the 35 that the trace has";
+        let error = refused(&["--policy=round_robin,oracle", "--load", load]);
+        assert_eq!(error, format!("the load is {shown}; accepted: {accepted}"));
+    }
+    let lost = refused(&["--sessions=/nowhere"]);
+    assert!(lost.starts_with("cannot read the list of sessions /nowhere: "), "{lost}");
+}
+
+#[test]
+fn what_is_named_twice_is_refused() {
+    let twice = |flag, value| format!("`{flag}` names {value} twice; accepted: each value once");
+    assert_eq!(refused(&["--load=2,4,2.0"]), twice("--load", "2"));
+    assert_eq!(refused(&["--seed=1,1"]), twice("--seed", "1"));
+    assert_eq!(refused(&["--policy=all,oracle"]), twice("--policy", "oracle"));
+    let list = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(list.path(), "trace_0291\ntrace_0291\n").unwrap();
+    let error = refused(&["--sessions", list.path().to_str().unwrap()]);
+    assert_eq!(error, "line 2 of the list names the session `trace_0291` again; accepted: each session once");
+}
+
+#[test]
+fn a_trace_of_which_nothing_is_left_says_which_limit_took_it() {
+    let error = refused(&["--context=10"]);
+    assert!(error.contains("no step of at most 10 tokens (--context), or no session with 3 of them"), "{error}");
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let error = files::load(empty.path()).unwrap_err().to_string();
+    assert!(error.ends_with(":1: holds no request; accepted: at least one"), "{error}");
+}
+
+#[test]
+fn the_table_is_followed_by_verdicts_and_what_must_be_known() {
+    let words = ["--workers=2", "--policy=dynamo,ownerserve", "--load=2,4", "--seed=1,2", "--steps=10"];
+    let report = simulated(&args(&words).unwrap()).unwrap();
+    let text = told(&report);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("policy      load  ttft_mean_s"), "{text}");
+    assert_eq!((lines.len(), lines[5]), (1 + 4 + 1 + 1 + 6, ""), "{text}");
+    assert!(lines[6].starts_with("load  figure          best baseline"), "{text}");
+    assert!(lines[7..].iter().all(|line| line.contains("dynamo") && (line.contains("PASS") || line.contains("SHORT"))));
+    assert_eq!(report.subject.sessions, 35);
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let refused = |page: &Path, inputs: &[&Path]| ReportFiles::at(page, inputs).err().unwrap().to_string();
+    assert!(refused(&at("report.pdf"), &[]).contains("accepted: a file whose name ends in .html"));
+    assert!(refused(&at("nowhere/a.html"), &[]).starts_with("cannot write the report "));
+    std::fs::create_dir(at("b.json")).unwrap();
+    assert!(refused(&at("b.html"), &[]).contains("b.json, which is no plain file"));
+    std::fs::write(at("c.csv"), "TIMESTAMP").unwrap();
+    assert!(refused(&at("c.html"), &[&at("c.csv")]).contains("c.csv, which is read here"));
+    assert!(refused(&at("d.html"), &[folder.path()]).contains("be read as a part of the trace"));
+    ReportFiles::at(&at("e.html"), &[&at("c.csv")]).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing was left behind");
+}
+
+#[test]
+fn a_report_is_three_files_and_equal_seeds_give_equal_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("it.html");
+    let report =
+        simulated(&args(&["--workers=2", "--policy=dynamo,ownerserve", "--load=2", "--steps=5"]).unwrap()).unwrap();
+    ReportFiles::at(&page, &[]).unwrap().write(&report).unwrap();
+    let read = |ending| std::fs::read_to_string(page.with_extension(ending)).unwrap();
+    assert!(read("html").starts_with("<!doctype html>"));
+    assert_eq!(read("csv"), report::csv(&report.runs));
+    let json: serde_json::Value = serde_json::from_str(&read("json")).unwrap();
+    assert_eq!(json["runs"].as_array().unwrap().len(), 2);
+    let again =
+        simulated(&args(&["--workers=2", "--policy=dynamo,ownerserve", "--load=2", "--steps=5"]).unwrap()).unwrap();
+    assert_eq!((super::json(&again), report::page(&again)), (read("json"), read("html")));
 }
 
 #[test]

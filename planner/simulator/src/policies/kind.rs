@@ -100,6 +100,11 @@ impl PolicyKind {
         }
     }
 
+    /// Whether OwnerServe is held against it: it is neither OwnerServe nor a bound nor an ablation.
+    pub fn is_baseline(self) -> bool {
+        Self::ALL.contains(&self) && !matches!(self, Self::OwnerServe | Self::Pooled | Self::Oracle)
+    }
+
     /// Whether workers compute prompts and answer.
     pub(crate) fn mixes(self) -> bool {
         !matches!(self, Self::StaticPd | Self::ConditionalPd)

@@ -4,7 +4,7 @@ use engine_model::runs::Runs;
 use flate2::read::GzDecoder;
 use vocabulary::{Micros, Tokens};
 
-use crate::trace::{Arrivals, Limits, Reader, Step, Trace, TraceError};
+use crate::trace::{Arrivals, Limits, ListError, Reader, Step, Trace, TraceError};
 
 /// The committed agent sessions.
 pub(crate) fn sessions() -> Trace {
@@ -324,6 +324,12 @@ fn sessions_are_replayed_in_the_order_that_a_list_or_a_seed_says() {
     assert_eq!(ids(&listed), ["trace_0291", "trace_0016"]);
     let unknown = trace.clone().in_order("trace_0016\nnobody").unwrap_err();
     assert!(unknown.to_string().starts_with("line 2 of the list names the session `nobody`"));
+    let twice = trace.clone().in_order("trace_0016\ntrace_0291\ntrace_0016").unwrap_err();
+    assert_eq!(
+        twice.to_string(),
+        "line 3 of the list names the session `trace_0016` again; accepted: each session once"
+    );
+    assert_eq!(trace.clone().in_order(" \n").unwrap_err(), ListError::Empty);
     let (once, again, other) = (trace.clone().shuffled(3), trace.clone().shuffled(3), trace.clone().shuffled(4));
     assert_eq!(ids(&once), ids(&again));
     assert_ne!(ids(&once), ids(&other));

@@ -1,36 +1,149 @@
-use super::readers::sessions;
+use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
-use crate::report::{Figures, Times, csv, table};
+use crate::report::{Figures, Metric, Times, cells, csv, notes, table, verdict_table, verdicts};
 use crate::trace::Limits;
 use crate::{Setup, Spec, World};
 
+fn run(kind: PolicyKind, seed: u64) -> Figures {
+    let trace = sessions().within(&Limits::default()).shuffled(seed);
+    let setup = Setup { workers: 2, spec: Spec::A100_8B, load: 4.0, seed };
+    World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {})
+}
+
 fn figures() -> Figures {
-    let trace = sessions().within(&Limits::default());
-    let setup = Setup { workers: 2, spec: Spec::A100_8B, load: 4.0, seed: 1 };
-    World::new(&trace, PolicyKind::PrefixAffinity, setup).unwrap().run(&mut |_, _| {})
+    run(PolicyKind::PrefixAffinity, 1)
+}
+
+/// The same run with other times of its steps.
+fn as_if(figures: &Figures, policy: PolicyKind, seed: u64, step: f64) -> Figures {
+    let mut other = Figures { policy: policy.as_str(), ..figures.clone() };
+    other.traffic.seed = seed;
+    (other.step, other.session) = (Times::of(vec![step]), Times::of(vec![10.0 * step]));
+    other.first_token = Times::of(vec![step / 2.0]);
+    other
 }
 
 #[test]
-fn a_run_is_a_row_under_its_columns() {
+fn a_run_is_a_row_of_values_under_its_columns() {
     let figures = figures();
-    let rows = table(&[figures.clone(), figures.clone()]);
-    assert_eq!(rows.len(), 3);
-    assert!(rows.iter().all(|row| row.len() == rows[0].len()));
-    assert_eq!(rows[1], rows[2]);
-    let cell = |name: &str| &rows[1][rows[0].iter().position(|column| column == name).unwrap()];
-    assert_eq!((cell("policy").as_str(), cell("load").as_str()), ("prefix_affinity", "4"));
-    assert_eq!(*cell("ttft_mean_s"), format!("{:.3}", figures.first_token.mean));
-    let csv = csv(&[figures]);
-    assert_eq!(csv.lines().count(), 2);
+    let csv = csv(std::slice::from_ref(&figures));
+    let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!((rows.len(), rows[0].len(), rows[1].len()), (2, 3 + Metric::ALL.len(), 3 + Metric::ALL.len()));
     assert!(csv.starts_with("policy,load,seed,steps,unserved,ttft_mean_s,"));
+    let cell = |name: &str| rows[1][rows[0].iter().position(|column| *column == name).unwrap()];
+    assert_eq!((cell("policy"), cell("load"), cell("seed")), ("prefix_affinity", "4", "1"));
+    assert_eq!(cell("ttft_mean_s"), format!("{:.3}", figures.first_token.mean));
+    assert_eq!(cell("measured"), figures.step.count.to_string());
+}
+
+#[test]
+fn the_seeds_of_a_policy_at_a_load_are_one_row_with_their_confidence() {
+    let one = figures();
+    let runs = [1, 2].map(|seed| as_if(&one, PolicyKind::Dynamo, seed, seed as f64));
+    let cells = cells(&runs);
+    let rows = table(&cells);
+    assert_eq!((cells.len(), rows.len(), rows[0].len()), (1, 2, rows[1].len()));
+    let at = |name: &str| rows[1][rows[0].iter().position(|column| column == name).unwrap()].clone();
+    assert_eq!((at("policy"), at("step_mean_s")), ("dynamo".to_owned(), "1.500 ±6.353".to_owned()));
+    assert_eq!(cells[0].step[50], 1.5, "a point of the curve is the mean of the seeds'");
+}
+
+#[test]
+fn the_best_baseline_of_each_load_and_figure_is_what_counts() {
+    let one = figures();
+    let runs = [
+        as_if(&one, PolicyKind::Dynamo, 1, 2.0),
+        as_if(&one, PolicyKind::StickySessions, 1, 1.0),
+        as_if(&one, PolicyKind::Oracle, 1, 0.1),
+        as_if(&one, PolicyKind::LlmdCachedCounts, 1, 0.1),
+        as_if(&one, PolicyKind::OwnerServe, 1, 1.04),
+    ];
+    let all = verdicts(&runs, &cells(&runs));
+    let said: Vec<_> = all.iter().map(|one| (one.figure, one.best, one.word())).collect();
+    let best = PolicyKind::StickySessions.as_str();
+    let expected = [("step_mean_s", best, "SHORT"), ("session_mean_s", best, "SHORT"), ("ttft_p95_s", best, "PASS")];
+    assert_eq!(said, expected, "neither bounds nor ablations are baselines");
+    assert!((all[0].ratio.mean - 1.04).abs() < 1e-12 && all[0].is_sure().is_none());
+    assert_eq!(verdict_table(&all)[1][7], "SHORT");
+}
+
+#[test]
+fn a_ratio_is_of_the_same_seeds_traffic_and_says_when_it_is_unsure() {
+    let one = figures();
+    let pair = |seed, theirs: f64, ratio: f64| {
+        [as_if(&one, PolicyKind::Sglang, seed, theirs), as_if(&one, PolicyKind::OwnerServe, seed, theirs * ratio)]
+    };
+    let steady = [pair(1, 1.0, 1.01), pair(2, 9.0, 1.01), pair(3, 4.0, 1.01)].concat();
+    let sure = verdicts(&steady, &cells(&steady));
+    assert!(sure[0].holds && sure[0].is_sure() == Some(true), "{:?}", sure[0]);
+    let shaky = [pair(1, 1.0, 0.9), pair(2, 1.0, 1.1), pair(3, 1.0, 1.0)].concat();
+    let unsure = verdicts(&shaky, &cells(&shaky));
+    assert_eq!((unsure[0].holds, unsure[0].is_sure()), (true, Some(false)), "{:?}", unsure[0]);
+    assert_eq!(verdict_table(&unsure)[1][7], "PASS (within confidence)");
+}
+
+#[test]
+fn unserved_steps_are_told_and_never_win() {
+    let one = figures();
+    let (mut lame, slow) = (as_if(&one, PolicyKind::Thunder, 1, 0.5), as_if(&one, PolicyKind::Dynamo, 1, 1.0));
+    let mut own = as_if(&one, PolicyKind::OwnerServe, 1, 0.9);
+    lame.unserved = 7;
+    let runs = [lame, slow.clone(), own.clone()];
+    let all = verdicts(&runs, &cells(&runs));
+    assert_eq!((all[0].best, all[0].holds), ("dynamo", true));
+    let told = notes(&runs, &all);
+    let steps = one.steps + 7;
+    assert_eq!(
+        told[0],
+        format!(
+            "thunder_agent at load 4 with seed 1 never served 7 of {steps} steps: its times are of the others only"
+        )
+    );
+    own.unserved = 1;
+    let runs = [slow, own];
+    assert!(verdicts(&runs, &cells(&runs)).iter().all(|verdict| !verdict.holds));
+}
+
+#[test]
+fn what_was_not_measured_is_said_and_not_averaged() {
+    let one = figures();
+    let mut empty = as_if(&one, PolicyKind::Dynamo, 2, 3.0);
+    empty.small_first_token = Times::default();
+    let runs = [as_if(&one, PolicyKind::Dynamo, 1, 3.0), empty];
+    let cells = cells(&runs);
+    let small = cells[0].mean("small_p95_s").unwrap();
+    assert_eq!((small.mean, small.seeds), (one.small_first_token.p95, 1));
+    let told = notes(&runs, &[]).join("; ");
+    assert!(
+        told.contains("no time to the first token of small steps was measured in dynamo at load 4 with seed 2: `-`"),
+        "{told}"
+    );
+    assert!(told.contains("no verdict: it takes `ownerserve` and at least one baseline"), "{told}");
+    assert!(!told.contains("one seed"), "{told}");
+    let line = csv(&runs[1..]).lines().nth(1).unwrap().to_owned();
+    assert!(line.contains(",,"), "an empty value: {line}");
+}
+
+#[test]
+fn requests_on_their_own_have_no_session_times() {
+    let rows = r#"{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}"#;
+    let setup = Setup { workers: 1, spec: Spec::A100_8B, load: 1.0, seed: 1 };
+    let run = World::new(&read(rows), PolicyKind::LeastLoaded, setup).unwrap().run(&mut |_, _| {});
+    assert_eq!((run.steps, run.first_token.count, run.session.count, run.small_first_token.count), (1, 1, 0, 0));
+    assert_eq!(serde_json::to_value(&run).unwrap()["session"]["mean"], serde_json::Value::Null);
+    assert_eq!(table(&cells(&[run]))[1][7], "-");
 }
 
 #[test]
 fn the_json_names_every_figure() {
     let json = serde_json::to_value(figures()).unwrap();
-    for place in
-        ["/first_token/p95", "/reuse/prefill_tokens", "/memory/duplicate_factor", "/service/sessions_per_gpu_hour"]
-    {
+    for place in [
+        "/first_token/p95",
+        "/first_token/count",
+        "/reuse/prefill_tokens",
+        "/memory/duplicate_factor",
+        "/service/sessions_per_gpu_hour",
+    ] {
         assert!(json.pointer(place).is_some_and(serde_json::Value::is_number), "{place}");
     }
     assert_eq!(json["service"]["unplanned"], 0);
@@ -39,10 +152,18 @@ fn the_json_names_every_figure() {
 }
 
 #[test]
-fn times_are_ranked_by_how_many_are_shorter() {
+fn a_percentile_is_the_time_that_this_share_comes_before() {
     assert_eq!(Times::of(Vec::new()), Times::default());
     let times = Times::of((0..100).rev().map(f64::from).collect());
-    assert_eq!(times, Times { mean: 49.5, p50: 50.0, p95: 95.0, p99: 99.0 });
+    assert_eq!((times.count, times.mean, times.p50, times.p95, times.p99), (100, 49.5, 50.0, 95.0, 99.0));
+    assert_eq!((times.curve.len(), times.curve[0], times.curve[95], times.curve[100]), (101, 0.0, 95.0, 99.0));
+}
+
+#[test]
+fn every_figure_has_a_name_of_its_own_and_a_meaning() {
+    let names: std::collections::BTreeSet<_> = Metric::ALL.iter().map(|metric| metric.name).collect();
+    assert_eq!(names.len(), Metric::ALL.len());
+    assert!(Metric::ALL.iter().all(|metric| metric.what.len() > 20), "a meaning is a phrase");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Which part of a trace is replayed, and in which order.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use vocabulary::{Micros, Tokens};
 
@@ -25,14 +25,30 @@ impl Default for Limits {
     }
 }
 
-/// A list of sessions names one that the trace does not have.
+/// What is wrong with a list of sessions.
 #[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
-#[error("line {line} of the list names the session `{id}`, which the trace does not have (or not after its limits)")]
-pub struct UnknownSession {
-    /// From 1.
-    pub line: usize,
-    /// What it says.
-    pub id: String,
+pub enum ListError {
+    /// It names one that the trace does not have.
+    #[error(
+        "line {line} of the list names the session `{id}`, which the trace does not have (or not after its limits)"
+    )]
+    Unknown {
+        /// From 1.
+        line: usize,
+        /// What it says.
+        id: String,
+    },
+    /// It names one again.
+    #[error("line {line} of the list names the session `{id}` again; accepted: each session once")]
+    Twice {
+        /// From 1.
+        line: usize,
+        /// What it says.
+        id: String,
+    },
+    /// It names none.
+    #[error("the list names no session; accepted: one id of the trace on each line")]
+    Empty,
 }
 
 impl Trace {
@@ -50,13 +66,17 @@ impl Trace {
     }
 
     /// Only these sessions, in this order; blank lines do not count.
-    pub fn in_order(mut self, ids: &str) -> Result<Self, UnknownSession> {
+    pub fn in_order(mut self, ids: &str) -> Result<Self, ListError> {
         let mut known: HashMap<_, _> = self.sessions.drain(..).map(|session| (session.id.clone(), session)).collect();
+        let mut named = HashSet::new();
         for (id, line) in ids.lines().map(str::trim).zip(1..).filter(|(id, _)| !id.is_empty()) {
-            let session = known.remove(id).ok_or_else(|| UnknownSession { line, id: id.to_owned() })?;
+            if !named.insert(id) {
+                return Err(ListError::Twice { line, id: id.to_owned() });
+            }
+            let session = known.remove(id).ok_or_else(|| ListError::Unknown { line, id: id.to_owned() })?;
             self.sessions.push(session);
         }
-        Ok(self)
+        if named.is_empty() { Err(ListError::Empty) } else { Ok(self) }
     }
 
     /// The same traffic by another chance: sessions in an order of this seed; requests at recorded times in their own

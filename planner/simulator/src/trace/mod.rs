@@ -18,7 +18,7 @@ use engine_model::runs::{RunId, Runs};
 use vocabulary::{Micros, Tokens};
 
 pub use error::{Fault, TraceError};
-pub use limits::{Limits, UnknownSession};
+pub use limits::{Limits, ListError};
 pub use reader::Reader;
 pub(crate) use record::LATEST;
 

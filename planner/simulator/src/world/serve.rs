@@ -135,7 +135,7 @@ impl World<'_> {
         }
         if followed.over {
             self.policy.session_over(job.at.session);
-            self.tally.session_over();
+            self.tally.session_over(job.at.session);
             self.events.add(self.now + Seconds(NEXT_SESSION), Event::SessionStarts);
         }
     }

@@ -1,6 +1,6 @@
 //! What is counted while the simulation runs, and the figures at its end.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use engine_model::runs::{RunEngine, Runs, Seconds, Started};
 use vocabulary::Tokens;
@@ -25,7 +25,8 @@ pub(super) struct Tally {
     over: usize,
     /// When the last answer was whole.
     ended: Seconds,
-    sessions: (usize, BTreeMap<usize, f64>),
+    /// The sum of its steps' times so far, of each session.
+    under_way: HashMap<usize, f64>,
     times: Waits,
     tokens: TokenSums,
     owner: (usize, usize),
@@ -38,6 +39,7 @@ struct Waits {
     first: Vec<f64>,
     small: Vec<f64>,
     step: Vec<f64>,
+    session: Vec<f64>,
     token: Vec<f64>,
 }
 
@@ -58,7 +60,7 @@ impl Tally {
             cut: false,
             over: 0,
             ended: Seconds::ZERO,
-            sessions: (0, BTreeMap::new()),
+            under_way: HashMap::new(),
             times: Waits::default(),
             tokens: TokenSums::default(),
             owner: (0, 0),
@@ -75,8 +77,9 @@ impl Tally {
         self.cut = true;
     }
 
-    pub(super) fn session_over(&mut self) {
-        self.sessions.0 += 1;
+    pub(super) fn session_over(&mut self, session: usize) {
+        let took = self.under_way.remove(&session).unwrap_or_default();
+        self.times.session.push(took);
     }
 
     pub(super) fn action(&mut self, action: Action) {
@@ -113,7 +116,7 @@ impl Tally {
         let (took, answering) = (now - since, now - first_token);
         self.over += 1;
         self.ended = now;
-        *self.sessions.1.entry(at.session).or_default() += took.0;
+        *self.under_way.entry(at.session).or_default() += took.0;
         if !self.cut {
             self.times.step.push(took.0);
             self.times.token.push(answering.0 / step.answer.0.max(1) as f64);
@@ -162,6 +165,7 @@ impl World<'_> {
     /// The figures of a run that is over.
     pub(super) fn figures(self) -> Figures {
         let tally = self.tally;
+        let sessions_over = tally.times.session.len();
         let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         let usage = |of: fn(engine_model::runs::Usage) -> f64| -> f64 {
             self.engines.iter().map(|worker| of(worker.engine.usage())).sum()
@@ -182,7 +186,7 @@ impl World<'_> {
             first_token: Times::of(tally.times.first),
             small_first_token: Times::of(tally.times.small),
             step: Times::of(tally.times.step),
-            session: Times::of(tally.sessions.1.into_values().collect()),
+            session: Times::of(tally.times.session),
             token: Times::of(tally.times.token),
             reuse: Reuse {
                 prefill_tokens: tokens.computed.0,
@@ -200,8 +204,8 @@ impl World<'_> {
             },
             service: Service {
                 seconds: span,
-                sessions_over: tally.sessions.0,
-                sessions_per_gpu_hour: share(tally.sessions.0 as f64, hours),
+                sessions_over,
+                sessions_per_gpu_hour: share(sessions_over as f64, hours),
                 decode_stall: share(usage(|usage| usage.stalled), usage(|usage| usage.decoding)),
                 prefill_use: share(usage(|usage| usage.prefilling), span * workers),
                 unplanned: self.policy.unplanned(),

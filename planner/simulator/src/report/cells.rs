@@ -1,0 +1,98 @@
+//! What the seeds of one policy at one load come to.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::metrics::Seen;
+use super::{Figures, Mean, Metric, Times};
+
+/// One policy at one load.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Cell {
+    /// Who decided.
+    pub policy: &'static str,
+    /// Sessions at once, or the factor on the recorded rate.
+    pub load: f64,
+    /// How many seeds it was given.
+    pub seeds: usize,
+    /// Steps that were never served, of all seeds.
+    pub unserved: usize,
+    /// Every figure by its column's name; none where no seed had one.
+    pub figures: BTreeMap<&'static str, Option<Mean>>,
+    /// Share of its steps that each way of serving was taken for.
+    pub actions: BTreeMap<&'static str, f64>,
+    /// p0 to p100 of the times to the first token, each the mean of the seeds'; empty where nothing was measured.
+    pub first_token: Vec<f64>,
+    /// The same of whole steps.
+    pub step: Vec<f64>,
+}
+
+impl Cell {
+    /// A figure's mean over seeds.
+    pub fn mean(&self, name: &str) -> Option<Mean> {
+        self.figures.get(name).copied().flatten()
+    }
+
+    fn of(runs: &[&Figures]) -> Option<Self> {
+        let first = runs.first()?;
+        let figure = |metric: &Metric| {
+            let values: Vec<f64> = runs.iter().filter_map(|run| (metric.value)(run)).collect();
+            (metric.name, Mean::of(&values))
+        };
+        let mut actions = BTreeMap::new();
+        let counted: usize = runs.iter().flat_map(|run| run.service.actions.values()).sum();
+        for (action, count) in runs.iter().flat_map(|run| &run.service.actions) {
+            *actions.entry(*action).or_default() += *count as f64 / counted.max(1) as f64;
+        }
+        Some(Self {
+            policy: first.policy,
+            load: first.traffic.load,
+            seeds: runs.len(),
+            unserved: runs.iter().map(|run| run.unserved).sum(),
+            figures: Metric::ALL.iter().map(figure).collect(),
+            actions,
+            first_token: curve(runs, |run| &run.first_token),
+            step: curve(runs, |run| &run.step),
+        })
+    }
+}
+
+fn curve(runs: &[&Figures], times: fn(&Figures) -> &Times) -> Vec<f64> {
+    let curves: Vec<&Vec<f64>> = runs.iter().map(|run| &times(run).curve).filter(|curve| !curve.is_empty()).collect();
+    let Some(points) = curves.first().map(|curve| curve.len()) else { return Vec::new() };
+    let mean = |at: usize| curves.iter().map(|curve| curve[at]).sum::<f64>() / curves.len() as f64;
+    (0..points).map(mean).collect()
+}
+
+/// Every policy at every load, in the order in which they first ran.
+pub fn cells(runs: &[Figures]) -> Vec<Cell> {
+    let mut groups: Vec<Vec<&Figures>> = Vec::new();
+    let mut places = BTreeMap::new();
+    for run in runs {
+        let place = *places.entry((run.traffic.load.to_bits(), run.policy)).or_insert_with(|| {
+            groups.push(Vec::new());
+            groups.len() - 1
+        });
+        groups[place].push(run);
+    }
+    groups.iter().filter_map(|runs| Cell::of(runs)).collect()
+}
+
+/// One row a cell with what people look at first, below the columns' names. `-` where nothing was measured.
+pub fn table(cells: &[Cell]) -> Vec<Vec<String>> {
+    let shown = || Metric::ALL.iter().filter(|metric| metric.seen != Seen::InFull);
+    let names = ["policy", "load"].into_iter().chain(shown().map(|metric| metric.name)).map(str::to_owned).collect();
+    let row = |cell: &Cell| {
+        let said = |metric: &Metric| cell.mean(metric.name).map_or_else(|| "-".to_owned(), |mean| of(metric, mean));
+        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(shown().map(said)).collect()
+    };
+    std::iter::once(names).chain(cells.iter().map(row)).collect()
+}
+
+fn of(metric: &Metric, mean: Mean) -> String {
+    match metric.seen {
+        Seen::Surely => mean.said(metric.digits),
+        Seen::InTable | Seen::InFull => format!("{:.*}", metric.digits, mean.mean),
+    }
+}

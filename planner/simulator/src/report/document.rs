@@ -1,0 +1,100 @@
+//! Everything that is told of one command's runs.
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+
+use super::{Cell, Definition, Figures, Verdict, cells, definitions, notes, verdicts};
+use crate::Spec;
+use crate::trace::{Arrivals, Trace};
+
+/// All runs, what they come to, and what the words mean.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Report {
+    /// What was replayed on what.
+    #[serde(flatten)]
+    pub subject: Subject,
+    /// Every run.
+    pub runs: Vec<Figures>,
+    /// Every policy at every load, over its seeds.
+    pub cells: Vec<Cell>,
+    /// OwnerServe beside the best baseline.
+    pub verdicts: Vec<Verdict>,
+    /// What must be known before the figures are believed.
+    pub notes: Vec<String>,
+    /// What the words mean.
+    pub definitions: Vec<Definition>,
+}
+
+/// What was replayed on what.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Subject {
+    /// The trace as it was named.
+    pub trace: String,
+    /// Its sessions within the limits; recordings where requests come at recorded times.
+    pub sessions: usize,
+    /// Their steps.
+    pub steps: usize,
+    /// What a load is a number of.
+    pub load_is: &'static str,
+    /// The kind of worker.
+    pub profile: &'static str,
+    /// Workers.
+    pub workers: usize,
+    /// GPUs of all of them.
+    pub gpus: usize,
+    /// Tokens of KV in a worker's device memory.
+    pub device_tokens: u64,
+    /// Tokens of KV in a worker's host tier.
+    pub host_tokens: u64,
+}
+
+impl Subject {
+    /// Of a trace as it is replayed.
+    pub fn new(name: String, trace: &Trace, (workers, spec): (usize, &Spec)) -> Self {
+        let load_is = match trace.arrivals {
+            Arrivals::AfterOthers => "sessions at once",
+            Arrivals::Recorded => "times the recorded rate",
+        };
+        Self {
+            trace: name,
+            sessions: trace.sessions.len(),
+            steps: trace.steps().count(),
+            load_is,
+            profile: spec.name,
+            workers,
+            gpus: workers * spec.gpus as usize,
+            device_tokens: spec.sizes.device.0,
+            host_tokens: spec.sizes.host.0,
+        }
+    }
+}
+
+impl Report {
+    /// Of runs in any order of loads, policies and seeds.
+    pub fn of(subject: Subject, runs: Vec<Figures>) -> Self {
+        let cells = cells(&runs);
+        let verdicts = verdicts(&runs, &cells);
+        let notes = notes(&runs, &verdicts);
+        Self { subject, runs, cells, verdicts, notes, definitions: definitions() }
+    }
+
+    /// The policies, in the order in which they first ran.
+    pub(super) fn policies(&self) -> Vec<&'static str> {
+        let mut seen = HashSet::new();
+        self.cells.iter().map(|cell| cell.policy).filter(|policy| seen.insert(*policy)).collect()
+    }
+
+    /// The loads, the least first.
+    pub(super) fn loads(&self) -> Vec<f64> {
+        let mut loads: Vec<f64> = self.cells.iter().map(|cell| cell.load).collect();
+        loads.sort_by(f64::total_cmp);
+        loads.dedup();
+        loads
+    }
+
+    /// The cells of one load.
+    pub(super) fn at(&self, load: f64) -> Vec<&Cell> {
+        self.cells.iter().filter(|cell| cell.load.total_cmp(&load).is_eq()).collect()
+    }
+}

@@ -1,0 +1,91 @@
+//! Means over seeds, and how sure they are.
+
+use serde::Serialize;
+
+/// A mean over seeds.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Mean {
+    /// It.
+    pub mean: f64,
+    /// Half the width of its 95 % confidence interval; none of one seed.
+    pub confidence: Option<f64>,
+    /// How many seeds had a value.
+    pub seeds: usize,
+}
+
+impl Mean {
+    /// Of one value a seed; none without any.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let seeds = values.len();
+        if seeds == 0 {
+            return None;
+        }
+        let mean = values.iter().sum::<f64>() / seeds as f64;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        let confidence = (seeds > 1).then(|| {
+            let deviation = (squares / (seeds - 1) as f64).sqrt();
+            student(seeds - 1) * deviation / (seeds as f64).sqrt()
+        });
+        Some(Self { mean, confidence, seeds })
+    }
+
+    /// With so many digits behind the point.
+    pub fn said(&self, digits: usize) -> String {
+        match self.confidence {
+            Some(confidence) => format!("{:.digits$} ±{confidence:.digits$}", self.mean),
+            None => format!("{:.digits$}", self.mean),
+        }
+    }
+}
+
+/// Student's t of 97.5 % for so many degrees of freedom; from a table, of which the nearest smaller one is taken.
+fn student(freedom: usize) -> f64 {
+    const TABLE: [(usize, f64); 22] = [
+        (1, 12.706),
+        (2, 4.303),
+        (3, 3.182),
+        (4, 2.776),
+        (5, 2.571),
+        (6, 2.447),
+        (7, 2.365),
+        (8, 2.306),
+        (9, 2.262),
+        (10, 2.228),
+        (11, 2.201),
+        (12, 2.179),
+        (13, 2.160),
+        (14, 2.145),
+        (15, 2.131),
+        (17, 2.110),
+        (19, 2.093),
+        (24, 2.064),
+        (29, 2.045),
+        (39, 2.023),
+        (59, 2.001),
+        (119, 1.980),
+    ];
+    TABLE.iter().rev().find(|(least, _)| *least <= freedom).map_or(f64::INFINITY, |(_, t)| *t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn confidence_is_students_and_one_seed_has_none() {
+        assert_eq!(Mean::of(&[]), None);
+        assert_eq!(Mean::of(&[3.0]), Some(Mean { mean: 3.0, confidence: None, seeds: 1 }));
+        // Deviation 1.5811, divided by the root of five, times 2.776.
+        let five = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        assert_eq!((five.mean, five.seeds), (3.0, 5));
+        assert!((five.confidence.unwrap() - 1.963).abs() < 1e-3, "{five:?}");
+        assert_eq!(five.said(2), "3.00 ±1.96");
+        let two = Mean::of(&[1.0, 3.0]).unwrap();
+        assert!((two.confidence.unwrap() - 12.706).abs() < 1e-3, "{two:?}");
+    }
+
+    #[test]
+    fn between_two_rows_of_the_table_the_wider_one_counts() {
+        assert_eq!((student(4), student(16), student(1_000)), (2.776, 2.131, 1.980));
+    }
+}

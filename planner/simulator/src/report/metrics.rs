@@ -1,0 +1,172 @@
+//! Every figure by name, with what it means: the one place that says so, for the table, the files, the page and `--help`.
+
+use serde::Serialize;
+
+use super::Figures;
+use super::times::{PERCENTILE, WINDOW};
+use super::verdicts::VERDICT;
+
+/// One figure of a run.
+pub struct Metric {
+    /// Its column.
+    pub name: &'static str,
+    /// What it is.
+    pub what: &'static str,
+    /// Where people see it.
+    pub(super) seen: Seen,
+    /// Digits behind the point that it deserves.
+    pub digits: usize,
+    /// Its value; none where nothing was measured.
+    pub value: fn(&Figures) -> Option<f64>,
+}
+
+/// Whether a figure is worth a person's width.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// In the table, with its confidence.
+    Surely,
+    /// In the table.
+    InTable,
+    /// In files only.
+    InFull,
+}
+
+/// What a figure means.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub struct Definition {
+    /// Its column.
+    pub name: &'static str,
+    /// What it is.
+    pub what: &'static str,
+}
+
+const fn metric(
+    (seen, name, what): (Seen, &'static str, &'static str),
+    digits: usize,
+    value: fn(&Figures) -> Option<f64>,
+) -> Metric {
+    Metric { name, what, seen, digits, value }
+}
+
+use Seen::{InFull, InTable, Surely};
+
+const FIRST: &str = "seconds from a step's arrival to its first token";
+const SMALL: &str = "the same, of steps that add at most 1,024 tokens to what their session had";
+const STEP: &str = "seconds from a step's arrival to the end of its answer";
+const TOKEN: &str = "milliseconds between two tokens of an answer: its time after the first token by its tokens";
+
+impl Metric {
+    /// All of them, in the order of the columns.
+    pub const ALL: &[Self] = &[
+        metric((InFull, "steps", "steps that were served"), 0, |f| Some(f.steps as f64)),
+        metric((InFull, "unserved", "steps that were not when nothing happened any more"), 0, |f| {
+            Some(f.unserved as f64)
+        }),
+        metric((Surely, "ttft_mean_s", FIRST), 3, |f| f.first_token.some(|times| times.mean)),
+        metric((Surely, "ttft_p95_s", FIRST), 3, |f| f.first_token.some(|times| times.p95)),
+        metric((InTable, "ttft_p99_s", FIRST), 3, |f| f.first_token.some(|times| times.p99)),
+        metric((InTable, "small_p95_s", SMALL), 3, |f| f.small_first_token.some(|times| times.p95)),
+        metric((InFull, "small_p99_s", SMALL), 3, |f| f.small_first_token.some(|times| times.p99)),
+        metric((Surely, "step_mean_s", STEP), 3, |f| f.step.some(|times| times.mean)),
+        metric((InFull, "step_p95_s", STEP), 3, |f| f.step.some(|times| times.p95)),
+        metric(
+            (Surely, "session_mean_s", "the sum of its steps' times, of each session that came to its end"),
+            1,
+            |f| f.session.some(|times| times.mean),
+        ),
+        metric((InTable, "prefill_mtok", "millions of prompt tokens that were computed"), 2, |f| {
+            Some(f.reuse.prefill_tokens as f64 / 1e6)
+        }),
+        metric(
+            (InFull, "hit", "share of prompt tokens found in the memory of the worker that computed the rest"),
+            4,
+            |f| Some(f.reuse.hit_rate),
+        ),
+        metric(
+            (
+                InTable,
+                "owner_hit",
+                "share of the steps that go on from others which found at least 95 % of what anybody held of them",
+            ),
+            4,
+            |f| Some(f.reuse.owner_hit_rate),
+        ),
+        metric(
+            (InFull, "fetched", "share of prompt tokens that another worker sent before the prompt began"),
+            4,
+            |f| Some(f.reuse.fetched_rate),
+        ),
+        metric(
+            (
+                InTable,
+                "duplicates",
+                "cached tokens of all workers by the distinct ones among them, looked at every 400 steps",
+            ),
+            3,
+            |f| Some(f.memory.duplicate_factor),
+        ),
+        metric((InTable, "moved_gb", "gigabytes of KV that went over links"), 1, |f| {
+            Some(f.memory.kv_bytes_moved as f64 / 1e9)
+        }),
+        metric((InFull, "tpot_mean_ms", TOKEN), 2, |f| f.token.some(|times| times.mean * 1e3)),
+        metric((InTable, "tpot_p99_ms", TOKEN), 2, |f| f.token.some(|times| times.p99 * 1e3)),
+        metric(
+            (InTable, "stall", "share of the time of answers in which they waited for a prompt's chunk beside them"),
+            4,
+            |f| Some(f.service.decode_stall),
+        ),
+        metric((InFull, "prefill_use", "share of the workers' time in which they computed prompts"), 4, |f| {
+            Some(f.service.prefill_use)
+        }),
+        metric(
+            (
+                InFull,
+                "unplanned",
+                "steps that the policy had no plan of its own for; they went where the fewest requests were",
+            ),
+            0,
+            |f| Some(f.service.unplanned as f64),
+        ),
+        metric(
+            (InTable, "sessions_per_gpu_hour", "sessions that came to their end, by the hours of all workers' GPUs"),
+            3,
+            |f| Some(f.service.sessions_per_gpu_hour),
+        ),
+        metric((InFull, "occupancy", "sessions at once x mean prompt / memory of all workers"), 3, |f| {
+            Some(f.memory.occupancy)
+        }),
+        metric((InTable, "measured", "steps whose times were measured"), 0, |f| Some(f.step.count as f64)),
+        metric((InFull, "saved_mtok", "millions of prompt tokens that were not computed"), 2, |f| {
+            Some(f.reuse.saved_tokens as f64 / 1e6)
+        }),
+    ];
+
+    /// By its column's name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        Self::ALL.iter().find(|metric| metric.name == name)
+    }
+
+    /// A value as it is written; `nothing` where nothing was measured.
+    pub(super) fn said(&self, figures: &Figures, nothing: &str) -> String {
+        (self.value)(figures).map_or_else(|| nothing.to_owned(), |value| format!("{value:.*}", self.digits))
+    }
+}
+
+/// What every column means, and what is meant by words in them.
+pub fn definitions() -> Vec<Definition> {
+    let words = [("percentile", PERCENTILE), ("measured window", WINDOW), ("verdict", VERDICT)];
+    let words = words.into_iter().map(|(name, what)| Definition { name, what });
+    words.chain(Metric::ALL.iter().map(|metric| Definition { name: metric.name, what: metric.what })).collect()
+}
+
+/// Every run as comma-separated values, below the columns' names. A figure of which nothing was measured is empty.
+pub fn csv(runs: &[Figures]) -> String {
+    let names = Metric::ALL.iter().map(|metric| metric.name);
+    let mut text = ["policy", "load", "seed"].into_iter().chain(names).collect::<Vec<_>>().join(",") + "\n";
+    for run in runs {
+        let who = [run.policy.to_owned(), run.traffic.load.to_string(), run.traffic.seed.to_string()];
+        let figures = Metric::ALL.iter().map(|metric| metric.said(run, ""));
+        text += &(who.into_iter().chain(figures).collect::<Vec<_>>().join(",") + "\n");
+    }
+    text
+}

@@ -1,0 +1,113 @@
+//! The figures of runs, what several seeds of them come to, and how they are written: a table and a page for people, JSON
+//! and CSV for programs.
+
+mod cells;
+mod document;
+mod mean;
+mod metrics;
+mod notes;
+mod page;
+mod times;
+mod verdicts;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+pub use cells::{Cell, cells, table};
+pub use document::{Report, Subject};
+pub use mean::Mean;
+pub use metrics::{Definition, Metric, csv, definitions};
+pub use notes::notes;
+pub use page::page;
+pub use times::Times;
+pub(crate) use times::percentile;
+pub use verdicts::{Verdict, verdict_table, verdicts};
+
+/// What one run came to. Times are seconds of virtual time; those of steps stop being counted when fewer sessions run
+/// than were asked for.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Figures {
+    /// Who decided.
+    pub policy: &'static str,
+    /// What it was given.
+    pub traffic: Traffic,
+    /// Steps that were served.
+    pub steps: usize,
+    /// Steps that were not when nothing happened any more.
+    pub unserved: usize,
+    /// From a step's arrival to its first token.
+    pub first_token: Times,
+    /// The same, of steps that add at most 1,024 tokens to what their session had.
+    pub small_first_token: Times,
+    /// From a step's arrival to the end of its answer.
+    pub step: Times,
+    /// The sum of its steps' times, of each session.
+    pub session: Times,
+    /// Between two tokens of an answer: its time after the first token by its tokens.
+    pub token: Times,
+    /// What was computed and what was not.
+    pub reuse: Reuse,
+    /// Where KV lay and moved.
+    pub memory: Memory,
+    /// What the workers did.
+    pub service: Service,
+}
+
+/// Which traffic, and which chance.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Traffic {
+    /// Sessions at once, or the factor on the recorded rate.
+    pub load: f64,
+    /// What chance was drawn from.
+    pub seed: u64,
+}
+
+/// What was computed and what was not.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Reuse {
+    /// Prompt tokens that were computed.
+    pub prefill_tokens: u64,
+    /// Prompt tokens that were not.
+    pub saved_tokens: u64,
+    /// Share of prompt tokens found in the memory of the worker that computed the rest.
+    pub hit_rate: f64,
+    /// Share of steps that go on from others and found at least 95 % of what anybody held of them when they were placed.
+    pub owner_hit_rate: f64,
+    /// Share of prompt tokens that were sent by another worker before the prompt began.
+    pub fetched_rate: f64,
+    /// Prompt tokens that came back from the host tier.
+    pub restored_tokens: u64,
+}
+
+/// Where KV lay and moved.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Memory {
+    /// Cached tokens of all workers by the distinct ones among them, looked at every 400 steps.
+    pub duplicate_factor: f64,
+    /// Bytes of KV that went over links.
+    pub kv_bytes_moved: u64,
+    /// Tokens that lost their place in device memory.
+    pub evicted_tokens: u64,
+    /// Sessions at once times their mean prompt, by the memory of all workers; 0 where requests come at recorded times.
+    pub occupancy: f64,
+}
+
+/// What the workers did.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Service {
+    /// Until the last answer was whole.
+    pub seconds: f64,
+    /// Sessions that came to their end.
+    pub sessions_over: usize,
+    /// By the hours of all workers' GPUs.
+    pub sessions_per_gpu_hour: f64,
+    /// Share of the time of answers in which they waited for a prompt's chunk beside them.
+    pub decode_stall: f64,
+    /// Share of the workers' time in which they computed prompts.
+    pub prefill_use: f64,
+    /// Steps that the policy had no plan of its own for; they went where the fewest requests were.
+    pub unplanned: usize,
+    /// How often each way of serving was taken.
+    pub actions: BTreeMap<&'static str, usize>,
+}

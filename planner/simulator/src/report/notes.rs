@@ -1,0 +1,54 @@
+//! What a reader must be told before the figures are believed.
+
+use super::{Figures, Times, Verdict};
+
+/// A run's distribution, and what it is of.
+type Set = (&'static str, fn(&Figures) -> &Times);
+
+const SETS: [Set; 5] = [
+    ("time to the first token", |run| &run.first_token),
+    ("time to the first token of small steps", |run| &run.small_first_token),
+    ("step time", |run| &run.step),
+    ("session time", |run| &run.session),
+    ("time per token", |run| &run.token),
+];
+
+/// Steps that were never served, sets of which nothing was measured, and what the runs are too few for.
+pub fn notes(runs: &[Figures], verdicts: &[Verdict]) -> Vec<String> {
+    let mut notes: Vec<String> = runs.iter().filter(|run| run.unserved > 0).map(unserved).collect();
+    for (name, times) in SETS {
+        let empty: Vec<&Figures> = runs.iter().filter(|run| times(run).count == 0).collect();
+        if let Some(first) = empty.first() {
+            let of = if empty.len() == runs.len() { "any run".to_owned() } else { named(&empty, first) };
+            notes.push(format!("no {name} was measured in {of}: `-` there, and no part of a mean"));
+        }
+    }
+    let mut seeds: Vec<u64> = runs.iter().map(|run| run.traffic.seed).collect();
+    seeds.sort_unstable();
+    seeds.dedup();
+    if seeds.len() < 2 {
+        notes.push("one seed says nothing of chance: `--seed 1,2,3,4,5` gives means with confidence".to_owned());
+    }
+    if verdicts.is_empty() {
+        notes.push("no verdict: it takes `ownerserve` and at least one baseline among the policies".to_owned());
+    }
+    notes
+}
+
+fn unserved(run: &Figures) -> String {
+    let Figures { policy, traffic, steps, unserved, .. } = run;
+    format!(
+        "{policy} at load {} with seed {} never served {unserved} of {} steps: its times are of the others only",
+        traffic.load,
+        traffic.seed,
+        steps + unserved
+    )
+}
+
+fn named(empty: &[&Figures], first: &Figures) -> String {
+    let one = format!("{} at load {} with seed {}", first.policy, first.traffic.load, first.traffic.seed);
+    match empty.len() - 1 {
+        0 => one,
+        more => format!("{one} and {more} more runs"),
+    }
+}

@@ -1,0 +1,89 @@
+//! Bars, one a policy, of one part or several.
+
+use std::fmt::Write as _;
+
+use super::html::escaped;
+use super::policies::class;
+use super::scale::{Scale, number};
+
+const WIDTH: f64 = 640.0;
+const LEFT: f64 = 158.0;
+const RIGHT: f64 = 58.0;
+const ROW: f64 = 21.0;
+const THICK: f64 = 15.0;
+
+/// One bar.
+pub(super) struct Bar {
+    pub(super) policy: &'static str,
+    /// Its parts from the left.
+    pub(super) parts: Vec<f64>,
+}
+
+/// What the bars are of.
+pub(super) struct Bars<'a> {
+    /// What the drawing shows, for those who do not see it.
+    pub(super) title: String,
+    /// The parts' names; one without a name where a bar is all of one.
+    pub(super) parts: &'a [&'a str],
+    /// The unit behind the values.
+    pub(super) unit: &'a str,
+    pub(super) scale: Scale,
+}
+
+impl Bars<'_> {
+    /// The drawing.
+    pub(super) fn plot(&self, bars: &[Bar]) -> String {
+        let height = ROW * bars.len() as f64 + 24.0;
+        let title = escaped(&self.title);
+        let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">");
+        for mark in self.scale.marks() {
+            let (at, low) = (across(self.scale.place(mark)), height - 20.0);
+            let said = number(mark);
+            let _ = write!(svg, "<line class=\"grid-line\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"0\" y2=\"{low}\"/>");
+            let _ = write!(
+                svg,
+                "<text class=\"soft\" x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{said}</text>",
+                low + 15.0
+            );
+        }
+        for (row, bar) in bars.iter().enumerate() {
+            self.draw(&mut svg, row as f64 * ROW, bar);
+        }
+        svg + "</svg>"
+    }
+
+    fn draw(&self, svg: &mut String, top: f64, bar: &Bar) {
+        let policy = bar.policy;
+        let line = top + THICK - 1.0;
+        let _ = write!(svg, "<text x=\"{}\" y=\"{line:.1}\" text-anchor=\"end\">{policy}</text>", LEFT - 8.0);
+        let mut sum = 0.0;
+        for (number_of_part, (part, name)) in bar.parts.iter().zip(self.parts).enumerate() {
+            let (from, to) = (across(self.scale.place(sum)), across(self.scale.place(sum + part)));
+            sum += part;
+            let look = if self.parts.len() == 1 {
+                format!("bar {}", class(policy))
+            } else {
+                format!("part k{}", number_of_part % 8)
+            };
+            let place =
+                format!("x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{THICK}\"", (to - from).max(0.0));
+            let said = format!("{policy}: {name} {}{}", number(*part), self.unit);
+            let _ = write!(svg, "<rect class=\"{look}\" {place}><title>{}</title></rect>", escaped(&said));
+        }
+        let (at, said) = (across(self.scale.place(sum)) + 5.0, number(sum));
+        let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{line:.1}\">{said}{}</text>", escaped(self.unit));
+    }
+
+    /// The parts with their colours.
+    pub(super) fn legend(&self) -> String {
+        let mut list = "<ul class=\"legend\">".to_owned();
+        for (number, name) in self.parts.iter().enumerate() {
+            let _ = write!(list, "<li><span class=\"swatch k{}\"></span>{}</li>", number % 8, escaped(name));
+        }
+        list + "</ul>"
+    }
+}
+
+fn across(place: f64) -> f64 {
+    LEFT + place * (WIDTH - LEFT - RIGHT)
+}

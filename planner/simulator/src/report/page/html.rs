@@ -1,0 +1,63 @@
+//! Text as HTML.
+
+use std::fmt::Write as _;
+
+/// Text that is nothing else.
+pub(super) fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            other => safe.push(other),
+        }
+    }
+    safe
+}
+
+/// Rows below their columns' names. A keyboard reaches and scrolls it.
+pub(super) fn table(name: &str, rows: &[Vec<String>]) -> String {
+    let Some((head, body)) = rows.split_first() else { return String::new() };
+    let name = escaped(name);
+    let mut html =
+        format!("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{name}\"><table><thead><tr>");
+    head.iter().for_each(|cell| _ = write!(html, "<th scope=\"col\">{}</th>", escaped(cell)));
+    html += "</tr></thead><tbody>";
+    for row in body {
+        let own = row.first().is_some_and(|policy| policy == "ownerserve");
+        html += if own { "<tr class=\"own\">" } else { "<tr>" };
+        for (column, cell) in row.iter().enumerate() {
+            let cell = worded(&escaped(cell));
+            _ = if column == 0 {
+                write!(html, "<th scope=\"row\">{cell}</th>")
+            } else {
+                write!(html, "<td>{cell}</td>")
+            };
+        }
+        html += "</tr>";
+    }
+    html + "</tbody></table></div>"
+}
+
+/// The two words that have a colour as well.
+fn worded(cell: &str) -> String {
+    for (word, class) in [("PASS", "pass"), ("SHORT", "short")] {
+        if let Some(rest) = cell.strip_prefix(word) {
+            return format!("<span class=\"{class}\">{word}</span>{rest}");
+        }
+    }
+    cell.to_owned()
+}
+
+/// A table that is unfolded when it is wanted.
+pub(super) fn folded(name: &str, rows: &[Vec<String>]) -> String {
+    format!("<details><summary>Table: {}</summary>{}</details>", escaped(name), table(name, rows))
+}
+
+/// A drawing below its name.
+pub(super) fn figure(name: &str, drawing: &str) -> String {
+    format!("<figure><figcaption>{}</figcaption>{drawing}</figure>", escaped(name))
+}

@@ -1,0 +1,91 @@
+//! The report as one page: no script, nothing from elsewhere. Every plot has its table, and all of it can be reached with
+//! a keyboard.
+
+mod bars;
+mod html;
+mod lines;
+mod policies;
+mod scale;
+mod sections;
+
+use std::fmt::Write as _;
+
+use super::{Report, verdict_table};
+use html::{escaped, table};
+
+const STYLE: &str = include_str!("style.css");
+/// The page may use nothing but its own style.
+const ALLOWED: &str = "default-src 'none'; style-src 'unsafe-inline'";
+
+/// The page.
+pub fn page(report: &Report) -> String {
+    let policies = report.policies();
+    let title = format!("OwnerServe simulation of {}", escaped(&report.subject.trace));
+    let mut html = format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
+         content=\"width=device-width,initial-scale=1\"><meta http-equiv=\"Content-Security-Policy\" content=\"{ALLOWED}\">\
+         <title>{title}</title><style>{STYLE}{}</style></head><body>",
+        policies::rules(&policies)
+    );
+    let _ = write!(html, "<a class=\"skip\" href=\"#verdicts\">To the verdicts</a><header><h1>{title}</h1>");
+    let _ = write!(html, "<p class=\"soft\">{}</p>{}</header><main>", subject(report), contents());
+    if !report.notes.is_empty() {
+        let items: String = report.notes.iter().map(|note| format!("<li>{}</li>", escaped(note))).collect();
+        let _ = write!(html, "<ul class=\"notes\" aria-label=\"Notes\">{items}</ul>");
+    }
+    html += &policies::boxes(&policies);
+    for (section, (id, name)) in sections::ALL.iter().zip(NAMES) {
+        let _ = write!(html, "<section id=\"{id}\"><h2>{name}</h2>{}</section>", section(report));
+    }
+    html + "</main></body></html>\n"
+}
+
+/// The sections, in the order of `sections::ALL`.
+const NAMES: [(&str, &str); 7] = [
+    ("verdicts", "OwnerServe beside the best baseline of each load"),
+    ("sweep", "Load sweep"),
+    ("latency", "Latency"),
+    ("memory", "Copies and bytes moved"),
+    ("actions", "Action mix"),
+    ("figures", "Every figure"),
+    ("definitions", "Definitions"),
+];
+
+fn contents() -> String {
+    let links: String = NAMES.iter().map(|(id, name)| format!("<a href=\"#{id}\">{name}</a>")).collect();
+    format!("<nav aria-label=\"Sections\">{links}</nav>")
+}
+
+fn subject(report: &Report) -> String {
+    let subject = &report.subject;
+    let mut seeds: Vec<u64> = report.runs.iter().map(|run| run.traffic.seed).collect();
+    seeds.sort_unstable();
+    seeds.dedup();
+    format!(
+        "{} steps of {} sessions on {} workers of kind {} ({} GPUs), each with {} tokens of KV in device memory and {} in a \
+         host tier. Loads are {}. {} runs: {} policies at {} loads with {} seeds. Times are virtual.",
+        subject.steps,
+        subject.sessions,
+        subject.workers,
+        subject.profile,
+        subject.gpus,
+        subject.device_tokens,
+        subject.host_tokens,
+        subject.load_is,
+        report.runs.len(),
+        report.policies().len(),
+        report.loads().len(),
+        seeds.len(),
+    )
+}
+
+/// The verdicts; the notes say why there are none.
+fn verdicts(report: &Report) -> String {
+    if report.verdicts.is_empty() {
+        return "<p>No verdict.</p>".to_owned();
+    }
+    table("Verdicts", &verdict_table(&report.verdicts))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+//! How each policy looks, the same in every plot: a colour and a dash, so that neither has to tell all of them apart.
+
+use std::fmt::Write as _;
+
+use crate::policies::PolicyKind;
+
+const COLOURS: usize = 7;
+const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
+
+/// The class of a policy's marks.
+pub(super) fn class(policy: &str) -> String {
+    match policy.parse::<PolicyKind>() {
+        Ok(PolicyKind::OwnerServe) => format!("own s-{policy}"),
+        Ok(PolicyKind::Pooled | PolicyKind::Oracle) => format!("bound s-{policy}"),
+        _ => format!("s-{policy}"),
+    }
+}
+
+/// The rules of these policies: how each looks, and that it is gone while its box is not ticked.
+pub(super) fn rules(policies: &[&str]) -> String {
+    let mut css = String::new();
+    for policy in policies {
+        let (colour, dash, width) = look(policy);
+        let of = format!(".s-{policy}");
+        let _ = write!(
+            css,
+            "{of} .series,{of} .whisker{{stroke:{colour};stroke-width:{width}}}{of} .series{{stroke-dasharray:{dash}}}\
+             {of} .dot{{fill:{colour}}}body:has(#show-{policy}:not(:checked)) g{of}{{display:none}}"
+        );
+    }
+    css
+}
+
+fn look(policy: &str) -> (String, &'static str, f64) {
+    let place = PolicyKind::ALL.iter().chain(&PolicyKind::ASIDE).position(|kind| kind.as_str() == policy);
+    let place = place.unwrap_or_default();
+    match policy.parse::<PolicyKind>() {
+        Ok(PolicyKind::OwnerServe) => ("var(--own)".into(), "none", 3.0),
+        Ok(PolicyKind::Pooled) => ("var(--bound)".into(), "7 4", 1.5),
+        Ok(PolicyKind::Oracle) => ("var(--bound)".into(), "2 3", 1.5),
+        _ => (format!("var(--c{})", place % COLOURS), DASHES[place / COLOURS % DASHES.len()], 1.75),
+    }
+}
+
+/// A box for each policy, with its line: what plots of lines show, and their legend.
+pub(super) fn boxes(policies: &[&str]) -> String {
+    let mut html = "<fieldset><legend>Policies shown in plots of lines</legend><div class=\"legend\">".to_owned();
+    for policy in policies {
+        let id = format!("show-{policy}");
+        let _ = write!(html, "<label><input type=\"checkbox\" id=\"{id}\" checked>{}{policy}</label>", swatch(policy));
+    }
+    html + "</div></fieldset>"
+}
+
+/// The lines' names beside a plot.
+pub(super) fn legend(policies: &[&str]) -> String {
+    let items: String = policies.iter().map(|policy| format!("<li>{}{policy}</li>", swatch(policy))).collect();
+    format!("<ul class=\"legend\" aria-hidden=\"true\">{items}</ul>")
+}
+
+fn swatch(policy: &str) -> String {
+    let class = class(policy);
+    format!(
+        "<svg viewBox=\"0 0 34 12\" aria-hidden=\"true\" class=\"{class}\"><path class=\"series\" d=\"M1 6H33\"/></svg>"
+    )
+}

@@ -1,0 +1,185 @@
+//! What the page shows, section by section.
+
+use std::fmt::Write as _;
+
+use super::bars::{Bar, Bars};
+use super::html::{escaped, figure, folded};
+use super::lines::{Axis, Line, Marked, Point, plot};
+use super::policies::legend;
+use super::scale::{Scale, Steps};
+use crate::report::{Cell, Metric, Report};
+
+/// All of them, from the top.
+pub(super) const ALL: [fn(&Report) -> String; 7] =
+    [super::verdicts, sweep, latency, memory, actions, figures, definitions];
+
+/// What is plotted over the load: the figure, what it is called, and how its axis goes.
+const SWEEP: [(&str, &str, Steps); 4] = [
+    ("step_mean_s", "step time, mean (s)", Steps::Logarithmic),
+    ("ttft_p95_s", "time to first token, p95 (s)", Steps::Logarithmic),
+    ("session_mean_s", "session time, mean (s)", Steps::Logarithmic),
+    ("sessions_per_gpu_hour", "sessions finished per GPU-hour", Steps::Even),
+];
+
+fn sweep(report: &Report) -> String {
+    let mut html = String::new();
+    if report.loads().len() < 2 {
+        html += "<p>One load only: <code>--load 8,16,24,32</code> shows where each policy saturates.</p>";
+    }
+    html += "<p class=\"soft\">Upright lines are 95 % confidence over seeds.</p><div class=\"grid\">";
+    for (name, said, steps) in SWEEP {
+        html += &over_load(report, (name, said), steps);
+    }
+    html += &format!("</div>{}", legend(&report.policies()));
+    let names: Vec<&str> = SWEEP.iter().map(|(name, ..)| *name).collect();
+    html + &folded("load sweep", &with_confidence(report, &names))
+}
+
+fn over_load(report: &Report, (name, said): (&str, &str), steps: Steps) -> String {
+    let line = |policy: &&'static str| {
+        let cells = report.cells.iter().filter(|cell| cell.policy == *policy);
+        let mut points: Vec<Point> = cells
+            .filter_map(|cell| cell.mean(name).map(|mean| (cell.load, mean)))
+            .map(|(x, mean)| Point { x, y: mean.mean, half: mean.confidence })
+            .collect();
+        points.sort_by(|a, b| a.x.total_cmp(&b.x));
+        Line { policy, points, marked: Marked::Points }
+    };
+    let lines: Vec<Line> = report.policies().iter().map(line).collect();
+    let values = || lines.iter().flat_map(|line| &line.points);
+    if values().next().is_none() {
+        return figure(said, "<p class=\"soft\">Nothing was measured.</p>");
+    }
+    let x = Axis::at(format!("load: {}", report.subject.load_is), report.loads());
+    let scale = Scale::around(values().map(|point| point.y), steps);
+    let y = Axis::new(said, scale);
+    figure(said, &plot(&format!("{said} over the load; the table below has the values"), (&x, &y), &lines))
+}
+
+/// A cell's percentiles.
+type Curve = fn(&Cell) -> &Vec<f64>;
+
+/// The distributions of each load.
+fn latency(report: &Report) -> String {
+    let kinds: [(&str, Curve); 2] =
+        [("time to first token", |cell| &cell.first_token), ("step time", |cell| &cell.step)];
+    let mut html = "<p class=\"soft\">Share of steps that took at most so long.</p><div class=\"grid\">".to_owned();
+    for load in report.loads() {
+        for (name, curve) in kinds {
+            let name = format!("{name} at {load} {}", report.subject.load_is);
+            html += &figure(&name, &distribution(&report.at(load), (&name, curve)));
+        }
+    }
+    let _ = write!(html, "</div>{}", legend(&report.policies()));
+    let names = ["measured", "ttft_mean_s", "ttft_p95_s", "ttft_p99_s", "small_p95_s", "small_p99_s", "step_mean_s"];
+    let names = [&names[..], &["step_p95_s", "session_mean_s", "tpot_mean_ms", "tpot_p99_ms"]].concat();
+    html + &folded("latency", &with_confidence(report, &names))
+}
+
+fn distribution(cells: &[&Cell], (name, curve): (&str, Curve)) -> String {
+    let point = |(share, time): (usize, &f64)| Point { x: *time, y: share as f64, half: None };
+    let line = |cell: &&Cell| {
+        let points = curve(cell).iter().enumerate().map(point).collect();
+        Line { policy: cell.policy, points, marked: Marked::LineOnly }
+    };
+    let lines: Vec<Line> = cells.iter().map(line).collect();
+    let times = lines.iter().flat_map(|line| line.points.iter().map(|point| point.x));
+    let x = Axis::new("seconds", Scale::around(times, Steps::Logarithmic));
+    let y = Axis::new("% of steps", Scale::from_zero([100.0].into_iter()));
+    plot(&format!("distribution of {name}; the table below has percentiles"), (&x, &y), &lines)
+}
+
+fn memory(report: &Report) -> String {
+    let mut html = String::new();
+    for (name, said, unit) in [
+        ("duplicates", "Duplicate factor: how often the average cached token lies in the fleet", ""),
+        ("moved_gb", "KV moved over links", " GB"),
+    ] {
+        let value = |cell: &Cell| vec![cell.mean(name).map(|mean| mean.mean).unwrap_or_default()];
+        html += &per_load(report, (said, unit), (&[name], value));
+    }
+    html + &folded("copies, bytes and tokens", &with_confidence(report, &MEMORY))
+}
+
+const MEMORY: [&str; 9] =
+    ["duplicates", "moved_gb", "prefill_mtok", "saved_mtok", "hit", "owner_hit", "fetched", "stall", "occupancy"];
+
+fn actions(report: &Report) -> String {
+    let mut names: Vec<&str> = report.cells.iter().flat_map(|cell| cell.actions.keys().copied()).collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() {
+        return "<p>No policy that ran has words for its actions; <code>ownerserve</code> has.</p>".to_owned();
+    }
+    let share = |cell: &Cell, name: &str| 100.0 * cell.actions.get(name).copied().unwrap_or_default();
+    let cells: Vec<&Cell> = report.cells.iter().filter(|cell| !cell.actions.is_empty()).collect();
+    let bars = Bars {
+        title: "share of steps by action; the table below has the values".to_owned(),
+        parts: &names,
+        unit: " %",
+        scale: Scale::from_zero([100.0].into_iter()),
+    };
+    let mut html =
+        format!("<p class=\"soft\">Share of steps that each way of serving was taken for.</p>{}", bars.legend());
+    html += "<div class=\"grid\">";
+    for load in report.loads() {
+        let here = cells.iter().filter(|cell| cell.load.total_cmp(&load).is_eq());
+        let rows: Vec<Bar> = here
+            .map(|cell| Bar { policy: cell.policy, parts: names.iter().map(|name| share(cell, name)).collect() })
+            .collect();
+        html += &figure(&format!("at {load} {}", report.subject.load_is), &bars.plot(&rows));
+    }
+    let head = ["policy", "load"].iter().chain(&names).map(|name| (*name).to_owned()).collect();
+    let row = |cell: &&Cell| {
+        let shares = names.iter().map(|name| format!("{:.2} %", share(cell, name)));
+        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(shares).collect()
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(cells.iter().map(row)).collect();
+    format!("{html}</div>{}", folded("action mix", &rows))
+}
+
+/// Bars of every load on one scale.
+fn per_load(
+    report: &Report,
+    (said, unit): (&str, &str),
+    (parts, values): (&[&str], impl Fn(&Cell) -> Vec<f64>),
+) -> String {
+    let all = report.cells.iter().map(|cell| values(cell).iter().sum());
+    let bars =
+        Bars { title: format!("{said}; the table below has the values"), parts, unit, scale: Scale::from_zero(all) };
+    let mut html = format!("<h3>{}</h3>{}<div class=\"grid\">", escaped(said), legend_of(&bars));
+    for load in report.loads() {
+        let cells = report.at(load);
+        let rows: Vec<Bar> = cells.iter().map(|cell| Bar { policy: cell.policy, parts: values(cell) }).collect();
+        html += &figure(&format!("at {load} {}", report.subject.load_is), &bars.plot(&rows));
+    }
+    html + "</div>"
+}
+
+fn legend_of(bars: &Bars<'_>) -> String {
+    if bars.parts.len() > 1 { bars.legend() } else { String::new() }
+}
+
+fn figures(report: &Report) -> String {
+    let names: Vec<&str> = Metric::ALL.iter().map(|metric| metric.name).collect();
+    super::table("Every figure", &with_confidence(report, &names))
+}
+
+/// One row a cell, with the confidence of each figure that has one.
+fn with_confidence(report: &Report, names: &[&str]) -> Vec<Vec<String>> {
+    let metrics: Vec<&Metric> = names.iter().filter_map(|name| Metric::named(name)).collect();
+    let head = ["policy", "load"].into_iter().chain(metrics.iter().map(|metric| metric.name));
+    let row = |cell: &Cell| {
+        let said = |metric: &&Metric| cell.mean(metric.name).map_or("-".to_owned(), |mean| mean.said(metric.digits));
+        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(metrics.iter().map(said)).collect()
+    };
+    std::iter::once(head.map(str::to_owned).collect()).chain(report.cells.iter().map(row)).collect()
+}
+
+fn definitions(report: &Report) -> String {
+    let mut list = "<dl>".to_owned();
+    for definition in &report.definitions {
+        let _ = write!(list, "<dt>{}</dt><dd>{}</dd>", definition.name, escaped(definition.what));
+    }
+    list + "</dl>"
+}
