@@ -39,7 +39,7 @@ impl Mean {
 }
 
 /// Student's t of 97.5 % for so many degrees of freedom; from a table, of which the nearest smaller one is taken.
-fn student(freedom: usize) -> f64 {
+pub fn student(freedom: usize) -> f64 {
     const TABLE: [(usize, f64); 22] = [
         (1, 12.706),
         (2, 4.303),

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 pub use cells::{Cell, cells, table};
 pub use document::{Report, Subject};
-pub use mean::Mean;
+pub use mean::{Mean, student};
 pub use metrics::{Definition, Metric, csv, definitions};
 pub use notes::notes;
 pub use page::page;
