@@ -23,6 +23,11 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// Until the first token: the terms that are this step's own time.
+    pub fn first_token(&self) -> Micros {
+        self.queue + self.compute + self.network + self.restore
+    }
+
     /// The price: the sum of the terms, saturating.
     pub fn total(&self) -> Micros {
         self.queue + self.compute + self.network + self.restore + self.memory + self.interference

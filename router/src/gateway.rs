@@ -20,6 +20,7 @@ use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::following::{Followed, Untaken};
+use crate::foretelling::Foretelling;
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
@@ -57,6 +58,8 @@ pub struct Gateway {
     pub policies: Policies,
     /// Prefixes on their way between workers.
     pub replicates: SingleFlight<Flight, Option<Remark>>,
+    /// Whether first tokens come when prices say.
+    pub foretelling: Foretelling,
     /// Why the newest steps were served as they were.
     pub receipts: Arc<Receipts>,
     /// The same of older ones, too.
@@ -109,6 +112,7 @@ impl Gateway {
             salts,
             policies: Policies::new(&config.planner, config.steering.bypass),
             replicates: SingleFlight::default(),
+            foretelling: Foretelling::default(),
             receipts,
             decisions,
             upstream: Upstream::new(config.upstream.clone()),

@@ -13,6 +13,7 @@ mod drains;
 pub mod error;
 pub mod exchange;
 mod following;
+pub mod foretelling;
 pub mod forward;
 pub mod gateway;
 pub mod identity;

@@ -74,8 +74,19 @@ fn of_worker(worker: &Value) -> Option<Value> {
         (_, Some("fallback")) => {
             alarm(&of, "fallback", &format!("its blocks are guessed from what was routed there: {doubt}"))
         }
-        _ => return None,
+        _ => return of_prices(&of, &worker["foretold"]),
     })
+}
+
+/// A worker whose first tokens do not come when prices say.
+fn of_prices(of: &str, foretold: &Value) -> Option<Value> {
+    let off = foretold["off"].as_str()?;
+    let what = format!(
+        "its first tokens come {off}: {:.1} times what prices say. See whether somebody else uses it, its clocks were \
+         lowered, or its profile is another GPU's; prices learn meanwhile",
+        foretold["ratio"].as_f64().unwrap_or_default()
+    );
+    Some(alarm(of, "mispriced", &what))
 }
 
 /// What a list has. One that is not answered is an alarm itself, and makes no other one untold.

@@ -8,6 +8,7 @@ use vocabulary::{Health, Knowledge, WorkerView};
 use workers_shim::events::SourceCount;
 
 use crate::exchange::trouble::Trouble;
+use crate::foretelling::Off;
 use crate::gateway::Gateway;
 use crate::pipeline::steering::Mode;
 
@@ -46,6 +47,11 @@ fn worker(gateway: &Gateway, view: &WorkerView) {
     let SourceCount { configured, connected } = gateway.fleet().event_sources(view.id).unwrap_or_default();
     for (state, count) in [("connected", connected), ("lost", configured - connected)] {
         metrics.event_sources.with_label_values(&[name, state]).set(signed(count as u64));
+    }
+    metrics.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
+    let off = gateway.foretelling.of(view.id).and_then(|foretold| foretold.off);
+    for way in [Off::Late, Off::Early] {
+        metrics.mispriced.with_label_values(&[name, way.as_str()]).set(i64::from(off == Some(way)));
     }
     let events = gateway.fleet().events(view.id).unwrap_or_default();
     metrics.events.with_label_values(&[name]).inc_by(events.events);

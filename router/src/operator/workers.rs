@@ -17,6 +17,7 @@ use super::leases::LeaseLine;
 use super::paging::{Listed, PageQuery};
 use super::problem::Problem;
 use super::words::{HealthWord, KnowledgeWord, RoleWord, WorkerWord};
+use crate::foretelling::Foretold;
 use crate::gateway::Gateway;
 
 /// One worker: what is seen of it, what the ledger holds of it, and what came of its events.
@@ -35,6 +36,8 @@ struct WorkerLine {
     doubt: Option<String>,
     /// What came of its events since this process started.
     events: Option<EventLine>,
+    /// Whether its first tokens come when prices say; none before its first step.
+    foretold: Option<Foretold>,
 }
 
 /// Event sources.
@@ -183,6 +186,7 @@ impl WorkerLine {
             event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
             doubt: gateway.fleet().doubt(id).filter(|_| knowledge != Knowledge::Exact).map(|doubt| doubt.to_string()),
             events: gateway.fleet().events(id).map(EventLine::from),
+            foretold: gateway.foretelling.of(id),
             seen: SeenLine { id, endpoint, incarnation, role, models, ranks, health, knowledge },
             able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link },
         }

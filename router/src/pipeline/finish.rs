@@ -70,6 +70,7 @@ impl Finish {
         }
         let seen = self.seen(ending, usage);
         self.count(&seen);
+        self.hold_against_price(&seen);
         let gateway = self.gateway.clone();
         if ending == Ending::Complete && self.step.ask.transfers == Transfers::Allowed {
             let session = self.step.located.session.id;
@@ -191,6 +192,30 @@ impl Finish {
         }
         if seen.ending == Ending::Complete {
             self.count_tokens(seen);
+        }
+    }
+
+    /// Holds the first token of a step that one worker served alone against its price.
+    fn hold_against_price(&self, seen: &Seen) {
+        let Some(decision) = self.planned.decision.as_ref().filter(|_| seen.ending == Ending::Complete) else { return };
+        let plan = &self.planned.plan;
+        // In the shadow another plan was carried out than the planner's; its price is among the candidates.
+        let served = decision.candidates.iter().find(|one| (one.prefill, one.decode) == (plan.prefill, plan.decode));
+        let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
+        let is_alone = plan.handoff.is_none() && served.handoff.is_none() && self.attempts.len() == 1;
+        let worker = self.step.located.workers.iter().find(|view| view.id == plan.target());
+        let Some(worker) = worker.filter(|_| is_alone) else { return };
+        let foretold = served.terms.first_token();
+        let metrics = &self.gateway.metrics.plans;
+        let ratio = first_token.0 as f64 / foretold.0.max(1) as f64;
+        metrics.foretold.with_label_values(&[plan.action.as_str()]).observe(ratio);
+        let life = (worker.id, worker.incarnation);
+        let Some(now) = self.gateway.foretelling.add(life, foretold, first_token) else { return };
+        let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
+        match now.off {
+            Some(off) => tracing::warn!(%worker, off = off.as_str(), %ratio,
+                "its first tokens do not come when prices say: see whether others use it, or its clocks were lowered"),
+            None => tracing::info!(%worker, %ratio, "its first tokens come when prices say again"),
         }
     }
 

@@ -108,8 +108,7 @@ impl Change {
 
 /// Milliseconds until the first token, as the price has them: the terms that are time of this step, not of others.
 fn first_token(terms: &Terms) -> f64 {
-    let Micros(micros) = terms.queue + terms.compute + terms.network + terms.restore;
-    micros as f64 / 1e3
+    terms.first_token().0 as f64 / 1e3
 }
 
 impl Side {

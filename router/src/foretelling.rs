@@ -1,0 +1,198 @@
+//! Whether a worker's first tokens come when prices say: a chart for each worker, so that one that lies or slows down is noticed.
+//!
+//! A sample is `x = ln((seen + 20 ms) / (foretold + 20 ms))` of a step that one worker served alone; the 20 ms keep what does not
+//! matter from counting. Two cumulative sums (E. S. Page, Continuous inspection schemes, 1954) of x over its usual spread:
+//!
+//! ```text
+//! late  <- max(0, late  + x / spread - 1/2)        at most 16
+//! early <- max(0, early - x / spread - 1/2)        at most 16
+//! ```
+//!
+//! Above 8 the worker is off, until the sum is back at 0. Prices that are right on average get there once in some 19,000 steps; a worker
+//! that takes three times as long within 20.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use utoipa::ToSchema;
+use vocabulary::{Incarnation, Micros, WorkerId};
+
+/// What does not matter, in microseconds.
+const NEGLIGIBLE: f64 = 20_000.0;
+/// A sample counts as at most so many times the price, or one part in as many of it.
+const FURTHEST: f64 = 16.0;
+/// Weight of a sample in level and spread.
+const WEIGHT: f64 = 0.05;
+/// Steps differ by at least this: queues of a step ahead are not foretold.
+const LEAST_SPREAD: f64 = 0.3;
+/// Where a sum says that prices are off, and where it stops.
+const OFF: f64 = 8.0;
+const MOST: f64 = 2.0 * OFF;
+
+/// How prices are off.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Off {
+    /// First tokens come later than foretold.
+    Late,
+    /// They come earlier.
+    Early,
+}
+
+impl Off {
+    /// The word for logs, metrics and the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::Early => "early",
+        }
+    }
+}
+
+/// How well one worker's first tokens are foretold.
+#[derive(Clone, Copy, PartialEq, Serialize, ToSchema, Debug)]
+pub struct Foretold {
+    /// Steps that could tell, since this router started or the worker did.
+    pub steps: u64,
+    /// What was seen by what was foretold, of the last twenty steps or so: 2 is twice as long.
+    pub ratio: f64,
+    /// How prices are off; none while they are as right as they usually are.
+    pub off: Option<Off>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chart {
+    life: Incarnation,
+    steps: u64,
+    level: f64,
+    spread: f64,
+    late: f64,
+    early: f64,
+    off: Option<Off>,
+}
+
+impl Chart {
+    fn new(life: Incarnation) -> Self {
+        Self { life, steps: 0, level: 0.0, spread: LEAST_SPREAD, late: 0.0, early: 0.0, off: None }
+    }
+
+    fn add(&mut self, foretold: Micros, seen: Micros) {
+        let ratio = (seen.0 as f64 + NEGLIGIBLE) / (foretold.0 as f64 + NEGLIGIBLE);
+        let sample = ratio.clamp(1.0 / FURTHEST, FURTHEST).ln();
+        self.steps += 1;
+        self.level += WEIGHT.max(1.0 / self.steps as f64) * (sample - self.level);
+        let spread = self.spread.max(LEAST_SPREAD);
+        // The mean distance of a normal sample from its mean is 0.8 of its standard deviation.
+        self.spread += WEIGHT * ((sample - self.level).abs() / 0.8 - self.spread);
+        self.late = (self.late + sample / spread - 0.5).clamp(0.0, MOST);
+        self.early = (self.early - sample / spread - 0.5).clamp(0.0, MOST);
+        self.off = match self.off {
+            _ if self.late > OFF => Some(Off::Late),
+            _ if self.early > OFF => Some(Off::Early),
+            Some(Off::Late) if self.late == 0.0 => None,
+            Some(Off::Early) if self.early == 0.0 => None,
+            still => still,
+        };
+    }
+
+    fn foretold(&self) -> Foretold {
+        Foretold { steps: self.steps, ratio: self.level.exp(), off: self.off }
+    }
+}
+
+/// All workers' charts; as many as the configuration has workers.
+#[derive(Debug, Default)]
+pub struct Foretelling(Mutex<HashMap<WorkerId, Chart>>);
+
+impl Foretelling {
+    /// A step that this life of a worker served alone. What changed in how prices are off, if that did.
+    pub fn add(&self, (worker, life): (WorkerId, Incarnation), foretold: Micros, seen: Micros) -> Option<Foretold> {
+        let mut charts = self.0.lock();
+        let chart = charts.entry(worker).or_insert_with(|| Chart::new(life));
+        if chart.life != life {
+            *chart = Chart::new(life);
+        }
+        let before = chart.off;
+        chart.add(foretold, seen);
+        (chart.off != before).then(|| chart.foretold())
+    }
+
+    /// How well this worker's first tokens are foretold; none before its first step.
+    pub fn of(&self, worker: WorkerId) -> Option<Foretold> {
+        self.0.lock().get(&worker).map(Chart::foretold)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKER: (WorkerId, Incarnation) = (WorkerId(1), Incarnation(1));
+
+    /// Samples around 0 whose standard deviation is about `spread`: sums of twelve uniform ones.
+    fn noise(spread: f64) -> impl Iterator<Item = f64> {
+        let mut state = 1u64;
+        let mut uniform = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 11) as f64 / (1u64 << 53) as f64
+        };
+        std::iter::repeat_with(move || spread * ((0..12).map(|_| uniform()).sum::<f64>() - 6.0))
+    }
+
+    /// A step that was foretold to take 2 s.
+    fn step(of: &Foretelling, factor: f64) -> Option<Foretold> {
+        of.add(WORKER, Micros(2_000_000), Micros((2e6 * factor) as u64))
+    }
+
+    #[test]
+    fn noise_alone_is_no_drift() {
+        for spread in [0.1, 0.3, 0.5] {
+            let of = Foretelling::default();
+            let told = noise(spread).take(2_000).filter_map(|x| step(&of, x.exp())).count();
+            assert_eq!(told, 0, "{spread}");
+            let foretold = of.of(WORKER.0).unwrap();
+            assert_eq!(foretold.steps, 2_000);
+            assert!((0.6..1.6).contains(&foretold.ratio), "{foretold:?}");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_slows_down_or_lies_is_noticed_within_twenty_steps() {
+        for (factor, off) in [(3.0, Off::Late), (2.0, Off::Late), (0.33, Off::Early)] {
+            let of = Foretelling::default();
+            noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
+            let noticed = noise(0.3).take(20).find_map(|x| step(&of, factor * x.exp())).expect("within twenty steps");
+            assert_eq!(noticed.off, Some(off));
+        }
+    }
+
+    #[test]
+    fn it_is_noticed_also_where_the_speeds_are_learnt_meanwhile() {
+        let of = Foretelling::default();
+        noise(0.3).take(300).for_each(|x| assert_eq!(step(&of, x.exp()), None));
+        // Each step a fifth of what is still missing is learnt.
+        let learnt = |n: i32| (3f64.ln() * 0.8f64.powi(n)).exp();
+        assert!(noise(0.1).zip(0..20).any(|(x, n)| step(&of, learnt(n) * x.exp()).is_some()));
+    }
+
+    #[test]
+    fn good_steps_end_it_and_another_life_begins_anew() {
+        let of = Foretelling::default();
+        assert!((0..20).any(|_| step(&of, 4.0).is_some()));
+        assert_eq!(of.of(WORKER.0).unwrap().off, Some(Off::Late));
+        let ended = (0..40).find_map(|_| step(&of, 1.0)).expect("it ends");
+        assert_eq!(ended.off, None);
+        assert!((0..20).any(|_| step(&of, 4.0).is_some()));
+        of.add((WORKER.0, Incarnation(2)), Micros(1_000_000), Micros(1_000_000));
+        assert_eq!(of.of(WORKER.0), Some(Foretold { steps: 1, ratio: 1.0, off: None }));
+    }
+
+    #[test]
+    fn milliseconds_do_not_matter_and_one_absurd_step_is_no_drift() {
+        let of = Foretelling::default();
+        (0..200).for_each(|_| assert_eq!(of.add(WORKER, Micros(1_000), Micros(5_000)), None));
+        assert_eq!(of.add(WORKER, Micros(1), Micros(u64::MAX)), None);
+        assert_eq!(of.add(WORKER, Micros(u64::MAX), Micros(0)), None);
+    }
+}
