@@ -50,7 +50,7 @@ pub(crate) async fn follow(member: Arc<Member>, with: Following) {
         let Some(incarnation) = *life.borrow_and_update() else {
             // Without an identity whoever answers next may be another one.
             guessed = guessed.filter(|life| *life != Incarnation(0));
-            member.sources.follow_none(Doubt::Unreached);
+            member.events.sources.follow_none(Doubt::Unreached);
             if life.changed().await.is_err() {
                 return;
             }
@@ -69,7 +69,7 @@ pub(crate) async fn follow(member: Arc<Member>, with: Following) {
                 None
             }
             None => {
-                member.sources.follow_none(worker.why_guessed(&sources));
+                member.events.sources.follow_none(worker.why_guessed(&sources));
                 timeout(with.look_again, ended(life.clone(), incarnation)).await.is_err().then_some(incarnation)
             }
         };
@@ -123,7 +123,7 @@ impl Worker {
         life: &watch::Receiver<Option<Incarnation>>,
     ) {
         self.with.index.observed(self.member.id);
-        self.member.sources.follow(&sources);
+        self.member.events.sources.follow(&sources);
         // Ranks of one engine have one block size: what one of them cannot go on with, the others would find as they speak.
         let (misfit, _) = watch::channel(None);
         let mut ranks = JoinSet::new();
@@ -143,7 +143,9 @@ impl Worker {
         let block = *misfit.borrow();
         if let Some(block) = block {
             self.guess(rules, block);
-            self.member.changed();
+        }
+        self.member.changed();
+        if block.is_some() {
             ended(life.clone(), self.incarnation).await;
         }
     }
@@ -152,7 +154,7 @@ impl Worker {
     fn guess(&self, rules: SourceRules, block: Tokens) {
         let doubt = Doubt::Misfit { model: rules.namespace.model, block, chain: rules.block };
         tracing::warn!(worker = %self.member.spec.endpoint, %doubt, "its events are ignored");
-        self.member.sources.follow_none(doubt);
+        self.member.events.sources.follow_none(doubt);
         self.with.index.guessed(self.member.id);
     }
 }

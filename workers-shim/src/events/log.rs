@@ -1,8 +1,10 @@
-//! What came of a worker's events: plain counters for metrics.
+//! What came of a worker's events: plain counters for metrics, and how the sources stand that they come from.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vocabulary::Micros;
+
+use super::sources::Sources;
 
 /// What came of a worker's events so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,6 +33,8 @@ pub struct EventCounts {
 
 #[derive(Default)]
 pub(crate) struct EventLog {
+    /// Where the events come from, and how well that is heard.
+    pub(crate) sources: Sources,
     pub(super) batches: AtomicU64,
     pub(super) events: AtomicU64,
     pub(super) gaps: AtomicU64,

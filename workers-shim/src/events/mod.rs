@@ -16,5 +16,4 @@ pub use imprints::{Exported, Imprints, Wanted};
 pub use log::EventCounts;
 pub(crate) use log::EventLog;
 pub use shared::SharedIndex;
-pub(crate) use sources::Sources;
 pub use sources::{Doubt, SourceCount};

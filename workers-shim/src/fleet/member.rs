@@ -13,7 +13,7 @@ use super::answers::{Acquaintance, Answers, Silence, Verdict};
 use super::config::{Pace, WorkerProfile, WorkerSpec};
 use super::flight::{Desk, Mark};
 use super::link::{LinkEstimate, fabric};
-use crate::events::{EventLog, Exports, Sources};
+use crate::events::{EventLog, Exports};
 use crate::scrape::{Engine, Scrape};
 
 /// What the last probes showed.
@@ -49,8 +49,6 @@ pub(crate) struct Member {
     pub(crate) spec: WorkerSpec,
     pub(super) desk: Arc<Desk>,
     pub(crate) events: EventLog,
-    /// Where it tells its events, and how well its blocks are known.
-    pub(crate) sources: Sources,
     /// The ranks that can be asked what they hold.
     pub(crate) exports: Exports,
     seen: ArcSwap<Seen>,
@@ -72,7 +70,6 @@ impl Member {
             id: WorkerId::of_endpoint(&spec.endpoint),
             desk: Arc::new(Desk::new(spec.profile.speeds(), revision)),
             events: EventLog::default(),
-            sources: Sources::default(),
             exports: Exports::default(),
             seen: ArcSwap::from_pointee(seen),
             reach: Mutex::default(),

@@ -227,12 +227,12 @@ impl Fleet {
 
     /// How many event sources the worker has, and how many are heard.
     pub fn event_sources(&self, worker: WorkerId) -> Option<SourceCount> {
-        self.member(worker).map(|member| member.sources.count())
+        self.member(worker).map(|member| member.events.sources.count())
     }
 
     /// Why the worker's blocks are not known exactly; none where they are.
     pub fn doubt(&self, worker: WorkerId) -> Option<Doubt> {
-        self.member(worker)?.sources.doubt()
+        self.member(worker)?.events.sources.doubt()
     }
 
     /// Bearer token for the worker, where one is configured.

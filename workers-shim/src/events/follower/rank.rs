@@ -167,7 +167,7 @@ impl Rank {
             End::Restarted | End::Misfit(_) => self.start_over(),
         }
         let doubt = Doubt::Unconnected { live: self.source.live.clone() };
-        self.worker.member.sources.doubt_of(self.source.rank, Some(doubt));
+        self.worker.member.events.sources.doubt_of(self.source.rank, Some(doubt));
         self.tell_knowledge();
     }
 
@@ -297,7 +297,7 @@ impl Rank {
 
     /// Says why not all is known, while it is connected.
     fn stand(&self) {
-        self.worker.member.sources.doubt_of(self.source.rank, self.doubt());
+        self.worker.member.events.sources.doubt_of(self.source.rank, self.doubt());
     }
 
     /// Blocks that the engine may hold; none where nobody knows.
