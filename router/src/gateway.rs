@@ -99,10 +99,11 @@ impl Gateway {
         };
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
+        let policies = Policies::new(&config.planner, config.steering.bypass);
         let receipts = Arc::new(Receipts::new(RECEIPTS));
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),
-            policy: &config.planner,
+            policy: policies.own(),
             metrics: &metrics.decisions,
         };
         let decisions = Arc::new(Decisions::open(receipts.clone(), config.decisions, log)?);
@@ -110,7 +111,7 @@ impl Gateway {
         Ok(Self {
             rooms,
             salts,
-            policies: Policies::new(&config.planner, config.steering.bypass),
+            policies,
             replicates: SingleFlight::default(),
             foretelling: Foretelling::default(),
             receipts,

@@ -149,9 +149,6 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     // What cannot be written is known before the first run: it costs no figures.
     let files = args.report.as_ref().map(|page| ReportFiles::at(page, &args.inputs())).transpose()?;
     let report = args.simulated(files::load(&args.trace)?)?;
-    if let Some(files) = files {
-        files.write(&report)?;
-    }
     let text = match args.output {
         Output::Table => told(&report),
         Output::Csv => report::csv(&report.runs),
@@ -160,7 +157,9 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     if args.output == Output::Csv {
         report.notes.iter().try_for_each(|note| writeln!(std::io::stderr().lock(), "note: {note}"))?;
     }
-    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+    // First what needs no disk: hours of runs are not lost with a folder.
+    std::io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(files.map_or(Ok(()), |files| files.write(&report))?)
 }
 
 /// The table, the verdicts and what must be known of them.

@@ -95,19 +95,17 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
     let mut records = Records::open(&args.log)?;
     let files = records.count;
     let mut progress = Progress::new(files);
-    let mut comparing: Option<Comparing> = None;
+    let mut comparing = Comparing::default();
     while let Some(entries) = records.next_file() {
         progress.begin("files of the log");
-        for entry in entries? {
-            let comparing = match &mut comparing {
-                Some(comparing) => comparing,
-                None => comparing.insert(Comparing::new(args.change(&entry.head.policy)?)),
-            };
-            comparing.add(entry);
-        }
+        let entries = entries?;
+        // All of a file were decided by one policy, others perhaps by another.
+        let Some(first) = entries.first() else { continue };
+        let change = args.change(&first.head.policy)?;
+        entries.into_iter().for_each(|entry| comparing.add(entry, &change));
     }
     progress.end();
-    let comparison = comparing.unwrap_or_default().done();
+    let comparison = comparing.done();
     let text = match args.output {
         Form::Table => text(&comparison, (files, records.unreadable)),
         Form::Json => {
@@ -120,7 +118,7 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
 }
 
 impl WhatIfArgs {
-    /// Settings alone go over the policy of the first record.
+    /// Settings alone go over the recorded policy.
     fn change(&self, recorded: &Policy) -> Result<Change, ConfigError> {
         let is_changed = self.config.is_some() || !self.settings.is_empty();
         let other = || Config::policy(recorded, self.config.as_deref().map(Path::new), &self.settings);

@@ -1,8 +1,9 @@
 //! The files of the log: `decisions.jsonl` is written to, `decisions-FIRST-LAST.jsonl.gz` are older ones, by the
 //! milliseconds since 1970 of their first and last record.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use flate2::Compression;
@@ -70,12 +71,14 @@ fn segment(path: &Path) -> Option<Segment> {
 
 /// Sets the written file aside under the times of its records, packed.
 pub(super) fn set_aside(folder: &Path, (first, last): (u64, u64)) -> io::Result<()> {
-    let plain = folder.join(format!("decisions-{first:013}-{last:013}.jsonl"));
+    let named = |last: u64| folder.join(format!("decisions-{first:013}-{last:013}.jsonl"));
+    let is_free = |path: &PathBuf| !path.exists() && !path.with_extension("jsonl.gz").exists();
+    let plain = (last..).map(named).find(is_free).unwrap_or_else(|| named(last));
     fs::rename(folder.join(CURRENT), &plain)?;
     pack(&plain)
 }
 
-/// Packs files that a killed process left unpacked, and removes what it left half done.
+/// Packs files that were left unpacked by a killed process or a full disk, and removes what was left half done.
 pub(super) fn tidy(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -91,7 +94,8 @@ pub(super) fn tidy(folder: &Path) -> io::Result<()> {
 
 fn pack(plain: &Path) -> io::Result<()> {
     let (packed, part) = (plain.with_extension("jsonl.gz"), plain.with_extension("jsonl.part"));
-    let mut encoder = GzEncoder::new(BufWriter::new(File::create(&part)?), Compression::fast());
+    let packing = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&part)?;
+    let mut encoder = GzEncoder::new(BufWriter::new(packing), Compression::fast());
     io::copy(&mut File::open(plain)?, &mut encoder)?;
     encoder.finish()?.flush()?;
     fs::rename(&part, &packed)?;

@@ -21,8 +21,9 @@ use crate::config::units::Size;
 use crate::pipeline::receipt::{Receipt, Receipts};
 use crate::telemetry::decisions::DecisionMetrics;
 pub(crate) use files::Bound;
-pub(crate) use reading::{Entry, Records, RecordsError};
+pub(crate) use reading::{Entry, Records, RecordsError, Tried};
 pub(crate) use wanted::Wanted;
+use reading::Search;
 use writer::Writer;
 
 /// Section `[decisions]`.
@@ -64,6 +65,14 @@ impl Head {
 struct Record {
     receipt: Arc<Receipt>,
     case: Option<Case>,
+}
+
+impl Record {
+    /// How much there is to write: candidates, and workers that were asked about.
+    fn parts(&self) -> usize {
+        let candidates = self.receipt.decision.as_ref().map_or(0, |decision| decision.candidates.len());
+        1 + candidates + self.case.as_ref().map_or(0, |case| case.workers.len() + case.overlaps.len())
+    }
 }
 
 /// Why there is no decision log.
@@ -125,26 +134,24 @@ impl Decisions {
         }
     }
 
-    /// The one of this request. Blocks while the disk does.
-    pub(crate) fn of(&self, request: RequestId) -> Option<Box<RawValue>> {
+    /// The one of this request, if it is found. Blocks while the disk does.
+    pub(crate) fn of(&self, request: RequestId) -> Found {
         if let Some(receipt) = self.newest.of(request) {
-            return serde_json::value::to_raw_value(&*receipt).ok();
+            return Found { receipts: serde_json::value::to_raw_value(&*receipt).into_iter().collect(), complete: true };
         }
-        let wanted = Wanted { request: Some(request), ..Wanted::default() };
-        self.search(&wanted, 1).receipts.pop()
+        self.search(&Wanted { request: Some(request), ..Wanted::default() }, 1)
     }
 
     /// The newest `limit` that are wanted, newest first. Blocks while the disk does.
     pub(crate) fn search(&self, wanted: &Wanted, limit: usize) -> Found {
-        let newest = self.newest.newest(limit, |receipt| wanted.accepts(&receipt.into()));
-        let mut receipts: Vec<_> =
-            newest.iter().filter_map(|one| serde_json::value::to_raw_value(&**one).ok()).collect();
-        if receipts.len() >= limit || self.log.is_none() {
-            return Found { receipts, complete: true };
+        let mut search = Search::default();
+        for receipt in self.newest.newest(limit, |receipt| wanted.accepts(&receipt.into())) {
+            search.requests.insert(receipt.request);
+            search.receipts.extend(serde_json::value::to_raw_value(&*receipt));
         }
-        let known = |request| newest.iter().any(|receipt| receipt.request == request);
-        let complete = reading::search(&self.folder, (wanted, limit), &known, &mut receipts);
-        Found { receipts, complete }
+        let is_over = search.receipts.len() >= limit || self.log.is_none();
+        let complete = is_over || reading::search(&self.folder, (wanted, limit), &mut search);
+        Found { receipts: search.receipts, complete }
     }
 
     /// Writes out what is in the queue.

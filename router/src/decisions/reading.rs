@@ -1,5 +1,6 @@
 //! Reading the log: a search from the newest record back, or all records in order.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::{Micros, RequestId, SessionId, WorkerId};
 
-use super::files::{self, Segment};
+use super::files::{self, CURRENT, Segment};
 use super::wanted::{Facts, Wanted};
 use super::{Head, VERSION};
 use crate::pipeline::receipt::Ending;
@@ -30,48 +31,61 @@ struct FactsLine {
     receipt: Facts,
 }
 
-/// Adds what is wanted and not `known`, the newest first, until there are `limit` receipts. Whether all was looked through
-/// that had to be.
-pub(super) fn search(
-    folder: &Path,
-    (wanted, limit): (&Wanted, usize),
-    known: &dyn Fn(RequestId) -> bool,
-    receipts: &mut Vec<Box<RawValue>>,
-) -> bool {
+/// Adds what is wanted and not there yet, the newest first, until there are `limit` receipts. Whether all was looked through that
+/// had to be.
+pub(super) fn search(folder: &Path, (wanted, limit): (&Wanted, usize), search: &mut Search) -> bool {
     let begun = Instant::now();
+    // Read before the others are listed: what is set aside meanwhile is found twice, and not missed.
+    let current = files::text(&folder.join(CURRENT)).unwrap_or_default();
+    if search.take(&String::from_utf8_lossy(&current), (wanted, limit)) {
+        return true;
+    }
     let Ok(segments) = files::segments(folder) else { return false };
-    // Most lines are not wanted, and to find these words in them is quicker than to read them.
-    let words: Vec<String> = [wanted.request.map(|id| id.to_string()), wanted.session.map(|id| id.to_string())]
-        .into_iter()
-        .flatten()
-        .collect();
     let mut complete = true;
-    let in_time = |segment: &&Segment| segment.first == u64::MAX || wanted.meets(segment.first, segment.last);
-    for segment in segments.iter().rev().filter(in_time) {
+    let older = |segment: &&Segment| segment.first != u64::MAX && wanted.meets(segment.first, segment.last);
+    for segment in segments.iter().rev().filter(older) {
         if begun.elapsed() > LONGEST_SEARCH {
             return false;
         }
-        // One that was packed or removed meanwhile is looked for under its other name.
-        let Some(text) = text_of(segment) else {
-            complete = false;
-            continue;
-        };
-        for line in text.lines().rev().filter(|line| words.iter().all(|word| line.contains(word.as_str()))) {
-            let Ok(FactsLine { receipt: facts }) = serde_json::from_str(line) else { continue };
-            if !wanted.accepts(&facts) || known(facts.request) {
-                continue;
-            }
-            let Ok(Line { receipt }) = serde_json::from_str(line) else { continue };
-            receipts.push(receipt.to_owned());
-            if receipts.len() >= limit {
-                return true;
-            }
+        match text_of(segment) {
+            Some(text) if search.take(&text, (wanted, limit)) => return true,
+            Some(_) => {}
+            None => complete = false,
         }
     }
     complete
 }
 
+/// What was found so far.
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    pub(super) receipts: Vec<Box<RawValue>>,
+    /// Of these requests.
+    pub(super) requests: HashSet<RequestId>,
+}
+
+impl Search {
+    /// Takes what is wanted of a file, from its end. Whether that is enough.
+    fn take(&mut self, text: &str, (wanted, limit): (&Wanted, usize)) -> bool {
+        // Most lines are not wanted, and to find these words in them is quicker than to read them.
+        let words = [wanted.request.map(|id| id.to_string()), wanted.session.map(|id| id.to_string())];
+        let has = |line: &str| words.iter().flatten().all(|word| line.contains(word.as_str()));
+        for line in text.lines().rev().filter(|line| has(line)) {
+            let Ok(FactsLine { receipt: facts }) = serde_json::from_str(line) else { continue };
+            let Ok(Line { receipt }) = serde_json::from_str(line) else { continue };
+            if wanted.accepts(&facts) && self.requests.insert(facts.request) {
+                self.receipts.push(receipt.to_owned());
+            }
+            if self.receipts.len() >= limit {
+                return true;
+            }
+        }
+        false
+    }
+}
+
 fn text_of(segment: &Segment) -> Option<String> {
+    // One that was packed meanwhile has another name.
     let bytes = match files::text(&segment.path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => files::text(&segment.path.with_extension("jsonl.gz")),
         read => read,

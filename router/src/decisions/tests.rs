@@ -1,5 +1,6 @@
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 
 use flate2::read::GzDecoder;
 use planner::{Ask, SessionView, StepFacts, Transfers};
@@ -82,8 +83,7 @@ fn what_memory_forgets_is_found_on_disk_newest_first_and_once() {
     assert_eq!(requests(&decisions.search(&all, 5)), [10, 9, 8, 7, 6]);
     let odd = Wanted { session: Some(SessionId(1)), until: Some(8), ..Wanted::default() };
     assert_eq!(requests(&decisions.search(&odd, 3)), [7, 5, 3]);
-    assert!(decisions.of(RequestId(2)).is_some() && decisions.of(RequestId(10)).is_some());
-    assert!(decisions.of(RequestId(11)).is_none());
+    assert_eq!([2, 10, 11].map(|id| decisions.of(RequestId(id)).receipts.len()), [1, 1, 0]);
 }
 
 #[test]
@@ -139,6 +139,9 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
     assert_eq!((records.count, records.unreadable), (2, 1));
     let names: Vec<_> = fs::read_dir(kept.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{names:?}");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&kept.path()), 0o700);
+    assert!(fs::read_dir(kept.path()).unwrap().all(|file| mode(&file.unwrap().path()) == 0o600));
     let packed = fs::File::open(kept.path().join("decisions-0000000000001-0000000000001.jsonl.gz")).unwrap();
     assert!(std::io::read_to_string(GzDecoder::new(packed)).unwrap().starts_with("{\"version\":1,"));
 }

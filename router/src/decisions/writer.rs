@@ -1,9 +1,12 @@
 //! The thread that writes the log.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +21,9 @@ use crate::telemetry::decisions::DecisionMetrics;
 
 /// Records that may wait for the disk.
 const WAITING: usize = 4_096;
+
+/// Candidates and workers that these may hold together: of many workers fewer records wait. About 40 MB.
+const WAITING_PARTS: usize = 40 * WAITING;
 
 /// How often a broken disk is told of.
 const TELL: Duration = Duration::from_secs(60);
@@ -39,6 +45,8 @@ pub(super) struct Writer {
     queue: Mutex<Option<SyncSender<Record>>>,
     /// Closed by the thread when it ends.
     done: Mutex<Receiver<()>>,
+    /// Candidates and workers of the records that wait.
+    parts: Arc<AtomicUsize>,
     metrics: DecisionMetrics,
 }
 
@@ -49,18 +57,22 @@ impl Writer {
         let log = Log::open(folder, bound, head)?;
         let (queue, records) = sync_channel(WAITING);
         let (over, done) = sync_channel(0);
-        let counts = metrics.clone();
+        let parts = Arc::new(AtomicUsize::new(0));
+        let (counts, waiting) = (metrics.clone(), parts.clone());
         thread::Builder::new().name("decision-log".into()).spawn(move || {
-            write_all(log, &records, &counts);
+            write_all(log, &records, (&counts, &waiting));
             drop(over);
         })?;
-        Ok(Self { queue: Mutex::new(Some(queue)), done: Mutex::new(done), metrics: metrics.clone() })
+        Ok(Self { queue: Mutex::new(Some(queue)), done: Mutex::new(done), parts, metrics: metrics.clone() })
     }
 
     /// Hands a record over, unless there is no room for it.
     pub(super) fn write(&self, record: Record) {
-        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(record).is_ok());
+        let parts = record.parts();
+        let fits = self.parts.fetch_add(parts, Relaxed) + parts <= WAITING_PARTS;
+        let sent = fits && self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(record).is_ok());
         if !sent {
+            self.parts.fetch_sub(parts, Relaxed);
             self.metrics.records.with_label_values(&["no_room"]).inc();
         }
     }
@@ -74,7 +86,7 @@ impl Writer {
     }
 }
 
-fn write_all(mut log: Log, records: &Receiver<Record>, metrics: &DecisionMetrics) {
+fn write_all(mut log: Log, records: &Receiver<Record>, (metrics, waiting): (&DecisionMetrics, &AtomicUsize)) {
     let mut told: Option<Instant> = None;
     while let Some(record) = next(records, &mut log) {
         let outcome = match log.append(&record) {
@@ -88,6 +100,7 @@ fn write_all(mut log: Log, records: &Receiver<Record>, metrics: &DecisionMetrics
                 "disk"
             }
         };
+        waiting.fetch_sub(record.parts(), Relaxed);
         metrics.records.with_label_values(&[outcome]).inc();
     }
 }
@@ -125,19 +138,21 @@ struct Open {
 
 impl Log {
     fn open(folder: &Path, bound: Bound, head: Vec<u8>) -> io::Result<Self> {
-        fs::create_dir_all(folder)?;
-        files::tidy(folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let mut log = Self { folder: folder.to_owned(), bound, head, file: None };
         // Another policy may be in force than when the file that is there was written.
-        if let Some(times) = super::reading::times(&folder.join(CURRENT)) {
-            files::set_aside(folder, times)?;
+        let times = super::reading::times(&folder.join(CURRENT));
+        let set_aside = times.map_or(Ok(()), |times| files::set_aside(folder, times));
+        // A disk that is full now may not be later, and no router waits for it.
+        if let Err(error) = set_aside.and_then(|()| log.renew().map(drop)) {
+            tracing::warn!(%error, folder = %folder.display(), "the decision log cannot be written yet; it is tried again with each step");
         }
-        log.renew()?;
         Ok(log)
     }
 
     /// A new file to write to.
     fn renew(&mut self) -> io::Result<&mut Open> {
+        files::tidy(&self.folder)?;
         files::make_room(&self.folder, self.bound)?;
         let path = self.folder.join(CURRENT);
         let file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;

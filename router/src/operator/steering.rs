@@ -140,7 +140,7 @@ pub(super) struct DecisionQuery {
     #[serde(default, deserialize_with = "number")]
     #[param(minimum = 0)]
     since: Option<u64>,
-    /// That arrived at this time or before, milliseconds since 1970: that of the last one goes on behind it.
+    /// That arrived at this time or before, milliseconds since 1970.
     #[serde(default, deserialize_with = "number")]
     #[param(minimum = 0)]
     until: Option<u64>,
@@ -181,8 +181,8 @@ pub(super) struct Receipts {
     /// Each with what was known, every candidate with its price, the choice, every attempt, and what was seen then.
     #[schema(value_type = Vec<Object>)]
     decisions: Vec<Box<RawValue>>,
-    /// Whether all was looked through that is kept, in memory and on disk, or enough was found. Where not, ask with
-    /// `until` for what is older.
+    /// Whether all was looked through that is kept, in memory and on disk, or enough was found. Where not, `since` and
+    /// `until` narrow what is looked through.
     complete: bool,
 }
 
@@ -192,7 +192,7 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(work).await.map_err(failed)
 }
 
-/// The newest decisions of this router, from memory and its log on disk.
+/// The newest decisions of this router, from memory and its log on disk; those that ended last come first.
 #[utoipa::path(get, path = "/ownerserve/v1/decisions", tag = "steering", params(DecisionQuery),
     responses((status = 200, description = "Receipts, the newest first.", body = Receipts)))]
 pub(super) async fn decisions(
@@ -214,11 +214,11 @@ pub(super) async fn decision(
     Named(request): Named<RequestId>,
 ) -> Result<Json<Box<RawValue>>, Problem> {
     let decisions = gateway.decisions.clone();
-    let found = aside(move || decisions.of(request)).await?;
-    let missing = || {
-        let kept =
-            "A router keeps those of the steps that it served, the newest ones within the bound of decisions.log";
-        Problem::not_found(format!("No decision for {request} is kept here. {kept}: ask the router that served it."))
+    let mut found = aside(move || decisions.of(request)).await?;
+    let why = match found.complete {
+        true => "is kept here: a router keeps those of the steps that it served, as many as decisions.log has room for",
+        false => "was found before the search was ended after 4 s; `decisions?since=&until=` looks at a part of them",
     };
-    found.map(Json).ok_or_else(missing)
+    let missing = || Problem::not_found(format!("No decision for {request} {why}."));
+    found.receipts.pop().map(Json).ok_or_else(missing)
 }

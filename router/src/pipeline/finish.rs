@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use planner::{Case, Handoff, Transfers};
+use planner::{Candidate, Case, Handoff, Transfers};
 use vocabulary::{Blocks, Bytes, Knowledge, Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
 use workers_shim::fleet::InFlight;
@@ -120,7 +120,7 @@ impl Finish {
 
     /// What is filed of it, and what the planner was asked, where it was.
     fn receipt(self, seen: Seen) -> (Receipt, Option<Case>) {
-        let (located, Planned { decision, excluded, .. }) = (self.step.located, self.planned);
+        let (located, Planned { decision, shortened, excluded, .. }) = (self.step.located, self.planned);
         let facts = facts(&located);
         let chain = &located.prefixed.prompt.chain;
         let tokens = |blocks: Blocks| blocks.tokens(chain.block);
@@ -154,7 +154,7 @@ impl Finish {
         };
         let case = Case {
             facts,
-            ask: self.step.ask,
+            ask: shortened.unwrap_or(self.step.ask),
             session: located.session,
             workers: located.workers,
             overlaps: located.overlaps,
@@ -200,9 +200,11 @@ impl Finish {
         let Some(decision) = self.planned.decision.as_ref().filter(|_| seen.ending == Ending::Complete) else { return };
         let plan = &self.planned.plan;
         // In the shadow another plan was carried out than the planner's; its price is among the candidates.
-        let served = decision.candidates.iter().find(|one| (one.prefill, one.decode) == (plan.prefill, plan.decode));
+        let legs = (plan.prefill.worker, plan.decode.worker);
+        let at = |one: &&Candidate| one.handoff.is_none() && (one.prefill.worker, one.decode.worker) == legs;
+        let served = decision.candidates.iter().find(at);
         let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
-        let is_alone = plan.handoff.is_none() && served.handoff.is_none() && self.attempts.len() == 1;
+        let is_alone = plan.handoff.is_none() && self.attempts.len() == 1;
         let worker = self.step.located.workers.iter().find(|view| view.id == plan.target());
         let Some(worker) = worker.filter(|_| is_alone) else { return };
         let foretold = served.terms.first_token();

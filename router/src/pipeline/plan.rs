@@ -29,6 +29,11 @@ impl Policies {
         let bypass = Policy { rule: bypass, ..policy.clone() };
         Self { own, bypass, turn: AtomicU64::new(0) }
     }
+
+    /// The planner's own.
+    pub fn own(&self) -> &Policy {
+        &self.own
+    }
 }
 
 /// A step with its kind.
@@ -51,6 +56,8 @@ pub struct Planned {
     pub plan: Plan,
     /// The planner's decision, where it was asked; in mode `shadow` its plan is not the one that is carried out.
     pub decision: Option<Decision>,
+    /// What the planner was asked in place of the step's own lengths, which were only guessed.
+    pub shortened: Option<Ask>,
     /// Who had failed before and was left out.
     pub excluded: Vec<WorkerId>,
 }
@@ -96,6 +103,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
     let policies = &gateway.policies;
     let mut pinned = step.located.session.clone();
     pinned.id = step.located.pin;
+    let shortened = std::cell::RefCell::new(None);
     let decide = |policy, session, turn| {
         let planned = |ask: &Ask| {
             planner::plan(&Inputs {
@@ -112,7 +120,8 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
         match planned(&step.ask) {
             // Tokens were only guessed from bytes: whether they fit is the engine's to say.
             Err(NoPlan::TooLong { longest }) if step.located.prefixed.fallback().is_some() => {
-                planned(&Ask { prompt: longest - Tokens(1), answer: Tokens(1), ..step.ask.clone() })
+                let ask = Ask { prompt: longest - Tokens(1), answer: Tokens(1), ..step.ask.clone() };
+                planned(shortened.borrow_mut().insert(ask))
             }
             planned => planned,
         }
@@ -130,7 +139,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
         // Whatever the planner says in the shadow, the answer does not depend on it.
         Mode::Shadow => (bypass()?, own().ok()),
     };
-    Ok(Planned { plan, decision, excluded: excluded.to_vec() })
+    Ok(Planned { plan, decision, shortened: shortened.into_inner(), excluded: excluded.to_vec() })
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {

@@ -16,7 +16,9 @@ pub fn summary(finish: &Finish) -> Option<HeaderValue> {
         return None;
     }
     let (plan, attempt) = (&finish.planned.plan, finish.attempts.last()?);
-    let price = finish.planned.decision.as_ref().map(|decision| decision.plan.because.total);
+    // In the shadow the planner's price is that of another plan than this one.
+    let price = finish.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
+    let price = price.map(|decision| decision.plan.because.total);
     let known = located.prefixed.fallback().map_or("token_ids", prefix::FallbackReason::label);
     let words = [
         ("step", finish.step.step.as_str().to_owned()),

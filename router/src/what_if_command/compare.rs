@@ -8,7 +8,7 @@ use serde::Serialize;
 use vocabulary::{Micros, SessionId};
 
 use super::estimate::{BySession, Estimate, percentile};
-use crate::decisions::Entry;
+use crate::decisions::{Entry, Tried};
 use crate::pipeline::receipt::Ending;
 use crate::pipeline::steering::Mode;
 
@@ -133,7 +133,6 @@ impl Side {
 /// Takes one record after the other.
 #[derive(Debug, Default)]
 pub(super) struct Comparing {
-    change: Change,
     modes: [u64; 3],
     served: Side,
     planned: Side,
@@ -156,23 +155,23 @@ fn chosen(decision: &Decision) -> Option<&Candidate> {
     decision.candidates.iter().find(is)
 }
 
-impl Comparing {
-    /// Beside `change`.
-    pub(super) fn new(change: Change) -> Self {
-        Self { change, ..Self::default() }
-    }
+/// The candidate that was carried out. The bypass calls whatever it does at one worker colocated prefill, the planner tells apart
+/// what the worker lacks.
+fn served(decision: &Decision, tried: Tried) -> Option<&Candidate> {
+    let at = |one: &&Candidate| (one.prefill.worker, one.decode.worker) == (tried.prefill, tried.decode);
+    let all = || decision.candidates.iter().filter(at);
+    all().find(|one| one.action == tried.action).or_else(|| all().find(|one| one.handoff.is_none()))
+}
 
-    /// One more record.
-    pub(super) fn add(&mut self, entry: Entry) {
+impl Comparing {
+    /// One more record, beside `change`.
+    pub(super) fn add(&mut self, entry: Entry, change: &Change) {
         let Entry { head, told, case } = entry;
         self.modes[told.mode as usize] += 1;
         let (Some(recorded), Some(case), Some(tried)) = (told.decision, case, told.attempts.last().copied()) else {
             return;
         };
-        let by = |one: &&Candidate| {
-            (one.action, one.prefill.worker, one.decode.worker) == (tried.action, tried.prefill, tried.decode)
-        };
-        let Some(served) = recorded.candidates.iter().find(by) else { return };
+        let Some(served) = served(&recorded, tried) else { return };
         if let Some(saw) = told.seen.filter(|saw| saw.ending == Ending::Complete)
             && let Some(Micros(seen)) = saw.first_token
         {
@@ -183,8 +182,8 @@ impl Comparing {
             Ok(again) if again.plan == recorded.plan => self.reproduced += 1,
             _ => self.unreproduced += 1,
         }
-        let policy = self.change.policy.as_ref().unwrap_or(&head.policy);
-        let Ok(decision) = self.change.apply(case).plan(policy) else {
+        let policy = change.policy.as_ref().unwrap_or(&head.policy);
+        let Ok(decision) = change.apply(case).plan(policy) else {
             self.unservable += 1;
             return;
         };

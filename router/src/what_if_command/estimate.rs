@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use simulator::report::student;
+use simulator::report::{self, student};
 use vocabulary::SessionId;
 
 /// A mean per step with its 95 % confidence interval.
@@ -45,11 +45,10 @@ impl BySession {
     }
 }
 
-/// The value below which `share` of the values lie (nearest rank); none of none. Sorts them.
+/// The value that this share of the values come before, as simulations have it; none of none. Sorts them.
 pub(super) fn percentile(values: &mut [f64], share: f64) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
-    let rank = (share * values.len() as f64).ceil() as usize;
-    values.get(rank.saturating_sub(1)).copied()
+    (!values.is_empty()).then(|| report::percentile(values, share))
 }
 
 #[cfg(test)]

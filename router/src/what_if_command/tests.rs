@@ -55,8 +55,8 @@ fn entry(case: Case, (mode, served): (&str, u64), seen: Micros) -> Entry {
 }
 
 fn compared(change: Change, entries: impl IntoIterator<Item = Entry>) -> Comparison {
-    let mut comparing = Comparing::new(change);
-    entries.into_iter().for_each(|entry| comparing.add(entry));
+    let mut comparing = Comparing::default();
+    entries.into_iter().for_each(|entry| comparing.add(entry, &change));
     comparing.done()
 }
 
@@ -86,6 +86,22 @@ fn a_shadow_log_becomes_what_would_have_been_saved() {
             && told.contains("4 of 4 steps would be served in another way"),
         "{told}"
     );
+}
+
+#[test]
+fn what_the_bypass_calls_colocated_is_found_under_the_planners_name_for_it() {
+    // Nothing is new: for the planner a continuation, wherever it is served.
+    let mut continued = case(1, 0);
+    continued.facts.relation = planner::HeadRelation::Equals;
+    continued.overlaps[0].blocks = Blocks(62);
+    let owner = json!({"worker": WorkerId(1), "incarnation": 1, "rank": 0});
+    continued.session.owner = Some(serde_json::from_value(owner).unwrap());
+    continued.session.sealed = Blocks(62);
+    let entry = entry(continued, ("shadow", 1), Micros(12_000));
+    let planned = entry.told.decision.as_ref().unwrap().plan.action;
+    assert_ne!(planned, planner::Action::ColocatedPrefill);
+    let got = compared(Change::default(), [entry]);
+    assert_eq!((got.compared, got.other_plan, got.saved.unwrap().mean), (1, 0, 0.0));
 }
 
 #[test]

@@ -192,8 +192,8 @@ impl Stream {
         self.hole = self.hole.map(|_| 0);
     }
 
-    /// The engine stored blocks where it computes, which has room for `most`, if that is known. What it held when messages
-    /// were lost is gone for certain once it stored twice as many.
+    /// The engine stored blocks where it computes, which has room for `most`, if that is known. Of what it held when
+    /// messages were lost nothing is left, but for what is used all the time, once it stored twice as many.
     pub fn stored(&mut self, blocks: u64, most: Option<u64>) {
         let Some(since) = self.hole.map(|since| since.saturating_add(blocks)) else { return };
         let is_over = most.is_some_and(|most| most > 0 && since >= turned_over(most));

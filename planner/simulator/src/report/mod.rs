@@ -20,8 +20,7 @@ pub use mean::{Mean, student};
 pub use metrics::{Definition, Metric, csv, definitions};
 pub use notes::notes;
 pub use page::page;
-pub use times::Times;
-pub(crate) use times::percentile;
+pub use times::{Times, percentile};
 pub use verdicts::{Verdict, verdict_table, verdicts};
 
 /// What one run came to. Times are seconds of virtual time; those of steps stop being counted when fewer sessions run

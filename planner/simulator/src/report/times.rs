@@ -62,7 +62,7 @@ impl Serialize for Times {
 }
 
 /// The value that this share of sorted values comes before; zero without any.
-pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
+pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     let at = (share * sorted.len() as f64) as usize;
     sorted.get(at).or(sorted.last()).copied().unwrap_or_default()
 }

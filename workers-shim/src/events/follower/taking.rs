@@ -55,7 +55,9 @@ impl Rank {
     fn turn_over(&mut self, batch: &Batch) {
         let stored = || batch.events.iter().filter_map(Event::stored);
         self.is_tiered |= stored().any(|(tier, _)| tier != Tier::Hbm);
-        self.stream.stored(stored().map(|(_, blocks)| blocks).sum(), self.most_blocks());
+        // More blocks than there is room for: removals were lost, too, and what these took is still believed to be there.
+        let most = self.most_blocks().filter(|most| self.feed.blocks() as u64 <= *most);
+        self.stream.stored(stored().map(|(_, blocks)| blocks).sum(), most);
     }
 
     fn undecodable(&mut self, error: DecodeError) {

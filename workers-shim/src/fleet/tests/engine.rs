@@ -102,6 +102,10 @@ pub(super) fn stored_after(blocks: &[(u64, Option<u64>)]) -> Bytes {
     rmp_serde::to_vec(&(1.0, blocks.iter().map(event).collect::<Vec<_>>(), 0)).unwrap().into()
 }
 
+pub(super) fn removed(name: u64) -> Bytes {
+    rmp_serde::to_vec(&(1.0, [("BlockRemoved", [name])], 0)).unwrap().into()
+}
+
 pub(super) fn cleared() -> Bytes {
     rmp_serde::to_vec(&(1.0, [("AllBlocksCleared",)], 0)).unwrap().into()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::engine::{Forgetful, Way, Wire, cleared, stored, stored_after};
+use super::engine::{Forgetful, Way, Wire, cleared, removed, stored, stored_after};
 use super::*;
 use crate::events::SourceCount;
 
@@ -109,6 +109,12 @@ async fn events_that_were_lost_no_longer_matter_once_the_engine_has_stored_twice
     let doubt = watch.doubt();
     assert!(doubt.contains("7 of the 8 blocks") && doubt.contains("`buffer_steps`"), "{doubt}");
     engine.say(stored(8, &prompt(8, 8)), true).await;
+    for number in 1..=3 {
+        engine.say(removed(number), true).await;
+    }
+    watch.until("heard", |watch| watch.depth(&prompt(3, 8)) == 0).await;
+    assert_eq!(heard(&watch).1, Knowledge::Degraded, "five blocks where there is room for four: a removal was lost");
+    engine.say(removed(4), true).await;
     watch.until_exact().await;
     assert_eq!(watch.fleet.doubt(watch.id(0)), None);
 }
@@ -124,5 +130,8 @@ async fn a_message_that_shows_what_was_lost_is_not_made_good_by_what_else_is_in_
     assert_eq!(heard(&watch).1, Knowledge::Degraded, "the block that the first one hangs on is still there");
     assert!(watch.doubt().contains("0 of the 2 blocks"), "{}", watch.doubt());
     engine.say(stored_after(&[(4, None), (5, None)]), true).await;
+    for number in 2..=4 {
+        engine.say(removed(number), true).await;
+    }
     watch.until_exact().await;
 }

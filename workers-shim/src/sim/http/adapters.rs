@@ -36,6 +36,9 @@ impl Adapters {
 
     /// One more; one that is there already stays.
     pub(crate) fn add(&mut self, name: String) -> Result<(), Unfit> {
+        if self.serves(&name) {
+            return Ok(());
+        }
         let fits = !name.is_empty() && name.len() <= LONGEST && name != self.model && self.names.len() < MOST;
         if !fits {
             return Err(Unfit);
