@@ -17,7 +17,9 @@ fn args(flags: &[&str]) -> SimArgs {
 }
 
 pub(crate) async fn sim(flags: &[&str]) -> SimWorker {
-    SimWorker::start(options(&args(flags), ANY).unwrap(), Arc::new(ModelCodec::load(None).unwrap())).await.unwrap()
+    let args = args(flags);
+    let codec = ModelCodec::load(args.text.clone()).unwrap();
+    SimWorker::start(options(&args, ANY).unwrap(), Arc::new(codec)).await.unwrap()
 }
 
 pub(crate) fn url(worker: &SimWorker) -> String {
@@ -101,16 +103,39 @@ async fn tools_and_thoughts_are_taken_in_the_words_of_all_three_endpoints() {
     }
 }
 
+/// The small model's files with a tokenizer that begins plain prompts with token 0.
+fn framing_model() -> tempfile::TempDir {
+    let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny");
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["tokenizer_config.json", "chat_template.jinja"] {
+        std::fs::copy(tiny.join(file), folder.path().join(file)).unwrap();
+    }
+    let begin = "<|endoftext|>";
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(tiny.join("tokenizer.json")).unwrap()).unwrap();
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": begin, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {begin: {"id": begin, "ids": [0], "tokens": [begin]}},
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder
+}
+
 #[tokio::test]
 async fn an_answer_is_said_in_tokens_that_come_back_whatever_the_tokenizer_puts_before_a_text() {
-    let folder = concat!("--text=", env!("CARGO_MANIFEST_DIR"), "/prefix/testdata/models/llama_like");
-    let worker = sim(&["--speed-up=50", folder]).await;
+    let folder = framing_model();
+    let worker = sim(&["--speed-up=50", &format!("--text={}", folder.path().display())]).await;
+    let tokens = async |mut ask: Value| {
+        ask["model"] = "tiny".into();
+        post(worker.address(), "/tokenize", ask.to_string()).await.json()["tokens"].clone()
+    };
     let ask =
         json!({"model": "tiny", "prompt": "Go on.", "max_tokens": 40, "ignore_eos": true, "return_token_ids": true});
     let choice = post(worker.address(), "/v1/completions", ask.to_string()).await.json()["choices"][0].clone();
-    let back = json!({"model": "tiny", "prompt": choice["text"], "add_special_tokens": false});
-    let back = post(worker.address(), "/tokenize", back.to_string()).await.json();
-    assert_eq!(back["tokens"], choice["token_ids"], "{}", choice["text"]);
+    let text = &choice["text"];
+    assert_eq!(tokens(json!({"prompt": text, "add_special_tokens": false})).await, choice["token_ids"], "{text}");
+    assert_eq!(tokens(json!({"prompt": "Go on."})).await, choice["prompt_token_ids"]);
+    assert_eq!(choice["prompt_token_ids"][0], 0, "begin of text");
 }
 
 #[tokio::test]
