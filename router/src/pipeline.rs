@@ -5,6 +5,7 @@ pub mod commit;
 pub mod execute;
 pub mod finish;
 pub mod identify;
+mod knowledge;
 pub mod legs;
 pub mod locate;
 pub mod opening;

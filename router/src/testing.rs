@@ -148,6 +148,10 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             let event = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
             ([("content-type", "text/event-stream")], event).into_response()
         }
+        "count" => {
+            let usage = serde_json::json!({"prompt_tokens": asked["counted"], "completion_tokens": 1});
+            axum::Json(serde_json::json!({"usage": usage})).into_response()
+        }
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
         "fail" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "refuse" => (StatusCode::UNPROCESSABLE_ENTITY, [("x-engine", "said no")], "engine's own words").into_response(),

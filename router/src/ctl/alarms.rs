@@ -150,7 +150,9 @@ fn of_degraded(of: &str, line: &Value, leader: Option<u64>) -> Value {
         }
         ("files", _) => "put it right: it is tried every few seconds",
         ("audit", _) => "free space in its data directory; writes of operators are refused until then",
-        ("identity", _) => "steps cost more and stay right; keep the log of the process, it is an error to be reported",
+        ("identity", "distrusted") => {
+            "steps cost more and stay right; keep the log of the process, it is an error to be reported"
+        }
         _ => "",
     };
     let what = if advice.is_empty() { detail } else { format!("{detail}; {advice}") };

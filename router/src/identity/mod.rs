@@ -1,9 +1,10 @@
 //! Knowing prompts at the cost of what is new in them: what conversations leave for their next step, and the look at one
-//! step in many, encoded again as a whole, whether that held.
+//! step in many, encoded again as a whole, whether that held. And whether the engines' own counts agree with it.
 //!
 //! A look is never waited for. One that finds a difference ends it for that model: its prompts are computed as a whole
 //! from then on, and everything that tells how this router stands says so.
 
+pub mod agreement;
 mod look;
 
 use std::num::NonZeroU64;
@@ -18,6 +19,7 @@ use crate::checkpoints::Checkpoints;
 use crate::config::units::Size;
 use crate::pipeline::identify::Prefixed;
 use crate::telemetry::identity::IdentityMetrics;
+use agreement::Agreement;
 use look::{Look, Looks};
 
 /// Section `[identity]`.
@@ -41,6 +43,8 @@ impl Default for IdentityConfig {
 pub struct Identity {
     /// What they left.
     pub trails: Arc<Trails>,
+    /// Whether engines count prompts as they are counted here.
+    pub agreement: Agreement,
     looks: Looks,
     every: Option<NonZeroU64>,
     steps: AtomicU64,
@@ -54,6 +58,7 @@ impl Identity {
         let trails = Arc::new(Trails::new(Bytes(config.memory.0 as u64)));
         Self {
             looks: Looks::start(trails.clone(), checkpoints.clone(), metrics.clone()),
+            agreement: Agreement::new(metrics.clone()),
             trails,
             every: NonZeroU64::new(config.look_every),
             steps: AtomicU64::new(0),

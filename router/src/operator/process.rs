@@ -8,12 +8,14 @@ use http::header::CONTENT_TYPE;
 use ownership::Standing;
 use serde::Serialize;
 use utoipa::ToSchema;
+use vocabulary::WorkerId;
 
 use super::desk::Desk;
 use super::fresh::Fresh;
 use super::gauges;
 use super::problem::Problem;
 use crate::gateway::Gateway;
+use crate::identity::agreement::{Doubt, DoubtReach, advice};
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
@@ -39,11 +41,31 @@ struct Degraded {
     /// `workers`, `ledger`, `soft_state`, `identity`, `audit` or `files`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
-    /// stands; of a model `distrusted`; of the audit log `failed`;
+    /// stands; of a model `distrusted` or `engine_disagrees`; of the audit log `failed`;
     /// of files that cannot be read what they hold.
     cause: &'static str,
     /// In words.
     detail: String,
+}
+
+impl Degraded {
+    fn of_doubt(gateway: &Gateway, doubt: &Doubt) -> Self {
+        let endpoint = |worker: &WorkerId| {
+            gateway.worker(*worker).map_or_else(|| worker.to_string(), |config| config.endpoint().to_string())
+        };
+        let at: Vec<String> = doubt.at.iter().map(endpoint).collect();
+        let reach = match doubt.reach {
+            DoubtReach::Workers => "there",
+            DoubtReach::Model => "everywhere",
+        };
+        let (model, at) = (&doubt.model, at.join(", "));
+        let detail = format!(
+            "prompts of {model} have other tokens at {at} than were computed here, so that its steps are known as fallback \
+             {reach}; {}",
+            advice(model)
+        );
+        Self { what: "identity", cause: "engine_disagrees", detail }
+    }
 }
 
 /// That requests are served, and what is wrong meanwhile.
@@ -88,6 +110,8 @@ impl Readiness {
             cause: "distrusted",
             detail: format!("prompts of {model} are computed as a whole: one that was put together differed"),
         });
+        let doubts = gateway.remembered.identity.agreement.all_doubts();
+        let identity = identity.chain(doubts.into_iter().map(|doubt| Degraded::of_doubt(gateway, &doubt)));
         let audit = desk.audit.is_broken().then(|| Degraded {
             what: "audit",
             cause: "failed",

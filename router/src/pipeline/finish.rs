@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Candidate, Case, Handoff, Transfers};
-use vocabulary::{Blocks, Bytes, Knowledge, Micros, Tokens, WorkerId};
+use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
 use workers_shim::fleet::InFlight;
 
 use super::commit::{commit, withdraw};
+use super::knowledge::is_converted_by_guess;
 use super::plan::{Classified, Planned, facts};
 use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
-use super::underway::knowledge_of_step;
 use crate::gateway::Gateway;
+use crate::identity::agreement::Counts;
 
 /// A request on its way to its end.
 pub struct Finish {
@@ -115,6 +116,7 @@ impl Finish {
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
             moved: self.moved(),
+            engine_disagrees: self.disagreement(ending, usage),
         }
     }
 
@@ -223,9 +225,18 @@ impl Finish {
 
     /// Whether who served it may read the request otherwise than it was read here.
     fn is_guessed(&self) -> bool {
-        let endpoint = self.step.located.prefixed.request.endpoint;
-        let engine = self.gateway.fleet().engine(self.server());
-        knowledge_of_step(endpoint, engine, Knowledge::Exact) == Knowledge::Fallback
+        is_converted_by_guess(&self.gateway, &self.step.located.prefixed, self.server())
+    }
+
+    /// Holds the engine's count of the prompt against ours. Both where they disagree.
+    fn disagreement(&self, ending: Ending, usage: Option<Usage>) -> Option<Counts> {
+        let usage = usage.filter(|_| ending == Ending::Complete)?;
+        let prefixed = &self.step.located.prefixed;
+        let computed = prefixed.countable().filter(|_| !self.is_guessed());
+        let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
+        let counts = computed.zip(counted).map(|(computed, counted)| Counts { computed, counted });
+        let at = (&prefixed.request.model, self.server());
+        self.gateway.remembered.identity.agreement.answered(at, counts, Instant::now())
     }
 
     fn count_tokens(&self, seen: &Seen) {

@@ -41,6 +41,13 @@ impl Prefixed {
             Identity::Fallback(reason) => Some(reason),
         }
     }
+
+    /// Tokens that its engine must count in it, too; none where ours are estimated, or where its count may rightly be
+    /// another one or says nothing of how the text was read here.
+    pub fn countable(&self) -> Option<Tokens> {
+        let is_certain = self.fallback().is_none() && self.request.is_counted_alike();
+        is_certain.then_some(self.prompt.chain.tokens)
+    }
 }
 
 /// A prompt, and how it was come by.

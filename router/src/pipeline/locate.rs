@@ -12,6 +12,7 @@ use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, To
 
 use super::aside::Load;
 use super::identify::Prefixed;
+use super::knowledge;
 use super::opening::preamble;
 use super::parse::Request;
 use super::place::Place;
@@ -43,7 +44,7 @@ pub struct Located {
     pub idle: Option<Micros>,
     /// Who holds how much.
     pub overlaps: Vec<Overlap>,
-    /// The fleet at this moment.
+    /// The fleet at this moment, as this step's prompt is known there.
     pub workers: Arc<[WorkerView]>,
 }
 
@@ -110,7 +111,7 @@ pub async fn locate(gateway: &Gateway, prefixed: Prefixed, chat: Option<Converte
 
 fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found)) -> Located {
     let pin = prefixed.pin;
-    let workers = gateway.fleet().snapshot();
+    let workers = knowledge::of_step(gateway, &prefixed, gateway.fleet().snapshot());
     let place = place(gateway, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
     let overlaps = gateway.index().overlaps(pin, chain, found.known());

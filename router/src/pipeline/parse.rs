@@ -58,6 +58,16 @@ impl Request {
     pub fn cache_salt(&self) -> Option<&str> {
         self.salt.as_deref().or(self.own_salt.as_deref())
     }
+
+    /// Whether every engine counts its prompt once, and as text that it has read itself. A text behind the answer may become
+    /// part of the prompt, and token ids are the client's own: their number is never in question.
+    pub fn is_counted_alike(&self) -> bool {
+        let fields = self.body.fields();
+        let one = |name| fields.read::<u64>(name).is_none_or(|count| count <= 1);
+        let is_text = fields.get("prompt").is_none_or(|prompt| prompt.starts_with(b"\""));
+        let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
+        one("n") && one("best_of") && !beams && !fields.has("suffix") && is_text
+    }
 }
 
 /// Reads and checks a request. Types are checked where routing depends on them; the rest is the engine's business.

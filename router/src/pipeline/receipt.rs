@@ -11,6 +11,7 @@ use vocabulary::{Bytes, Epoch, Knowledge, Micros, ModelId, Owner, RequestId, Ses
 use super::locate::Grounds;
 use super::session_key::KeySource;
 use super::steering::Mode;
+use crate::identity::agreement::Counts;
 use crate::soft_state::Standing;
 
 /// One served step, from decision to outcome.
@@ -77,8 +78,9 @@ pub struct Attempt {
     pub prefill: WorkerId,
     /// Who was to answer.
     pub decode: WorkerId,
-    /// How the blocks of these two are known, of both the least: `fallback` where they are guessed from what was routed
-    /// there, or where the prompt is one that only vLLM is known to make of such a request.
+    /// How the blocks of these two are known to this step, of both the least: `fallback` where they are guessed from what
+    /// was routed there, where the prompt is known by its bytes only or is one that only vLLM is known to make of such a
+    /// request, and where the engine's counts of prompts disagree with ours.
     pub knowledge: Knowledge,
     /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
     pub remarks: Vec<Remark>,
@@ -178,6 +180,9 @@ pub struct Seen {
     pub answered: Option<Tokens>,
     /// Bytes that were moved between workers for it, as planned.
     pub moved: Bytes,
+    /// Prompt tokens by both counts, where the engine's is another than ours: tokenizer or template here are not its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_disagrees: Option<Counts>,
 }
 
 /// The newest receipts, bounded in their number and in the candidates that they list: many workers make long ones.

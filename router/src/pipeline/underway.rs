@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use planner::Plan;
-use vocabulary::{Knowledge, WorkerId};
-use workers_shim::fleet::Fleet;
-use workers_shim::scrape::Engine;
+use vocabulary::WorkerId;
 
 use super::execute::{Answering, Failed};
 use super::finish::Finish;
@@ -16,7 +14,6 @@ use super::plan::{Classified, Planned};
 use super::receipt::{Attempt, Ending, Remark};
 use crate::error::ApiError;
 use crate::gateway::Gateway;
-use crate::incoming::Endpoint;
 
 /// Most plans that are tried for one request.
 const MOST_TRIES: usize = 3;
@@ -43,24 +40,12 @@ struct Tried {
 }
 
 impl Tried {
-    fn note(&mut self, fleet: &Fleet, remarks: Vec<Remark>) {
+    fn note(&mut self, remarks: Vec<Remark>) {
         let Some(Planned { plan, .. }) = &self.planned else { return };
         let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
-        let located = &self.step.located;
-        let legs = located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
-        let endpoint = located.prefixed.request.endpoint;
-        let known = legs.map(|worker| knowledge_of_step(endpoint, fleet.engine(worker.id), worker.knowledge));
-        let knowledge = known.min().unwrap_or_default();
+        let legs = self.step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
+        let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
         self.attempts.push(Attempt { action, prefill, decode, knowledge, remarks });
-    }
-}
-
-/// How the blocks of a step's prompt are known at a worker whose own are known like this. What comes in the words of these
-/// endpoints is known as vLLM reads it; how another engine does is a guess.
-pub(super) fn knowledge_of_step(endpoint: Endpoint, engine: Engine, of_worker: Knowledge) -> Knowledge {
-    match (endpoint, engine) {
-        (Endpoint::Messages | Endpoint::Responses, Engine::Other | Engine::Sglang) => Knowledge::Fallback,
-        (_, _) => of_worker,
     }
 }
 
@@ -102,7 +87,7 @@ impl Underway {
         tracing::warn!(worker = %failed.exclude, error = %failed.error, "a plan failed before its first byte");
         let error = LegError::for_client(&failed.error);
         let tried = self.tried.as_mut().expect("only its consumers and its end take it");
-        tried.note(self.gateway.fleet(), failed.remarks);
+        tried.note(failed.remarks);
         tried.excluded.push(failed.exclude);
         if tried.attempts.len() >= MOST_TRIES || !failed.error.retryable() {
             self.give_up(Ending::Failed, error.status().as_u16());
@@ -115,7 +100,7 @@ impl Underway {
     /// The answer began: what is left is to bring it to its end.
     pub fn answering(mut self, answering: Answering) -> (Opened, Finish) {
         let mut tried = self.tried.take().expect("only its consumers and its end take it");
-        tried.note(self.gateway.fleet(), answering.remarks);
+        tried.note(answering.remarks);
         let finish = Finish {
             gateway: self.gateway.clone(),
             step: tried.step,
@@ -148,7 +133,7 @@ impl Underway {
 impl Drop for Underway {
     fn drop(&mut self) {
         if let Some(tried) = &mut self.tried {
-            tried.note(self.gateway.fleet(), Vec::new());
+            tried.note(Vec::new());
         }
         self.give_up(Ending::ClientLeft, CLIENT_LEFT);
     }

@@ -13,12 +13,17 @@ pub struct IdentityMetrics {
     /// `identity_looks_total{outcome}`: steps that were encoded again as a whole: `same`, what differed (`length`, `tokens`, or why
     /// the whole one is known by its bytes only), or `left_out`.
     pub looks: IntCounterVec,
+    /// `identity_counted_prompts_total{result}`: answers whose usage was held against the prompt's tokens here: `agrees`,
+    /// `disagrees`, or `not_compared` where one of both is not certain.
+    pub counted_prompts: IntCounterVec,
     /// `identity_conversations`, refreshed when scraped.
     pub conversations: IntGauge,
     /// `identity_memory_bytes`, refreshed when scraped.
     pub memory_bytes: IntGauge,
     /// `identity_distrusted_models`, refreshed when scraped.
     pub distrusted: IntGauge,
+    /// `identity_doubted_models`, refreshed when scraped.
+    pub doubted: IntGauge,
 }
 
 impl IdentityMetrics {
@@ -34,16 +39,27 @@ impl IdentityMetrics {
                 "Prompts known from an earlier step that were encoded again as a whole: same, what differed, or why not.",
                 &["outcome"],
             ),
+            counted_prompts: f.counters(
+                "identity_counted_prompts_total",
+                "Answers whose count of prompt tokens agrees with ours, disagrees with it, or could not be compared.",
+                &["result"],
+            ),
             conversations: f.gauge("identity_conversations", "Conversations whose next step is known in advance."),
             memory_bytes: f.gauge("identity_memory_bytes", "Memory that these take."),
             distrusted: f.gauge(
                 "identity_distrusted_models",
                 "Models whose prompts are computed as a whole because a look found a difference.",
             ),
+            doubted: f.gauge(
+                "identity_doubted_models",
+                "Models of which most workers that answered count other prompt tokens than were computed here.",
+            ),
         };
         Rung::ALL.iter().for_each(|rung| drop(metrics.steps.with_label_values(&[rung.label()])));
         let outcomes = Difference::all().map(Difference::label).chain(["same", "left_out"]);
         outcomes.for_each(|outcome| drop(metrics.looks.with_label_values(&[outcome])));
+        let results = ["agrees", "disagrees", "not_compared"];
+        results.iter().for_each(|result| drop(metrics.counted_prompts.with_label_values(&[result])));
         metrics
     }
 }

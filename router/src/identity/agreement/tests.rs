@@ -1,0 +1,180 @@
+use serde_json::{Value, json};
+use vocabulary::Knowledge;
+
+use super::*;
+use crate::pipeline::receipt::Receipt;
+use crate::sim_command::tests::{sim, url};
+use crate::telemetry::metrics::Metrics;
+use crate::testing::{Front, Worker, front, front_of, get, post, until};
+
+const CHAT: &str = "/v1/chat/completions";
+const SETTINGS: [&str; 1] = ["models.tiny.text=builtin"];
+const AGREES: Counts = Counts { computed: Tokens(9), counted: Tokens(9) };
+const DISAGREES: Counts = Counts { computed: Tokens(9), counted: Tokens(8) };
+
+fn agreement() -> (Agreement, ModelId) {
+    (Agreement::new(Metrics::default().identity), ModelId::from("m"))
+}
+
+fn worker(id: u64, agreement: &Agreement, counts: &[Counts]) {
+    let model = ModelId::from("m");
+    for counts in counts {
+        agreement.answered((&model, WorkerId(id)), Some(*counts), Instant::now());
+    }
+}
+
+#[test]
+fn the_third_of_the_last_eight_answers_that_disagrees_makes_a_doubt() {
+    let (all, model) = agreement();
+    worker(1, &all, &[DISAGREES, DISAGREES]);
+    worker(1, &all, &[AGREES; 6]);
+    worker(1, &all, &[DISAGREES]);
+    assert!(!all.doubts(&model, WorkerId(1)), "the first two of the three are long ago");
+    worker(1, &all, &[AGREES, DISAGREES]);
+    assert!(!all.doubts(&model, WorkerId(1)));
+    worker(1, &all, &[DISAGREES]);
+    assert!(all.doubts(&model, WorkerId(1)));
+    assert!(!all.doubts(&"other".into(), WorkerId(1)));
+}
+
+#[test]
+fn a_doubt_ends_with_the_thirty_second_answer_in_a_row_that_agrees() {
+    let (all, model) = agreement();
+    worker(1, &all, &[DISAGREES; 3]);
+    worker(1, &all, &[AGREES; 31]);
+    worker(1, &all, &[DISAGREES]);
+    worker(1, &all, &[AGREES; 31]);
+    assert!(all.doubts(&model, WorkerId(1)));
+    worker(1, &all, &[AGREES]);
+    assert!(!all.doubts(&model, WorkerId(1)));
+    assert_eq!(all.all_doubts(), []);
+    worker(1, &all, &[DISAGREES; 2]);
+    assert!(!all.doubts(&model, WorkerId(1)), "what was before is forgotten");
+}
+
+#[test]
+fn one_odd_worker_is_doubted_alone_and_most_of_them_are_the_model() {
+    let (all, model) = agreement();
+    worker(1, &all, &[DISAGREES; 3]);
+    assert_eq!(all.all_doubts()[0].reach, DoubtReach::Model, "nobody else has answered");
+    worker(2, &all, &[AGREES]);
+    let at = |id| all.doubts(&model, WorkerId(id));
+    assert_eq!([at(1), at(2), at(3)], [true, false, false], "one of two is not most of them");
+    let odd = Doubt { model: model.clone(), at: vec![WorkerId(1)], reach: DoubtReach::Workers };
+    assert_eq!(all.all_doubts(), [odd]);
+    worker(3, &all, &[DISAGREES; 3]);
+    assert_eq!([at(1), at(2), at(3), at(4)], [true; 4], "two of three are");
+}
+
+#[test]
+fn what_cannot_be_compared_is_counted_and_says_nothing() {
+    let (all, model) = agreement();
+    worker(1, &all, &[DISAGREES; 2]);
+    assert_eq!(all.answered((&model, WorkerId(1)), None, Instant::now()), None);
+    assert_eq!(all.answered((&model, WorkerId(1)), Some(AGREES), Instant::now()), None);
+    assert_eq!(all.answered((&model, WorkerId(1)), Some(DISAGREES), Instant::now()), Some(DISAGREES));
+    let counted = |result| all.metrics.counted_prompts.with_label_values(&[result]).get();
+    assert_eq!(["agrees", "disagrees", "not_compared"].map(counted), [1, 3, 1]);
+    assert!(all.doubts(&model, WorkerId(1)));
+}
+
+#[test]
+fn disagreements_are_told_at_once_then_seldom_and_a_doubt_always() {
+    let (all, model) = agreement();
+    let start = Instant::now();
+    let at = |seconds, counts| all.note((&model, WorkerId(1)), counts, start + Duration::from_secs(seconds));
+    assert_eq!([at(0, AGREES), at(0, DISAGREES), at(1, DISAGREES)], [None, Some(News::Disagrees), None]);
+    let later = [at(2, DISAGREES), at(3, DISAGREES), at(61, DISAGREES)];
+    assert_eq!(later, [Some(News::Doubted), None, Some(News::Disagrees)]);
+    let healed: Vec<_> = (0..32).map(|_| at(62, AGREES)).collect();
+    assert!(healed[..31].iter().all(Option::is_none));
+    assert_eq!(healed[31], Some(News::Healed));
+}
+
+fn receipt(front: &Front) -> std::sync::Arc<Receipt> {
+    front.gateway.receipts.newest(1, |_| true).remove(0)
+}
+
+/// A step whose engine says that it counted so many tokens; gives its receipt.
+async fn step(front: &Front, path: &str, counted: u64, rest: Value) -> std::sync::Arc<Receipt> {
+    let mut body = json!({"model": "tiny", "behave": "count", "counted": counted});
+    body.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+    assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
+    receipt(front)
+}
+
+fn said() -> Value {
+    json!({"messages": [{"role": "user", "content": "Where is my bag?"}]})
+}
+
+#[tokio::test]
+async fn an_engine_that_counts_other_tokens_is_told_by_receipts_readyz_alarms_and_metrics_until_it_agrees() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS).await;
+    let computed = step(&front, CHAT, 0, said()).await.known.prompt;
+    let seen = receipt(&front).seen.unwrap();
+    assert_eq!(seen.engine_disagrees, None, "an engine that says nothing says nothing else");
+    for _ in 0..3 {
+        let told = step(&front, CHAT, computed.0 + 2, said()).await.seen.unwrap().engine_disagrees;
+        assert_eq!(told, Some(Counts { computed, counted: computed + Tokens(2) }));
+    }
+    let ready = get(front.operator_address(), "/readyz").await.json();
+    let line = &ready["degraded"][0];
+    assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("engine_disagrees")));
+    let detail = line["detail"].as_str().unwrap();
+    assert!(detail.contains(&worker.url()) && detail.contains("models.\"tiny\".text"), "{detail}");
+    let metrics = get(front.operator_address(), "/metrics").await;
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    assert!(metrics.contains("ownerserve_identity_doubted_models 1"));
+    assert!(metrics.contains("ownerserve_identity_counted_prompts_total{result=\"disagrees\"} 3"));
+    for _ in 0..32 {
+        step(&front, CHAT, computed.0, said()).await;
+    }
+    assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
+}
+
+#[tokio::test]
+async fn only_certain_counts_are_compared() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &SETTINGS).await;
+    let image = json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]);
+    for (path, body) in [
+        (CHAT, json!({"messages": [{"role": "user", "content": image}]})),
+        (CHAT, json!({"messages": said()["messages"], "n": 2})),
+        ("/v1/completions", json!({"prompt": [1, 2, 3]})),
+        ("/v1/completions", json!({"prompt": "a", "suffix": "b"})),
+        ("/v1/completions", json!({"prompt": "a", "truncate_prompt_tokens": 5})),
+        ("/v1/messages", json!({"messages": said()["messages"], "max_tokens": 3})),
+    ] {
+        let seen = step(&front, path, 777, body.clone()).await.seen.unwrap();
+        assert_eq!(seen.engine_disagrees, None, "{path} {body}");
+    }
+    let seen = step(&front, "/v1/completions", 777, json!({"prompt": "a"})).await.seen.unwrap();
+    assert!(seen.engine_disagrees.is_some());
+}
+
+#[tokio::test]
+async fn steps_at_a_worker_that_follows_its_events_are_fallback_while_it_is_doubted() {
+    let sim = sim(&["--speed-up=50"]).await;
+    let front = front_of(&[url(&sim)], &SETTINGS).await;
+    let known = || front.gateway.fleet().snapshot()[0].knowledge;
+    until("its events are followed", || known() == Knowledge::Exact).await;
+    let ask = async |stream: bool| {
+        let body = json!({"model": "tiny", "max_tokens": 2, "stream": stream, "messages": said()["messages"]});
+        assert_eq!(post(front.proxy_address(), CHAT, body.to_string()).await.status, 200);
+        receipt(&front)
+    };
+    for stream in [false, true] {
+        let exact = ask(stream).await;
+        assert_eq!(exact.attempts[0].knowledge, Knowledge::Exact);
+        assert_eq!(exact.seen.unwrap().engine_disagrees, None);
+    }
+    let counted = front.gateway.metrics.identity.counted_prompts.with_label_values(&["agrees"]);
+    assert_eq!(counted.get(), 2, "whole answers and streams both tell");
+    let at = (&ModelId::from("tiny"), front.gateway.fleet().snapshot()[0].id);
+    for _ in 0..3 {
+        front.gateway.remembered.identity.agreement.answered(at, Some(DISAGREES), Instant::now());
+    }
+    assert_eq!(ask(false).await.attempts[0].knowledge, Knowledge::Fallback);
+    assert_eq!(known(), Knowledge::Exact, "its blocks are as well known as before");
+}
