@@ -1,13 +1,13 @@
 //! What is known of the served models: tokenizer and template, KV shape, block size. Loaded once, at start.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ownership::ledger::{KvFormat, KvKinds, KvShape, Scope};
 use planner::AttentionSpec;
-use prefix::{Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError};
+use prefix::{Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, PrefixError, TemplateFault};
 use vocabulary::{Bytes, ModelId, Namespace, RootKeys, Seed, TenantId, Tokens};
 use workers_shim::sim::Profile;
 use xxhash_rust::xxh3::xxh3_64;
@@ -34,6 +34,24 @@ pub struct Model {
     adapter: Option<ModelId>,
     /// Shared with its adapters: their prompts are put together alike.
     distrusted: Arc<AtomicBool>,
+    /// Where its text is from, as configured.
+    folder: Option<PathBuf>,
+}
+
+/// A chat template that shows nothing of what is said, or fails: prompts of the model's conversations are known by their bytes.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the chat template of model {model}, from {}, {fault} on a probe conversation: its conversations are known by their \
+     bytes only (fallback); put the template that the engines use there, or point models.{name:?}.text at the folder that \
+     they load, and start the router again", file.display(), name = &*model.0
+)]
+pub struct BadTemplate {
+    /// Whose.
+    pub model: ModelId,
+    /// From where.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub fault: TemplateFault,
 }
 
 impl Model {
@@ -66,6 +84,7 @@ impl Model {
             kv_bytes_per_token: self.kv_bytes_per_token,
             adapter: Some(name.clone()),
             distrusted: self.distrusted.clone(),
+            folder: self.folder.clone(),
         }
     }
 
@@ -83,6 +102,7 @@ impl Model {
             kv_bytes_per_token: bytes,
             adapter: None,
             distrusted: Arc::default(),
+            folder: config.text.clone(),
         }
     }
 }
@@ -132,6 +152,15 @@ impl Catalog {
         self.models.iter().filter(|(_, model)| model.is_distrusted()).map(|(name, _)| name)
     }
 
+    /// Models whose chat template is of no use, adapters left out: they have their model's.
+    pub fn bad_templates(&self) -> impl Iterator<Item = BadTemplate> {
+        self.models.iter().filter(|(_, model)| model.adapter.is_none()).filter_map(|(name, model)| {
+            let text = model.identifier.text()?;
+            let file = model.folder.clone().unwrap_or_default().join(text.template_file());
+            Some(BadTemplate { model: name.clone(), file, fault: text.template_fault()?.clone() })
+        })
+    }
+
     /// The model of this name, where it is configured.
     pub fn configured(&self, name: &ModelId) -> Option<&Arc<Model>> {
         self.models.get(name)
@@ -171,10 +200,40 @@ fn kv_bytes_per_token(folder: &Path) -> Option<Bytes> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use prefix::{Asked, Identity};
 
     use super::*;
+
+    /// A copy of the built-in model's folder with this template.
+    pub(crate) fn folder(template: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny");
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(source.join(file), folder.path().join(file)).unwrap();
+        }
+        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_template_of_no_use_is_told_with_its_model_its_file_and_what_to_do() {
+        let (empty, fails) = (folder(""), folder("{{ raise_exception('no such luck') }}"));
+        let fine = folder("{% for m in messages %}{{ m.content | upper }}{% endfor %}");
+        let of = |folder: &tempfile::TempDir| ModelConfig {
+            text: Some(folder.path().into()),
+            adapters: vec![format!("adapter of {}", folder.path().display())],
+            ..ModelConfig::default()
+        };
+        let configs = [("a/b", of(&empty)), ("c", of(&fails)), ("d", of(&fine))];
+        let catalog = Catalog::load(&configs.map(|(name, config)| (name.to_owned(), config)).into()).unwrap();
+        let told: Vec<String> = catalog.bad_templates().map(|bad| bad.to_string()).collect();
+        let [empty_told, fails_told] = &told[..] else { panic!("{told:?}") };
+        let file = empty.path().join("chat_template.jinja").display().to_string();
+        let begins = format!("the chat template of model a/b, from {file}, renders nothing on a probe conversation");
+        assert!(empty_told.starts_with(&begins) && empty_told.contains("models.\"a/b\".text"), "{empty_told}");
+        assert!(fails_told.contains("fails with") && fails_told.contains("no such luck"), "{fails_told}");
+    }
 
     #[test]
     fn an_adapters_prompts_are_its_models_under_another_root() {

@@ -145,6 +145,7 @@ impl Serving {
         let steering = gateway.steering.get();
         let percent = u8::from(steering.rollout_percent);
         tracing::info!(mode = steering.mode.as_str(), rollout_percent = percent, "mode");
+        gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
         for worker in &gateway.config.workers {
             tracing::info!(endpoint = %worker.endpoint(), role = worker.role().as_str(), "worker");
         }

@@ -17,8 +17,8 @@ use crate::template::{ChatTemplate, Size, TemplateText};
 use crate::tokenizer::TextTokenizer;
 use crate::window::{Before, Elided, Windowing};
 use crate::{
-    ChatBody, Checkpoint, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateKind, Tokenized,
-    WallTime,
+    ChatBody, Checkpoint, FallbackReason, Limits, ModelTextSource, PrefixError, SpecialTokens, TemplateFault,
+    TemplateKind, Tokenized, WallTime,
 };
 
 /// What `transformers` appends to find the end of a message that is to be continued.
@@ -29,10 +29,12 @@ const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 pub struct ModelText {
     tokenizer: TextTokenizer,
     template: Option<ChatTemplate>,
+    template_file: &'static str,
     kind: TemplateKind,
     messages_habits: MessagesHabits,
     elided: Option<Elided>,
     windowing: Option<Windowing>,
+    template_fault: Option<TemplateFault>,
     /// `bos_token` and its like, as template variables.
     special: Variables,
     eos: Vec<u32>,
@@ -72,15 +74,18 @@ impl ModelText {
             messages_habits: MessagesHabits::default(),
             elided: template.as_ref().map(|template| Elided::of(template.format())).transpose()?,
             windowing: None,
+            template_fault: None,
             tokenizer,
             template,
+            template_file: if files.chat_template.is_some() { "chat_template.jinja" } else { "tokenizer_config.json" },
             digest,
             limits,
         };
         loaded.kind = TemplateKind::probe(&loaded);
         let system = loaded.template.as_ref().map_or(SystemPlace::Head, ChatTemplate::system_place);
         loaded.messages_habits = MessagesHabits::probe(&loaded, system);
-        loaded.windowing = Windowing::probe(&loaded);
+        loaded.template_fault = TemplateFault::probe(&loaded);
+        loaded.windowing = Windowing::probe(&loaded).filter(|_| loaded.template_fault.is_none());
         Ok(loaded)
     }
 
@@ -92,6 +97,20 @@ impl ModelText {
     /// How the template treats earlier turns.
     pub fn template_kind(&self) -> TemplateKind {
         self.kind
+    }
+
+    /// What is wrong with the template, where a conversation of a few words shows it.
+    pub fn template_fault(&self) -> Option<&TemplateFault> {
+        self.template_fault.as_ref()
+    }
+
+    /// The file of the model's folder that the template is from.
+    pub fn template_file(&self) -> &'static str {
+        self.template_file
+    }
+
+    pub(crate) fn has_template(&self) -> bool {
+        self.template.is_some()
     }
 
     pub(crate) fn messages_habits(&self) -> MessagesHabits {
@@ -207,6 +226,10 @@ impl ModelText {
         chat: &ChatBody,
         known: Option<&Checkpoint>,
     ) -> Result<Tokenized, PrefixError> {
+        if rendered.is_empty() || self.template_fault.as_ref().is_some_and(TemplateFault::misleads) {
+            let detail = "the chat template shows nothing of what is said";
+            return Err(PrefixError::unforeseeable(FallbackReason::TemplateError, detail));
+        }
         match chat.adds_special_tokens() {
             // What is added may depend on the whole text.
             true => {

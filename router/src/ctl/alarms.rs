@@ -279,7 +279,7 @@ mod tests {
     use super::super::client::{ClientOptions, Waits};
     use super::*;
     use crate::config::units::Span;
-    use crate::testing::{Worker, front_of, until};
+    use crate::testing::{Front, Worker, front_of, post, until};
 
     fn leader(matched: &[(u64, u64)], answers: bool) -> Value {
         let member = |(node, matched): &(u64, u64)| json!({"node": node, "address": "a:1", "is_leader": *node == 1, "answers": *node == 1 || answers, "matched": matched});
@@ -352,6 +352,29 @@ mod tests {
         assert!(word(found[1].get("what")).contains("http://a"));
     }
 
+    fn client(front: &Front) -> Client {
+        let endpoints = vec![format!("http://{}", front.operator_address())];
+        let waits = Waits::within(Span::seconds(30));
+        Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_template_of_no_use_is_an_alarm_and_its_conversations_are_known_by_their_bytes() {
+        let worker = Worker::start("one", "tiny").await;
+        let folder = crate::catalog::tests::folder("You are kind.");
+        let front = front_of(&[worker.url()], &[&format!("models.tiny.text={:?}", folder.path())]).await;
+        let found = look(&client(&front), Output::Json).await.unwrap();
+        assert_eq!(names(&found)[0], "identity_template", "{found:?}");
+        let what = word(found[0].get("what"));
+        assert!(
+            what.contains("chat_template.jinja, renders nothing of what is said")
+                && what.contains("start the router again")
+        );
+        let body = r#"{"model":"tiny","messages":[{"role":"user","content":"otter"}]}"#;
+        assert_eq!(post(front.proxy_address(), "/v1/chat/completions", body).await.status, 200);
+        assert_eq!(front.gateway.receipts.newest(1, |_| true)[0].known.fallback, Some("template_error"));
+    }
+
     #[tokio::test]
     async fn what_readyz_calls_degraded_is_an_alarm_with_what_to_do() {
         let worker = Worker::start("one", "tiny").await;
@@ -364,10 +387,7 @@ mod tests {
             front.gateway.troubles().iter().any(|trouble| trouble.as_str() == "folder_gone") && redis()
         })
         .await;
-        let endpoints = vec![format!("http://{}", front.operator_address())];
-        let waits = Waits::within(Span::seconds(30));
-        let client = Client::new(ClientOptions { endpoints, token: None, waits, cacert: None }).unwrap();
-        let found = look(&client, Output::Json).await.unwrap();
+        let found = look(&client(&front), Output::Json).await.unwrap();
         let whats: Vec<_> = found.iter().map(|alarm| word(alarm.get("what"))).collect();
         assert_eq!(names(&found)[0], "ledger_folder_gone", "{found:?}");
         assert!(names(&found)[1].starts_with("soft_state_") && whats[1].contains("soft_state.redis"), "{found:?}");

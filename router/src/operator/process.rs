@@ -41,7 +41,7 @@ struct Degraded {
     /// `workers`, `ledger`, `soft_state`, `identity`, `audit` or `files`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
-    /// stands; of a model `distrusted` or `engine_disagrees`; of the audit log `failed`;
+    /// stands; of a model `distrusted`, `engine_disagrees` or `template`; of the audit log `failed`;
     /// of files that cannot be read what they hold.
     cause: &'static str,
     /// In words.
@@ -110,6 +110,12 @@ impl Readiness {
             cause: "distrusted",
             detail: format!("prompts of {model} are computed as a whole: one that was put together differed"),
         });
+        let templates = gateway.catalog().bad_templates();
+        let identity = identity.chain(templates.map(|bad| Degraded {
+            what: "identity",
+            cause: "template",
+            detail: bad.to_string(),
+        }));
         let doubts = gateway.remembered.identity.agreement.all_doubts();
         let identity = identity.chain(doubts.into_iter().map(|doubt| Degraded::of_doubt(gateway, &doubt)));
         let audit = desk.audit.is_broken().then(|| Degraded {
