@@ -6,6 +6,7 @@ use std::time::Instant;
 use planner::{Candidate, Case, Handoff, Transfers};
 use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
+use workers_shim::events::{KnownBy, Served};
 use workers_shim::fleet::InFlight;
 
 use super::commit::{commit, withdraw};
@@ -61,7 +62,9 @@ impl Finish {
         }
         if ending == Ending::Complete {
             let leg = &self.planned.plan.decode;
-            self.gateway.fleet().note_routed(leg.worker, leg.rank, &located.prefixed.prompt.chain);
+            let by = located.prefixed.fallback().map_or(KnownBy::Tokens, |_| KnownBy::Bytes);
+            let step = Served { prompts: &[&located.prefixed.prompt.chain], by };
+            self.gateway.fleet().note_routed(leg.worker, leg.rank, step);
         }
         if let Some(at) = self.first_byte {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());

@@ -36,3 +36,6 @@ pub(super) fn is_converted_by_guess(gateway: &Gateway, prefixed: &Prefixed, work
         Endpoint::Messages | Endpoint::Responses => gateway.fleet().engine(worker) != Engine::Vllm,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -32,7 +32,8 @@ pub struct TooManySources;
 struct Seat {
     worker: WorkerId,
     rank: DpRank,
-    knowledge: Knowledge,
+    /// None for one beside the worker's own: it says nothing of how those are known.
+    knowledge: Option<Knowledge>,
 }
 
 /// Who holds which chain block.
@@ -60,6 +61,15 @@ impl Index {
 
     /// Takes a place for a source that holds nothing yet.
     pub fn join(&mut self, worker: WorkerId, rank: DpRank, knowledge: Knowledge) -> Result<Slot, TooManySources> {
+        self.seat(Seat { worker, rank, knowledge: Some(knowledge) })
+    }
+
+    /// The same beside the worker's own sources, for what is only guessed of it: [`Self::knowledge`] does not change.
+    pub fn join_beside(&mut self, worker: WorkerId, rank: DpRank) -> Result<Slot, TooManySources> {
+        self.seat(Seat { worker, rank, knowledge: None })
+    }
+
+    fn seat(&mut self, seat: Seat) -> Result<Slot, TooManySources> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.seats.len() < Self::MOST_SOURCES => {
@@ -70,7 +80,7 @@ impl Index {
             }
             None => return Err(TooManySources),
         };
-        self.seats[usize::from(slot)] = Some(Seat { worker, rank, knowledge });
+        self.seats[usize::from(slot)] = Some(seat);
         self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
         Ok(Slot(slot))
     }
@@ -130,14 +140,14 @@ impl Index {
     /// Changes what is known of a source.
     pub fn know(&mut self, slot: Slot, knowledge: Knowledge) {
         if let Some(seat) = &mut self.seats[usize::from(slot.0)] {
-            seat.knowledge = knowledge;
+            seat.knowledge = Some(knowledge);
         }
     }
 
-    /// What is known of a worker: the least that is known of any of its ranks.
+    /// What is known of a worker: the least that is known of any of its ranks, guesses beside them left out.
     pub fn knowledge(&self, worker: WorkerId) -> Knowledge {
         let seats = self.seats.iter().flatten().filter(|seat| seat.worker == worker);
-        seats.map(|seat| seat.knowledge).min().unwrap_or_default()
+        seats.filter_map(|seat| seat.knowledge).min().unwrap_or_default()
     }
 
     /// Chain blocks that anyone holds.

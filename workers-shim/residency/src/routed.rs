@@ -50,10 +50,10 @@ impl Routed {
         self.limits.blocks = blocks;
     }
 
-    /// A prompt was served there. `now` must not go backwards.
-    pub fn note(&mut self, chain: &Chain, now: Micros, out: &mut Vec<Change>) {
+    /// Prompts of one step were served there. `now` must not go backwards.
+    pub fn note(&mut self, prompts: &[&Chain], now: Micros, out: &mut Vec<Change>) {
         // Deepest first, so that leaves are older than what they hang on and go before it.
-        let kept = chain.ids.iter().take(self.limits.blocks).rev();
+        let kept = prompts.iter().flat_map(|chain| chain.ids.iter().take(self.limits.blocks).rev());
         for hash in kept.map(|id| id.block_hash()) {
             self.stamp += 1;
             self.touches.push_back(Touch { hash, stamp: self.stamp, at: now });

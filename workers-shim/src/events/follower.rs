@@ -138,8 +138,15 @@ impl Worker {
                 }
             });
         }
-        // A rank that panicked has left nothing to do.
-        while ranks.join_next().await.is_some() {}
+        loop {
+            match timeout(self.with.look_again, ranks.join_next()).await {
+                // A rank that panicked has left nothing to do.
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                // What is guessed beside the events grows old.
+                Err(_) => self.with.index.age(self.member.id),
+            }
+        }
         let block = *misfit.borrow();
         if let Some(block) = block {
             self.guess(rules, block);

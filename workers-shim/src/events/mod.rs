@@ -15,5 +15,5 @@ pub(crate) use imprints::Exports;
 pub use imprints::{Exported, Imprints, Wanted};
 pub use log::EventCounts;
 pub(crate) use log::EventLog;
-pub use shared::SharedIndex;
+pub use shared::{KnownBy, Served, SharedIndex};
 pub use sources::{Doubt, SourceCount};

@@ -24,18 +24,37 @@ pub struct SharedIndex {
     started: Instant,
 }
 
-/// What a worker without events is believed to hold.
+/// What a worker is believed to hold of what events do not tell: all of it, or the prompts that are known by their bytes.
 struct Guesses {
     limits: RoutedLimits,
     ranks: HashMap<DpRank, (Routed, Slot)>,
-    /// Whether events say it better.
     mode: Mode,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
+    /// There are no events.
     Guessed,
+    /// Events say better what is known by its tokens. No block of bytes is ever one of theirs, so that both never meet.
     Observed,
+}
+
+/// By what a prompt is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KnownBy {
+    /// By the engine's own token ids, as its events name them.
+    Tokens,
+    /// By the bytes of its request.
+    Bytes,
+}
+
+/// The prompts of one step that was served.
+#[derive(Clone, Copy, Debug)]
+pub struct Served<'a> {
+    /// Their chains.
+    pub prompts: &'a [&'a Chain],
+    /// By what all of them are known.
+    pub by: KnownBy,
 }
 
 impl Default for SharedIndex {
@@ -82,28 +101,42 @@ impl SharedIndex {
         }
     }
 
-    /// A prompt was served there, by a worker whose rank has `room` for so many tokens, where that is known. Returns how the
+    /// A step was served there, by a worker whose rank has `room` for so many tokens, where that is known. Returns how the
     /// worker's blocks are known; only guesses are changed by this.
-    pub fn note_routed(&self, (worker, rank): (WorkerId, DpRank), chain: &Chain, room: Option<Tokens>) -> Knowledge {
+    pub fn note_routed(&self, (worker, rank): (WorkerId, DpRank), step: Served<'_>, room: Option<Tokens>) -> Knowledge {
         let now = Micros::of(self.started.elapsed());
         let mut all = self.guesses.lock();
-        let Some(guesses) = all.get_mut(&worker).filter(|guesses| guesses.mode == Mode::Guessed) else {
-            return self.read().knowledge(worker);
-        };
+        let is_told = |guesses: &Guesses| guesses.mode == Mode::Observed && step.by == KnownBy::Tokens;
+        if let Some(guesses) = all.get_mut(&worker).filter(|guesses| !is_told(guesses)) {
+            self.guess(guesses, (worker, rank), (step.prompts, room), now);
+        }
+        self.read().knowledge(worker)
+    }
+
+    fn guess(
+        &self,
+        guesses: &mut Guesses,
+        (worker, rank): (WorkerId, DpRank),
+        (prompts, room): (&[&Chain], Option<Tokens>),
+        now: Micros,
+    ) {
+        let Some(block) = prompts.first().map(|chain| chain.block) else { return };
         if !guesses.ranks.contains_key(&rank) {
-            // Without a place in the index there is no guess, which is only less good.
-            let Ok(slot) = self.index.write().join(worker, rank, Knowledge::Fallback) else {
-                return Knowledge::Fallback;
+            let mut index = self.index.write();
+            let joined = match guesses.mode {
+                Mode::Guessed => index.join(worker, rank, Knowledge::Fallback),
+                Mode::Observed => index.join_beside(worker, rank),
             };
+            // Without a place in the index there is no guess, which is only less good.
+            let Ok(slot) = joined else { return };
             guesses.ranks.insert(rank, (Routed::new(guesses.limits), slot));
         }
-        let Some((routed, slot)) = guesses.ranks.get_mut(&rank) else { return Knowledge::Fallback };
-        let room = room.map_or(usize::MAX, |room| room.whole_blocks(chain.block).0 as usize);
+        let Some((routed, slot)) = guesses.ranks.get_mut(&rank) else { return };
+        let room = room.map_or(usize::MAX, |room| room.whole_blocks(block).0 as usize);
         routed.bound(guesses.limits.blocks.min(room));
         let mut changes = Vec::new();
-        routed.note(chain, now, &mut changes);
+        routed.note(prompts, now, &mut changes);
         self.apply(*slot, &changes);
-        Knowledge::Fallback
     }
 
     /// Drops guesses that are too old, also where nothing is routed any more.
@@ -117,7 +150,7 @@ impl SharedIndex {
         }
     }
 
-    /// Events are heard from now on, so guesses go.
+    /// Events are heard from now on, so guesses go, and only what is known by its bytes is guessed.
     pub(crate) fn observed(&self, worker: WorkerId) {
         self.forget(worker, Mode::Observed);
     }

@@ -30,9 +30,9 @@ use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
-use vocabulary::{Bytes, Chain, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
+use vocabulary::{Bytes, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
-use crate::events::{Doubt, EventCounts, Following, Imprints, SharedIndex, SourceCount, follow};
+use crate::events::{Doubt, EventCounts, Following, Imprints, Served, SharedIndex, SourceCount, follow};
 use crate::scrape::Engine;
 use member::Member;
 use overlay::Overlay;
@@ -207,10 +207,10 @@ impl Fleet {
         }
     }
 
-    /// A prompt was served there. Only workers without events are remembered by that.
-    pub fn note_routed(&self, worker: WorkerId, rank: DpRank, chain: &Chain) {
+    /// A step was served there. Remembered is what the worker's events do not tell.
+    pub fn note_routed(&self, worker: WorkerId, rank: DpRank, step: Served<'_>) {
         let room = self.member(worker).map(|member| member.seen().capacity().kv).filter(|room| *room > Tokens::ZERO);
-        if self.index.note_routed((worker, rank), chain, room) == Knowledge::Fallback {
+        if self.index.note_routed((worker, rank), step, room) == Knowledge::Fallback {
             self.revision.fetch_add(1, Ordering::Release);
         }
     }

@@ -30,7 +30,7 @@ impl Held {
 
 fn note(routed: &mut Routed, held: &mut Held, chain: &Chain, at: u64) {
     let mut changes = Vec::new();
-    routed.note(chain, Micros(at), &mut changes);
+    routed.note(&[chain], Micros(at), &mut changes);
     held.apply(&changes);
 }
 
@@ -92,4 +92,19 @@ fn what_no_longer_fits_goes_with_the_next_prompt() {
     routed.bound(6);
     note(&mut routed, &mut held, &chain(2, 4), 1);
     assert_eq!((held.depth(&chain(2, 4)), held.depth(&chain(1, 9)), held.0.len()), (4, 4, 6));
+}
+
+#[test]
+fn the_prompts_of_one_step_are_forgotten_and_bounded_together() {
+    let mut routed = Routed::new(RoutedLimits { blocks: 8, age: Micros(10) });
+    let mut held = Held(BTreeSet::new());
+    let (a, b) = (chain(1, 5), chain(2, 5));
+    let mut changes = Vec::new();
+    routed.note(&[&a, &b, &chain(3, 3)], Micros(0), &mut changes);
+    held.apply(&changes);
+    assert_eq!((held.depth(&a), held.depth(&b), held.0.len()), (4, 5, 8), "as if they had come one after the other");
+    changes.clear();
+    routed.expire(Micros(11), &mut changes);
+    held.apply(&changes);
+    assert_eq!(held.0.len(), 0);
 }

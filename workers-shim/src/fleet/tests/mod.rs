@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use vocabulary::{Chain, Namespace, Overlap, PrefixId, Role, RootKeys, Seed, Tokens, WorkerId, WorkerView};
 
 use super::*;
+use crate::events::KnownBy;
 use crate::sim::{ChatWords, CodecError, Framing, SimOptions, SimWorker, TextCodec};
 
 /// Tokens are numbers, and numbers are their text.
@@ -66,6 +67,10 @@ fn namespace() -> Namespace {
 
 fn root() -> PrefixId {
     namespace().root(SEED, RootKeys::default())
+}
+
+fn served<'a>(prompts: &'a [&'a Chain]) -> Served<'a> {
+    Served { prompts, by: KnownBy::Tokens }
 }
 
 fn chain(tokens: &[u32]) -> Chain {

@@ -139,7 +139,7 @@ async fn a_server_without_figures_or_events_is_known_by_what_is_routed_there() {
     assert_eq!((watch.depth(&prompt), view.knowledge), (0, Knowledge::Fallback));
     // The follower looks for events first; what is noted before may be forgotten.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    watch.fleet.note_routed(view.id, DpRank(0), &chain(&prompt));
+    watch.fleet.note_routed(view.id, DpRank(0), served(&[&chain(&prompt)]));
     assert_eq!((watch.depth(&prompt), watch.view(0).knowledge), (5, Knowledge::Fallback));
     let longer = [&prompt[..], &[9; 8]].concat();
     assert_eq!(watch.overlaps(&longer)[0].blocks, Blocks(5));
@@ -161,7 +161,7 @@ async fn guesses_outlive_the_looks_for_events() {
     until_ready(&watch).await;
     watch.until("looked for events", |_| looks.load(Ordering::Relaxed) >= 1).await;
     let prompt = prompt(1, 20);
-    watch.fleet.note_routed(watch.id(0), DpRank(0), &chain(&prompt));
+    watch.fleet.note_routed(watch.id(0), DpRank(0), served(&[&chain(&prompt)]));
     watch.until("looked again, and again", |_| looks.load(Ordering::Relaxed) >= 4).await;
     assert_eq!(watch.depth(&prompt), 5);
 }

@@ -1,0 +1,47 @@
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use vocabulary::{DpRank, Knowledge, Tokens, WorkerId};
+
+use crate::pipeline::receipt::Receipt;
+use crate::sim_command::tests::{sim, url};
+use crate::testing::{Front, front_of, post, until};
+
+const PATH: &str = "/v1/chat/completions";
+
+/// A conversation of so many turns whose token ids only its engine can tell: it leaves out what it does not like.
+fn by_bytes(turns: usize) -> Value {
+    let said = |turn| json!({"role": "user", "content": format!("{turn} what is in the sea? ").repeat(300)});
+    let messages: Vec<Value> = (0..turns).map(said).collect();
+    json!({"model": "tiny", "max_tokens": 2, "truncate_prompt_tokens": 200_000, "messages": messages})
+}
+
+async fn ask(front: &Front, body: Value) -> Arc<Receipt> {
+    let got = post(front.proxy_address(), PATH, body.to_string()).await;
+    assert_eq!(got.status, 200, "{:?}", got.body);
+    front.gateway.receipts.newest(1, |_| true).remove(0)
+}
+
+#[tokio::test]
+async fn a_conversation_that_is_known_by_its_bytes_stays_where_it_was_and_is_called_a_guess() {
+    let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
+    let front = front_of(&[url(&one), url(&two)], &["models.tiny.text=builtin"]).await;
+    let known = || front.gateway.fleet().snapshot().iter().map(|worker| worker.knowledge).collect::<Vec<_>>();
+    until("their events are followed", || known() == [Knowledge::Exact; 2]).await;
+    let first = ask(&front, by_bytes(1)).await;
+    assert_eq!((first.known.fallback, first.known.deepest_overlap), (Some("unsupported_option"), Tokens::ZERO));
+    let at: WorkerId = first.attempts[0].decode;
+    for turns in 2..5 {
+        // What else runs there makes the other one look a little cheaper.
+        let _noise = front.gateway.fleet().dispatch(at, DpRank(0), Tokens(400));
+        let next = ask(&front, by_bytes(turns)).await;
+        assert!(next.known.deepest_overlap > Tokens(1_500), "{:?}", next.known);
+        let attempt = &next.attempts[0];
+        assert_eq!((attempt.decode, attempt.knowledge), (at, Knowledge::Fallback));
+        let priced = next.decision.as_ref().unwrap().plan.decode.tokens_cached;
+        assert!(priced < next.known.deepest_overlap, "not all of a guess is taken for granted");
+    }
+    assert_eq!(known(), [Knowledge::Exact; 2], "the workers' own blocks are as well known as before");
+    let exact = ask(&front, json!({"model": "tiny", "max_tokens": 2, "messages": by_bytes(1)["messages"]})).await;
+    assert_eq!((exact.known.fallback, exact.attempts[0].knowledge), (None, Knowledge::Exact));
+}
