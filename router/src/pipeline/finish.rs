@@ -138,6 +138,7 @@ impl Finish {
             owner: located.session.owner,
             epoch: located.session.epoch,
             prompt: chain.tokens,
+            estimated: located.prefixed.fallback().is_some(),
             sealed: tokens(located.session.sealed),
             deepest_overlap: tokens(located.deepest_overlap()),
             grounds: located.grounds,

@@ -49,7 +49,8 @@ pub struct Known {
     pub named_by: Option<KeySource>,
     /// Why the prompt is known by its bytes only; none when by token ids.
     pub fallback: Option<&'static str>,
-    /// By what a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `cold`.
+    /// By what a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `cold`; none where it is known by
+    /// its bytes, which recognise nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rung: Option<&'static str>,
     /// Whether prompts of its model are computed as a whole because a look at one found a difference.
@@ -59,8 +60,11 @@ pub struct Known {
     pub owner: Option<Owner>,
     /// Since when.
     pub epoch: Epoch,
-    /// Prompt tokens.
+    /// Prompt tokens, of a batch all of them.
     pub prompt: Tokens,
+    /// Whether that number and those below are estimates from the prompt's bytes, four of them a token.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub estimated: bool,
     /// Of these, sealed ones.
     pub sealed: Tokens,
     /// The most that any worker holds.
@@ -257,6 +261,7 @@ pub(crate) mod testing {
                 owner: None,
                 epoch: Epoch::default(),
                 prompt: Tokens(1),
+                estimated: false,
                 sealed: Tokens(0),
                 deepest_overlap: Tokens(0),
                 grounds: Grounds {

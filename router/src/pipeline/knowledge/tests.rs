@@ -38,10 +38,17 @@ async fn a_conversation_that_is_known_by_its_bytes_stays_where_it_was_and_is_cal
         assert!(next.known.deepest_overlap > Tokens(1_500), "{:?}", next.known);
         let attempt = &next.attempts[0];
         assert_eq!((attempt.decode, attempt.knowledge), (at, Knowledge::Fallback));
+        assert_eq!((next.known.estimated, next.known.rung), (true, None));
         let priced = next.decision.as_ref().unwrap().plan.decode.tokens_cached;
         assert!(priced < next.known.deepest_overlap, "not all of a guess is taken for granted");
     }
     assert_eq!(known(), [Knowledge::Exact; 2], "the workers' own blocks are as well known as before");
     let exact = ask(&front, json!({"model": "tiny", "max_tokens": 2, "messages": by_bytes(1)["messages"]})).await;
     assert_eq!((exact.known.fallback, exact.attempts[0].knowledge), (None, Knowledge::Exact));
+    assert_eq!((exact.known.estimated, exact.known.rung), (false, Some("cold")));
+    let written = serde_json::to_value(&*first).unwrap();
+    assert_eq!(
+        (&written["attempts"][0]["knowledge"], &written["known"]["estimated"]),
+        (&json!("fallback"), &json!(true))
+    );
 }
