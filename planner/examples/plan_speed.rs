@@ -33,6 +33,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap]) -> (usize, Duration) {
         model: "m".into(),
         adapter: None,
         prompt: Tokens(120_000),
+        longest: None,
         answer: Tokens(300),
         block: Tokens(16),
         transfers: Transfers::Allowed,

@@ -39,8 +39,11 @@ pub struct Ask {
     pub model: ModelId,
     /// A LoRA adapter on top of it, which the worker must serve too.
     pub adapter: Option<ModelId>,
-    /// Tokens of the whole prompt.
+    /// Tokens of the whole prompt, of a batch all of them.
     pub prompt: Tokens,
+    /// The longest prompt of a batch, which is what has to fit; none where there is one prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest: Option<Tokens>,
     /// Expected tokens of the answer.
     pub answer: Tokens,
     /// Tokens in a block of the model's chain: the unit of every `Blocks` here.

@@ -88,7 +88,8 @@ fn barred(inputs: &Inputs<'_>, view: &WorkerView) -> Option<Refused> {
 pub(crate) fn too_long(ask: &Ask, view: &WorkerView) -> Option<Refused> {
     // A prefill-only worker generates one token for the prompt, whatever the answer's length.
     let answer = if view.role == Role::Prefill { Tokens(1) } else { ask.answer };
-    let exceeds = |limit: Tokens| limit > Tokens::ZERO && ask.prompt + answer > limit;
+    let prompt = ask.longest.unwrap_or(ask.prompt);
+    let exceeds = |limit: Tokens| limit > Tokens::ZERO && prompt + answer > limit;
     if exceeds(view.capacity.context) {
         Some(Refused::TooLong)
     } else if exceeds(view.capacity.kv) {

@@ -1,6 +1,7 @@
 //! The way of one request, from bytes to bytes. Control flow only: what each step does lives in its own file.
 
 pub mod aside;
+mod batch;
 pub mod commit;
 pub mod execute;
 pub mod finish;

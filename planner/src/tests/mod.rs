@@ -73,6 +73,7 @@ impl Scene {
                 model: "m".into(),
                 adapter: None,
                 prompt: Tokens(1_600),
+                longest: None,
                 answer: Tokens(100),
                 block: Tokens(16),
                 transfers: Transfers::Allowed,

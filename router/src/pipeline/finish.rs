@@ -63,7 +63,8 @@ impl Finish {
         if ending == Ending::Complete {
             let leg = &self.planned.plan.decode;
             let by = located.prefixed.fallback().map_or(KnownBy::Tokens, |_| KnownBy::Bytes);
-            let step = Served { prompts: &[&located.prefixed.prompt.chain], by };
+            let prompts: Vec<_> = located.prefixed.chains().collect();
+            let step = Served { prompts: &prompts, by };
             self.gateway.fleet().note_routed(leg.worker, leg.rank, step);
         }
         if let Some(at) = self.first_byte {
@@ -137,7 +138,7 @@ impl Finish {
             distrusted: located.prefixed.model.is_distrusted(),
             owner: located.session.owner,
             epoch: located.session.epoch,
-            prompt: chain.tokens,
+            prompt: located.prefixed.tokens(),
             estimated: located.prefixed.fallback().is_some(),
             sealed: tokens(located.session.sealed),
             deepest_overlap: tokens(located.deepest_overlap()),

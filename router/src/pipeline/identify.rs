@@ -8,7 +8,7 @@ use prefix::{
     Asked, ChatForm, ChatLayout, Checkpoint, Converted, FallbackReason, Grown, Identified, Identity, Memory,
     PrefixError, Prompt, Rung, Trails, WallTime,
 };
-use vocabulary::{SessionId, Tokens};
+use vocabulary::{Chain, SessionId, Tokens};
 
 use super::opening::opening;
 use super::parse::Request;
@@ -21,8 +21,10 @@ pub struct Prefixed {
     pub request: Request,
     /// The model it is for, as far as it is known here.
     pub model: Arc<Model>,
-    /// The prompt: the first one of a batch.
+    /// The prompt: the first one of a batch, whose session it is.
     pub prompt: Prompt,
+    /// The other ones of a batch.
+    pub others: Vec<Chain>,
     /// By what a conversation was recognised; none where its token ids are unknown, and for completions.
     pub rung: Option<Rung>,
     /// The time for templates that print it.
@@ -46,7 +48,22 @@ impl Prefixed {
     /// another one or says nothing of how the text was read here.
     pub fn countable(&self) -> Option<Tokens> {
         let is_certain = self.fallback().is_none() && self.request.is_counted_alike();
-        is_certain.then_some(self.prompt.chain.tokens)
+        is_certain.then(|| self.tokens())
+    }
+
+    /// The chains of all prompts.
+    pub fn chains(&self) -> impl Iterator<Item = &Chain> {
+        std::iter::once(&self.prompt.chain).chain(&self.others)
+    }
+
+    /// Tokens of all prompts.
+    pub fn tokens(&self) -> Tokens {
+        self.chains().map(|chain| chain.tokens).sum()
+    }
+
+    /// Tokens of the longest prompt.
+    pub fn longest(&self) -> Tokens {
+        self.chains().map(|chain| chain.tokens).max().unwrap_or_default()
     }
 }
 
@@ -54,6 +71,7 @@ impl Prefixed {
 #[derive(Debug)]
 pub struct Found {
     prompt: Prompt,
+    others: Vec<Chain>,
     rung: Option<Rung>,
     /// Tokens that were known before.
     pub known: Tokens,
@@ -138,7 +156,7 @@ impl Unnamed {
     pub fn grown(&self, trails: &Trails) -> Option<Found> {
         let memory = self.memory(trails)?;
         let Grown { prompt, known, rung } = self.model.identifier.grow(self.layout()?, self.asked(), memory)?;
-        Some(Found { prompt, rung: Some(rung), known, next: None })
+        Some(Found { prompt, others: Vec::new(), rung: Some(rung), known, next: None })
     }
 
     /// The prompt, computed as a whole as far as its checkpoint does not know it.
@@ -151,20 +169,21 @@ impl Unnamed {
             (Some(_), Some(Ok(converted)), None) => identifier.converted_conversation(converted, (asked, known)),
             (Some(form), None, None) => identifier.conversation(form, body, (asked, known)),
             (None, ..) => {
-                let prompt = identifier.completion(body, asked).swap_remove(0);
-                return Found { prompt, rung: None, known: Tokens::ZERO, next: None };
+                let mut batch = identifier.completion(body, asked);
+                let others = batch.drain(1..).map(|prompt| prompt.chain).collect();
+                return Found { prompt: batch.remove(0), others, rung: None, known: Tokens::ZERO, next: None };
             }
         };
         let rung = if known == Tokens::ZERO { Rung::Cold } else { Rung::Checkpoint };
         let rung = (prompt.identity == Identity::Exact).then_some(rung);
-        Found { prompt, rung, known, next }
+        Found { prompt, others: Vec::new(), rung, known, next }
     }
 
     /// The request with its prompt's name.
     pub fn named(self, found: Found) -> Named {
-        let Found { prompt, rung, known, next } = found;
+        let Found { prompt, others, rung, known, next } = found;
         let Self { request, model, now, named, pin, chat } = self;
-        let prefixed = Prefixed { request, model, prompt, rung, now, named, pin };
+        let prefixed = Prefixed { request, model, prompt, others, rung, now, named, pin };
         Named { prefixed, known, next, chat: chat.and_then(Result::ok) }
     }
 }

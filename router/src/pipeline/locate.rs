@@ -11,6 +11,7 @@ use serde::Serialize;
 use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
 
 use super::aside::Load;
+use super::batch;
 use super::identify::Prefixed;
 use super::knowledge;
 use super::opening::preamble;
@@ -114,7 +115,7 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found))
     let workers = knowledge::of_step(gateway, &prefixed, gateway.fleet().snapshot());
     let place = place(gateway, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
-    let overlaps = gateway.index().overlaps(pin, chain, found.known());
+    let overlaps = overlaps(gateway, &prefixed, found.known());
     let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
         HeadRelation::of(sealable(&prefixed, &workers), head.blocks, shared)
     });
@@ -153,6 +154,18 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found))
         workers,
         prefixed,
     }
+}
+
+/// Who holds how much of the prompts, of a batch all of them together.
+fn overlaps(gateway: &Gateway, prefixed: &Prefixed, known: Blocks) -> Vec<Overlap> {
+    let index = gateway.index();
+    let first = index.overlaps(prefixed.pin, &prefixed.prompt.chain, known);
+    if prefixed.others.is_empty() {
+        return first;
+    }
+    // Those who write have their turn between two of them.
+    let others = prefixed.others.iter().map(|chain| index.read().overlaps_of(chain));
+    batch::together(std::iter::once(first).chain(others))
 }
 
 /// What the ledger is asked about a prompt.

@@ -59,12 +59,12 @@ impl Request {
         self.salt.as_deref().or(self.own_salt.as_deref())
     }
 
-    /// Whether every engine counts its prompt once, and as text that it has read itself. A text behind the answer may become
+    /// Whether every engine counts each of its prompts once, and as text that it has read itself. A text behind the answer may become
     /// part of the prompt, and token ids are the client's own: their number is never in question.
     pub fn is_counted_alike(&self) -> bool {
         let fields = self.body.fields();
         let one = |name| fields.read::<u64>(name).is_none_or(|count| count <= 1);
-        let is_text = fields.get("prompt").is_none_or(|prompt| prompt.starts_with(b"\""));
+        let is_text = fields.get("prompt").is_none_or(|prompt| !holds_ids(prompt));
         let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
         one("n") && one("best_of") && !beams && !fields.has("suffix") && is_text
     }
@@ -156,6 +156,12 @@ fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferBar>, ApiError> {
 fn is_batch(prompt: &[u8]) -> bool {
     let inside = prompt.strip_prefix(b"[").map(<[u8]>::trim_ascii_start);
     inside.and_then(<[u8]>::first).is_some_and(|first| matches!(first, b'"' | b'['))
+}
+
+/// Whether a completion's prompt, or each of several, is token ids.
+fn holds_ids(prompt: &[u8]) -> bool {
+    let inside = prompt.strip_prefix(b"[").map(<[u8]>::trim_ascii_start);
+    inside.and_then(<[u8]>::first).is_some_and(|first| *first != b'"')
 }
 
 /// The session's name in the body, by trust: cache key, then session parameters, then metadata. Odd types name nothing.

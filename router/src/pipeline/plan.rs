@@ -65,7 +65,7 @@ pub struct Planned {
 /// What makes the kind of a step.
 pub fn facts(located: &Located) -> StepFacts {
     StepFacts {
-        prompt: located.prefixed.prompt.chain.tokens,
+        prompt: located.prefixed.tokens(),
         reused: located.reused(),
         relation: located.relation,
         idle: located.idle,
@@ -74,15 +74,17 @@ pub fn facts(located: &Located) -> StepFacts {
 
 /// Gives the step its kind.
 pub fn classify(gateway: &Gateway, located: Located) -> Classified {
-    let prompt = &located.prefixed.prompt;
+    let prefixed = &located.prefixed;
+    let prompt = prefixed.tokens();
     let step = kind_of(&facts(&located), &gateway.policies.own.thresholds);
-    let request = &located.prefixed.request;
+    let request = &prefixed.request;
     let ask = Ask {
         model: request.model.clone(),
         adapter: None,
-        prompt: prompt.chain.tokens,
+        prompt,
+        longest: (!prefixed.others.is_empty()).then(|| prefixed.longest()),
         answer: request.answer,
-        block: prompt.chain.block,
+        block: prefixed.prompt.chain.block,
         transfers: transfers(&located),
     };
     Classified { mode: gateway.steering.get().mode_of(located.pin), step, ask, located }
@@ -154,7 +156,7 @@ fn no_plan(why: NoPlan, step: &Classified) -> ApiError {
         NoPlan::TooLong { longest } => ApiError::TooLong {
             param: step.located.prefixed.request.endpoint.input(),
             longest,
-            prompt: step.ask.prompt,
+            prompt: step.ask.longest.unwrap_or(step.ask.prompt),
         },
     }
 }

@@ -136,6 +136,7 @@ impl Policy for Own {
             model: MODEL.into(),
             adapter: None,
             prompt: ask.step.prompt,
+            longest: None,
             answer: self.answer(ask.step),
             block: fleet.block,
             transfers: Transfers::Allowed,

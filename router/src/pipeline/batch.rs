@@ -1,0 +1,88 @@
+//! Several prompts in one request: they are served in one place, so that what a worker holds of each adds up.
+
+use std::collections::BTreeMap;
+
+use vocabulary::{Blocks, DpRank, Overlap, Tier, WorkerId};
+
+const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
+
+/// The sum of several prompts' overlaps, each listed as the index does: a slower tier only where it reaches further.
+pub(super) fn together(each: impl Iterator<Item = Vec<Overlap>>) -> Vec<Overlap> {
+    let mut sums: BTreeMap<(WorkerId, DpRank), [Blocks; 3]> = BTreeMap::new();
+    for overlaps in each {
+        let mut depths: BTreeMap<(WorkerId, DpRank), [Blocks; 3]> = BTreeMap::new();
+        for Overlap { worker, rank, tier, blocks } in overlaps {
+            let reached = depths.entry((worker, rank)).or_default();
+            // Blocks of a faster tier count for the slower ones, too.
+            let slower = TIERS.iter().zip(reached).filter(|(other, _)| **other >= tier);
+            slower.for_each(|(_, depth)| *depth = blocks.max(*depth));
+        }
+        for (holder, depths) in depths {
+            let sum = sums.entry(holder).or_default();
+            sum.iter_mut().zip(depths).for_each(|(sum, depth)| *sum = Blocks(sum.0 + depth.0));
+        }
+    }
+    let listed = |((worker, rank), sum): ((WorkerId, DpRank), [Blocks; 3])| {
+        let mut least = Blocks::ZERO;
+        TIERS.iter().zip(sum).filter_map(move |(&tier, blocks)| {
+            let reaches_further = blocks > least;
+            least = blocks.max(least);
+            reaches_further.then_some(Overlap { worker, rank, tier, blocks })
+        })
+    };
+    sums.into_iter().flat_map(listed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::sim_command::tests::{sim, url};
+    use crate::testing::{front_of, post, until};
+    use vocabulary::{Knowledge, Tokens};
+
+    fn overlap(worker: u64, tier: Tier, blocks: u64) -> Overlap {
+        Overlap { worker: WorkerId(worker), rank: DpRank(0), tier, blocks: Blocks(blocks) }
+    }
+
+    #[test]
+    fn what_a_worker_holds_of_each_prompt_adds_up_by_tier() {
+        let first = vec![overlap(1, Tier::Hbm, 4), overlap(1, Tier::Disk, 9), overlap(2, Tier::Host, 3)];
+        let second = vec![overlap(1, Tier::Hbm, 2), overlap(3, Tier::Hbm, 1)];
+        let sum = together([first, second, Vec::new()].into_iter());
+        let expected =
+            [overlap(1, Tier::Hbm, 6), overlap(1, Tier::Disk, 11), overlap(2, Tier::Host, 3), overlap(3, Tier::Hbm, 1)];
+        assert_eq!(sum, expected);
+        assert_eq!(together(std::iter::empty()), []);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_planned_and_receipted_as_a_whole_and_bound_by_its_longest_prompt() {
+        let worker = sim(&["--speed-up=50"]).await;
+        let front = front_of(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+        until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == Knowledge::Exact).await;
+        let ask = async |prompt: serde_json::Value| {
+            let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt}).to_string();
+            let got = post(front.proxy_address(), "/v1/completions", body).await;
+            assert_eq!(got.status, 200, "{:?}", got.body);
+            front.gateway.receipts.newest(1, |_| true).remove(0)
+        };
+        let said = |n: usize| format!("{n} what is in the sea? ").repeat(40 * (n + 1));
+        let mut alone = Tokens::ZERO;
+        for n in 0..3 {
+            alone += ask(json!(said(n))).await.known.prompt;
+        }
+        let whole = ask(json!([said(0), said(1), said(2)])).await;
+        assert_eq!(whole.known.prompt, alone);
+        assert!(whole.known.deepest_overlap + Tokens(3 * 16) > alone, "all but each tail: {:?}", whole.known);
+        let seen = whole.seen.unwrap();
+        assert_eq!((seen.engine_disagrees, whole.attempts[0].knowledge), (None, Knowledge::Exact));
+        assert!(seen.predicted_cached > alone - Tokens(4 * 16), "{seen:?}");
+        let agreed = front.gateway.metrics.identity.counted_prompts.with_label_values(&["agrees"]);
+        assert_eq!(agreed.get(), 4, "the engine counts the sum, too");
+        let context = front.gateway.fleet().snapshot()[0].capacity.context;
+        let many = vec![said(9); 16];
+        assert!(ask(json!(many)).await.known.prompt > context, "none of them is too long by itself");
+    }
+}
