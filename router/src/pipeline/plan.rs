@@ -122,7 +122,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
         match planned(&step.ask) {
             // Tokens were only guessed from bytes: whether they fit is the engine's to say.
             Err(NoPlan::TooLong { longest }) if step.located.prefixed.fallback().is_some() => {
-                let ask = Ask { prompt: longest - Tokens(1), answer: Tokens(1), ..step.ask.clone() };
+                let ask = Ask { prompt: longest - Tokens(1), longest: None, answer: Tokens(1), ..step.ask.clone() };
                 planned(shortened.borrow_mut().insert(ask))
             }
             planned => planned,
