@@ -1,13 +1,16 @@
 //! How long a decision takes: `cargo run --release -p planner --example plan_speed`.
 //!
 //! A third of the fleet prefills, decodes and does both; every worker holds some of the prompt, on the tiers of two
-//! ranks. The least of many rounds is printed, since everything above it is somebody else's work.
+//! ranks. The least of many rounds is printed, since everything above it is somebody else's work: first with one flat
+//! figure of bytes a token, then with a hybrid model of 60 layers whose windows are stored now and then.
 
 use std::hint::black_box;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use planner::{Ask, Inputs, Policy, SessionView, StepKind, Transfers, plan};
+use planner::{
+    Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, StepKind, Transfers, plan,
+};
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
     Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
@@ -15,20 +18,22 @@ use vocabulary::{
 
 fn main() -> std::io::Result<()> {
     let mut out = std::io::stdout();
-    writeln!(out, "{:>8} {:>9} {:>11} {:>12}", "workers", "overlaps", "candidates", "us a plan")?;
+    writeln!(out, "{:>8} {:>9} {:>11} {:>10} {:>10}", "workers", "overlaps", "candidates", "us flat", "us hybrid")?;
+    let hybrid = hybrid();
     for (workers, ranks) in [(8, 1), (8, 8), (64, 1), (64, 8), (256, 1)] {
         let (fleet, overlaps) = (fleet(workers, ranks), overlaps(workers, ranks));
-        let (candidates, least) = measure(&fleet, &overlaps);
-        let micros = least.as_secs_f64() * 1e6;
-        writeln!(out, "{workers:>8} {:>9} {candidates:>11} {micros:>12.2}", overlaps.len())?;
+        let (candidates, flat) = measure(&fleet, &overlaps, None);
+        let (_, hybrid) = measure(&fleet, &overlaps, Some(&hybrid));
+        let [flat, hybrid] = [flat, hybrid].map(|least| least.as_secs_f64() * 1e6);
+        writeln!(out, "{workers:>8} {:>9} {candidates:>11} {flat:>10.2} {hybrid:>10.2}", overlaps.len())?;
     }
     Ok(())
 }
 
 /// Candidates of one decision, and the least time of one.
-fn measure(fleet: &[WorkerView], overlaps: &[Overlap]) -> (usize, Duration) {
-    const ROUNDS: u32 = 50;
-    const PLANS: u32 = 200;
+fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&AttentionSpec>) -> (usize, Duration) {
+    const ROUNDS: u32 = 500;
+    const PLANS: u32 = 20;
     let ask = Ask {
         model: "m".into(),
         adapter: None,
@@ -48,6 +53,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap]) -> (usize, Duration) {
         let inputs = Inputs {
             step,
             ask: &ask,
+            attention,
             session: &session,
             workers: fleet,
             overlaps,
@@ -62,6 +68,19 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap]) -> (usize, Duration) {
         least = least.min(start.elapsed() / PLANS);
     }
     (candidates, least)
+}
+
+fn hybrid() -> AttentionSpec {
+    let layer = |ratio, index| Compressed {
+        ratio: Tokens(ratio),
+        entry: Bytes(640),
+        index: Bytes(index),
+        raw: Bytes(640),
+        window: Tokens(128),
+    };
+    let pair = [LayerState::Csa(layer(4, 132)), LayerState::Hca(layer(128, 0))];
+    let spec = AttentionSpec::new(pair.repeat(30), Bytes(1)).expect("a model within its bounds");
+    spec.with_checkpoints(Checkpoints::Every(Tokens(4_096))).expect("a multiple of 128")
 }
 
 fn fleet(workers: u64, ranks: u16) -> Vec<WorkerView> {

@@ -1,16 +1,18 @@
 //! Every way to serve the step, priced or refused. It does not choose.
 
-use vocabulary::{Micros, Tokens};
+use vocabulary::{Bytes, Micros, Tokens};
 
 use crate::cost::{Compute, Prices, Serving, in_turn};
 use crate::lcm::lcm;
 use crate::standing::Standing;
 use crate::table::{Fabrics, Table};
-use crate::{Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Rule, StepKind, Terms, Transfers};
+use crate::{
+    Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Restore, Rule, StepKind, Terms, Transfers, Way,
+};
 
 /// At most three a worker: serve there, have it computed elsewhere, have the sealed prefix sent there first.
 pub(crate) fn candidates(table: &Table<'_>) -> Vec<Candidate> {
-    let prices = Prices::new(table.inputs.ask, table.inputs.policy);
+    let prices = Prices::new(&table.inputs);
     let offers_transfers = table.inputs.policy.rule == Rule::Own && table.inputs.ask.transfers == Transfers::Allowed;
     let fabrics = offers_transfers.then(|| Fabrics::of(table, &prices));
     let maker = Maker { table, prices, fabrics };
@@ -27,11 +29,27 @@ struct Maker<'a> {
     fabrics: Option<Fabrics<'a>>,
 }
 
-/// A replicate to one target: from whom, and the leading tokens that will be there afterwards.
+/// A replicate to one target: from whom, the leading tokens that could be there afterwards, and how they get there.
 #[derive(Clone, Copy)]
 struct Replicate {
     from: usize,
     until: Tokens,
+    way: Way,
+    other: Option<Way>,
+}
+
+/// One way of a replicate, priced and labelled.
+#[derive(Clone, Copy)]
+struct Fetch {
+    terms: Terms,
+    action: Action,
+    refused: Option<Refused>,
+}
+
+impl Fetch {
+    fn rank(&self) -> (bool, Micros) {
+        (self.refused.is_some(), self.terms.total())
+    }
 }
 
 /// A candidate before its label and refusal are known.
@@ -64,7 +82,7 @@ impl Maker<'_> {
         let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate(from, target)));
         all.push(self.single(target, replicate));
         match (replicate, helpers) {
-            (Some(replicate), _) => all.push(self.fetch(target, replicate)),
+            (Some(replicate), _) => all.push(self.fetch(target, &replicate)),
             (None, Some(_)) => all.extend(self.fetch_refused(target, Refused::OtherFabric)),
             (None, None) => all.extend(self.fetch_refused(target, Refused::NoLink)),
         }
@@ -76,7 +94,7 @@ impl Maker<'_> {
     /// One leg, nothing moves.
     fn single(&self, target: usize, replicate: Option<Replicate>) -> Candidate {
         let cached = self.at(target).holding.cached;
-        let draft = self.draft(target, None, cached);
+        let draft = self.draft(target);
         let allows = |action| self.table.inputs.policy.allows(action);
         let is_tail = |r: Replicate| cached > Tokens::ZERO && r.until - cached <= cached;
         let continues = self.table.inputs.step == StepKind::DecodeContinuation && draft.claim == Claim::Keep;
@@ -92,30 +110,43 @@ impl Maker<'_> {
         draft.labelled(action, None)
     }
 
-    /// The sealed prefix is sent to the target, which then serves.
-    fn fetch(&self, target: usize, replicate: Replicate) -> Candidate {
-        let Replicate { from, until } = replicate;
+    /// The sealed prefix is sent to the target, which then serves: in the cheapest way that is switched on.
+    fn fetch(&self, target: usize, replicate: &Replicate) -> Candidate {
+        let Replicate { from, way, other, .. } = *replicate;
+        let claim = self.claim(target, Some(&self.handoff(from, &way)));
+        let first = self.fetch_by(target, from, &way, &claim);
+        let second = other.map(|other| (other, self.fetch_by(target, from, &other, &claim)));
+        let (way, Fetch { terms, action, refused }) = match second {
+            Some((other, second)) if second.rank() < first.rank() => (other, second),
+            _ => (way, first),
+        };
+        let leg = self.leg(target, way.start);
+        let handoff = Some(self.handoff(from, &way));
+        Draft { prefill: leg, decode: leg, handoff, claim, terms }.labelled(action, refused)
+    }
+
+    fn fetch_by(&self, target: usize, from: usize, way: &Way, claim: &Claim) -> Fetch {
         let (source, at) = (self.at(from), self.at(target));
-        let handoff = self.handoff(target, replicate);
-        let mut draft = self.draft(target, Some(handoff), until);
-        draft.terms = in_turn(&self.prices.source(source, until), &draft.terms);
-        draft.terms.network = self.network(target, &handoff) + source.pace.step + at.pace.step;
-        let holds_more = self.aligned(from, target, source.holding.held) > until;
-        let action = match draft.claim {
+        let serving = Serving { start: way.start, computed: Compute::Here, elsewhere: self.elsewhere(target, claim) };
+        let mut terms = in_turn(&self.prices.source(source, way.loaded), &self.prices.target(at, serving));
+        terms.network = self.network(target, way.bytes) + source.pace.step + at.pace.step;
+        let holds_more = self.aligned(from, target, source.holding.held) > way.loaded;
+        let action = match claim {
             Claim::Move { .. } => Action::StateMigration,
-            _ if holds_more => Action::TailRecompute,
+            _ if holds_more || way.recomputes_windows() => Action::TailRecompute,
             _ => Action::ArtifactFetch,
         };
         let refused = (!self.table.inputs.policy.allows(action)).then_some(Refused::Disabled);
-        draft.labelled(action, refused)
+        Fetch { terms, action, refused }
     }
 
     /// Somebody holds what the target lacks, and cannot send it there.
     fn fetch_refused(&self, target: usize, why: Refused) -> Option<Candidate> {
         let (from, held) = self.table.deepest_other(target)?;
         let until = held.min(self.table.movable());
-        let handoff =
-            (until > self.at(target).holding.cached).then(|| self.handoff(target, Replicate { from, until }))?;
+        let cached = self.at(target).holding.cached;
+        let bytes = (until > cached).then(|| self.prices.bytes(self.at(target), cached, until))?;
+        let handoff = self.handoff(from, &Way { loaded: until, bytes, start: until });
         Some(self.unpriced(target, Some(handoff)).labelled(Action::ArtifactFetch, Some(why)))
     }
 
@@ -123,13 +154,13 @@ impl Maker<'_> {
     fn remote(&self, target: usize, prefiller: usize) -> Candidate {
         let (source, at) = (self.at(prefiller), self.at(target));
         let prompt = self.table.inputs.ask.prompt;
-        let bytes = at.view.kv_bytes_per_token * (prompt - at.holding.cached).0;
+        let bytes = self.prices.bytes(at, at.holding.cached, prompt);
         let handoff = Handoff::RemotePrefill { bytes };
         let claim = self.claim(target, Some(&handoff));
         let serving =
             Serving { start: at.holding.cached, computed: Compute::Pulled, elsewhere: self.elsewhere(target, &claim) };
         let mut terms = in_turn(&self.prices.source(source, prompt), &self.prices.target(at, serving));
-        terms.network = self.network(target, &handoff) + source.pace.step;
+        terms.network = self.network(target, bytes) + source.pace.step;
         let prefill = self.leg(prefiller, source.holding.cached);
         let decode = Leg { tokens_computed: Tokens::ZERO, ..self.leg(target, at.holding.cached) };
         let allowed = self.table.inputs.policy.allows(Action::RemotePrefill);
@@ -137,12 +168,13 @@ impl Maker<'_> {
             .labelled(Action::RemotePrefill, (!allowed).then_some(Refused::Disabled))
     }
 
-    /// One leg at `target` that begins with `start` tokens, priced without what comes before it.
-    fn draft(&self, target: usize, handoff: Option<Handoff>, start: Tokens) -> Draft {
-        let claim = self.claim(target, handoff.as_ref());
+    /// One leg at `target` with what it has.
+    fn draft(&self, target: usize) -> Draft {
+        let claim = self.claim(target, None);
+        let start = self.at(target).holding.cached;
         let serving = Serving { start, computed: Compute::Here, elsewhere: self.elsewhere(target, &claim) };
         let leg = self.leg(target, start);
-        Draft { prefill: leg, decode: leg, handoff, claim, terms: self.prices.target(self.at(target), serving) }
+        Draft { prefill: leg, decode: leg, handoff: None, claim, terms: self.prices.target(self.at(target), serving) }
     }
 
     fn unpriced(&self, target: usize, handoff: Option<Handoff>) -> Draft {
@@ -157,31 +189,48 @@ impl Maker<'_> {
             return None;
         }
         let until = self.aligned(from, target, self.table.movable().min(self.at(from).holding.held));
-        (until > self.at(target).holding.cached).then_some(Replicate { from, until })
+        if until <= self.at(target).holding.cached {
+            return None;
+        }
+        let [first, second] = self.ways(from, target, until);
+        let (way, other) = first.map_or((second, None), |first| (Some(first), second));
+        way.map(|way| Replicate { from, until, way, other })
     }
 
-    /// Down to a multiple of the chain's block and both engines' blocks.
-    fn aligned(&self, from: usize, target: usize, tokens: Tokens) -> Tokens {
-        let tokens = tokens.min(self.table.inputs.ask.prompt - Tokens(1));
-        let blocks = [from, target].map(|place| self.at(place).view.capacity.block.0);
-        let unit = Tokens(blocks.into_iter().fold(self.table.inputs.ask.block.0, lcm));
-        tokens.whole_blocks(unit).tokens(unit)
-    }
-
-    fn handoff(&self, target: usize, replicate: Replicate) -> Handoff {
-        let Replicate { from, until } = replicate;
-        let (source, at) = (self.at(from), self.at(target));
-        Handoff::Replicate {
-            from: source.view.id,
-            rank: source.holding.rank,
-            blocks: until.whole_blocks(self.table.inputs.ask.block),
-            bytes: at.view.kv_bytes_per_token * (until - at.holding.cached).0,
+    /// How the prefix up to `until` can come to `target`.
+    fn ways(&self, from: usize, target: usize, until: Tokens) -> [Option<Way>; 2] {
+        let at = self.at(target);
+        let held = at.holding.cached;
+        match self.table.inputs.attention {
+            Some(spec) => Restore { spec, held, until, unit: self.unit(from, target) }.ways(),
+            None => {
+                let bytes = self.prices.bytes(at, held, until);
+                [Some(Way { loaded: until, bytes, start: until }), None]
+            }
         }
     }
 
-    fn network(&self, target: usize, handoff: &Handoff) -> Micros {
+    /// What moves between two workers ends at a multiple of the chain's block, both engines' and the model's.
+    fn unit(&self, from: usize, target: usize) -> Tokens {
+        let blocks = [from, target].map(|place| self.at(place).view.capacity.block.0);
+        let model = self.table.inputs.attention.map_or(1, |spec| spec.block().0);
+        Tokens(blocks.into_iter().fold(lcm(self.table.inputs.ask.block.0, model), lcm))
+    }
+
+    fn aligned(&self, from: usize, target: usize, tokens: Tokens) -> Tokens {
+        let unit = self.unit(from, target);
+        tokens.min(self.table.inputs.ask.prompt - Tokens(1)).whole_blocks(unit).tokens(unit)
+    }
+
+    fn handoff(&self, from: usize, way: &Way) -> Handoff {
+        let Standing { view, holding, .. } = self.at(from);
+        let blocks = way.loaded.whole_blocks(self.table.inputs.ask.block);
+        Handoff::Replicate { from: view.id, rank: holding.rank, blocks, bytes: way.bytes }
+    }
+
+    fn network(&self, target: usize, bytes: Bytes) -> Micros {
         let link = self.at(target).view.link.as_ref();
-        link.map_or(Micros(u64::MAX), |link| self.prices.network(link, handoff.bytes()))
+        link.map_or(Micros(u64::MAX), |link| self.prices.network(link, bytes))
     }
 
     fn leg(&self, place: usize, cached: Tokens) -> Leg {

@@ -3,7 +3,7 @@
 use vocabulary::{Blocks, DpRank, Health, Knowledge, Owner, Tokens, WorkerId, WorkerView};
 
 use crate::standing::too_long;
-use crate::{Action, Claim, Handoff, Inputs, Leg, Plan, TransferBar, Transfers};
+use crate::{Action, AttentionSpec, Claim, Handoff, Inputs, Leg, Plan, TransferBar, Transfers};
 
 /// What is wrong with a plan. Always our own bug, or inputs other than those it was made from.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
@@ -50,8 +50,8 @@ pub enum Illegal {
     /// A replicate of nothing, of more than the prompt, or of blocks that are not sealed.
     #[error("{0} blocks are nothing, more than the prompt, or not sealed")]
     NotSealed(Blocks),
-    /// A replicate that ends inside a block of one of the engines.
-    #[error("{0} blocks end inside an engine's block")]
+    /// A replicate that ends inside a block of one of the engines, or between entries of the model.
+    #[error("{0} blocks end inside a block of an engine or of the model")]
     Unaligned(Blocks),
     /// The label says something that the legs do not do.
     #[error("{0} is not what the legs do")]
@@ -194,7 +194,9 @@ fn check_replicate(
     if tokens == Tokens::ZERO || tokens >= inputs.ask.prompt || blocks > inputs.session.sealed {
         return Err(Illegal::NotSealed(blocks));
     }
-    if [source, target].iter().any(|end| tokens.0.checked_rem(end.capacity.block.0).is_some_and(|rest| rest != 0)) {
+    let engines = [source, target].map(|end| end.capacity.block);
+    let model = inputs.attention.map_or(Tokens(1), AttentionSpec::block);
+    if engines.into_iter().chain([model]).any(|block| tokens.0.checked_rem(block.0).is_some_and(|rest| rest != 0)) {
         return Err(Illegal::Unaligned(blocks));
     }
     if believed(inputs, source, from.1) < blocks { Err(Illegal::NotHeld(source.id)) } else { Ok(()) }

@@ -5,13 +5,15 @@
 
 use vocabulary::{Bytes, Link, Micros, Tokens};
 
+use crate::holding::Holding;
 use crate::micros::{ComputeRate, micros, weight};
 use crate::standing::Standing;
-use crate::{Ask, Policy, Terms, TierSpeeds};
+use crate::{Ask, AttentionSpec, Inputs, Terms, TierSpeeds};
 
 /// The step's prices: the request and the policy's weights, made safe.
 pub(crate) struct Prices<'a> {
     ask: &'a Ask,
+    attention: Option<&'a AttentionSpec>,
     /// Microseconds a byte.
     lambda: f64,
     mu: f64,
@@ -38,14 +40,24 @@ pub(crate) enum Compute {
 }
 
 impl<'a> Prices<'a> {
-    pub(crate) fn new(ask: &'a Ask, policy: &Policy) -> Self {
+    pub(crate) fn new(inputs: &Inputs<'a>) -> Self {
         const MIB: f64 = 1_048_576.0;
+        let policy = inputs.policy;
         Self {
-            ask,
+            ask: inputs.ask,
+            attention: inputs.attention,
             lambda: weight(policy.lambda) / MIB,
             mu: weight(policy.mu),
             tiers: policy.tiers,
             doubles_at: policy.attention_doubles_at,
+        }
+    }
+
+    /// Bytes that lead a worker from `from` leading tokens to `to` of them.
+    pub(crate) fn bytes(&self, at: &Standing<'_>, from: Tokens, to: Tokens) -> Bytes {
+        match self.attention {
+            Some(spec) => spec.range(from, to),
+            None => at.view.kv_bytes_per_token * (to - from).0,
         }
     }
 
@@ -75,8 +87,8 @@ impl<'a> Prices<'a> {
             Compute::Pulled => Micros::ZERO,
         };
         let holding = &at.holding;
-        let stored = self.ask.prompt - holding.cached + self.ask.answer;
-        let double = serving.elsewhere.min(self.ask.prompt) - holding.held;
+        let stored = self.bytes(at, holding.cached, self.ask.prompt + self.ask.answer);
+        let double = self.bytes(at, holding.held, serving.elsewhere.min(self.ask.prompt));
         let slowdown = at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64;
         Terms {
             queue: at.pace.queue,
@@ -91,7 +103,7 @@ impl<'a> Prices<'a> {
     /// The terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
     pub(crate) fn source(&self, at: &Standing<'_>, to: Tokens) -> Terms {
         let compute = self.compute(at, at.holding.cached, to);
-        let stored = to - at.holding.cached;
+        let stored = self.bytes(at, at.holding.cached, to);
         Terms {
             queue: at.pace.queue,
             compute,
@@ -103,15 +115,21 @@ impl<'a> Prices<'a> {
     }
 
     fn restore(&self, at: &Standing<'_>) -> Micros {
-        let bytes = |tokens: Tokens| (at.view.kv_bytes_per_token * tokens.0).0 as f64;
-        let read = |tokens, rate: f64| if tokens == Tokens::ZERO { 0.0 } else { bytes(tokens) * 1e6 / weight(rate) };
-        let host = read(at.holding.host, self.tiers.host_bytes_per_second);
-        micros(host + read(at.holding.disk, self.tiers.disk_bytes_per_second))
+        let Holding { host, disk, .. } = at.holding;
+        if host + disk == Tokens::ZERO {
+            return Micros::ZERO;
+        }
+        let read = |from, to, rate: f64| match self.bytes(at, from, to) {
+            Bytes::ZERO => 0.0,
+            Bytes(bytes) => bytes as f64 * 1e6 / weight(rate),
+        };
+        let on_host = at.holding.cached - disk;
+        let host = read(on_host - host, on_host, self.tiers.host_bytes_per_second);
+        micros(host + read(on_host, at.holding.cached, self.tiers.disk_bytes_per_second))
     }
 
-    fn memory(&self, at: &Standing<'_>, double: Tokens, stored: Tokens) -> Micros {
-        let tokens = double.0 as f64 + stored.0 as f64 * at.pace.usage;
-        micros(self.lambda * tokens * at.view.kv_bytes_per_token.0 as f64)
+    fn memory(&self, at: &Standing<'_>, double: Bytes, stored: Bytes) -> Micros {
+        micros(self.lambda * (double.0 as f64 + stored.0 as f64 * at.pace.usage))
     }
 
     fn interference(&self, at: &Standing<'_>, slowed: f64) -> Micros {

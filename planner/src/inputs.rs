@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, DpRank, Epoch, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
 
-use crate::{Policy, StepKind};
+use crate::{AttentionSpec, Policy, StepKind};
 
 /// Whether KV may move for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
@@ -95,6 +95,8 @@ pub struct Inputs<'a> {
     pub step: StepKind,
     /// What is asked.
     pub ask: &'a Ask,
+    /// What its model's layers keep; without it every token takes what each worker's view says.
+    pub attention: Option<&'a AttentionSpec>,
     /// Who owns what.
     pub session: &'a SessionView,
     /// The fleet, in any order, each worker once.

@@ -8,6 +8,10 @@ pub(crate) fn lcm(a: u64, b: u64) -> u64 {
         }
         a
     };
+    // Almost every block is a power of two, and every target of a step asks.
+    if a == b || (a.is_power_of_two() && b.is_power_of_two()) {
+        return a.max(b);
+    }
     if a == 0 || b == 0 { a.max(b) } else { (a / gcd(a, b)).saturating_mul(b) }
 }
 
@@ -18,6 +22,7 @@ mod tests {
     #[test]
     fn an_unknown_block_does_not_count_and_a_huge_one_saturates() {
         assert_eq!([lcm(16, 24), lcm(16, 0), lcm(0, 16), lcm(0, 0)], [48, 16, 16, 0]);
+        assert_eq!([lcm(16, 4), lcm(1, 128), lcm(3, 3), lcm(3, 4)], [16, 128, 3, 12]);
         assert_eq!(lcm(u64::MAX, u64::MAX - 1), u64::MAX);
     }
 }

@@ -52,6 +52,19 @@ mod tests {
     }
 
     #[test]
+    fn a_later_token_costs_more_as_the_context_grows() {
+        let flat = ComputeRate::new(100.0, Tokens::ZERO);
+        assert_eq!(flat.span(Tokens(0), Tokens(1_000)), Micros(100_000));
+        assert_eq!(flat.span(Tokens(1_000), Tokens(1_000)), Micros::ZERO);
+        assert_eq!(flat.span(Tokens(2_000), Tokens(1_000)), Micros::ZERO);
+        let curved = ComputeRate::new(100.0, Tokens(1_000));
+        // The mean of the first thousand costs half more, that of the second one and a half times more.
+        assert_eq!(curved.span(Tokens(0), Tokens(1_000)), Micros(150_000));
+        assert_eq!(curved.span(Tokens(1_000), Tokens(2_000)), Micros(250_000));
+        assert_eq!(ComputeRate::new(f64::NAN, Tokens::ZERO).span(Tokens(0), Tokens(9)), Micros::ZERO);
+    }
+
+    #[test]
     fn a_broken_weight_is_none() {
         for broken in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
             assert_eq!(weight(broken), 0.0);

@@ -19,4 +19,4 @@ pub use restore::{Prefetch, Restore, RestorePlan, RestorePrices, Way};
 pub use spec::{AttentionSpec, BlockLayout, BlockPart};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -23,8 +23,15 @@ pub struct AttentionSpec {
     groups: Vec<(Sizes, u64)>,
     block: Tokens,
     block_bytes: Bytes,
+    /// Of all layers of a ratio together: bytes of an entry, where it is smaller than a block.
+    entries: Vec<(u64, Bytes)>,
+    /// Likewise of an uncompressed token, where entries have several.
+    tails: Vec<(u64, Bytes)>,
     /// Of all windows together, a token in each.
     window_raw: Bytes,
+    /// Of all windows together, when they are full.
+    full_windows: Bytes,
+    longest_window: Tokens,
     /// Sum of all windows.
     window_depth: Tokens,
 }
@@ -82,8 +89,12 @@ impl AttentionSpec {
         let windowed = || groups.iter().filter(|(sizes, _)| sizes.window > 0);
         Ok(Self {
             block: Tokens(block),
+            entries: by_ratio(&groups, |sizes| (sizes.ratio < block).then_some(sizes.entry + sizes.index)),
+            tails: by_ratio(&groups, |sizes| (sizes.ratio > 1).then_some(sizes.raw)),
             block_bytes: groups.iter().map(in_block).sum(),
             window_raw: windowed().map(|(sizes, count)| sizes.raw * *count).sum(),
+            full_windows: windowed().map(|(sizes, count)| sizes.raw * sizes.window * *count).sum(),
+            longest_window: windowed().map(|(sizes, _)| Tokens(sizes.window)).max().unwrap_or_default(),
             window_depth: windowed().map(|(sizes, count)| Tokens(sizes.window) * *count).sum(),
             layers,
             alignment,
@@ -132,10 +143,10 @@ impl AttentionSpec {
     /// Bytes of one kind in the state of so many tokens, without padding.
     pub fn bytes_of(&self, kind: StateKind, tokens: Tokens) -> Bytes {
         let of_layer = |sizes: &Sizes| {
-            let entries = tokens.0 / sizes.ratio;
+            let (entries, rest) = divided(tokens.0, sizes.ratio);
             match kind {
                 StateKind::WindowSwa => sizes.raw * tokens.0.min(sizes.window),
-                StateKind::TailState => sizes.raw * (tokens.0 % sizes.ratio),
+                StateKind::TailState => sizes.raw * rest,
                 StateKind::CompressedCsaIndex if sizes.kind == StateKind::CompressedCsaMain => sizes.index * entries,
                 StateKind::DenseKv if sizes.kind == kind => (sizes.entry + sizes.index) * entries,
                 _ if sizes.kind == kind => sizes.entry * entries,
@@ -147,26 +158,28 @@ impl AttentionSpec {
 
     /// Bytes of the entries that are kept for good of a prefix: whole blocks with their padding, then single entries.
     pub fn kept(&self, tokens: Tokens) -> Bytes {
-        let (blocks, rest) = (tokens.0 / self.block.0, tokens.0 % self.block.0);
+        if self.block == Tokens(1) {
+            return self.block_bytes * tokens.0;
+        }
+        let (blocks, rest) = divided(tokens.0, self.block.0);
         let whole = self.block_bytes * blocks;
         if rest == 0 {
             return whole;
         }
-        let of_layer = |sizes: &Sizes| (sizes.entry + sizes.index) * (rest / sizes.ratio);
-        whole + self.groups.iter().map(|(sizes, count)| of_layer(sizes) * *count).sum()
+        whole + self.entries.iter().map(|(ratio, bytes)| *bytes * divided(rest, *ratio).0).sum()
     }
 
     /// Bytes of all windows after so many tokens.
     pub fn windows(&self, tokens: Tokens) -> Bytes {
-        if self.window_raw == Bytes::ZERO {
-            return Bytes::ZERO;
+        if tokens >= self.longest_window {
+            return self.full_windows;
         }
         self.bytes_of(StateKind::WindowSwa, tokens)
     }
 
     /// Bytes of what is not compressed yet after so many tokens.
     pub fn tail(&self, tokens: Tokens) -> Bytes {
-        if self.block == Tokens(1) { Bytes::ZERO } else { self.bytes_of(StateKind::TailState, tokens) }
+        self.tails.iter().map(|(ratio, bytes)| *bytes * divided(tokens.0, *ratio).1).sum()
     }
 
     /// Bytes of the whole state of so many tokens.
@@ -223,4 +236,23 @@ impl AttentionSpec {
         }
         BlockLayout { tokens: self.block, bytes: offset, parts }
     }
+}
+
+/// Bytes of all layers of a ratio together.
+fn by_ratio(groups: &[(Sizes, u64)], bytes_of: impl Fn(&Sizes) -> Option<Bytes>) -> Vec<(u64, Bytes)> {
+    let mut all: Vec<(u64, Bytes)> = Vec::new();
+    for (sizes, count) in groups {
+        let Some(bytes) = bytes_of(sizes).filter(|bytes| *bytes > Bytes::ZERO) else { continue };
+        match all.iter_mut().find(|(ratio, _)| *ratio == sizes.ratio) {
+            Some((_, sum)) => *sum += bytes * *count,
+            None => all.push((sizes.ratio, bytes * *count)),
+        }
+    }
+    all
+}
+
+/// How often `by` goes into these tokens, and what is left. Ratios are powers of two, for which no division is needed:
+/// a plan asks for hundreds of ranges.
+fn divided(tokens: u64, by: u64) -> (u64, u64) {
+    if by.is_power_of_two() { (tokens >> by.trailing_zeros(), tokens & (by - 1)) } else { (tokens / by, tokens % by) }
 }

@@ -1,5 +1,6 @@
 //! Text in, text out: a scene in a few lines, the decision in one.
 
+mod attention;
 mod legality;
 mod prices;
 mod properties;
@@ -16,6 +17,7 @@ use crate::*;
 pub(crate) struct Scene {
     pub(crate) step: StepKind,
     pub(crate) ask: Ask,
+    pub(crate) attention: Option<AttentionSpec>,
     pub(crate) session: SessionView,
     pub(crate) workers: Vec<WorkerView>,
     pub(crate) overlaps: Vec<Overlap>,
@@ -25,7 +27,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Lines of `session`, `ask`, `policy` and `worker NAME ROLE`, each followed by `key=value` words.
+    /// Lines of `session`, `ask`, `attention`, `policy` and `worker NAME ROLE`, each followed by `key=value` words.
     pub(crate) fn read(text: &str) -> Self {
         let mut scene = Self::empty();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -33,6 +35,7 @@ impl Scene {
             match words.next().unwrap() {
                 "session" => words.for_each(|word| scene.session_word(word)),
                 "ask" => words.for_each(|word| scene.ask_word(word)),
+                "attention" => words.for_each(|word| scene.attention_word(word)),
                 "policy" => words.for_each(|word| scene.policy_word(word)),
                 "worker" => {
                     let (name, role) = (words.next().unwrap(), words.next().unwrap());
@@ -49,6 +52,7 @@ impl Scene {
         Inputs {
             step: self.step,
             ask: &self.ask,
+            attention: self.attention.as_ref(),
             session: &self.session,
             workers: &self.workers,
             overlaps: &self.overlaps,
@@ -78,6 +82,7 @@ impl Scene {
                 block: Tokens(16),
                 transfers: Transfers::Allowed,
             },
+            attention: None,
             session: SessionView::new(SessionId(1)),
             workers: Vec::new(),
             overlaps: Vec::new(),
@@ -127,6 +132,22 @@ impl Scene {
             "turn" => self.turn = number(value),
             other => panic!("no such word: {other}"),
         }
+    }
+
+    /// `of=MODEL`, of those with a committed file or `hybrid`; then `checkpoints=none|TOKENS`.
+    fn attention_word(&mut self, word: &str) {
+        let (key, value) = word.split_once('=').unwrap();
+        let spec = match (key, value) {
+            ("of", "hybrid") => crate::attention::tests::hybrid(),
+            ("of", name) => crate::attention::tests::read(name),
+            ("checkpoints", policy) => {
+                let every = |tokens| Checkpoints::Every(Tokens(tokens));
+                let policy = policy.parse().map_or(Checkpoints::None, every);
+                self.attention.take().unwrap().with_checkpoints(policy).unwrap()
+            }
+            (other, _) => panic!("no such word: {other}"),
+        };
+        self.attention = Some(spec);
     }
 
     /// `rule=RULE lambda=X mu=X off=ACTION doubles=TOKENS`.

@@ -38,6 +38,17 @@ fn word(name: &'static str) -> BoxedStrategy<String> {
         .boxed()
 }
 
+fn attentions() -> impl Strategy<Value = Option<AttentionSpec>> {
+    use crate::attention::tests::{hybrid, read};
+    let every = Checkpoints::Every(Tokens(1_024));
+    prop_oneof![
+        4 => Just(None),
+        1 => Just(Some(read("gpt-oss-20b"))),
+        1 => Just(Some(hybrid().with_checkpoints(every).unwrap())),
+        1 => Just(Some(hybrid().with_checkpoints(Checkpoints::None).unwrap())),
+    ]
+}
+
 prop_compose! {
     fn scenes()(
         workers in NAMES.map(word),
@@ -45,6 +56,7 @@ prop_compose! {
         ask in (0u64..12_000, 0u64..2_000, any::<bool>(), 0usize..9, 0usize..9),
         step in 0usize..6,
         policy in (prop_oneof![4 => Just(10.0), 1 => Just(f64::NAN), 1 => 0.0..1e6], 0.0..4.0f64, 0usize..6, 0u64..9_000),
+        attention in attentions(),
         rule in prop_oneof![5 => Just("own"), 1 => Just("round_robin"), 1 => Just("session_pinning"), 1 => Just("match_rate_minus_load")],
     ) -> Scene {
         let mut scene = Scene::read(&workers.join("\n"));
@@ -67,6 +79,7 @@ prop_compose! {
         (scene.policy.lambda, scene.policy.mu) = (policy.0, policy.1);
         scene.policy.disabled.extend(Action::ALL.get(policy.2));
         scene.policy.attention_doubles_at = Tokens(policy.3);
+        scene.attention = attention;
         scene.policy.rule = serde_json::from_value(rule.into()).unwrap();
         scene
     }

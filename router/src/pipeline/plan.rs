@@ -111,6 +111,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
             planner::plan(&Inputs {
                 step: step.step,
                 ask,
+                attention: None,
                 session,
                 workers: &step.located.workers,
                 overlaps: &step.located.overlaps,

@@ -144,6 +144,7 @@ impl Policy for Own {
         let inputs = Inputs {
             step,
             ask: &asked,
+            attention: None,
             session: &session,
             workers: &self.views,
             overlaps: &overlaps,

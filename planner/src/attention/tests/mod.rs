@@ -8,7 +8,7 @@ mod sizes;
 use super::*;
 
 /// The models of the committed files, which are the attention parts of what is published.
-pub(super) fn read(name: &str) -> AttentionSpec {
+pub(crate) fn read(name: &str) -> AttentionSpec {
     AttentionSpec::from_config(text_of(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 

@@ -105,6 +105,37 @@ fn a_file_that_is_wrong_says_where() {
 }
 
 #[test]
+fn every_size_of_a_layer_is_bounded() {
+    let refused = |layer| AttentionSpec::new(vec![layer], Bytes(1)).unwrap_err().to_string();
+    let heads = Heads { kv_heads: 8, head_dim: 128, bits: 16 };
+    assert!(refused(LayerState::Dense(Heads { kv_heads: 0, ..heads })).starts_with("kv_heads is 0"));
+    assert!(refused(LayerState::Dense(Heads { kv_heads: 1_025, ..heads })).starts_with("kv_heads is 1025"));
+    assert!(refused(LayerState::Dense(Heads { head_dim: u32::MAX, ..heads })).starts_with("head_dim is 4294967295"));
+    let latent = Latent { width: 576, bits: 16, index: Bytes(0) };
+    assert!(refused(LayerState::Latent(Latent { index: Bytes(u64::MAX), ..latent })).starts_with("index is"));
+    let window = Windowed { kv_heads: 8, head_dim: 128, bits: 16, window: Tokens(u64::MAX) };
+    assert!(refused(LayerState::Window(window)).starts_with("window is"));
+    let layer = Compressed { ratio: Tokens(4), entry: Bytes(8), index: Bytes(1), raw: Bytes(8), window: Tokens(0) };
+    assert!(refused(LayerState::Csa(Compressed { ratio: Tokens(1 << 40), ..layer })).starts_with("ratio is"));
+    assert!(refused(LayerState::Csa(Compressed { entry: Bytes(0), ..layer })).starts_with("entry is 0"));
+    assert!(refused(LayerState::Csa(Compressed { raw: Bytes(0), ..layer })).starts_with("raw is 0"));
+    assert_eq!(refused(LayerState::Hca(layer)), "index is 1; accepted: 0 to 0", "heavy compression has no indexer");
+    let none = AttentionSpec::new(Vec::new(), Bytes(1)).unwrap_err().to_string();
+    assert_eq!(none, "layers is 0; accepted: 1 to 1024");
+}
+
+#[test]
+fn sizes_at_the_bounds_saturate_and_do_not_wrap() {
+    let widest = Windowed { kv_heads: 1_024, head_dim: 16_384, bits: 32, window: Tokens(1 << 24) };
+    let spec = AttentionSpec::new(vec![LayerState::Window(widest); 1_024], Bytes(1)).unwrap();
+    assert_eq!(spec.windows(Tokens(u64::MAX)), Bytes((1 << 27) * (1 << 24) * 1_024));
+    assert_eq!(spec.window_depth(), Tokens(1 << 34));
+    let dense = LayerState::Dense(Heads { kv_heads: 1_024, head_dim: 16_384, bits: 32 });
+    let spec = AttentionSpec::new(vec![dense; 1_024], Bytes(1)).unwrap();
+    assert_eq!(spec.state(Tokens(u64::MAX)), Bytes(u64::MAX));
+}
+
+#[test]
 fn unknown_words_in_a_file_are_refused() {
     for (from, to) in [("alignment", "aligned"), ("\"window\": 128}", "\"windows\": 128}"), ("\"csa\"", "\"csb\"")] {
         assert!(serde_json::from_str::<AttentionSpec>(&FILE.replacen(from, to, 1)).is_err(), "{to}");
