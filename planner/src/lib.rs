@@ -24,8 +24,9 @@ mod table;
 
 pub use action::Action;
 pub use attention::{
-    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Latent, LayerState,
-    Prefetch, Restore, RestorePlan, RestorePrices, SpecError, StateKind, Way, Windowed,
+    AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Instances, KvGroups,
+    Latent, LayerState, ParallelShape, Prefetch, Restore, RestorePlan, RestorePrices, ShapeError, SpecError, StateKind,
+    Way, Windowed, exchange,
 };
 pub use case::Case;
 pub use check::Illegal;

@@ -10,12 +10,14 @@ mod fields;
 mod file;
 mod layer;
 mod restore;
+mod shape;
 mod spec;
 
 pub use checkpoints::{CheckpointCosts, Checkpoints};
 pub use error::SpecError;
 pub use layer::{Compressed, Heads, Latent, LayerState, StateKind, Windowed};
 pub use restore::{Prefetch, Restore, RestorePlan, RestorePrices, Way};
+pub use shape::{Instances, KvGroups, ParallelShape, ShapeError, exchange};
 pub use spec::{AttentionSpec, BlockLayout, BlockPart};
 
 #[cfg(test)]

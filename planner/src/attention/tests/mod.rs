@@ -3,6 +3,7 @@
 mod checkpoints;
 mod configs;
 mod restore;
+mod shape;
 mod sizes;
 
 use super::*;

@@ -1,0 +1,130 @@
+//! What a rank keeps, who can read from whom, and how ranks are numbered.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use vocabulary::{Bytes, Tokens};
+
+use super::{hybrid, read, sizes};
+use crate::attention::*;
+
+fn shape(tensor: u16, pipeline: u16) -> ParallelShape {
+    ParallelShape { tensor, pipeline }
+}
+
+/// Bytes of a token on every tensor rank of each stage.
+fn stages(spec: &AttentionSpec, shape: ParallelShape) -> Vec<u64> {
+    (0..shape.pipeline).map(|stage| spec.of_rank(shape, stage).unwrap().state(Tokens(1)).0).collect()
+}
+
+#[test]
+fn tensor_ranks_share_out_heads_and_never_less_than_one() {
+    let llama = read("llama-3.1-8b");
+    assert_eq!(stages(&llama, shape(4, 1)), [131_072 / 4]);
+    assert_eq!(stages(&llama, shape(8, 1)), [131_072 / 8]);
+    assert_eq!(stages(&llama, shape(16, 1)), [131_072 / 8], "two ranks keep the same head");
+}
+
+#[test]
+fn a_latent_entry_is_on_every_tensor_rank() {
+    assert_eq!(stages(&read("deepseek-v3"), shape(8, 1)), [70_272]);
+    let hybrid = hybrid();
+    let rank = hybrid.of_rank(shape(8, 2), 0).unwrap();
+    assert_eq!(rank.kept(Tokens(128)), Bytes(hybrid.kept(Tokens(128)).0 / 2));
+}
+
+#[test]
+fn stages_share_out_layers_and_the_rest_goes_before_the_last() {
+    let layers = |count, stages| -> Vec<usize> {
+        let layer = LayerState::Latent(Latent { width: 1, bits: 8, index: Bytes(0) });
+        let spec = AttentionSpec::new(vec![layer; count], Bytes(1)).unwrap();
+        (0..stages).map(|stage| spec.of_rank(shape(1, stages), stage).unwrap().layers().len()).collect()
+    };
+    assert_eq!(layers(32, 4), [8, 8, 8, 8]);
+    assert_eq!(layers(61, 4), [15, 15, 16, 15]);
+    assert_eq!(layers(62, 4), [15, 16, 16, 15]);
+    assert_eq!(layers(63, 4), [16, 16, 16, 15]);
+}
+
+#[test]
+fn a_target_reads_from_as_many_ranks_or_fewer() {
+    let llama = read("llama-3.1-8b");
+    let of = |source, target| exchange(Some(&llama), source, target).map_err(|error| error.to_string());
+    assert_eq!(of(shape(2, 1), shape(2, 1)), Ok(()));
+    assert_eq!(of(shape(2, 1), shape(8, 1)), Ok(()));
+    assert_eq!(of(shape(2, 4), shape(4, 4)), Ok(()));
+    let refused = |source, target| of(source, target).unwrap_err();
+    assert_eq!(refused(shape(4, 1), shape(2, 1)), "2 tensor-parallel ranks cannot read from 4: accepted is a multiple");
+    assert_eq!(refused(shape(1, 1), shape(1, 2)), "2 pipeline stages cannot read from 1: accepted is as many");
+    assert_eq!(refused(shape(1, 1), shape(3, 1)), "8 KV heads cannot be shared out over 3 tensor-parallel ranks");
+    assert_eq!(refused(shape(1, 1), shape(1, 33)), "32 layers cannot be shared out over 33 pipeline stages");
+    assert_eq!(refused(shape(1, 1), shape(0, 1)), "tensor and pipeline sizes are 1 or more");
+    assert_eq!(exchange(None, shape(1, 1), shape(3, 1)), Ok(()), "heads that are not known are taken to fit");
+    assert_eq!(exchange(None, shape(0, 1), shape(3, 1)), Err(ShapeError::NoRanks));
+    assert_eq!(llama.of_rank(shape(1, 2), 2), Err(ShapeError::NoSuchStage(2)));
+}
+
+#[test]
+fn groups_are_numbered_as_the_engines_number_them() {
+    // Two prefill instances of 2 ranks, one decode instance of 4: TPM = 2.
+    let (prefill, decode) = (Instances { count: 2, tensor: 2 }, Instances { count: 1, tensor: 4 });
+    let groups = KvGroups::new(prefill, decode).unwrap();
+    assert_eq!((groups.readers(), groups.world()), (2, 4));
+    assert_eq!([0, 1].map(|rank| groups.group_rank(1, rank)), [1, 1]);
+    assert_eq!(
+        [0, 1, 2, 3].map(|rank| (groups.group(2, rank), groups.group_rank(2, rank))),
+        [(0, 2), (0, 3), (1, 2), (1, 3)]
+    );
+    assert_eq!([0, 1].map(|rank| groups.global_rank(1, rank)), [2, 3]);
+    assert_eq!([0, 3].map(|rank| groups.global_rank(2, rank)), [4, 7]);
+    assert!(KvGroups::new(decode, prefill).is_err(), "4 ranks cannot prefill for 2");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_bytes_of_all_ranks_are_the_models_where_heads_are_shared_out(
+        spec in sizes::spec(), tensor in 1u16..10, pipeline in 1u16..8, tokens in 0u64..3_000,
+    ) {
+        let packed = AttentionSpec::new(spec.layers().to_vec(), Bytes(1)).unwrap();
+        let (shape, tokens) = (shape(tensor, pipeline), Tokens(tokens));
+        if packed.fits(shape).is_err() {
+            prop_assert!(packed.of_rank(shape, 0).is_err());
+            return Ok(());
+        }
+        // By hand: a layer with heads is there once, or as often as ranks repeat its heads; any other on every rank.
+        let copies = |layer: &LayerState| match layer {
+            LayerState::Dense(Heads { kv_heads, .. }) | LayerState::Window(Windowed { kv_heads, .. }) => {
+                (u64::from(tensor) / u64::from(*kv_heads)).max(1)
+            }
+            _ => u64::from(tensor),
+        };
+        let one = |layer: &LayerState| AttentionSpec::new(vec![*layer], Bytes(1)).unwrap().state(tokens);
+        let expected: Bytes = packed.layers().iter().map(|layer| one(layer) * copies(layer)).sum();
+        let ranks = (0..pipeline).map(|stage| packed.of_rank(shape, stage).unwrap());
+        prop_assert_eq!(ranks.map(|rank| rank.state(tokens) * u64::from(tensor)).sum::<Bytes>(), expected);
+    }
+
+    #[test]
+    fn every_rank_has_its_own_number_in_its_group_and_among_all(
+        prefill in (0u16..4, 1u16..5), decode in (0u16..4, 1u16..4),
+    ) {
+        let prefill = Instances { count: prefill.0, tensor: prefill.1 };
+        let decode = Instances { count: decode.0, tensor: prefill.tensor * decode.1 };
+        let groups = KvGroups::new(prefill, decode).unwrap();
+        let all: Vec<(u32, u16)> = (0..u32::from(prefill.count + decode.count))
+            .flat_map(|instance| {
+                let tensor = if instance < u32::from(prefill.count) { prefill.tensor } else { decode.tensor };
+                (0..tensor).map(move |rank| (instance, rank))
+            })
+            .collect();
+        let global: BTreeSet<_> = all.iter().map(|(instance, rank)| groups.global_rank(*instance, *rank)).collect();
+        prop_assert_eq!(global, (0..all.len() as u64).collect::<BTreeSet<_>>());
+        for group in 0..u32::from(prefill.tensor) {
+            let members = all.iter().filter(|(instance, rank)| groups.group(*instance, *rank) == group);
+            let numbers: BTreeSet<_> = members.map(|(instance, rank)| groups.group_rank(*instance, *rank)).collect();
+            prop_assert_eq!(numbers, (0..groups.world()).collect::<BTreeSet<_>>());
+        }
+    }
+}
