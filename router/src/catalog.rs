@@ -1,5 +1,7 @@
 //! What is known of the served models: tokenizer and template, KV shape, block size. Loaded once, at start.
 
+mod attention;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +13,8 @@ use prefix::{Identifier, IdentifierOptions, Limits, ModelText, ModelTextSource, 
 use vocabulary::{Bytes, ModelId, Namespace, RootKeys, Seed, TenantId, Tokens};
 use workers_shim::sim::Profile;
 use xxhash_rust::xxh3::xxh3_64;
+
+pub use attention::AttentionError;
 
 use crate::config::ModelConfig;
 
@@ -30,6 +34,8 @@ pub struct Model {
     pub shape: KvShape,
     /// KV bytes of a token.
     pub kv_bytes_per_token: Bytes,
+    /// What its layers keep, where that is known.
+    pub attention: Option<Arc<AttentionSpec>>,
     /// The LoRA adapter that its name means, on top of the model that everything else is of.
     adapter: Option<ModelId>,
     /// Shared with its adapters: their prompts are put together alike.
@@ -82,24 +88,30 @@ impl Model {
             identifier: self.identifier.clone(),
             shape: KvShape { format, ..self.shape },
             kv_bytes_per_token: self.kv_bytes_per_token,
+            attention: self.attention.clone(),
             adapter: Some(name.clone()),
             distrusted: self.distrusted.clone(),
             folder: self.folder.clone(),
         }
     }
 
-    fn new(name: &ModelId, config: &ModelConfig, text: Option<Arc<ModelText>>) -> Self {
+    fn new(name: &ModelId, config: &ModelConfig, known: Known) -> Self {
+        let Known { text, attention } = known;
         let block = config.block.map_or(USUAL_BLOCK, |block| Tokens(block.into()));
         let revision: Arc<str> = config.revision.as_deref().unwrap_or_default().into();
         let namespace = Namespace { model: name.clone(), revision, tokenizer: "".into() };
         let options = IdentifierOptions { namespace, seed: Seed::default(), block, text, limits: Limits::default() };
-        let bytes = config.text.as_deref().and_then(kv_bytes_per_token).unwrap_or(USUAL_KV_BYTES);
-        let shape =
-            KvShape { format: format_of(name, bytes), kinds: KvKinds::default(), block, block_bytes: bytes * block.0 };
+        let bytes = match &attention {
+            Some(spec) => spec.bytes_per_token(),
+            None => config.text.as_deref().and_then(built_in_kv_bytes).unwrap_or(USUAL_KV_BYTES),
+        };
+        let kinds = attention.as_deref().map_or_else(KvKinds::default, attention::kinds);
+        let shape = KvShape { format: format_of(name, bytes), kinds, block, block_bytes: bytes * block.0 };
         Self {
             identifier: Identifier::new(options),
             shape,
             kv_bytes_per_token: bytes,
+            attention,
             adapter: None,
             distrusted: Arc::default(),
             folder: config.text.clone(),
@@ -107,12 +119,32 @@ impl Model {
     }
 }
 
-/// A model whose text files could not be used.
+/// What the files of a model tell.
+#[derive(Default)]
+struct Known {
+    text: Option<Arc<ModelText>>,
+    attention: Option<Arc<AttentionSpec>>,
+}
+
+/// A model whose files could not be used.
 #[derive(Debug, thiserror::Error)]
-#[error("models.{name}.text: {source}")]
-pub struct CatalogError {
-    name: String,
-    source: PrefixError,
+pub enum CatalogError {
+    /// Its tokenizer or its template.
+    #[error("models.{name}.text: {source}")]
+    Text {
+        /// Which model.
+        name: String,
+        /// What is wrong.
+        source: PrefixError,
+    },
+    /// What is said of its KV.
+    #[error("models.{name}.attention: {source}")]
+    Attention {
+        /// Which model.
+        name: String,
+        /// What is wrong, and what is accepted.
+        source: AttentionError,
+    },
 }
 
 /// All configured models.
@@ -122,14 +154,16 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Loads the text side of every configured model.
+    /// Loads the text side of every configured model, and what its layers keep.
     pub fn load(configs: &BTreeMap<String, ModelConfig>) -> Result<Self, CatalogError> {
         let mut models = BTreeMap::new();
         for (name, config) in configs {
             let text = config.text.as_deref().map(load_text).transpose();
-            let text = text.map_err(|source| CatalogError { name: name.clone(), source })?;
+            let text = text.map_err(|source| CatalogError::Text { name: name.clone(), source })?.map(Arc::new);
             let id = ModelId::from(name.as_str());
-            let model = Model::new(&id, config, text.map(Arc::new));
+            let attention = attention::load(&id, config);
+            let attention = attention.map_err(|source| CatalogError::Attention { name: name.clone(), source })?;
+            let model = Model::new(&id, config, Known { text, attention });
             for name in &config.adapters {
                 let name = ModelId::from(name.as_str());
                 models.insert(name.clone(), Arc::new(model.adapted(&name)));
@@ -143,7 +177,7 @@ impl Catalog {
     pub fn model(&self, name: &ModelId) -> Arc<Model> {
         match self.models.get(name) {
             Some(model) => model.clone(),
-            None => Arc::new(Model::new(name, &ModelConfig::default(), None)),
+            None => Arc::new(Model::new(name, &ModelConfig::default(), Known::default())),
         }
     }
 
@@ -189,14 +223,9 @@ fn load_text(folder: &Path) -> Result<ModelText, PrefixError> {
     }
 }
 
-/// From the folder's `config.json`, when that is one we can read.
-fn kv_bytes_per_token(folder: &Path) -> Option<Bytes> {
-    if folder.to_str() == Some(BUILT_IN) {
-        // Its text is small; the engines that are simulated for it hold blocks as a large model's.
-        return Some(Profile::default().kv_bytes_per_token);
-    }
-    let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
-    AttentionSpec::from_config(&text).ok().map(|spec| spec.bytes_per_token())
+/// The built-in model's text is small; the engines that are simulated for it hold blocks as a large model's.
+fn built_in_kv_bytes(folder: &Path) -> Option<Bytes> {
+    (folder.to_str() == Some(BUILT_IN)).then(|| Profile::default().kv_bytes_per_token)
 }
 
 #[cfg(test)]

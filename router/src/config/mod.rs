@@ -90,6 +90,10 @@ impl SteeringConfig {
 pub struct ModelConfig {
     /// Folder with `tokenizer.json`, chat template and `config.json`. Without it prompts are identified by their bytes.
     pub text: Option<PathBuf>,
+    /// File that describes what its layers keep, in place of `config.json`; see `planner`'s `AttentionSpec`.
+    pub attention: Option<PathBuf>,
+    /// Bits of a number in the engines' KV cache, where that is not the weights' width: `--kv-cache-dtype fp8` is 8.
+    pub kv_bits: Option<u32>,
     /// Tokens a chain block; must divide the block size of every engine that serves the model.
     pub block: Option<u32>,
     /// Revision of the weights, where several are in use.

@@ -111,7 +111,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
             planner::plan(&Inputs {
                 step: step.step,
                 ask,
-                attention: None,
+                attention: step.located.prefixed.model.attention.as_deref(),
                 session,
                 workers: &step.located.workers,
                 overlaps: &step.located.overlaps,

@@ -1,0 +1,170 @@
+//! What a model's layers keep: from the file that `models.NAME.attention` names, else from the `config.json` beside its text.
+//!
+//! A `config.json` that is not understood costs exact prices and nothing else, so it is a warning; a file that somebody
+//! wrote for us and that is wrong stops the start.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use planner::{AttentionSpec, SpecError, StateKind};
+use vocabulary::ModelId;
+
+use ownership::ledger::{KvKind, KvKinds};
+
+use super::BUILT_IN;
+use crate::config::ModelConfig;
+
+/// Why a model's attention file or its `kv_bits` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AttentionError {
+    /// It cannot be read.
+    #[error("{path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is longer than any description.
+    #[error("{0} has more than {most} bytes", most = AttentionSpec::LONGEST_FILE)]
+    TooLong(PathBuf),
+    /// It is not TOML, or says something that is not accepted.
+    #[error("{path}: {source}")]
+    Wrong {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// The width of its numbers, or what a `config.json` says.
+    #[error("{0}")]
+    Spec(#[from] SpecError),
+}
+
+/// The model's specification, where there is one.
+pub(super) fn load(name: &ModelId, config: &ModelConfig) -> Result<Option<Arc<AttentionSpec>>, AttentionError> {
+    let spec = match (&config.attention, &config.text) {
+        (Some(file), _) => Some(of_file(file)?),
+        // Its text is small; the engines that are simulated for it hold blocks as a large model's.
+        (None, Some(folder)) if folder.to_str() != Some(BUILT_IN) => of_folder(name, folder),
+        (None, _) => None,
+    };
+    let narrowed = |spec: AttentionSpec| config.kv_bits.map_or(Ok(spec.clone()), |bits| spec.with_bits(bits));
+    Ok(spec.map(narrowed).transpose()?.map(Arc::new))
+}
+
+/// The kinds of state that its blocks hold, as the ledger writes them down.
+pub(super) fn kinds(spec: &AttentionSpec) -> KvKinds {
+    let kind = |kind| match kind {
+        StateKind::DenseKv => KvKind::DenseKv,
+        StateKind::CompressedCsaMain => KvKind::CompressedCsaMain,
+        StateKind::CompressedCsaIndex => KvKind::CompressedCsaIndex,
+        StateKind::CompressedHca => KvKind::CompressedHca,
+        StateKind::WindowSwa => KvKind::WindowSwa,
+        StateKind::TailState => KvKind::TailState,
+    };
+    // A tail belongs to the session's owner alone and lies in no block.
+    let sealed = spec.kinds().filter(|kind| *kind != StateKind::TailState);
+    sealed.map(kind).fold(KvKinds(0), KvKinds::with)
+}
+
+fn of_file(path: &Path) -> Result<AttentionSpec, AttentionError> {
+    let text = read(path)?;
+    toml::from_str(&text).map_err(|source| AttentionError::Wrong { path: path.into(), source: Box::new(source) })
+}
+
+/// From a model's folder; none without a `config.json`, or with one that is not understood.
+fn of_folder(name: &ModelId, folder: &Path) -> Option<AttentionSpec> {
+    let path = folder.join("config.json");
+    let spec = match read(&path) {
+        Err(AttentionError::Unreadable { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return None,
+        text => text.and_then(|text| Ok(AttentionSpec::from_config(&text)?)),
+    };
+    spec.inspect_err(|error| {
+        tracing::warn!(
+            model = %name, path = %path.display(), %error,
+            "the model's KV is not known; it is priced by each worker's kv_bytes_per_token"
+        );
+    })
+    .ok()
+}
+
+fn read(path: &Path) -> Result<String, AttentionError> {
+    let unreadable = |source| AttentionError::Unreadable { path: path.into(), source };
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let most = AttentionSpec::LONGEST_FILE as u64;
+    let mut text = String::new();
+    let length = file.take(most + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if length as u64 > most { Err(AttentionError::TooLong(path.into())) } else { Ok(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use vocabulary::{Bytes, Tokens};
+
+    use super::*;
+
+    const LLAMA: &str = r#"{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "hidden_size": 4096, "torch_dtype": "bfloat16"}"#;
+    const HYBRID: &str = r#"
+        alignment = 512
+        checkpoints = { every = 4096 }
+        [[layers]]
+        times = 30
+        each = [
+            { state = "csa", ratio = 4, entry = 640, index = 132, raw = 640, window = 128 },
+            { state = "hca", ratio = 128, entry = 640, raw = 640, window = 128 },
+        ]"#;
+
+    /// What is loaded with this `config.json` in the model's folder and this attention file, where they are given.
+    fn loaded(json: Option<&str>, file: Option<&str>, kv_bits: Option<u32>) -> Result<Option<AttentionSpec>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let written = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        json.map(|text| written("config.json", text));
+        let attention = file.map(|text| written("attention.toml", text));
+        let text = Some(folder.path().to_owned());
+        let config = ModelConfig { text, attention, kv_bits, ..ModelConfig::default() };
+        let spec = load(&"m".into(), &config).map_err(|error| error.to_string())?;
+        Ok(spec.map(|spec| (*spec).clone()))
+    }
+
+    #[test]
+    fn a_models_folder_tells_its_attention() {
+        let spec = loaded(Some(LLAMA), None, None).unwrap().unwrap();
+        assert_eq!((spec.bytes_per_token(), kinds(&spec)), (Bytes(131_072), KvKinds::default()));
+        let narrow = loaded(Some(LLAMA), None, Some(8)).unwrap().unwrap();
+        assert_eq!(narrow.bytes_per_token(), Bytes(65_536));
+        assert!(loaded(Some(LLAMA), None, Some(7)).unwrap_err().contains("bits is 7; accepted: 4, 8, 16 or 32"));
+    }
+
+    #[test]
+    fn a_folder_without_a_config_or_with_a_strange_one_tells_nothing() {
+        let huge = format!("{LLAMA}{}", " ".repeat(AttentionSpec::LONGEST_FILE));
+        for strange in [None, Some("{"), Some(r#"{"model_type": "jamba"}"#), Some(huge.as_str())] {
+            assert_eq!(loaded(strange, None, None), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_file_of_ones_own_goes_before_the_folder_and_has_to_be_right() {
+        let spec = loaded(Some(LLAMA), Some(HYBRID), None).unwrap().unwrap();
+        assert_eq!((spec.layers().len(), spec.block()), (60, Tokens(128)));
+        let all = [KvKind::CompressedCsaMain, KvKind::CompressedCsaIndex, KvKind::CompressedHca, KvKind::WindowSwa];
+        assert_eq!(kinds(&spec), all.into_iter().fold(KvKinds(0), KvKinds::with));
+        let wrong = loaded(None, Some(&HYBRID.replace("ratio = 128", "ratio = 0")), None).unwrap_err();
+        assert!(wrong.contains("attention.toml") && wrong.contains("ratio is 0; accepted: 1 to 65536"), "{wrong}");
+        let config = ModelConfig { attention: Some("/nonexistent.toml".into()), ..ModelConfig::default() };
+        assert!(load(&"m".into(), &config).unwrap_err().to_string().contains("/nonexistent.toml"));
+    }
+
+    #[test]
+    fn the_built_in_model_is_priced_as_its_simulated_engines_say() {
+        let config = ModelConfig { text: Some(BUILT_IN.into()), ..ModelConfig::default() };
+        assert!(load(&"tiny".into(), &config).unwrap().is_none());
+    }
+}
