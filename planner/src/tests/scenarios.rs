@@ -494,6 +494,19 @@ fn a_worker_that_is_too_small_is_passed_over() {
 }
 
 #[test]
+fn of_a_batch_the_longest_prompt_has_to_fit() {
+    let mut scene = Scene::read("worker a hybrid holds=99 context=1099 kv=1099\n worker b hybrid");
+    let prompt = scene.ask.prompt;
+    let served = |longest, scene: &mut Scene| {
+        scene.ask.longest = Some(longest);
+        let plan = scene.plan().plan;
+        (scene.name(plan.target()).to_owned(), plan.decode.tokens_cached + plan.decode.tokens_computed)
+    };
+    assert_eq!(served(vocabulary::Tokens(999), &mut scene), ("a".to_owned(), prompt), "and all of them are priced");
+    assert_eq!(served(vocabulary::Tokens(1_000), &mut scene), ("b".to_owned(), prompt));
+}
+
+#[test]
 fn every_worker_that_cannot_serve_is_listed_with_its_reason() {
     assert_eq!(
         list(
