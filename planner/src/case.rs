@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use vocabulary::{Overlap, WorkerId, WorkerView};
 
-use crate::{Ask, Decision, Inputs, NoPlan, Policy, SessionView, StepFacts, classify, plan};
+use crate::{Ask, AttentionSpec, Decision, Inputs, NoPlan, Policy, SessionView, StepFacts, classify, plan};
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -26,8 +26,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// The decision under `policy`.
-    pub fn plan(&self, policy: &Policy) -> Result<Decision, NoPlan> {
+    /// The decision under `policy`. `attention` is what the layers of its model keep, where that was known.
+    pub fn plan(&self, policy: &Policy, attention: Option<&AttentionSpec>) -> Result<Decision, NoPlan> {
         plan(&Inputs {
             step: classify(&self.facts, &policy.thresholds),
             ask: &self.ask,
@@ -36,6 +36,7 @@ impl Case {
             overlaps: &self.overlaps,
             excluded: &self.excluded,
             policy,
+            attention,
             turn: 0,
         })
     }

@@ -195,6 +195,14 @@ impl Catalog {
         })
     }
 
+    /// What the layers of each model and adapter keep, where that is known.
+    pub fn attention(&self) -> BTreeMap<ModelId, AttentionSpec> {
+        let known = |(name, model): (&ModelId, &Arc<Model>)| {
+            Some((name.clone(), AttentionSpec::clone(model.attention.as_ref()?)))
+        };
+        self.models.iter().filter_map(known).collect()
+    }
+
     /// The model of this name, where it is configured.
     pub fn configured(&self, name: &ModelId) -> Option<&Arc<Model>> {
         self.models.get(name)

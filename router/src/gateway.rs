@@ -104,6 +104,7 @@ impl Gateway {
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.own(),
+            attention: rooms.catalog.attention(),
             metrics: &metrics.decisions,
         };
         let decisions = Arc::new(Decisions::open(receipts.clone(), config.decisions, log)?);

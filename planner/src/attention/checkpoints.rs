@@ -54,7 +54,8 @@ impl Checkpoints {
     pub fn choose(spec: &AttentionSpec, unit: Tokens, costs: &CheckpointCosts) -> (Self, f64) {
         let unit = Tokens(lcm(unit.0, spec.block().0));
         let p = costs.best_period(spec) / unit.0 as f64;
-        let periods = [p.floor(), p.ceil()].map(|n| Self::Every(unit * (n as u64).clamp(1, (LONGEST / unit.0.max(1)).max(1))));
+        let periods =
+            [p.floor(), p.ceil()].map(|n| Self::Every(unit * (n as u64).clamp(1, (LONGEST / unit.0.max(1)).max(1))));
         let all = [Self::Full, periods[0], periods[1], Self::None];
         let priced = all.map(|policy| (policy, costs.of_a_token(spec, unit, policy)));
         priced.into_iter().reduce(|best, next| if next.1 < best.1 { next } else { best }).unwrap_or_default()

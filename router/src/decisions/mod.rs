@@ -8,22 +8,23 @@ mod reading;
 mod wanted;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use planner::{Case, Policy};
+use planner::{AttentionSpec, Case, Policy};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use vocabulary::RequestId;
+use vocabulary::{ModelId, RequestId};
 
 use crate::config::units::Size;
 use crate::pipeline::receipt::{Receipt, Receipts};
 use crate::telemetry::decisions::DecisionMetrics;
 pub(crate) use files::Bound;
+use reading::Search;
 pub(crate) use reading::{Entry, Records, RecordsError, Tried};
 pub(crate) use wanted::Wanted;
-use reading::Search;
 use writer::Writer;
 
 /// Section `[decisions]`.
@@ -49,14 +50,17 @@ pub(crate) struct Head {
     pub(crate) release: String,
     /// The policy that was in force.
     pub(crate) policy: Policy,
+    /// What the layers of each model keep, where that was known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) attention: BTreeMap<ModelId, AttentionSpec>,
 }
 
 /// The form that this release writes and reads.
 pub(crate) const VERSION: u32 = 1;
 
 impl Head {
-    fn new(policy: Policy) -> Self {
-        Self { version: VERSION, release: env!("CARGO_PKG_VERSION").into(), policy }
+    fn new(policy: Policy, attention: BTreeMap<ModelId, AttentionSpec>) -> Self {
+        Self { version: VERSION, release: env!("CARGO_PKG_VERSION").into(), policy, attention }
     }
 }
 
@@ -92,12 +96,14 @@ pub struct Decisions {
 }
 
 /// Where the log lies, and what its records are decided by.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct DecisionLog<'a> {
     /// Its folder, made if missing.
     pub folder: &'a Path,
     /// The planner's policy.
     pub policy: &'a Policy,
+    /// What the layers of each model keep.
+    pub attention: BTreeMap<ModelId, AttentionSpec>,
     /// Where records are counted.
     pub metrics: &'a DecisionMetrics,
 }
@@ -118,8 +124,9 @@ impl Decisions {
         config: DecisionsConfig,
         log: DecisionLog<'_>,
     ) -> Result<Self, DecisionLogError> {
-        let DecisionLog { folder, policy, metrics } = log;
-        let open = |bound| Writer::open(folder, bound, (&Head::new(policy.clone()), metrics));
+        let DecisionLog { folder, policy, attention, metrics } = log;
+        let head = Head::new(policy.clone(), attention);
+        let open = |bound| Writer::open(folder, bound, (&head, metrics));
         let log = Bound::of(config.log.0 as u64).map(open).transpose();
         let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;
         Ok(Self { newest, log, folder: folder.to_owned() })
@@ -137,7 +144,10 @@ impl Decisions {
     /// The one of this request, if it is found. Blocks while the disk does.
     pub(crate) fn of(&self, request: RequestId) -> Found {
         if let Some(receipt) = self.newest.of(request) {
-            return Found { receipts: serde_json::value::to_raw_value(&*receipt).into_iter().collect(), complete: true };
+            return Found {
+                receipts: serde_json::value::to_raw_value(&*receipt).into_iter().collect(),
+                complete: true,
+            };
         }
         self.search(&Wanted { request: Some(request), ..Wanted::default() }, 1)
     }
