@@ -7,7 +7,7 @@ use ledger::{Command, Outcome, Refusal};
 use ownership::{Consistency, MemberError, OwnershipError, Standing};
 use vocabulary::{NodeId, SessionId};
 
-use crate::nodes::{Nodes, PATIENCE, eventually, open_session};
+use crate::nodes::{Nodes, PATIENCE, eventually, open_session, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_becomes_three_with_a_learner_and_two_are_refused() {
@@ -185,7 +185,8 @@ async fn no_change_is_begun_that_a_silent_voter_would_have_to_decide() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
-    let mut nodes = Nodes::three(0).await;
+    // What was acknowledged is known to the leader that it was acknowledged to, and to no later one.
+    let mut nodes = Nodes::three_with(0, steady).await;
     let leader = nodes.leader().await;
     let put_back = if leader == 3 { 2 } else { 3 };
     let write = async |nodes: &Nodes, n: u128| nodes.node(leader).submit(open_session(n)).unwrap().await.unwrap();
@@ -201,6 +202,13 @@ async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
         write(&nodes, n).await;
     }
     nodes.converge().await;
+    // An acknowledgement that is lost on its way is none: the leader sends those entries again, and nothing is lacking.
+    let newest = nodes.node(leader).view().applied();
+    eventually("the leader to hear that the last entry is there", || async {
+        let member = nodes.node(leader).members().into_iter().find(|member| member.node == NodeId(put_back))?;
+        (member.matched >= Some(newest)).then_some(())
+    })
+    .await;
     nodes.kill(put_back).await;
     nodes.folders.insert(put_back, older);
     let again = nodes.reopen(put_back).await;
@@ -221,5 +229,6 @@ async fn a_voter_that_lacks_what_it_acknowledged_ends_and_says_so() {
     let again = nodes.reopen(put_back).await.unwrap_err();
     assert_eq!(again.to_string(), failed.to_string(), "it may have forgotten votes, too");
     write(&nodes, 30).await;
+    assert_eq!(nodes.leader().await, leader, "nobody else was elected meanwhile");
     nodes.close().await;
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use ledger::{Command, OpenSession};
-use ownership::{Directory, Options, OwnershipError, Peering, Standing};
+use ownership::{Directory, Options, OwnershipError, Peering, Standing, Timers};
 use tempfile::TempDir;
 use vocabulary::{ModelId, NodeId, SessionId, TenantId};
 
@@ -162,6 +162,12 @@ pub(crate) fn options(folder: &TempDir) -> Options {
     let peering = Peering { listen: Some("127.0.0.1:0".into()), join_within: PATIENCE, ..Peering::default() };
     let tick = Duration::from_secs(3_600);
     Options { peering, tick, submit_within: PATIENCE, ..Options::new(folder.path()) }
+}
+
+/// Whoever leads goes on: no pause of a busy machine is so long that another asks for votes.
+pub(crate) fn steady(options: &mut Options) {
+    let (election_min, election_max) = (PATIENCE, 2 * PATIENCE);
+    options.peering.timers = Timers { election_min, election_max, ..Timers::default() };
 }
 
 pub(crate) fn address(node: &Directory) -> String {
