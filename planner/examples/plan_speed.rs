@@ -56,6 +56,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
             attention,
             session: &session,
             workers: fleet,
+            shapes: &[],
             overlaps,
             excluded: &[],
             policy: &policy,

@@ -78,7 +78,7 @@ impl Maker<'_> {
             all.push(self.single(target, None));
             return;
         };
-        let helpers = fabrics.of_target(self.at(target));
+        let helpers = fabrics.of_target(&self.table.inputs, self.at(target));
         let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate(from, target)));
         all.push(self.single(target, replicate));
         match (replicate, helpers) {
@@ -143,6 +143,8 @@ impl Maker<'_> {
     /// Somebody holds what the target lacks, and cannot send it there.
     fn fetch_refused(&self, target: usize, why: Refused) -> Option<Candidate> {
         let (from, held) = self.table.deepest_other(target)?;
+        let fits = self.table.inputs.can_read(self.at(from).shape, self.at(target).shape);
+        let why = if why == Refused::OtherFabric && !fits { Refused::OtherShape } else { why };
         let until = held.min(self.table.movable());
         let cached = self.at(target).holding.cached;
         let bytes = (until > cached).then(|| self.prices.bytes(self.at(target), cached, until))?;

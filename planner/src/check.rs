@@ -44,6 +44,9 @@ pub enum Illegal {
     /// A handoff between workers that cannot exchange KV.
     #[error("{0} and {1} share no fabric")]
     NoFabric(WorkerId, WorkerId),
+    /// A handoff between workers whose ranks cannot read from each other.
+    #[error("the ranks of {1} cannot read from those of {0}: their parallel shapes do not match")]
+    Shape(WorkerId, WorkerId),
     /// A replicate of blocks that the source is not believed to hold.
     #[error("{0} does not hold the blocks to be replicated")]
     NotHeld(WorkerId),
@@ -107,7 +110,7 @@ impl Plan {
         if self.decode.tokens_cached > inputs.ask.prompt || self.decode.tokens_computed != Tokens::ZERO {
             return Err(Illegal::Tokens(target));
         }
-        check_fabric(find(source, inputs)?, find(target, inputs)?)
+        check_fabric(inputs, find(source, inputs)?, find(target, inputs)?)
     }
 
     fn check_label(&self, inputs: &Inputs<'_>) -> Result<(), Illegal> {
@@ -172,10 +175,13 @@ fn whole_prompt(leg: &Leg, inputs: &Inputs<'_>) -> Result<(), Illegal> {
     if sum == Some(inputs.ask.prompt.0) { Ok(()) } else { Err(Illegal::Tokens(leg.worker)) }
 }
 
-fn check_fabric(source: &WorkerView, target: &WorkerView) -> Result<(), Illegal> {
+fn check_fabric(inputs: &Inputs<'_>, source: &WorkerView, target: &WorkerView) -> Result<(), Illegal> {
+    let (from, to) = (source.id, target.id);
     match (&source.link, &target.link) {
-        (Some(a), Some(b)) if a.fabric == b.fabric => Ok(()),
-        _ => Err(Illegal::NoFabric(source.id, target.id)),
+        (Some(a), Some(b)) if a.fabric != b.fabric => Err(Illegal::NoFabric(from, to)),
+        (None, _) | (_, None) => Err(Illegal::NoFabric(from, to)),
+        _ if !inputs.can_read(inputs.shape(from), inputs.shape(to)) => Err(Illegal::Shape(from, to)),
+        _ => Ok(()),
     }
 }
 
@@ -189,7 +195,7 @@ fn check_replicate(
     if source.id == target.id {
         return Err(Illegal::ToItself(target.id));
     }
-    check_fabric(source, target)?;
+    check_fabric(inputs, source, target)?;
     let tokens = blocks.tokens(inputs.ask.block);
     if tokens == Tokens::ZERO || tokens >= inputs.ask.prompt || blocks > inputs.session.sealed {
         return Err(Illegal::NotSealed(blocks));

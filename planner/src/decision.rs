@@ -77,6 +77,8 @@ pub enum Refused {
     NoLink,
     /// Nobody on the target's fabric can send.
     OtherFabric,
+    /// Whoever holds the prefix has ranks that the target's cannot read from.
+    OtherShape,
     /// The action is switched off.
     Disabled,
 }
@@ -94,6 +96,7 @@ impl Refused {
             Self::DoesNotFit => "does_not_fit",
             Self::NoLink => "no_link",
             Self::OtherFabric => "other_fabric",
+            Self::OtherShape => "other_shape",
             Self::Disabled => "disabled",
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, DpRank, Epoch, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
 
-use crate::{AttentionSpec, Policy, StepKind};
+use crate::{AttentionSpec, ParallelShape, Policy, StepKind, exchange};
 
 /// Whether KV may move for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
@@ -101,6 +101,8 @@ pub struct Inputs<'a> {
     pub session: &'a SessionView,
     /// The fleet, in any order, each worker once.
     pub workers: &'a [WorkerView],
+    /// Parallel shapes of those whose shape is known, ordered by worker. Others are taken to fit.
+    pub shapes: &'a [(WorkerId, ParallelShape)],
     /// Who holds how much of the prompt, in any order.
     pub overlaps: &'a [Overlap],
     /// Workers that failed already in this attempt.
@@ -109,4 +111,20 @@ pub struct Inputs<'a> {
     pub policy: &'a Policy,
     /// How many steps were planned before this one; only `Rule::RoundRobin` reads it.
     pub turn: u64,
+}
+
+impl Inputs<'_> {
+    /// The parallel shape of a worker, where it is known.
+    pub(crate) fn shape(&self, worker: WorkerId) -> Option<ParallelShape> {
+        let at = self.shapes.binary_search_by_key(&worker, |(id, _)| *id).ok()?;
+        Some(self.shapes[at].1)
+    }
+
+    /// Whether ranks of one shape can read KV from those of another.
+    pub(crate) fn can_read(&self, source: Option<ParallelShape>, target: Option<ParallelShape>) -> bool {
+        match (source, target) {
+            (Some(source), Some(target)) => exchange(self.attention, source, target).is_ok(),
+            _ => true,
+        }
+    }
 }

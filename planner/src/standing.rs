@@ -2,7 +2,7 @@
 
 use vocabulary::{Health, Micros, Role, Tokens, WorkerView};
 
-use crate::{Ask, Inputs, Policy, Refused, holding::Holding, micros::micros, rendezvous};
+use crate::{Ask, Inputs, ParallelShape, Policy, Refused, holding::Holding, micros::micros, rendezvous};
 
 /// A worker, its numbers made safe: rates are finite and positive, usage lies in 0 to 1.
 pub(crate) struct Standing<'a> {
@@ -11,6 +11,8 @@ pub(crate) struct Standing<'a> {
     pub(crate) barred: Option<Refused>,
     pub(crate) holding: Holding,
     pub(crate) pace: Pace,
+    /// Its parallel shape, where it is known.
+    pub(crate) shape: Option<ParallelShape>,
     /// Its rendezvous weight for the session.
     pub(crate) weight: u64,
 }
@@ -37,6 +39,7 @@ impl<'a> Standing<'a> {
             view,
             barred: barred(inputs, view),
             holding,
+            shape: inputs.shape(view.id),
             pace: Pace::of(view, inputs.policy),
             weight: rendezvous::weight(inputs.session.id, view.id),
         }

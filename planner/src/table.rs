@@ -10,7 +10,7 @@ use vocabulary::{Health, Knowledge, Micros, Owner, Role, Tokens, WorkerId};
 use crate::cost::{Prices, usable};
 use crate::holding::holdings;
 use crate::standing::{Standing, too_long};
-use crate::{Inputs, MoveReason, NoPlan, Refused};
+use crate::{Inputs, MoveReason, NoPlan, ParallelShape, Refused};
 
 /// Everything that candidates are made from.
 pub(crate) struct Table<'a> {
@@ -134,12 +134,21 @@ impl Best {
         }
     }
 
+    fn merge(&mut self, other: Self) {
+        other.0.into_iter().flatten().for_each(|(key, place)| self.offer(key, place));
+    }
+
     fn places(self) -> impl Iterator<Item = usize> {
         self.0.into_iter().flatten().map(|(_, place)| place)
     }
 }
 
 impl Helpers {
+    fn merge(&mut self, other: Self) {
+        self.sources.merge(other.sources);
+        self.prefillers.merge(other.prefillers);
+    }
+
     /// Who can send sealed blocks, best first.
     pub(crate) fn sources(self) -> impl Iterator<Item = usize> {
         self.sources.places()
@@ -151,8 +160,10 @@ impl Helpers {
     }
 }
 
-/// The helpers of every fabric.
-pub(crate) struct Fabrics<'a>(Vec<(&'a str, Helpers)>);
+/// The helpers of every fabric and shape.
+pub(crate) struct Fabrics<'a>(Vec<(Place<'a>, Helpers)>);
+
+type Place<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> Fabrics<'a> {
     pub(crate) fn of(table: &Table<'a>, prices: &Prices<'_>) -> Self {
@@ -163,7 +174,7 @@ impl<'a> Fabrics<'a> {
                 continue;
             }
             let key = |price| (price, Reverse(standing.weight), standing.view.id);
-            let helpers = all.entry(fabric);
+            let helpers = all.entry((fabric, standing.shape));
             let movable = table.movable();
             if standing.holding.held.min(movable) > Tokens::ZERO {
                 // What the source lacks of the sealed prefix will be computed somewhere; its own rate is the yardstick.
@@ -177,15 +188,19 @@ impl<'a> Fabrics<'a> {
         all
     }
 
-    /// The helpers on a target's fabric; none when the target has no usable link.
-    pub(crate) fn of_target(&self, target: &Standing<'_>) -> Option<Helpers> {
+    /// The helpers on a target's fabric that its ranks can read from; none when the target has no usable link.
+    pub(crate) fn of_target(&self, inputs: &Inputs<'_>, target: &Standing<'_>) -> Option<Helpers> {
         let name = fabric(target)?;
-        Some(self.0.iter().find(|(fabric, _)| *fabric == name).map_or_else(Helpers::default, |(_, helpers)| *helpers))
+        let mut those =
+            self.0.iter().filter(|((fabric, shape), _)| *fabric == name && inputs.can_read(*shape, target.shape));
+        let mut helpers = those.next().map_or_else(Helpers::default, |(_, helpers)| *helpers);
+        those.for_each(|(_, more)| helpers.merge(*more));
+        Some(helpers)
     }
 
-    fn entry(&mut self, name: &'a str) -> &mut Helpers {
-        let at = self.0.iter().position(|(fabric, _)| *fabric == name).unwrap_or_else(|| {
-            self.0.push((name, Helpers::default()));
+    fn entry(&mut self, wanted: Place<'a>) -> &mut Helpers {
+        let at = self.0.iter().position(|(place, _)| *place == wanted).unwrap_or_else(|| {
+            self.0.push((wanted, Helpers::default()));
             self.0.len() - 1
         });
         &mut self.0[at].1

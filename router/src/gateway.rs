@@ -99,7 +99,7 @@ impl Gateway {
         };
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
-        let policies = Policies::new(&config.planner, config.steering.bypass);
+        let policies = Policies::new(&config.planner, config.steering.bypass, &config.workers);
         let receipts = Arc::new(Receipts::new(RECEIPTS));
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),

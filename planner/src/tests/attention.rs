@@ -2,7 +2,7 @@
 
 use vocabulary::{Blocks, Bytes, Micros, Tokens};
 
-use super::{Scene, check, terms};
+use super::{Scene, check, id, list, terms};
 use crate::attention::tests::{hybrid, read};
 use crate::*;
 
@@ -158,6 +158,49 @@ fn tiers_and_memory_are_priced_by_the_model_too() {
     assert_eq!(at("worker a hybrid host=99").restore, Micros(layers * (1_584 + 128) / 20_000 + 20_000));
     let price = at("policy lambda=1048576\n worker a hybrid holds=50 usage=0.5");
     assert_eq!(price.memory, Micros(layers * (900 + 128) / 2), "prompt and answer, by half");
+}
+
+#[test]
+fn kv_moves_only_between_shapes_whose_ranks_can_read_from_each_other() {
+    let draining = |from: &str, to: &str| {
+        format!(
+            "attention of=llama-3.1-8b\n session owner=a sealed=99
+            worker a hybrid holds=99 health=draining {from}\n worker b hybrid {to}"
+        )
+    };
+    let fetched = "state_migration at b 1584+16, 99 blocks from a, move (owner_draining)";
+    check(&draining("shape=2x1", "shape=4x1"), fetched);
+    check(&draining("shape=2x1", ""), fetched);
+    check(&draining("shape=4x1", "shape=2x1"), "colocated_prefill at b 0+1600, move (owner_draining)");
+    let listed = list(&draining("shape=1x1", "shape=1x2"));
+    assert!(listed.contains(&"artifact_fetch at b: other_shape".to_owned()), "{listed:?}");
+    // 8 heads cannot be shared out over 3 ranks, which nobody knows without the model.
+    check(&draining("shape=1x1", "shape=3x1"), "colocated_prefill at b 0+1600, move (owner_draining)");
+    check(&draining("shape=1x1", "shape=3x1").replacen("of=llama-3.1-8b", "", 1), fetched);
+}
+
+#[test]
+fn a_prompt_is_computed_by_the_best_worker_that_the_target_can_read_from() {
+    // d reads from p and r, of which r holds more; q is the best of all and has ranks of another kind.
+    check(
+        "ask prompt=16000
+         worker p prefill shape=1x1
+         worker q prefill holds=900 shape=4x1
+         worker r prefill holds=500
+         worker d decode running=8 shape=2x1",
+        "remote_prefill at d 0+0, prefill at r 8000+8000, open",
+    );
+}
+
+#[test]
+fn a_plan_between_shapes_that_do_not_match_is_illegal() {
+    let draining = "session owner=a sealed=99\n worker a hybrid holds=99 health=draining\n worker b hybrid shape=2x1";
+    let mut scene = Scene::read(draining);
+    let plan = scene.plan().plan;
+    assert_eq!(plan.check(&scene.inputs()), Ok(()));
+    scene.shapes.push((id("a"), ParallelShape { tensor: 4, pipeline: 1 }));
+    scene.shapes.sort_unstable_by_key(|(id, _)| *id);
+    assert_eq!(plan.check(&scene.inputs()), Err(Illegal::Shape(id("a"), id("b"))));
 }
 
 #[test]

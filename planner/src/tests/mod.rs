@@ -20,6 +20,7 @@ pub(crate) struct Scene {
     pub(crate) attention: Option<AttentionSpec>,
     pub(crate) session: SessionView,
     pub(crate) workers: Vec<WorkerView>,
+    pub(crate) shapes: Vec<(WorkerId, ParallelShape)>,
     pub(crate) overlaps: Vec<Overlap>,
     pub(crate) excluded: Vec<WorkerId>,
     pub(crate) policy: Policy,
@@ -55,6 +56,7 @@ impl Scene {
             attention: self.attention.as_ref(),
             session: &self.session,
             workers: &self.workers,
+            shapes: &self.shapes,
             overlaps: &self.overlaps,
             excluded: &self.excluded,
             policy: &self.policy,
@@ -85,6 +87,7 @@ impl Scene {
             attention: None,
             session: SessionView::new(SessionId(1)),
             workers: Vec::new(),
+            shapes: Vec::new(),
             overlaps: Vec::new(),
             excluded: Vec::new(),
             policy: Policy::default(),
@@ -164,7 +167,7 @@ impl Scene {
     }
 
     /// `holds=BLOCKS host=BLOCKS disk=BLOCKS holds1=BLOCKS(rank 1) running= waiting= backlog= usage= rate= knows=
-    /// health= models= block= context= kv= ranks= fabric= link=BYTES/S fixed=US bytes=PER_TOKEN`.
+    /// health= models= block= context= kv= ranks= shape=TENSORxPIPELINE fabric= link=BYTES/S fixed=US bytes=PER_TOKEN`.
     fn worker_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         let view = self.workers.last_mut().unwrap();
@@ -188,6 +191,12 @@ impl Scene {
             "block" => view.capacity.block = Tokens(number(value)),
             "context" => view.capacity.context = Tokens(number(value)),
             "kv" => view.capacity.kv = Tokens(number(value)),
+            "shape" => {
+                let (tensor, pipeline) = value.split_once('x').unwrap();
+                let shape = ParallelShape { tensor: number(tensor), pipeline: number(pipeline) };
+                self.shapes.push((view.id, shape));
+                self.shapes.sort_unstable_by_key(|(id, _)| *id);
+            }
             "ranks" => view.ranks = number(value),
             "fabric" if value == "none" => view.link = None,
             "fabric" => view.link.as_mut().unwrap().fabric = value.into(),

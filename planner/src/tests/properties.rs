@@ -23,16 +23,24 @@ fn word(name: &'static str) -> BoxedStrategy<String> {
         prop_oneof![Just(0u64), Just(16), Just(32), Just(48)],
         prop_oneof![4 => Just(0u64), 1 => Just(5_000)],
     );
-    let held = (0u64..700, 0u64..700, 0u64..400, prop_oneof![4 => 1e8..1e11f64, 1 => Just(f64::NAN)]);
+    let held = (
+        0u64..700,
+        0u64..700,
+        0u64..400,
+        (
+            prop_oneof![4 => 1e8..1e11f64, 1 => Just(f64::NAN)],
+            prop_oneof![4 => Just(""), 2 => Just("shape=1x1"), 1 => Just("shape=2x1"), 1 => Just("shape=3x2")],
+        ),
+    );
     (load, shape, held)
         .prop_map(move |(load, shape, held)| {
             let (running, waiting, backlog, usage, rate) = load;
             let (role, health, knows, fabric, models, block, context) = shape;
-            let (holds, host, holds1, link) = held;
+            let (holds, host, holds1, (link, parallel)) = held;
             format!(
                 "worker {name} {role} health={health} knows={knows} models={models} ranks=2 block={block} rate={rate} \
              context={context} running={running} waiting={waiting} backlog={backlog} usage={usage} holds={holds} \
-             host={host} holds1={holds1} link={link} fabric={fabric}"
+             host={host} holds1={holds1} link={link} fabric={fabric} {parallel}"
             )
         })
         .boxed()

@@ -233,6 +233,11 @@ impl Config {
                 return invalid("workers", format!("{} is listed twice", worker.endpoint()));
             }
         }
+        let no_ranks =
+            |worker: &WorkerConfig| worker.shape.is_some_and(|shape| shape.tensor == 0 || shape.pipeline == 0);
+        if let Some(index) = self.workers.iter().position(no_ranks) {
+            return invalid(&format!("workers[{index}].shape"), "accepted are sizes of 1 or more".into());
+        }
         if self.steering.bypass == Rule::Own {
             let accepted = "accepted is session_pinning, round_robin or match_rate_minus_load";
             return invalid("steering.bypass", accepted.into());

@@ -62,6 +62,12 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ("[proxy]\nconnections = 5", &["proxy.connections.max=1"], "connections is not a section"),
         ("[[workers]]\nurl = \"ftp://a\"", &[], "workers[0].url: \"ftp://a\" is neither http nor https"),
         ("[[workers]]\nurl = \"http://a\"\n[[workers]]\nurl = \"http://a/\"", &[], "listed twice"),
+        (
+            "[[workers]]\nurl = \"http://a\"\nshape = { tensor = 0, pipeline = 1 }",
+            &[],
+            "workers[0].shape: accepted are",
+        ),
+        ("[[workers]]\nurl = \"http://a\"\nshape = { tensor = 2 }", &[], "pipeline"),
         ("[models.m]\nblock = 0", &[], "models.m.block"),
         ("[models.m]\nadapters = [\"a\", \"a\"]", &[], "models.m.adapters"),
         ("[models.m]\nadapters = [\"\"]", &[], "models.m.adapters"),

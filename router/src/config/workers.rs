@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use planner::ParallelShape;
 use serde::Deserialize;
 use vocabulary::Role;
 use workers_shim::fleet::WorkerProfile;
@@ -30,6 +31,10 @@ pub struct WorkerConfig {
     /// ZMQ endpoint for replaying them.
     #[serde(default)]
     pub replay: Option<String>,
+    /// Tensor- and pipeline-parallel size of one of its replicas (`{ tensor = 4, pipeline = 1 }`): KV moves only between
+    /// shapes whose ranks can read from each other. Those of workers without it are taken to match.
+    #[serde(default)]
+    pub shape: Option<ParallelShape>,
     /// What is assumed of it until it was measured.
     #[serde(default)]
     pub profile: WorkerProfile,
@@ -45,6 +50,7 @@ impl WorkerConfig {
             api_key: None,
             events: None,
             replay: None,
+            shape: None,
             profile: WorkerProfile::default(),
         }
     }

@@ -5,12 +5,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use planner::{
-    Ask, Decision, Inputs, NoPlan, Plan, Policy, Rule, StepFacts, StepKind, TransferBar, Transfers, classify as kind_of,
+    Ask, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, Rule, StepFacts, StepKind, TransferBar, Transfers,
+    classify as kind_of,
 };
 use vocabulary::{Tokens, WorkerId, WorkerView};
 
 use super::locate::Located;
 use super::steering::Mode;
+use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 
@@ -19,15 +21,20 @@ use crate::gateway::Gateway;
 pub struct Policies {
     own: Policy,
     bypass: Policy,
+    /// Of the workers whose parallel shape is configured, ordered by worker.
+    shapes: Vec<(WorkerId, ParallelShape)>,
     turn: AtomicU64,
 }
 
 impl Policies {
-    /// Of the planner's policy and the rule that routes where the planner does not.
-    pub fn new(policy: &Policy, bypass: Rule) -> Self {
+    /// Of the planner's policy, the rule that routes where the planner does not, and the workers' shapes.
+    pub fn new(policy: &Policy, bypass: Rule, workers: &[WorkerConfig]) -> Self {
+        let shape = |worker: &WorkerConfig| Some((WorkerId::of_endpoint(worker.endpoint()), worker.shape?));
+        let mut shapes: Vec<_> = workers.iter().filter_map(shape).collect();
+        shapes.sort_unstable_by_key(|(worker, _)| *worker);
         let own = Policy { rule: Rule::Own, ..policy.clone() };
         let bypass = Policy { rule: bypass, ..policy.clone() };
-        Self { own, bypass, turn: AtomicU64::new(0) }
+        Self { own, bypass, shapes, turn: AtomicU64::new(0) }
     }
 
     /// The planner's own.
@@ -114,6 +121,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
                 attention: step.located.prefixed.model.attention.as_deref(),
                 session,
                 workers: &step.located.workers,
+                shapes: &policies.shapes,
                 overlaps: &step.located.overlaps,
                 excluded,
                 policy,

@@ -147,6 +147,7 @@ impl Policy for Own {
             attention: None,
             session: &session,
             workers: &self.views,
+            shapes: &[],
             overlaps: &overlaps,
             excluded: &[],
             policy: &self.policy,
