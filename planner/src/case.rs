@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use vocabulary::{Overlap, WorkerId, WorkerView};
 
-use crate::{Ask, AttentionSpec, Decision, Inputs, NoPlan, Policy, SessionView, StepFacts, classify, plan};
+use crate::{Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, SessionView, StepFacts, classify, plan};
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -26,8 +26,13 @@ pub struct Case {
 }
 
 impl Case {
-    /// The decision under `policy`. `attention` is what the layers of its model keep, where that was known.
-    pub fn plan(&self, policy: &Policy, attention: Option<&AttentionSpec>) -> Result<Decision, NoPlan> {
+    /// The decision under `policy`. Configured and so not asked each time: what the layers of its model keep, where that was
+    /// known, and workers' shapes, in the order of their ids.
+    pub fn plan(
+        &self,
+        policy: &Policy,
+        (attention, shapes): (Option<&AttentionSpec>, &[(WorkerId, ParallelShape)]),
+    ) -> Result<Decision, NoPlan> {
         plan(&Inputs {
             step: classify(&self.facts, &policy.thresholds),
             ask: &self.ask,
@@ -37,6 +42,7 @@ impl Case {
             excluded: &self.excluded,
             policy,
             attention,
+            shapes,
             turn: 0,
         })
     }

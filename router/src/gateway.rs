@@ -15,7 +15,7 @@ use workers_shim::fleet::Fleet;
 use crate::auth::{Keys, KeysError, Secret};
 use crate::catalog::Catalog;
 use crate::config::{Config, WorkerConfig};
-use crate::decisions::{DecisionLog, DecisionLogError, Decisions};
+use crate::decisions::{Configured, DecisionLog, DecisionLogError, Decisions};
 use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
@@ -104,7 +104,7 @@ impl Gateway {
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.own(),
-            attention: rooms.catalog.attention(),
+            configured: Configured { attention: rooms.catalog.attention(), shapes: policies.shapes().to_vec() },
             metrics: &metrics.decisions,
         };
         let decisions = Arc::new(Decisions::open(receipts.clone(), config.decisions, log)?);

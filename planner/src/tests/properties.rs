@@ -231,6 +231,6 @@ proptest! {
         let kept: Vec<_> = case.workers.iter().filter(|view| is_number(view)).cloned().collect();
         case.workers = kept.into();
         let read: Case = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
-        prop_assert_eq!(read.plan(&scene.policy, None), case.plan(&scene.policy, None));
+        prop_assert_eq!(read.plan(&scene.policy, (None, &[])), case.plan(&scene.policy, (None, &[])));
     }
 }

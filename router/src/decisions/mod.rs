@@ -13,10 +13,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use planner::{AttentionSpec, Case, Policy};
+use planner::{AttentionSpec, Case, ParallelShape, Policy};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use vocabulary::{ModelId, RequestId};
+use vocabulary::{ModelId, RequestId, WorkerId};
 
 use crate::config::units::Size;
 use crate::pipeline::receipt::{Receipt, Receipts};
@@ -50,17 +50,28 @@ pub(crate) struct Head {
     pub(crate) release: String,
     /// The policy that was in force.
     pub(crate) policy: Policy,
-    /// What the layers of each model keep, where that was known.
+    /// What else the planner is told and does not change.
+    #[serde(flatten)]
+    pub(crate) configured: Configured,
+}
+
+/// What the planner knows from the configuration.
+#[derive(Clone, PartialEq, Default, Serialize, Deserialize, Debug)]
+pub struct Configured {
+    /// What the layers of each model keep, where that is known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) attention: BTreeMap<ModelId, AttentionSpec>,
+    pub attention: BTreeMap<ModelId, AttentionSpec>,
+    /// Workers' parallel shapes where they are known, in the order of their ids.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shapes: Vec<(WorkerId, ParallelShape)>,
 }
 
 /// The form that this release writes and reads.
 pub(crate) const VERSION: u32 = 1;
 
 impl Head {
-    fn new(policy: Policy, attention: BTreeMap<ModelId, AttentionSpec>) -> Self {
-        Self { version: VERSION, release: env!("CARGO_PKG_VERSION").into(), policy, attention }
+    fn new(policy: Policy, configured: Configured) -> Self {
+        Self { version: VERSION, release: env!("CARGO_PKG_VERSION").into(), policy, configured }
     }
 }
 
@@ -102,8 +113,8 @@ pub struct DecisionLog<'a> {
     pub folder: &'a Path,
     /// The planner's policy.
     pub policy: &'a Policy,
-    /// What the layers of each model keep.
-    pub attention: BTreeMap<ModelId, AttentionSpec>,
+    /// What else it is told and does not change.
+    pub configured: Configured,
     /// Where records are counted.
     pub metrics: &'a DecisionMetrics,
 }
@@ -124,8 +135,8 @@ impl Decisions {
         config: DecisionsConfig,
         log: DecisionLog<'_>,
     ) -> Result<Self, DecisionLogError> {
-        let DecisionLog { folder, policy, attention, metrics } = log;
-        let head = Head::new(policy.clone(), attention);
+        let DecisionLog { folder, policy, configured, metrics } = log;
+        let head = Head::new(policy.clone(), configured);
         let open = |bound| Writer::open(folder, bound, (&head, metrics));
         let log = Bound::of(config.log.0 as u64).map(open).transpose();
         let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;

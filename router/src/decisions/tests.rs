@@ -158,7 +158,7 @@ fn a_disk_that_refuses_is_counted_and_the_log_goes_on_when_it_takes_again() {
     let decisions = kept.open(16 << 20, 1);
     decisions.close();
     fs::remove_dir_all(kept.path()).unwrap();
-    let head = Head::new(kept.policy.clone(), BTreeMap::new());
+    let head = Head::new(kept.policy.clone(), Configured::default());
     fs::create_dir_all(kept.path()).unwrap();
     let writer = Writer::open(&kept.path(), Bound::of(1 << 20).unwrap(), (&head, &kept.metrics.decisions)).unwrap();
     fs::remove_dir_all(kept.path()).unwrap();

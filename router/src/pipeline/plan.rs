@@ -41,6 +41,11 @@ impl Policies {
     pub fn own(&self) -> &Policy {
         &self.own
     }
+
+    /// Workers' shapes where they are known, in the order of their ids.
+    pub fn shapes(&self) -> &[(WorkerId, ParallelShape)] {
+        &self.shapes
+    }
 }
 
 /// A step with its kind.

@@ -178,13 +178,13 @@ impl Comparing {
             let pair = (first_token(&served.terms), seen as f64 / 1e3);
             self.foretold.entry(served.action).or_default().push(pair);
         }
-        let attention = head.attention.get(&case.ask.model);
-        match case.plan(&head.policy, attention) {
+        let configured = (head.configured.attention.get(&case.ask.model), &head.configured.shapes[..]);
+        match case.plan(&head.policy, configured) {
             Ok(again) if again.plan == recorded.plan => self.reproduced += 1,
             _ => self.unreproduced += 1,
         }
         let policy = change.policy.as_ref().unwrap_or(&head.policy);
-        let Ok(decision) = change.apply(case).plan(policy, attention) else {
+        let Ok(decision) = change.apply(case).plan(policy, configured) else {
             self.unservable += 1;
             return;
         };

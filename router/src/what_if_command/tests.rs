@@ -5,7 +5,7 @@ use serde_json::json;
 use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, Tokens, WorkerId, WorkerView};
 
 use super::*;
-use crate::decisions::{Entry, Head};
+use crate::decisions::{Configured, Entry, Head};
 
 fn worker(id: u64, backlog: u64) -> WorkerView {
     let view = json!({
@@ -44,13 +44,13 @@ fn case(session: u128, backlog: u64) -> Case {
 /// A step of mode `mode` that was served at `served` and whose first token took `seen`.
 fn entry(case: Case, (mode, served): (&str, u64), seen: Micros) -> Entry {
     let policy = Policy::default();
-    let decision = case.plan(&policy, None).unwrap();
+    let decision = case.plan(&policy, (None, &[])).unwrap();
     let told = json!({
         "known": {"session": case.session.id}, "mode": mode, "decision": decision,
         "attempts": [{"action": "colocated_prefill", "prefill": WorkerId(served), "decode": WorkerId(served)}],
         "seen": {"ending": "complete", "first_token": seen},
     });
-    let head = Head { version: 1, release: "x".into(), policy, attention: Default::default() };
+    let head = Head { version: 1, release: "x".into(), policy, configured: Configured::default() };
     let told = serde_json::from_value(told).unwrap();
     Entry { head: Arc::new(head), told, case: Some(case) }
 }

@@ -8,6 +8,7 @@ mod own;
 mod plain;
 mod scored;
 mod thunder;
+mod watched;
 
 use engine_model::runs::{Memory, RunEngine, Runs, Seconds};
 pub(crate) use planner::Action;
@@ -18,6 +19,8 @@ use crate::trace::Step;
 
 pub use kind::{PolicyKind, UnknownPolicy};
 pub use own::USUAL_ANSWER;
+pub use watched::Stopwatch;
+pub(crate) use watched::Watched;
 
 /// A step of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

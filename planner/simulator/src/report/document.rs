@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 
-use super::{Cell, Definition, Figures, Verdict, cells, definitions, notes, verdicts};
+use super::{Cell, Definition, Figures, Times, Verdict, cells, definitions, notes, verdicts};
 use crate::Spec;
 use crate::trace::{Arrivals, Trace};
 
@@ -24,6 +24,18 @@ pub struct Report {
     pub notes: Vec<String>,
     /// What the words mean.
     pub definitions: Vec<Definition>,
+    /// How long decisions took on the machine that ran this, where somebody looked: all else is the same everywhere.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub planning: Vec<Planning>,
+}
+
+/// How long a policy took to place a step, by a real clock.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Planning {
+    /// Who decided.
+    pub policy: &'static str,
+    /// Microseconds of a decision.
+    pub micros: Times,
 }
 
 /// What was replayed on what.
@@ -76,7 +88,7 @@ impl Report {
         let cells = cells(&runs);
         let verdicts = verdicts(&runs, &cells);
         let notes = notes(&runs, &verdicts);
-        Self { subject, runs, cells, verdicts, notes, definitions: definitions() }
+        Self { subject, runs, cells, verdicts, notes, definitions: definitions(), planning: Vec::new() }
     }
 
     /// The policies, in the order in which they first ran.

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::Figures;
 use super::times::{PERCENTILE, WINDOW};
 use super::verdicts::VERDICT;
+use super::{Figures, Spent};
 
 /// One figure of a run.
 pub struct Metric {
@@ -55,6 +55,17 @@ const SMALL: &str = "the same, of steps that add at most 1,024 tokens to what th
 const STEP: &str = "seconds from a step's arrival to the end of its answer";
 const TOKEN: &str = "milliseconds between two tokens of an answer: its time after the first token by its tokens";
 
+const PLANNING: &str = "microseconds that a policy took to place a step, by the clock of the machine that ran the \
+    simulation; the one figure that is not of virtual time and that another run has otherwise. Told in reports only";
+const SESSION_HBM: &str = "gigabytes of device memory that an active session takes: the distinct tokens of all active \
+    sessions' latest prompts, each as often as it lies in the fleet and at least once, by the sessions; looked at every 400 \
+    steps";
+
+/// A part of a step's time; none where no step was measured.
+fn spent(figures: &Figures, part: fn(&Spent) -> f64) -> Option<f64> {
+    (figures.step.count > 0).then(|| part(&figures.service.spent))
+}
+
 impl Metric {
     /// All of them, in the order of the columns.
     pub const ALL: &[Self] = &[
@@ -86,7 +97,9 @@ impl Metric {
             (
                 InTable,
                 "owner_hit",
-                "share of the steps that go on from others which found at least 95 % of what anybody held of them",
+                "share of the steps that go on from others which found, in the memory of the worker that computed the \
+                 rest, at least 95 % (less 64 tokens) of what had ever been computed of their prompt: what was evicted \
+                 is a miss",
             ),
             4,
             |f| Some(f.reuse.owner_hit_rate),
@@ -103,7 +116,7 @@ impl Metric {
                 "cached tokens of all workers by the distinct ones among them, looked at every 400 steps",
             ),
             3,
-            |f| Some(f.memory.duplicate_factor),
+            |f| (f.memory.looks > 0).then_some(f.memory.duplicate_factor),
         ),
         metric((InTable, "moved_gb", "gigabytes of KV that went over links"), 1, |f| {
             Some(f.memory.kv_bytes_moved as f64 / 1e9)
@@ -139,6 +152,85 @@ impl Metric {
         metric((InFull, "saved_mtok", "millions of prompt tokens that were not computed"), 2, |f| {
             Some(f.reuse.saved_tokens as f64 / 1e6)
         }),
+        metric(
+            (InFull, "recomputed_mtok", "millions of the computed prompt tokens that had been computed before"),
+            2,
+            |f| Some(f.reuse.recomputed_tokens as f64 / 1e6),
+        ),
+        metric(
+            (
+                InFull,
+                "best_holder",
+                "share of the steps that go on from others which found at least 95 % (less 64 tokens) of what anybody \
+                 still held of them when they were placed, be it nothing",
+            ),
+            4,
+            |f| Some(f.reuse.best_holder_rate),
+        ),
+        metric((InFull, "session_hbm_gb", SESSION_HBM), 2, |f| {
+            (f.memory.session_bytes > 0.0).then_some(f.memory.session_bytes / 1e9)
+        }),
+        metric(
+            (InTable, "sessions_fit", "device memory of all workers, by what an active session takes of it"),
+            1,
+            |f| (f.memory.sessions_fit > 0.0).then_some(f.memory.sessions_fit),
+        ),
+        metric((InFull, "busy", "share of the workers' time in which they computed or answered"), 4, |f| {
+            Some(f.service.busy)
+        }),
+        metric(
+            (
+                InFull,
+                "gap_use",
+                "the same share while a session is between its steps (tool gaps), each second counted once for every \
+                 session that is",
+            ),
+            4,
+            |f| f.service.gap_use,
+        ),
+        metric((InFull, "spent_held_back_s", "seconds of a measured step, mean: the policy let it wait"), 3, |f| {
+            spent(f, |spent| spent.held_back)
+        }),
+        metric((InFull, "spent_fetch_s", "of these: KV of its prompt was on its way from another worker"), 3, |f| {
+            spent(f, |spent| spent.fetch)
+        }),
+        metric((InFull, "spent_queue_s", "of these: it waited behind others or for memory"), 3, |f| {
+            spent(f, |spent| spent.queue)
+        }),
+        metric((InFull, "spent_restore_s", "of these: KV came back from the host tier"), 3, |f| {
+            spent(f, |spent| spent.restore)
+        }),
+        metric(
+            (
+                InFull,
+                "spent_recompute_s",
+                "of these: prompt tokens were computed again, by their share of the computed ones",
+            ),
+            3,
+            |f| spent(f, |spent| spent.recompute),
+        ),
+        metric((InFull, "spent_compute_s", "of these: prompt tokens were computed for the first time"), 3, |f| {
+            spent(f, |spent| spent.compute)
+        }),
+        metric(
+            (
+                InFull,
+                "spent_handoff_s",
+                "of these: the prompt's KV went to the worker that answers, or waited for room there",
+            ),
+            3,
+            |f| spent(f, |spent| spent.handoff),
+        ),
+        metric(
+            (
+                InFull,
+                "spent_answer_s",
+                "of these: the answer was generated, waiting beside others' prompts included; the eight \
+             parts are the mean step time",
+            ),
+            3,
+            |f| spent(f, |spent| spent.answer),
+        ),
     ];
 
     /// By its column's name.
@@ -154,7 +246,12 @@ impl Metric {
 
 /// What every column means, and what is meant by words in them.
 pub fn definitions() -> Vec<Definition> {
-    let words = [("percentile", PERCENTILE), ("measured window", WINDOW), ("verdict", VERDICT)];
+    let words = [
+        ("percentile", PERCENTILE),
+        ("measured window", WINDOW),
+        ("verdict", VERDICT),
+        ("planning overhead", PLANNING),
+    ];
     let words = words.into_iter().map(|(name, what)| Definition { name, what });
     words.chain(Metric::ALL.iter().map(|metric| Definition { name: metric.name, what: metric.what })).collect()
 }

@@ -7,6 +7,7 @@ mod mean;
 mod metrics;
 mod notes;
 mod page;
+mod spent;
 mod times;
 mod verdicts;
 
@@ -15,11 +16,12 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 pub use cells::{Cell, cells, table};
-pub use document::{Report, Subject};
+pub use document::{Planning, Report, Subject};
 pub use mean::{Mean, student};
 pub use metrics::{Definition, Metric, csv, definitions};
 pub use notes::notes;
 pub use page::page;
+pub use spent::Spent;
 pub use times::{Times, percentile};
 pub use verdicts::{Verdict, verdict_table, verdicts};
 
@@ -69,10 +71,14 @@ pub struct Reuse {
     pub prefill_tokens: u64,
     /// Prompt tokens that were not.
     pub saved_tokens: u64,
+    /// Of the computed ones, those that had been computed before.
+    pub recomputed_tokens: u64,
     /// Share of prompt tokens found in the memory of the worker that computed the rest.
     pub hit_rate: f64,
-    /// Share of steps that go on from others and found at least 95 % of what anybody held of them when they were placed.
+    /// Share of steps that go on from others and found at least 95 % of what had ever been computed of them.
     pub owner_hit_rate: f64,
+    /// Share of them that found at least 95 % of what anybody held of them when they were placed, be it nothing.
+    pub best_holder_rate: f64,
     /// Share of prompt tokens that were sent by another worker before the prompt began.
     pub fetched_rate: f64,
     /// Prompt tokens that came back from the host tier.
@@ -82,8 +88,14 @@ pub struct Reuse {
 /// Where KV lay and moved.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Memory {
-    /// Cached tokens of all workers by the distinct ones among them, looked at every 400 steps.
+    /// How often copies were looked at: every 400 steps, and never in the one memory of a bound.
+    pub looks: usize,
+    /// Cached tokens of all workers by the distinct ones among them; 0 without looks.
     pub duplicate_factor: f64,
+    /// Bytes of device memory that a session's prompts take; 0 without looks or sessions.
+    pub session_bytes: f64,
+    /// Memory of all workers by that; 0 without.
+    pub sessions_fit: f64,
     /// Bytes of KV that went over links.
     pub kv_bytes_moved: u64,
     /// Tokens that lost their place in device memory.
@@ -105,6 +117,12 @@ pub struct Service {
     pub decode_stall: f64,
     /// Share of the workers' time in which they computed prompts.
     pub prefill_use: f64,
+    /// Share of the workers' time in which they computed or answered.
+    pub busy: f64,
+    /// The same while a session is between its steps, each second as often as sessions are; none without such seconds.
+    pub gap_use: Option<f64>,
+    /// Where a step's time went.
+    pub spent: Spent,
     /// Steps that the policy had no plan of its own for; they went where the fewest requests were.
     pub unplanned: usize,
     /// How often each way of serving was taken.

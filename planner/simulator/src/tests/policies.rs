@@ -4,7 +4,7 @@ use engine_model::runs::{Around, Memory, Prompt, RunEngine, Runs, Seconds, Ticke
 use vocabulary::{Micros, Tokens};
 
 use super::readers::sessions;
-use crate::policies::{Admission, Ask, Dispatch, Fleet, Policy, PolicyKind, StepRef};
+use crate::policies::{Admission, Ask, Dispatch, Fleet, Policy, PolicyKind, StepRef, Stopwatch};
 use crate::trace::{Limits, Step};
 use crate::{Setup, Spec, World};
 
@@ -236,5 +236,26 @@ fn no_policy_beats_the_bounds() {
         let figures = run(kind);
         assert!(figures.reuse.prefill_tokens >= oracle.reuse.prefill_tokens, "{kind:?}");
         assert!(figures.step.mean >= 0.999 * oracle.step.mean, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_stopwatch_sees_every_decision_and_changes_none() {
+    #[derive(Default)]
+    struct Counter(std::cell::Cell<(usize, usize)>);
+    impl Stopwatch for Counter {
+        fn start(&self) {
+            self.0.set((self.0.get().0 + 1, self.0.get().1));
+        }
+        fn stop(&self) {
+            self.0.set((self.0.get().0, self.0.get().1 + 1));
+        }
+    }
+    let trace = sessions().within(&Limits::default());
+    let setup = Setup { workers: 3, spec: Spec::H100_8B, load: 8.0, seed: 1 };
+    for kind in [PolicyKind::OwnerServe, PolicyKind::Thunder] {
+        let (world, counter) = (|| World::new(&trace, kind, setup).unwrap(), Counter::default());
+        let figures = world().watched(&counter).run(&mut |_, _| {});
+        assert_eq!((counter.0.get(), &figures), ((778, 778), &world().run(&mut |_, _| {})), "{kind:?}");
     }
 }

@@ -3,6 +3,7 @@
 use engine_model::runs::{Memory, Prompt, RunEngine, RunId, Seconds, Ticket, Where};
 use vocabulary::Tokens;
 
+use super::stages::Stages;
 use super::{Event, Job, World};
 use crate::policies::{Admission, Ask, Dispatch, Fetch, Fleet, Policy, Source, StepRef};
 use crate::trace::{Arrivals, Step};
@@ -74,7 +75,8 @@ impl World<'_> {
         };
         let best = if self.shared.is_some() { Tokens::ZERO } else { deepest(held) };
         dispatch.action.iter().for_each(|action| self.tally.action(*action));
-        self.jobs.push(Some(Job::new((at, since), *dispatch, (fetched, best))));
+        let stages = Stages::placed((since, self.now), ready);
+        self.jobs.push(Some(Job::new((at, stages), *dispatch, (fetched, best))));
         if answered == Where::Elsewhere {
             self.engines[decode].engine.expect_arrival();
         }

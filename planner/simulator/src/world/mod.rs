@@ -3,15 +3,19 @@
 mod commons;
 mod deal;
 mod events;
+mod gaps;
 mod links;
+mod looks;
+mod reuse;
 mod script;
 mod serve;
+mod stages;
 mod tally;
 
 use engine_model::runs::{Around, RunEngine, Seconds, SharedPool, Sizes, Ticket};
 use vocabulary::Tokens;
 
-use crate::policies::{Policy, PolicyKind, StepRef};
+use crate::policies::{Policy, PolicyKind, StepRef, Stopwatch, Watched};
 use crate::report::Figures;
 use crate::spec::Spec;
 use crate::trace::{Arrivals, LATEST, Trace};
@@ -92,7 +96,7 @@ pub struct World<'a> {
     trace: &'a Trace,
     setup: Setup,
     kind: PolicyKind,
-    policy: Box<dyn Policy>,
+    policy: Box<dyn Policy + 'a>,
     engines: Vec<Worker>,
     shared: Option<SharedPool>,
     links: Links,
@@ -136,13 +140,18 @@ impl<'a> World<'a> {
         })
     }
 
+    /// The same, with somebody who takes the time of its policy's decisions.
+    pub fn watched(self, watch: &'a dyn Stopwatch) -> Self {
+        Self { policy: Box::new(Watched { policy: self.policy, watch }), ..self }
+    }
+
     /// Runs until nothing happens any more. `progress` is told now and then how many steps are over, and of how many.
     pub fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> Figures {
         const TOLD_EVERY: usize = 512;
         self.open();
         let (all, mut told) = (self.trace.steps().count(), 0);
         while let Some((at, event)) = self.events.next() {
-            self.now = at;
+            self.pass(at);
             self.happen(event);
             let over = self.tally.over();
             if over >= told + TOLD_EVERY {
@@ -174,10 +183,18 @@ impl<'a> World<'a> {
         }
     }
 
+    fn pass(&mut self, until: Seconds) {
+        self.tally.gaps.pass(until - self.now);
+        self.now = until;
+    }
+
     fn happen(&mut self, event: Event) {
         match event {
             Event::SessionStarts => self.start_session(),
-            Event::Arrives(at) => self.arrive(at, self.now),
+            Event::Arrives(at) => {
+                self.tally.gaps.arrived(at.session);
+                self.arrive(at, self.now);
+            }
             Event::Engine { worker, announced } => {
                 if self.engines[worker].announced == announced {
                     self.advance(worker);
@@ -192,7 +209,9 @@ impl<'a> World<'a> {
     fn start_session(&mut self) {
         match self.script.next_session() {
             Some(session) => {
+                self.tally.gaps.opened(session);
                 for step in self.script.begin(session, &self.trace.sessions[session]) {
+                    self.tally.gaps.arrived(session);
                     self.arrive(StepRef { session, step }, self.now);
                 }
             }
@@ -238,7 +257,9 @@ impl<'a> World<'a> {
         let around = Around { runs: &self.trace.runs, shared: self.shared.as_mut() };
         let Worker { engine, announced } = &mut self.engines[worker];
         *announced += 1;
-        if let Some(at) = engine.next_event(&around) {
+        let next = engine.next_event(&around);
+        self.tally.gaps.announced(worker, next);
+        if let Some(at) = next {
             self.events.add(at, Event::Engine { worker, announced: *announced });
         }
     }

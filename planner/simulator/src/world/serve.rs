@@ -3,6 +3,7 @@
 use engine_model::runs::{Around, Happening, Prefilled, RunId, Seconds, Started, Ticket};
 use vocabulary::Tokens;
 
+use super::stages::Stages;
 use super::{Event, NEXT_SESSION, World};
 use crate::policies::{Dispatch, Ship, Source, StepRef};
 
@@ -13,8 +14,7 @@ const MOST_TRIES: u32 = 100;
 /// A step under way.
 pub(super) struct Job {
     at: StepRef,
-    since: Seconds,
-    first_token: Seconds,
+    stages: Stages,
     /// The deepest that any worker held of its prompt when it was placed.
     best: Tokens,
     pub(super) dispatch: Dispatch,
@@ -25,11 +25,11 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(
-        (at, since): (StepRef, Seconds),
+        (at, stages): (StepRef, Stages),
         dispatch: Dispatch,
         (fetched, best): (Vec<RunId>, Tokens),
     ) -> Self {
-        Self { at, since, first_token: since, best, dispatch, fetched, prefilled: None, tries: 0 }
+        Self { at, stages, best, dispatch, fetched, prefilled: None, tries: 0 }
     }
 }
 
@@ -40,38 +40,43 @@ impl World<'_> {
             match happening {
                 Happening::Started(started) => self.started(&started),
                 Happening::Prefilled(prefilled) => self.ship(worker, prefilled),
-                Happening::FirstToken(ticket) => self.first_token(ticket),
+                Happening::FirstToken(ticket) => {
+                    self.job(ticket).stages.computed = self.now;
+                    self.first_token(ticket);
+                }
                 Happening::Finished(ticket) => self.finished(ticket),
             }
         }
     }
 
     fn started(&mut self, started: &Started) {
-        let trace = self.trace;
+        let (trace, now) = (self.trace, self.now);
         let job = self.job(started.ticket);
         let (at, best) = (job.at, job.best);
         let step = &trace.sessions[at.session].steps[at.step];
-        self.tally.started(step, started, best);
+        let again = self.tally.started(&trace.runs, (at, step), (started, best));
+        self.job(started.ticket).stages.begin(now, started, again);
     }
 
     fn first_token(&mut self, ticket: Ticket) {
         let now = self.now;
         let job = self.job(ticket);
-        job.first_token = now;
-        let (at, since) = (job.at, job.since);
+        job.stages.first_token = now;
+        let (at, since) = (job.at, job.stages.arrived);
         self.tally.first_token(at, now - since);
     }
 
     /// The prompt's KV leaves for the worker that answers.
     fn ship(&mut self, worker: usize, prefilled: Prefilled) {
-        let runs = &self.trace.runs;
+        let (now, runs) = (self.now, &self.trace.runs);
         let ticket = prefilled.prompt.ticket;
+        self.job(ticket).stages.computed = now;
         let Dispatch { decode, ship, .. } = self.job(ticket).dispatch;
         let there = match ship {
             Ship::Whole => Tokens::ZERO,
             Ship::Missing => self.engines[decode].engine.holds(runs, &prefilled.prompt.path).device,
         };
-        let arrived = self.links.send(self.now, (worker, decode), prefilled.prompt.tokens - there);
+        let arrived = self.links.send(now, (worker, decode), prefilled.prompt.tokens - there);
         self.job(ticket).prefilled = Some(prefilled);
         self.events.add(arrived, Event::Shipped(ticket));
     }
@@ -122,7 +127,7 @@ impl World<'_> {
         let trace = self.trace;
         let Some(job) = self.jobs[ticket.0 as usize].take() else { return };
         let step = &trace.sessions[job.at.session].steps[job.at.step];
-        self.tally.finished((job.at, step), self.now, (job.since, job.first_token));
+        self.tally.finished((job.at, step), self.now, &job.stages);
         self.policy.finished(job.at, step, self.now);
         if self.shared.is_none() && self.tally.is_time_to_look() {
             let engines: Vec<_> = self.engines.iter().map(|worker| &worker.engine).collect();

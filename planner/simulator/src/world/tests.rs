@@ -44,7 +44,7 @@ fn over(world: &mut World<'_>) {
     world.open();
     while let Some((at, event)) = world.events.next() {
         assert!(at >= world.now, "time never goes back");
-        world.now = at;
+        world.pass(at);
         world.happen(event);
     }
     for Worker { engine, .. } in &world.engines {
@@ -137,6 +137,9 @@ fn every_policy_serves_every_step_leaves_nothing_behind_and_does_the_same_again(
         let (once, again) = (world.figures(), World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {}));
         assert_eq!(once, again, "{kind:?}");
         assert_eq!((once.steps, once.unserved, once.service.sessions_over), (778, 0, 35), "{kind:?}");
+        near(once.service.spent.parts().iter().sum(), once.step.mean);
+        assert!(once.service.spent.parts().iter().all(|part| *part >= 0.0), "{kind:?} {:?}", once.service.spent);
+        assert!((0.0..=1.0).contains(&once.service.busy) && once.service.busy >= once.service.prefill_use, "{kind:?}");
     }
 }
 
@@ -261,4 +264,43 @@ fn sessions_are_counted_by_the_hours_of_gpus_and_memory_by_sessions_at_once() {
     let figures = World::new(&trace, PolicyKind::RoundRobin, Setup { spec, ..setup(2) }).unwrap().run(&mut |_, _| {});
     near(figures.service.sessions_per_gpu_hour, 3_600.0 / (figures.service.seconds * 2.0 * 4.0));
     near(figures.memory.occupancy, 12_800.0 / (2.0 * 460_000.0));
+    assert_eq!((figures.memory.looks, figures.memory.sessions_fit), (0, 0.0), "three steps are too few to look");
+}
+
+#[test]
+fn where_a_steps_time_went_is_told_by_its_stages() {
+    let trace = talk();
+    let fetch = Dispatch { fetch: Some(Fetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let remote = Dispatch { prefill: 1, ..Dispatch::at(0) };
+    let spent = told(&trace, setup(2), &[Dispatch::at(0), fetch, remote]).run(&mut |_, _| {}).service.spent;
+    near(spent.fetch, sent(6_400) / 3.0);
+    near(spent.compute, (prefill(6_400, 0) + prefill(6_400, 6_400) + prefill(6_400, 12_800)) / 3.0);
+    // The first worker lacks what the second one has computed.
+    near(spent.handoff, sent(12_800) / 3.0);
+    assert_eq!((spent.held_back, spent.queue, spent.restore, spent.recompute), (0.0, 0.0, 0.0, 0.0));
+    // Another worker knows nothing of it.
+    let again = told(&trace, setup(2), &[Dispatch::at(0), Dispatch::at(1), Dispatch::at(1)]).run(&mut |_, _| {});
+    near(again.service.spent.recompute, prefill(12_800, 0) / 2.0 / 3.0);
+    assert_eq!(again.reuse.recomputed_tokens, 6_400);
+}
+
+#[test]
+fn workers_that_wait_for_a_tool_are_idle_and_are_told_so() {
+    let trace = talk();
+    let figures = told(&trace, setup(2), &[Dispatch::at(1); 3]).run(&mut |_, _| {});
+    assert_eq!(figures.service.gap_use, Some(0.0), "a single session is served by nobody while it pauses");
+    near(figures.service.busy, (figures.service.seconds - 20.0) / (2.0 * figures.service.seconds));
+}
+
+#[test]
+fn what_an_active_session_takes_says_how_many_fit() {
+    let trace = sessions().within(&Limits::default());
+    let run = |kind| World::new(&trace, kind, Setup { load: 6.0, ..setup(2) }).unwrap().run(&mut |_, _| {}).memory;
+    let (spread, kept, bound) = (run(PolicyKind::RoundRobin), run(PolicyKind::StickySessions), run(PolicyKind::Oracle));
+    let fits = |memory: crate::report::Memory| {
+        memory.sessions_fit * memory.session_bytes / (2.0 * 400_000.0 * Spec::H100_8B.kv_bytes as f64)
+    };
+    near(fits(spread), 1.0);
+    assert!(spread.session_bytes > 1.05 * kept.session_bytes, "copies take memory: {spread:?} {kept:?}");
+    assert_eq!((bound.looks, bound.sessions_fit), (0, 0.0), "there is one memory, in which nothing lies twice");
 }

@@ -120,6 +120,10 @@ pub struct Started {
     pub restored: Tokens,
     /// Tokens that are computed.
     pub computed: Tokens,
+    /// Seconds of work until the prompt is there, beside nothing else.
+    pub work: f64,
+    /// Of that, waiting for and loading what comes from the host tier.
+    pub restoring: f64,
 }
 
 /// Something that happened in an engine.

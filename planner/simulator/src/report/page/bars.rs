@@ -15,7 +15,7 @@ const THICK: f64 = 15.0;
 /// One bar.
 pub(super) struct Bar {
     pub(super) policy: &'static str,
-    /// Its parts from the left.
+    /// Its parts from the left; none where nothing was measured.
     pub(super) parts: Vec<f64>,
 }
 
@@ -70,8 +70,9 @@ impl Bars<'_> {
             let said = format!("{policy}: {name} {}{}", number(*part), self.unit);
             let _ = write!(svg, "<rect class=\"{look}\" {place}><title>{}</title></rect>", escaped(&said));
         }
-        let (at, said) = (across(self.scale.place(sum)) + 5.0, number(sum));
-        let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{line:.1}\">{said}{}</text>", escaped(self.unit));
+        let at = across(self.scale.place(sum)) + 5.0;
+        let said = if bar.parts.is_empty() { "-".to_owned() } else { format!("{}{}", number(sum), self.unit) };
+        let _ = write!(svg, "<text x=\"{at:.1}\" y=\"{line:.1}\">{}</text>", escaped(&said));
     }
 
     /// The parts with their colours.

@@ -41,12 +41,14 @@ pub fn page(report: &Report) -> String {
 }
 
 /// The sections, in the order of `sections::ALL`.
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 9] = [
     ("verdicts", "OwnerServe beside the best baseline of each load"),
     ("sweep", "Load sweep"),
     ("latency", "Latency"),
     ("memory", "Copies and bytes moved"),
     ("actions", "Action mix"),
+    ("time", "Where the time went"),
+    ("planning", "Planning overhead"),
     ("figures", "Every figure"),
     ("definitions", "Definitions"),
 ];

@@ -7,11 +7,11 @@ use super::html::{escaped, figure, folded};
 use super::lines::{Axis, Line, Marked, Point, plot};
 use super::policies::legend;
 use super::scale::{Scale, Steps};
-use crate::report::{Cell, Metric, Report};
+use crate::report::{Cell, Metric, Report, Spent};
 
 /// All of them, from the top.
-pub(super) const ALL: [fn(&Report) -> String; 7] =
-    [super::verdicts, sweep, latency, memory, actions, figures, definitions];
+pub(super) const ALL: [fn(&Report) -> String; 9] =
+    [super::verdicts, sweep, latency, memory, actions, time, planning, figures, definitions];
 
 /// What is plotted over the load: the figure, what it is called, and how its axis goes.
 const SWEEP: [(&str, &str, Steps); 4] = [
@@ -51,7 +51,8 @@ fn over_load(report: &Report, (name, said): (&str, &str), steps: Steps) -> Strin
         return figure(said, "<p class=\"soft\">Nothing was measured.</p>");
     }
     let x = Axis::at(format!("load: {}", report.subject.load_is), report.loads());
-    let scale = Scale::around(values().map(|point| point.y), steps);
+    let ends = |point: &Point| [point.y, point.y + point.half.unwrap_or_default()];
+    let scale = Scale::around(values().flat_map(ends), steps);
     let y = Axis::new(said, scale);
     figure(said, &plot(&format!("{said} over the load; the table below has the values"), (&x, &y), &lines))
 }
@@ -95,14 +96,26 @@ fn memory(report: &Report) -> String {
         ("duplicates", "Duplicate factor: how often the average cached token lies in the fleet", ""),
         ("moved_gb", "KV moved over links", " GB"),
     ] {
-        let value = |cell: &Cell| vec![cell.mean(name).map(|mean| mean.mean).unwrap_or_default()];
+        let value = |cell: &Cell| cell.mean(name).map(|mean| mean.mean).into_iter().collect();
         html += &per_load(report, (said, unit), (&[name], value));
     }
     html + &folded("copies, bytes and tokens", &with_confidence(report, &MEMORY))
 }
 
-const MEMORY: [&str; 9] =
-    ["duplicates", "moved_gb", "prefill_mtok", "saved_mtok", "hit", "owner_hit", "fetched", "stall", "occupancy"];
+const MEMORY: [&str; 12] = [
+    "duplicates",
+    "moved_gb",
+    "prefill_mtok",
+    "saved_mtok",
+    "recomputed_mtok",
+    "hit",
+    "owner_hit",
+    "best_holder",
+    "fetched",
+    "session_hbm_gb",
+    "sessions_fit",
+    "occupancy",
+];
 
 fn actions(report: &Report) -> String {
     let mut names: Vec<&str> = report.cells.iter().flat_map(|cell| cell.actions.keys().copied()).collect();
@@ -136,6 +149,43 @@ fn actions(report: &Report) -> String {
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(cells.iter().map(row)).collect();
     format!("{html}</div>{}", folded("action mix", &rows))
+}
+
+/// Where the time of a step went.
+fn time(report: &Report) -> String {
+    const NAMES: [&str; 8] = [
+        "spent_held_back_s",
+        "spent_fetch_s",
+        "spent_queue_s",
+        "spent_restore_s",
+        "spent_recompute_s",
+        "spent_compute_s",
+        "spent_handoff_s",
+        "spent_answer_s",
+    ];
+    let parts = |cell: &Cell| {
+        let part = |name: &&str| cell.mean(name).map(|mean| mean.mean).unwrap_or_default();
+        NAMES.iter().map(part).collect()
+    };
+    let html = per_load(report, ("Seconds of a step, mean", " s"), (&Spent::PARTS, parts));
+    let names = [&NAMES[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
+    html + &folded("where the time went", &with_confidence(report, &names))
+}
+
+/// How long decisions took, by a real clock.
+fn planning(report: &Report) -> String {
+    if report.planning.is_empty() {
+        return "<p>Nobody took the time.</p>".to_owned();
+    }
+    let head = ["policy", "decisions", "mean (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)"].map(str::to_owned).to_vec();
+    let rows = report.planning.iter().map(|one| {
+        let times =
+            [one.micros.mean, one.micros.p50, one.micros.p95, one.micros.p99].map(|micros| format!("{micros:.1}"));
+        [one.policy.to_owned(), one.micros.count.to_string()].into_iter().chain(times).collect()
+    });
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    let said = "To place a step, by the clock of the machine that ran this; another run has other values.";
+    format!("<p class=\"soft\">{said}</p>{}", super::table("Planning overhead", &rows))
 }
 
 /// Bars of every load on one scale.

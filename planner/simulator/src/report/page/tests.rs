@@ -1,6 +1,6 @@
 use super::*;
 use crate::policies::PolicyKind;
-use crate::report::{Figures, Subject};
+use crate::report::{Figures, Planning, Subject, Times};
 use crate::tests::sessions;
 use crate::trace::{Limits, Trace};
 use crate::{Setup, Spec, World};
@@ -46,8 +46,8 @@ fn the_page_is_whole_and_takes_nothing_from_elsewhere() {
 #[test]
 fn every_plot_is_described_and_every_section_linked() {
     let html = page(&report("trace", runs(&[3.0, 6.0])));
-    // Four over the load; two distributions, two bars and the mix for each load.
-    assert_eq!(count(&html, "role=\"img\""), 4 + 2 * (2 + 2 + 1));
+    // Four over the load; two distributions, two bars, the mix and the time for each load.
+    assert_eq!(count(&html, "role=\"img\""), 4 + 2 * (2 + 2 + 1 + 1));
     assert_eq!(count(&html, "role=\"img\""), count(&html, "role=\"img\" aria-label=\""));
     for (id, _) in NAMES {
         assert_eq!(
@@ -71,7 +71,7 @@ fn tables_hold_what_plots_show() {
     let report = report("trace", runs(&[3.0, 6.0]));
     let html = page(&report);
     for cell in &report.cells {
-        for name in ["step_mean_s", "ttft_p95_s", "moved_gb", "duplicates", "measured"] {
+        for name in ["step_mean_s", "ttft_p95_s", "moved_gb", "prefill_mtok", "measured"] {
             let metric = crate::report::Metric::named(name).unwrap();
             let said = format!("<td>{}</td>", cell.mean(name).unwrap().said(metric.digits));
             assert!(html.contains(&said), "{} of {} at {}: {said}", name, cell.policy, cell.load);
@@ -81,6 +81,15 @@ fn tables_hold_what_plots_show() {
     for definition in &report.definitions {
         assert!(html.contains(&format!("<dt>{}</dt><dd>{}</dd>", definition.name, escaped(definition.what))));
     }
+}
+
+#[test]
+fn how_long_decisions_took_is_told_where_somebody_looked() {
+    let mut report = report("trace", runs(&[3.0]));
+    assert!(page(&report).contains("Nobody took the time."));
+    assert!(serde_json::to_value(&report).unwrap().get("planning").is_none(), "all else is the same everywhere");
+    report.planning = vec![Planning { policy: "ownerserve", micros: Times::of(vec![10.0, 30.0]) }];
+    assert!(page(&report).contains("<td>2</td><td>20.0</td><td>30.0</td>"));
 }
 
 #[test]

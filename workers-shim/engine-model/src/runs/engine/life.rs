@@ -75,10 +75,12 @@ impl RunEngine {
         let computed = (prompt.tokens - found.restored).max(Tokens(1));
         let mut work = self.timing.prefill(computed, found.restored);
         let restored = found.restored - found.fetched;
+        let mut restoring = 0.0;
         if restored > Tokens::ZERO {
             let (begin, lasts) = (self.clock.max(self.host_free), restored.0 as f64 / self.host_tokens_per_second);
             self.host_free = begin + Seconds(lasts);
-            work += (begin - self.clock).0 + lasts;
+            restoring = (begin - self.clock).0 + lasts;
+            work += restoring;
         }
         self.load.prompt = self.load.prompt + computed - prompt.expected;
         let started = Started {
@@ -87,6 +89,8 @@ impl RunEngine {
             fetched: found.fetched - found.local,
             restored,
             computed,
+            work,
+            restoring,
         };
         self.prefilling = Some(Prefilling { prompt, computed, work, left: work, missing, reserved });
         started
