@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use vocabulary::{Overlap, WorkerId, WorkerView};
 
-use crate::{Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, SessionView, StepFacts, classify, plan};
+use crate::{
+    Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, SessionView, StepFacts, classify, plan,
+};
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]

@@ -3,6 +3,7 @@
 
 mod progress;
 mod report_files;
+mod stopwatch;
 
 use std::collections::HashSet;
 use std::io::Write as _;
@@ -20,6 +21,7 @@ use crate::ctl::aligned;
 use crate::trace_command::files::{self, FilesError};
 pub(crate) use progress::Progress;
 use report_files::{ReportError, ReportFiles};
+use stopwatch::Clock;
 
 const MORE: &str = "\
 ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
@@ -210,18 +212,23 @@ impl SimulateArgs {
         };
         let cells = self.cells(&trace)?;
         let mut progress = Progress::new(cells.len() * self.seed.len());
-        let mut figures = Vec::new();
+        // Only reports tell of this machine: everything else is equal wherever it runs.
+        let (mut figures, clock) = (Vec::new(), Clock::default());
         for seed in &self.seed {
             let trace = if list.is_some() { trace.clone() } else { trace.clone().shuffled(*seed) };
             for (kind, setup) in &cells {
-                let world = World::new(&trace, *kind, Setup { seed: *seed, ..*setup })?;
+                let mut world = World::new(&trace, *kind, Setup { seed: *seed, ..*setup })?;
+                if self.report.is_some() {
+                    clock.times(kind.as_str());
+                    world = world.watched(&clock);
+                }
                 progress.begin(&format!("{} at {} with seed {seed}", kind.as_str(), setup.load));
                 figures.push(world.run(&mut |over, all| progress.show(over, all)));
             }
         }
         progress.end();
         let subject = Subject::new(self.trace.display().to_string(), &trace, (self.workers, &self.spec()));
-        Ok(Report::of(subject, figures))
+        Ok(Report { planning: clock.planning(), ..Report::of(subject, figures) })
     }
 
     /// A load or seed that is named twice would count twice, and look surer than it is.

@@ -140,6 +140,16 @@ fn a_report_is_three_files_and_equal_seeds_give_equal_ones() {
 }
 
 #[test]
+fn decisions_are_timed_for_a_report_and_change_nothing_else() {
+    let words = ["--workers=2", "--policy=dynamo,ownerserve", "--load=2", "--steps=5"];
+    let plain = simulated(&args(&words).unwrap()).unwrap();
+    let mut timed = simulated(&args(&[&words[..], &["--report=a.html"]].concat()).unwrap()).unwrap();
+    let counts: Vec<_> = timed.planning.drain(..).map(|one| (one.policy, one.micros.count)).collect();
+    assert_eq!(counts, [("dynamo", plain.subject.steps), ("ownerserve", plain.subject.steps)]);
+    assert_eq!(timed, plain);
+}
+
+#[test]
 fn the_simulated_planner_expects_the_answers_that_this_router_expects() {
     assert_eq!(simulator::policies::USUAL_ANSWER, crate::pipeline::parse::USUAL_ANSWER);
 }
