@@ -29,7 +29,7 @@ impl Kept {
         let log = DecisionLog {
             folder: &self.path(),
             policy: &self.policy,
-            attention: BTreeMap::new(),
+            configured: Configured::default(),
             metrics: &self.metrics.decisions,
         };
         Decisions::open(Arc::new(Receipts::new(in_memory)), DecisionsConfig { log: Size(bytes) }, log).unwrap()
