@@ -1,6 +1,6 @@
 //! Whether a worker's first tokens come when prices say: a chart for each worker, so that one that lies or slows down is noticed.
 //!
-//! A sample is `x = ln((seen + 20 ms) / (foretold + 20 ms))` of a step that one worker served alone; the 20 ms keep what does not
+//! A sample is `x = ln((seen + 50 ms) / (foretold + 50 ms))` of a step that one worker served alone; the 50 ms keep what does not
 //! matter from counting. Two cumulative sums (E. S. Page, Continuous inspection schemes, 1954) of x over its usual spread:
 //!
 //! ```text
@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use vocabulary::{Incarnation, Micros, WorkerId};
 
 /// What does not matter, in microseconds.
-const NEGLIGIBLE: f64 = 20_000.0;
+const NEGLIGIBLE: f64 = 50_000.0;
 /// A sample counts as at most so many times the price, or one part in as many of it.
 const FURTHEST: f64 = 16.0;
 /// Weight of a sample in level and spread.

@@ -20,7 +20,6 @@ use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::following::{Followed, Untaken};
-use crate::foretelling::Foretelling;
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
@@ -58,11 +57,7 @@ pub struct Gateway {
     pub policies: Policies,
     /// Prefixes on their way between workers.
     pub replicates: SingleFlight<Flight, Option<Remark>>,
-    /// Whether first tokens come when prices say.
-    pub foretelling: Foretelling,
-    /// Why the newest steps were served as they were.
-    pub receipts: Arc<Receipts>,
-    /// The same of older ones, too.
+    /// Why steps were served as they were, and whether prices foretell first tokens.
     pub decisions: Arc<Decisions>,
 }
 
@@ -100,22 +95,19 @@ impl Gateway {
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
         let policies = Policies::new(&config.planner, config.steering.bypass, &config.workers);
-        let receipts = Arc::new(Receipts::new(RECEIPTS));
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.own(),
             configured: Configured { attention: rooms.catalog.attention(), shapes: policies.shapes().to_vec() },
             metrics: &metrics.decisions,
         };
-        let decisions = Arc::new(Decisions::open(receipts.clone(), config.decisions, log)?);
+        let decisions = Arc::new(Decisions::open(Receipts::new(RECEIPTS), config.decisions, log)?);
         prompts::lend(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
             rooms,
             salts,
             policies,
             replicates: SingleFlight::default(),
-            foretelling: Foretelling::default(),
-            receipts,
             decisions,
             upstream: Upstream::new(config.upstream.clone()),
             keys,

@@ -15,7 +15,7 @@ use crate::config::{Config, ConfigError};
 use crate::ctl::{WorkerArg, aligned};
 use crate::decisions::{Records, RecordsError};
 use crate::simulate_command::Progress;
-use compare::{Change, Comparing, Comparison};
+use compare::{Change, Comparing, Comparison, Modes, Replayed};
 
 const NOTE: &str = "\
 Every figure but those under SEEN is a prediction by the cost model: the time until a first token as its terms queue,
@@ -136,7 +136,7 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
 }
 
 fn text(comparison: &Comparison, (files, unreadable): (usize, u64)) -> String {
-    let Comparison { own, shadow, sticky, .. } = comparison;
+    let Modes { own, shadow, sticky } = comparison.modes;
     let mut text = aligned(&[
         row([
             "decisions",
@@ -177,8 +177,9 @@ fn text(comparison: &Comparison, (files, unreadable): (usize, u64)) -> String {
 }
 
 fn replayed(comparison: &Comparison) -> String {
-    let all = comparison.reproduced + comparison.unreproduced;
-    format!("{} of {all} give the recorded plan under the recorded policy", comparison.reproduced)
+    let Replayed { reproduced, unreproduced } = comparison.replayed;
+    let all = reproduced + unreproduced;
+    format!("{reproduced} of {all} give the recorded plan under the recorded policy")
 }
 
 fn saved(comparison: &Comparison, before: f64) -> String {

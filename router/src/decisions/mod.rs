@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use vocabulary::{ModelId, RequestId, WorkerId};
 
 use crate::config::units::Size;
+use crate::foretelling::Foretelling;
 use crate::pipeline::receipt::{Receipt, Receipts};
 use crate::telemetry::decisions::DecisionMetrics;
 pub(crate) use files::Bound;
@@ -101,7 +102,10 @@ pub struct DecisionLogError {
 /// Why steps were served as they were: the newest in memory, older ones on disk.
 #[derive(Debug)]
 pub struct Decisions {
-    newest: Arc<Receipts>,
+    /// The newest.
+    pub receipts: Receipts,
+    /// Whether first tokens come when prices say.
+    pub foretelling: Foretelling,
     log: Option<Writer>,
     folder: PathBuf,
 }
@@ -129,24 +133,20 @@ pub(crate) struct Found {
 }
 
 impl Decisions {
-    /// Goes on with the log on disk; `newest` are those in memory.
-    pub fn open(
-        newest: Arc<Receipts>,
-        config: DecisionsConfig,
-        log: DecisionLog<'_>,
-    ) -> Result<Self, DecisionLogError> {
+    /// Goes on with the log on disk; `receipts` are those in memory.
+    pub fn open(receipts: Receipts, config: DecisionsConfig, log: DecisionLog<'_>) -> Result<Self, DecisionLogError> {
         let DecisionLog { folder, policy, configured, metrics } = log;
         let head = Head::new(policy.clone(), configured);
         let open = |bound| Writer::open(folder, bound, (&head, metrics));
         let log = Bound::of(config.log.0 as u64).map(open).transpose();
         let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;
-        Ok(Self { newest, log, folder: folder.to_owned() })
+        Ok(Self { receipts, foretelling: Foretelling::default(), log, folder: folder.to_owned() })
     }
 
     /// Files a finished step. `case` is what the planner was asked, where it was asked.
     pub fn file(&self, receipt: Receipt, case: Option<Case>) {
         let receipt = Arc::new(receipt);
-        self.newest.file(receipt.clone());
+        self.receipts.file(receipt.clone());
         if let Some(log) = &self.log {
             log.write(Record { receipt, case });
         }
@@ -154,7 +154,7 @@ impl Decisions {
 
     /// The one of this request, if it is found. Blocks while the disk does.
     pub(crate) fn of(&self, request: RequestId) -> Found {
-        if let Some(receipt) = self.newest.of(request) {
+        if let Some(receipt) = self.receipts.of(request) {
             return Found {
                 receipts: serde_json::value::to_raw_value(&*receipt).into_iter().collect(),
                 complete: true,
@@ -166,7 +166,7 @@ impl Decisions {
     /// The newest `limit` that are wanted, newest first. Blocks while the disk does.
     pub(crate) fn search(&self, wanted: &Wanted, limit: usize) -> Found {
         let mut search = Search::default();
-        for receipt in self.newest.newest(limit, |receipt| wanted.accepts(&receipt.into())) {
+        for receipt in self.receipts.newest(limit, |receipt| wanted.accepts(&receipt.into())) {
             search.requests.insert(receipt.request);
             search.receipts.extend(serde_json::value::to_raw_value(&*receipt));
         }

@@ -32,7 +32,7 @@ impl Kept {
             configured: Configured::default(),
             metrics: &self.metrics.decisions,
         };
-        Decisions::open(Arc::new(Receipts::new(in_memory)), DecisionsConfig { log: Size(bytes) }, log).unwrap()
+        Decisions::open(Receipts::new(in_memory), DecisionsConfig { log: Size(bytes) }, log).unwrap()
     }
 
     fn counted(&self, outcome: &str) -> u64 {

@@ -27,6 +27,7 @@ pub(super) fn refresh(gateway: &Gateway) {
 fn workers(gateway: &Gateway) {
     let metrics = &gateway.metrics.workers;
     metrics.reset();
+    gateway.metrics.decisions.reset();
     for view in gateway.fleet().snapshot().iter() {
         worker(gateway, view);
     }
@@ -49,10 +50,11 @@ fn worker(gateway: &Gateway, view: &WorkerView) {
     for (state, count) in [("connected", connected), ("lost", configured - connected)] {
         metrics.event_sources.with_label_values(&[name, state]).set(signed(count as u64));
     }
-    metrics.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
-    let off = gateway.foretelling.of(view.id).and_then(|foretold| foretold.off);
+    let prices = &gateway.metrics.decisions;
+    prices.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
+    let off = gateway.decisions.foretelling.of(view.id).and_then(|foretold| foretold.off);
     for way in [Off::Late, Off::Early] {
-        metrics.mispriced.with_label_values(&[name, way.as_str()]).set(i64::from(off == Some(way)));
+        prices.mispriced.with_label_values(&[name, way.as_str()]).set(i64::from(off == Some(way)));
     }
     let events = gateway.fleet().events(view.id).unwrap_or_default();
     metrics.events.with_label_values(&[name]).inc_by(events.events);

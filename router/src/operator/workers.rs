@@ -186,7 +186,7 @@ impl WorkerLine {
             event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
             doubt: gateway.fleet().doubt(id).filter(|_| knowledge != Knowledge::Exact).map(|doubt| doubt.to_string()),
             events: gateway.fleet().events(id).map(EventLine::from),
-            foretold: gateway.foretelling.of(id),
+            foretold: gateway.decisions.foretelling.of(id),
             seen: SeenLine { id, endpoint, incarnation, role, models, ranks, health, knowledge },
             able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link },
         }

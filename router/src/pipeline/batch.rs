@@ -66,7 +66,7 @@ mod tests {
             let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt}).to_string();
             let got = post(front.proxy_address(), "/v1/completions", body).await;
             assert_eq!(got.status, 200, "{:?}", got.body);
-            front.gateway.receipts.newest(1, |_| true).remove(0)
+            front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
         };
         let said = |n: usize| format!("{n} what is in the sea? ").repeat(40 * (n + 1));
         let mut alone = Tokens::ZERO;

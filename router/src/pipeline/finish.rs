@@ -215,11 +215,11 @@ impl Finish {
         let worker = self.step.located.workers.iter().find(|view| view.id == plan.target());
         let Some(worker) = worker.filter(|_| is_alone) else { return };
         let foretold = served.terms.first_token();
-        let metrics = &self.gateway.metrics.plans;
+        let metrics = &self.gateway.metrics.decisions;
         let ratio = first_token.0 as f64 / foretold.0.max(1) as f64;
         metrics.foretold.with_label_values(&[plan.action.as_str()]).observe(ratio);
         let life = (worker.id, worker.incarnation);
-        let Some(now) = self.gateway.foretelling.add(life, foretold, first_token) else { return };
+        let Some(now) = self.gateway.decisions.foretelling.add(life, foretold, first_token) else { return };
         let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
         match now.off {
             Some(off) => tracing::warn!(%worker, off = off.as_str(), %ratio,

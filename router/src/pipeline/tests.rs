@@ -68,7 +68,7 @@ async fn conversations_that_share_their_system_prompt_are_no_forks_in_whatever_w
         for said in &said {
             let (path, body) = &reworded(&system, said)[at];
             assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200, "{path}");
-            let session = front.gateway.receipts.newest(1, |_| true)[0].known.session;
+            let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.session;
             let known = || front.gateway.directory().view().session(session).map(|session| session.parent);
             until("the session is known", || known().is_some()).await;
             assert_eq!(known().flatten(), None, "{path}");
@@ -86,7 +86,7 @@ async fn every_fork_from_one_point_of_a_conversation_is_in_its_tree() {
     for said in ["what was first", "another way", "a third way", "a fourth way"] {
         let body = json!({"model": "tiny", "prompt": format!("{history}{}", said.repeat(100))});
         assert_eq!(post(front.proxy_address(), PATH, body.to_string()).await.status, 200);
-        let session = front.gateway.receipts.newest(1, |_| true)[0].known.session;
+        let session = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.session;
         until("the session is known", || front.gateway.directory().view().session(session).is_some()).await;
         family.push(session.to_string());
     }
@@ -147,7 +147,7 @@ async fn steps_go_on_where_the_last_one_was_when_the_ledger_is_gone() {
             let got = send(front.proxy_address(), Request::post(PATH).header("x-session-id", session), body).await;
             assert_eq!(got.status, 200);
             served.push(got.json()["served_by"].clone());
-            let receipt = front.gateway.receipts.newest(1, |_| true).remove(0);
+            let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
             assert_eq!(receipt.known.grounds.unapplied, step > 0, "step {step} of {session}");
             assert_eq!(receipt.known.owner.is_some(), step > 0, "step {step} of {session}");
         }
@@ -173,7 +173,7 @@ async fn a_bypassed_step_leaves_nothing_in_the_ledger_and_a_shadowed_one_what_wa
                 assert!(!is_known());
             }
         }
-        let receipt = front.gateway.receipts.newest(1, |_| true).remove(0);
+        let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
         assert_eq!(receipt.decision.is_some(), known, "{mode}: priced or not");
     }
 }

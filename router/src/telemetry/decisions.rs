@@ -1,6 +1,6 @@
-//! Metrics of the decision log.
+//! Metrics of the decision log, and of prices held against what was seen.
 
-use prometheus::IntCounterVec;
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
 
 use super::families::Families;
 
@@ -9,6 +9,12 @@ use super::families::Families;
 pub struct DecisionMetrics {
     /// `decision_log_records_total{outcome}`: `written`, `no_room` where the queue was full, `disk` where the disk refused.
     pub records: IntCounterVec,
+    /// `first_token_by_price_ratio{action}`: of steps that one worker served alone, seen by foretold.
+    pub foretold: HistogramVec,
+    /// `worker_prefill_tokens_per_second{worker}`: as it is believed now; refreshed when scraped.
+    pub prefill_speed: GaugeVec,
+    /// `worker_mispriced{worker, off}`: 1 while its first tokens come late or early by its prices; refreshed when scraped.
+    pub mispriced: IntGaugeVec,
 }
 
 impl DecisionMetrics {
@@ -19,6 +25,29 @@ impl DecisionMetrics {
             &["outcome"],
         );
         ["written", "no_room", "disk"].iter().for_each(|outcome| drop(records.with_label_values(&[outcome])));
-        Self { records }
+        Self {
+            records,
+            foretold: f.histograms(
+                "first_token_by_price_ratio",
+                "First-token time by what its price foretold, of steps that one worker served alone.",
+                (&["action"], &[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0]),
+            ),
+            prefill_speed: f.fractions(
+                "worker_prefill_tokens_per_second",
+                "Prompt tokens a second that it computes, as learnt from its steps.",
+                &["worker"],
+            ),
+            mispriced: f.gauges(
+                "worker_mispriced",
+                "1 while its first tokens come later or earlier than prices foretell.",
+                &["worker", "off"],
+            ),
+        }
+    }
+
+    /// Forgets workers that are not configured any more.
+    pub fn reset(&self) {
+        self.prefill_speed.reset();
+        self.mispriced.reset();
     }
 }

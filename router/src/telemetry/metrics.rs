@@ -36,7 +36,7 @@ pub struct Metrics {
     pub cluster: ClusterMetrics,
     /// Routers among themselves.
     pub exchange: ExchangeMetrics,
-    /// The decision log.
+    /// The decision log, and prices held against what was seen.
     pub decisions: DecisionMetrics,
     /// This process.
     pub process: Process,
@@ -92,8 +92,6 @@ pub struct Plans {
     pub fallback: IntCounterVec,
     /// `first_token_predicted_seconds`: the plans' prices, beside what was seen.
     pub predicted: Histogram,
-    /// `first_token_by_price_ratio{action}`: of steps that one worker served alone, seen by foretold.
-    pub foretold: HistogramVec,
 }
 
 /// Refreshed from the fleet when scraped.
@@ -113,10 +111,6 @@ pub struct Workers {
     pub knowledge: IntGaugeVec,
     /// `kv_event_sources{worker, state}`: event sources that are connected, and that are lost or never came up.
     pub event_sources: IntGaugeVec,
-    /// `worker_prefill_tokens_per_second{worker}`: as it is believed now.
-    pub prefill_speed: GaugeVec,
-    /// `worker_mispriced{worker, off}`: 1 while its first tokens come late or early by its prices.
-    pub mispriced: IntGaugeVec,
     /// `kv_events_total{worker}`.
     pub events: IntCounterVec,
     /// `kv_event_gaps_total{worker}`.
@@ -289,11 +283,6 @@ impl Plans {
                 "Steps served with less knowledge, or by another plan, than wanted; by cause.",
                 &["cause"],
             ),
-            foretold: f.histograms(
-                "first_token_by_price_ratio",
-                "First-token time by what its price foretold, of steps that one worker served alone.",
-                (&["action"], &[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0]),
-            ),
             predicted: f.histogram(
                 "first_token_predicted_seconds",
                 "Predicted time to the first token of executed plans.",
@@ -317,16 +306,6 @@ impl Workers {
                 "1 for what is known of the worker's blocks: exact, degraded or fallback.",
                 &["worker", "state"],
             ),
-            prefill_speed: f.fractions(
-                "worker_prefill_tokens_per_second",
-                "Prompt tokens a second that it computes, as learnt from its steps.",
-                &["worker"],
-            ),
-            mispriced: f.gauges(
-                "worker_mispriced",
-                "1 while its first tokens come later or earlier than prices foretell.",
-                &["worker", "off"],
-            ),
             event_sources: f.gauges(
                 "kv_event_sources",
                 "KV event sources of the worker, by state: connected, or lost (or never connected).",
@@ -347,8 +326,6 @@ impl Workers {
             family.reset();
         }
         self.event_sources.reset();
-        self.mispriced.reset();
-        self.prefill_speed.reset();
         // Counters too: their source counts, and a counter can only be set by starting it anew.
         self.events.reset();
         self.event_gaps.reset();

@@ -47,22 +47,35 @@ pub(super) struct Foretold {
     pub(super) bias: f64,
 }
 
-/// Everything that a what-if says.
-#[derive(Clone, PartialEq, Serialize, Debug)]
-pub(super) struct Comparison {
-    /// Records that were read, by the mode that decided.
+/// Records by the mode that decided.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub(super) struct Modes {
     pub(super) own: u64,
     pub(super) shadow: u64,
     pub(super) sticky: u64,
+}
+
+/// Steps for which the recorded policy gives the recorded plan again, and those for which it does not.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, Default)]
+pub(super) struct Replayed {
+    pub(super) reproduced: u64,
+    pub(super) unreproduced: u64,
+}
+
+/// Everything that a what-if says.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub(super) struct Comparison {
+    /// Records that were read.
+    #[serde(flatten)]
+    pub(super) modes: Modes,
     /// Of these, the steps that could be compared; others were not planned, or served in a way that was not priced.
     pub(super) compared: usize,
     /// Sessions of these.
     pub(super) sessions: usize,
     /// Steps that nobody could serve in the other fleet.
     pub(super) unservable: u64,
-    /// Steps for which the recorded policy gives the recorded plan again, and those for which it does not.
-    pub(super) reproduced: u64,
-    pub(super) unreproduced: u64,
+    #[serde(flatten)]
+    pub(super) replayed: Replayed,
     /// Steps that would be served in another way than they were.
     pub(super) other_plan: u64,
     pub(super) as_served: Option<Totals>,
@@ -138,8 +151,7 @@ pub(super) struct Comparing {
     planned: Side,
     saved: BySession,
     unservable: u64,
-    reproduced: u64,
-    unreproduced: u64,
+    replayed: Replayed,
     other_plan: u64,
     actions: BTreeMap<Action, [u64; 2]>,
     /// Predicted and seen milliseconds.
@@ -180,8 +192,8 @@ impl Comparing {
         }
         let configured = (head.configured.attention.get(&case.ask.model), &head.configured.shapes[..]);
         match case.plan(&head.policy, configured) {
-            Ok(again) if again.plan == recorded.plan => self.reproduced += 1,
-            _ => self.unreproduced += 1,
+            Ok(again) if again.plan == recorded.plan => self.replayed.reproduced += 1,
+            _ => self.replayed.unreproduced += 1,
         }
         let policy = change.policy.as_ref().unwrap_or(&head.policy);
         let Ok(decision) = change.apply(case).plan(policy, configured) else {
@@ -208,14 +220,11 @@ impl Comparing {
         let [shadow, sticky, own] = [Mode::Shadow, Mode::Sticky, Mode::Own].map(|mode| self.modes[mode as usize]);
         let foretold = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, foretold(&pairs)?));
         Comparison {
-            own,
-            shadow,
-            sticky,
+            modes: Modes { own, shadow, sticky },
             compared: self.served.first_token.len(),
             sessions: self.saved.sessions(),
             unservable: self.unservable,
-            reproduced: self.reproduced,
-            unreproduced: self.unreproduced,
+            replayed: self.replayed,
             other_plan: self.other_plan,
             as_served: self.served.totals(),
             what_if: self.planned.totals(),

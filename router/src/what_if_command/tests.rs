@@ -65,8 +65,8 @@ fn compared(change: Change, entries: impl IntoIterator<Item = Entry>) -> Compari
 fn a_log_of_the_planner_itself_is_reproduced_and_saves_nothing() {
     let own = || (1..=4).map(|n| entry(case(n, 0), ("own", 1), Micros(12_000)));
     let got = compared(Change::default(), own());
-    assert_eq!((got.own, got.compared, got.sessions), (4, 4, 4));
-    assert_eq!((got.reproduced, got.unreproduced, got.other_plan), (4, 0, 0));
+    assert_eq!((got.modes.own, got.compared, got.sessions), (4, 4, 4));
+    assert_eq!((got.replayed.reproduced, got.replayed.unreproduced, got.other_plan), (4, 0, 0));
     let saved = got.saved.unwrap();
     assert_eq!((saved.mean, saved.within), (0.0, Some(0.0)));
     assert_eq!(got.as_served, got.what_if);
@@ -80,7 +80,7 @@ fn a_shadow_log_becomes_what_would_have_been_saved() {
     assert_eq!((served.computed_tokens, planned.computed_tokens), (4_000, 416));
     let saved = got.saved.unwrap();
     assert!((saved.mean - 89.6).abs() < 0.5 && saved.within == Some(0.0), "{saved:?}");
-    assert_eq!((got.shadow, got.other_plan), (4, 4));
+    assert_eq!((got.modes.shadow, got.other_plan), (4, 4));
     let told = text(&got, (1, 0));
     assert!(
         told.contains("Prediction: a first token comes 89.6")
@@ -111,7 +111,7 @@ fn another_fleet_is_asked_about_with_the_same_questions() {
     let without =
         |workers: &[u64]| Change { without: workers.iter().copied().map(WorkerId).collect(), ..Change::default() };
     let got = compared(without(&[1]), [own(1), own(2)]);
-    assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens, got.reproduced), (2, 2_000, 2));
+    assert_eq!((got.other_plan, got.what_if.unwrap().computed_tokens, got.replayed.reproduced), (2, 2_000, 2));
     let got = compared(without(&[1, 2]), [own(1)]);
     assert_eq!((got.unservable, got.compared, got.what_if), (1, 0, None));
     let faster = compared(Change { prefill: Some(2.0), ..Change::default() }, [own(1), own(2)]);
@@ -151,7 +151,7 @@ fn what_was_not_planned_is_counted_and_not_compared() {
     let mut sticky = entry(case(1, 0), ("sticky", 1), Micros(1));
     (sticky.told.decision, sticky.case) = (None, None);
     let got = compared(Change::default(), [sticky]);
-    assert_eq!((got.sticky, got.compared, got.saved), (1, 0, None));
+    assert_eq!((got.modes.sticky, got.compared, got.saved), (1, 0, None));
     assert!(text(&got, (1, 2)).contains("Nothing could be compared"));
 }
 

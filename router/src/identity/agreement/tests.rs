@@ -92,7 +92,7 @@ fn disagreements_are_told_at_once_then_seldom_and_a_doubt_always() {
 }
 
 fn receipt(front: &Front) -> std::sync::Arc<Receipt> {
-    front.gateway.receipts.newest(1, |_| true).remove(0)
+    front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
 }
 
 /// A step whose engine says that it counted so many tokens; gives its receipt.

@@ -36,7 +36,7 @@ async fn ask(front: &Front, turns: usize, settings: Value) -> Option<&'static st
 async fn ask_at(front: &Front, path: &str, body: String) -> Option<&'static str> {
     let got = post(front.proxy_address(), path, body).await;
     assert_eq!(got.status, 200);
-    let known = &front.gateway.receipts.newest(1, |_| true)[0].known;
+    let known = &front.gateway.decisions.receipts.newest(1, |_| true)[0].known;
     assert_eq!(known.fallback, None);
     known.rung
 }
@@ -81,7 +81,7 @@ async fn steps_in_the_words_of_other_endpoints_are_known_as_exactly_and_gone_on_
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &SETTINGS).await;
     ask(&front, 3, json!({})).await;
-    let prompt = || front.gateway.receipts.newest(1, |_| true)[0].known.prompt;
+    let prompt = || front.gateway.decisions.receipts.newest(1, |_| true)[0].known.prompt;
     let whole = prompt();
     for at in [0, 1] {
         let step = async |turns: usize| {
@@ -112,7 +112,7 @@ async fn a_response_that_its_maker_forgot_goes_on_with_its_transcript_and_is_kno
         5 + 1 + 1,
         "all that was said before, the answer, and what is new"
     );
-    let known = front.gateway.receipts.newest(1, |_| true)[0].known.clone();
+    let known = front.gateway.decisions.receipts.newest(1, |_| true)[0].known.clone();
     assert_eq!((known.fallback, known.rung), (None, Some("cold")), "without the instructions it begins otherwise");
 }
 
@@ -122,7 +122,7 @@ async fn a_prompt_with_an_image_is_never_said_to_be_known_and_says_why() {
     let front = front(&[&worker], &SETTINGS).await;
     let ask = async |path: &str, body: Value| {
         assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
-        front.gateway.receipts.newest(1, |_| true)[0].known.clone()
+        front.gateway.decisions.receipts.newest(1, |_| true)[0].known.clone()
     };
     let turn = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
     let url = "data:image/png;base64,AAAA";
@@ -186,7 +186,7 @@ async fn a_difference_ends_it_for_the_model_and_everything_says_so() {
     until("the difference is found", || model.is_distrusted()).await;
     assert_eq!(looks(&front, "tokens"), 1);
     assert_eq!(ask(&front, 3, json!({})).await, Some("cold"));
-    assert!(front.gateway.receipts.newest(1, |_| true)[0].known.distrusted);
+    assert!(front.gateway.decisions.receipts.newest(1, |_| true)[0].known.distrusted);
     let ready = get(front.operator_address(), "/readyz").await.json();
     assert_eq!(
         (&ready["degraded"][0]["what"], &ready["degraded"][0]["cause"]),

@@ -18,7 +18,7 @@ fn body(behave: &str) -> String {
 }
 
 fn receipts(front: &Front) -> Vec<Arc<Receipt>> {
-    front.gateway.receipts.newest(10, |_| true)
+    front.gateway.decisions.receipts.newest(10, |_| true)
 }
 
 fn ending(receipt: &Receipt) -> (Ending, u16) {

@@ -59,7 +59,7 @@ async fn what_was_not_to_be_stored_or_was_cut_is_not_gone_on_with_elsewhere() {
     let got = ask(&front, cut).await;
     let text = String::from_utf8(got.body.to_vec()).unwrap();
     assert!(text.starts_with(begun) && text.contains("event: error\ndata: "), "{text}");
-    assert_eq!(front.gateway.receipts.newest(1, |_| true)[0].seen.unwrap().ending, Ending::Broken);
+    assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true)[0].seen.unwrap().ending, Ending::Broken);
     for id in [id.as_str().unwrap(), "resp_cut"] {
         let got = ask(&front, forgotten(id)).await;
         assert_eq!((got.status, got.headers.contains_key(RESOLVED)), (404, false), "{id}");
@@ -76,12 +76,12 @@ async fn a_response_in_the_background_is_forwarded_without_a_plan_and_found_agai
     let front = front(&[&worker], &[]).await;
     let got = ask(&front, json!({"model": "tiny", "input": "x", "background": true})).await;
     assert_eq!((got.status, &sent(&worker)["background"]), (200, &json!(true)));
-    assert!(front.gateway.receipts.newest(1, |_| true).is_empty(), "nobody waits for its first token");
+    assert!(front.gateway.decisions.receipts.newest(1, |_| true).is_empty(), "nobody waits for its first token");
     let path = format!("{PATH}/{}", got.json()["id"].as_str().unwrap());
     assert_eq!(get(front.proxy_address(), &path).await.status, 200);
     assert_eq!(worker.last().path, path);
     ask(&front, json!({"model": "tiny", "input": "x", "background": false})).await;
-    assert_eq!(front.gateway.receipts.newest(1, |_| true).len(), 1);
+    assert_eq!(front.gateway.decisions.receipts.newest(1, |_| true).len(), 1);
 }
 
 #[tokio::test]
