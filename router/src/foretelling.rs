@@ -1,7 +1,7 @@
 //! Whether a worker's first tokens come when prices say: a chart for each worker, so that one that lies or slows down is noticed.
 //!
 //! A sample is `x = ln((seen + 50 ms) / (foretold + 50 ms))` of a step that one worker served alone; the 50 ms keep what does not
-//! matter from counting. Two cumulative sums (E. S. Page, Continuous inspection schemes, 1954) of x over its usual spread:
+//! matter from counting. Two cumulative sums (E. S. Page, Continuous inspection schemes, 1954) of x over its usual spread, at most 4 of them:
 //!
 //! ```text
 //! late  <- max(0, late  + x / spread - 1/2)        at most 16
@@ -29,6 +29,8 @@ const LEAST_SPREAD: f64 = 0.3;
 /// Where a sum says that prices are off, and where it stops.
 const OFF: f64 = 8.0;
 const MOST: f64 = 2.0 * OFF;
+/// One step alone says nothing: a sample counts as at most so many spreads.
+const MOST_AT_ONCE: f64 = 4.0;
 
 /// How prices are off.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema, Debug)]
@@ -85,8 +87,9 @@ impl Chart {
         let spread = self.spread.max(LEAST_SPREAD);
         // The mean distance of a normal sample from its mean is 0.8 of its standard deviation.
         self.spread += WEIGHT * ((sample - self.level).abs() / 0.8 - self.spread);
-        self.late = (self.late + sample / spread - 0.5).clamp(0.0, MOST);
-        self.early = (self.early - sample / spread - 0.5).clamp(0.0, MOST);
+        let spreads = (sample / spread).clamp(-MOST_AT_ONCE, MOST_AT_ONCE);
+        self.late = (self.late + spreads - 0.5).clamp(0.0, MOST);
+        self.early = (self.early - spreads - 0.5).clamp(0.0, MOST);
         self.off = match self.off {
             _ if self.late > OFF => Some(Off::Late),
             _ if self.early > OFF => Some(Off::Early),
