@@ -203,6 +203,13 @@ impl Catalog {
         self.models.iter().filter_map(known).collect()
     }
 
+    /// Models with a tokenizer and without a chat template: right for those that only complete. With their folders.
+    pub fn without_template(&self) -> impl Iterator<Item = (&ModelId, &Path)> {
+        let own = self.models.iter().filter(|(_, model)| model.adapter.is_none());
+        own.filter(|(_, model)| model.identifier.text().is_some_and(|text| !text.has_template()))
+            .map(|(name, model)| (name, model.folder.as_deref().unwrap_or(Path::new(""))))
+    }
+
     /// The model of this name, where it is configured.
     pub fn configured(&self, name: &ModelId) -> Option<&Arc<Model>> {
         self.models.get(name)

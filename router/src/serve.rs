@@ -146,6 +146,10 @@ impl Serving {
         let percent = u8::from(steering.rollout_percent);
         tracing::info!(mode = steering.mode.as_str(), rollout_percent = percent, "mode");
         gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
+        for (model, folder) in gateway.catalog().without_template() {
+            tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.text: its conversations are \
+                known by their bytes only (fallback), completions exactly; put the engines' chat_template.jinja there");
+        }
         for worker in &gateway.config.workers {
             tracing::info!(endpoint = %worker.endpoint(), role = worker.role().as_str(), "worker");
         }

@@ -4,12 +4,15 @@
 mod compare;
 mod estimate;
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use planner::Policy;
 use serde::Serialize;
+use vocabulary::WorkerId;
 
 use crate::config::{Config, ConfigError};
 use crate::ctl::{WorkerArg, aligned};
@@ -48,6 +51,9 @@ pub(crate) struct WhatIfArgs {
     output: Form,
 }
 
+/// Workers that a message lists.
+const MOST_NAMED: usize = 20;
+
 #[derive(Debug, thiserror::Error)]
 #[error("accepted is a number from 0.01 to 100")]
 struct NotAFactor;
@@ -74,6 +80,8 @@ pub(crate) enum WhatIfError {
     Config(#[from] ConfigError),
     #[error("--set {0}: only values of the policy change what is planned; accepted are paths that begin with planner.")]
     NotThePolicy(String),
+    #[error("--without {worker}: no decision of this log was asked about it; accepted: {known}")]
+    UnknownWorker { worker: WorkerId, known: String },
     #[error("cannot write the figures: {0}")]
     Output(#[from] std::io::Error),
 }
@@ -105,6 +113,7 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
         entries.into_iter().for_each(|entry| comparing.add(entry, &change));
     }
     progress.end();
+    args.known(comparing.workers())?;
     let comparison = comparing.done();
     let text = match args.output {
         Form::Table => text(&comparison, (files, records.unreadable)),
@@ -118,6 +127,13 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
 }
 
 impl WhatIfArgs {
+    /// A fleet without somebody who was never in it would look as good as the whole one.
+    fn known(&self, workers: &BTreeMap<WorkerId, Arc<str>>) -> Result<(), WhatIfError> {
+        let unknown = self.without.iter().find(|worker| !workers.contains_key(&worker.0));
+        let known = || workers.values().take(MOST_NAMED).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
+        unknown.map_or(Ok(()), |worker| Err(WhatIfError::UnknownWorker { worker: worker.0, known: known() }))
+    }
+
     /// Settings alone go over the recorded policy.
     fn change(&self, recorded: &Policy) -> Result<Change, ConfigError> {
         let is_changed = self.config.is_some() || !self.settings.is_empty();

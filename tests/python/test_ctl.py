@@ -295,7 +295,7 @@ def test_a_log_is_asked_again_what_it_was_decided_on(tmp_path):
         gone = json.loads(what_if("-o", "json", "--without", cluster.workers[0].url, "--without", cluster.workers[1].url).stdout)
         assert (gone["unservable"], gone["compared"]) == (12, 0)
         for words, problem in [
-            (("--set", "planner.lamda=1"), "lamda"), (("--set", "proxy.listen=1"), "planner."), (("--prefill-speed", "0"), "0.01 to 100"),
+            (("--without", "http://127.0.0.1:9"), cluster.workers[0].url), (("--set", "planner.lamda=1"), "lamda"), (("--set", "proxy.listen=1"), "planner."), (("--prefill-speed", "0"), "0.01 to 100"),
         ]:
             refused = what_if(*words)
             assert refused.returncode != 0 and problem in refused.stderr, refused.stderr

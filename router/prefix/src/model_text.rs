@@ -109,7 +109,8 @@ impl ModelText {
         self.template_file
     }
 
-    pub(crate) fn has_template(&self) -> bool {
+    /// Whether conversations can be put together at all.
+    pub fn has_template(&self) -> bool {
         self.template.is_some()
     }
 

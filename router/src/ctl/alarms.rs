@@ -60,6 +60,9 @@ async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
     Ok(found)
 }
 
+const UNREACHABLE: &str =
+    "it does not answer its probes: see that the engine runs and that this router reaches its URL";
+
 /// What ails one worker: the worst of it.
 fn of_worker(worker: &Value) -> Option<Value> {
     let of = word(worker.get("endpoint"));
@@ -67,7 +70,7 @@ fn of_worker(worker: &Value) -> Option<Value> {
     let sources = &worker["event_sources"];
     let is_heard = sources["connected"].as_u64() >= sources["configured"].as_u64();
     Some(match (worker["health"].as_str(), worker["knowledge"].as_str()) {
-        (Some("unreachable"), _) => alarm(&of, "worker_unreachable", "it does not answer its probes"),
+        (Some("unreachable"), _) => alarm(&of, "worker_unreachable", UNREACHABLE),
         (Some("draining"), _) => alarm(&of, "worker_draining", "an operator drains it"),
         (_, Some("degraded")) if !is_heard => alarm(&of, "events_not_heard", doubt),
         (_, Some("degraded")) => alarm(&of, "degraded", doubt),
@@ -340,7 +343,7 @@ mod tests {
         assert_eq!(told(worker("ready", "degraded", 1)), is("events_not_heard", "see to it"));
         let guessed = "its blocks are guessed from what was routed there: see to it";
         assert_eq!(told(worker("ready", "fallback", 0)), is("fallback", guessed));
-        let gone = "it does not answer its probes";
+        let gone = UNREACHABLE;
         assert_eq!(told(worker("unreachable", "degraded", 1)), is("worker_unreachable", gone));
     }
 

@@ -154,11 +154,15 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
                 format!("next {action} at {worker}, {:.1} ms more", more / 1000.0)
             }
         };
-        rows.push(row([
-            "chosen",
-            &format!("by {} for {} ms; {next}", word(because.get("rule")), millis(&because["total"])),
-        ]));
-        rows.push(row(["ownership", &claim(&receipt["decision"]["plan"]["claim"])]));
+        let (rule, price) = (word(because.get("rule")), millis(&because["total"]));
+        if receipt["mode"] == "shadow" {
+            let plan = &receipt["decision"]["plan"];
+            let what = format!("{} at {} for {price} ms; {next}", word(plan.get("action")), names.leg(&plan["decode"]));
+            rows.push(row(["would be", &format!("{what}. In mode shadow the bypass served it:")]));
+        } else {
+            rows.push(row(["chosen", &format!("by {rule} for {price} ms; {next}")]));
+            rows.push(row(["ownership", &claim(&receipt["decision"]["plan"]["claim"])]));
+        }
     }
     for attempt in receipt["attempts"].as_array().into_iter().flatten() {
         let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
@@ -180,6 +184,14 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         rows.push(row(["ended", &format!("{}, status {}", word(seen.get("ending")), word(seen.get("status")))]));
         rows.push(row(["first token", &beside(&first, &(millis(&seen["predicted"]) + " ms"))]));
         rows.push(row(["cached", &beside(&optional(&seen["cached"]), &word(seen.get("predicted_cached")))]));
+        let counts = &seen["engine_disagrees"];
+        if counts.is_object() {
+            let (counted, computed) = (word(counts.get("counted")), word(counts.get("computed")));
+            let advice = "see that models.NAME.text has the tokenizer and the template that the engine uses";
+            let what =
+                format!("the engine counts {counted} prompt tokens where {computed} were computed here: {advice}");
+            rows.push(row(["disagrees", &what]));
+        }
         rows.push(row([
             "answer",
             &format!("{} tokens, {} ms in all", optional(&seen["answered"]), millis(&seen["total"])),

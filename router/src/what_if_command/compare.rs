@@ -2,10 +2,11 @@
 //! the last table has what was seen.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use planner::{Action, Candidate, Case, Decision, Policy, Terms};
 use serde::Serialize;
-use vocabulary::{Micros, SessionId};
+use vocabulary::{Micros, SessionId, WorkerId};
 
 use super::estimate::{BySession, Estimate, percentile};
 use crate::decisions::{Entry, Tried};
@@ -94,7 +95,7 @@ pub(super) struct Change {
     /// The policy in place of the recorded one.
     pub(super) policy: Option<Policy>,
     /// Workers that are not there.
-    pub(super) without: Vec<vocabulary::WorkerId>,
+    pub(super) without: Vec<WorkerId>,
     /// Factors on every worker's prefill rate and every link's rate.
     pub(super) prefill: Option<f64>,
     pub(super) link: Option<f64>,
@@ -147,6 +148,8 @@ impl Side {
 #[derive(Debug, Default)]
 pub(super) struct Comparing {
     modes: [u64; 3],
+    /// Workers that were asked about.
+    workers: BTreeMap<WorkerId, Arc<str>>,
     served: Side,
     planned: Side,
     saved: BySession,
@@ -183,6 +186,9 @@ impl Comparing {
         let (Some(recorded), Some(case), Some(tried)) = (told.decision, case, told.attempts.last().copied()) else {
             return;
         };
+        for worker in case.workers.iter() {
+            self.workers.entry(worker.id).or_insert_with(|| worker.endpoint.clone());
+        }
         let Some(served) = served(&recorded, tried) else { return };
         if let Some(saw) = told.seen.filter(|saw| saw.ending == Ending::Complete)
             && let Some(Micros(seen)) = saw.first_token
@@ -213,6 +219,11 @@ impl Comparing {
         self.actions.entry(planned.action).or_default()[1] += 1;
         let place = |one: &Candidate| (one.action, one.prefill.worker, one.decode.worker);
         self.other_plan += u64::from(place(served) != place(planned));
+    }
+
+    /// The workers that were asked about, with their URLs.
+    pub(super) fn workers(&self) -> &BTreeMap<WorkerId, Arc<str>> {
+        &self.workers
     }
 
     /// What it comes to.

@@ -79,3 +79,25 @@ fn a_step_that_was_not_planned_shows_no_candidates() {
         "{shown}"
     );
 }
+
+#[test]
+fn what_an_engine_counts_otherwise_is_said_with_what_to_do() {
+    let mut wrong = receipt();
+    wrong["seen"]["engine_disagrees"] = json!({"computed": 600, "counted": 612});
+    let shown = text(&wrong, &Names::default());
+    assert!(
+        shown.contains("the engine counts 612 prompt tokens where 600 were computed here: see that models."),
+        "{shown}"
+    );
+    assert!(!text(&receipt(), &Names::default()).contains("disagrees"));
+}
+
+#[test]
+fn in_the_shadow_it_says_what_would_have_been_done_and_that_it_was_not() {
+    let mut shadowed = receipt();
+    shadowed["mode"] = json!("shadow");
+    let shown = text(&shadowed, &Names::default());
+    let line = shown.lines().find(|line| line.starts_with("would be")).unwrap();
+    assert!(line.contains("colocated_prefill at w-1 for 1.5 ms") && line.ends_with("the bypass served it:"), "{line}");
+    assert!(!shown.contains("chosen"), "{shown}");
+}
