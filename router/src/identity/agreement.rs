@@ -1,7 +1,8 @@
-//! Whether engines count as many prompt tokens as were computed here: the one sign from outside that the tokenizer or the
-//! template here is not the engine's. Without it steps would be called exact while no block of them is ever found.
+//! Whether engines read prompts as they are read here: whether they count as many tokens in them, and find no more of them
+//! in their caches than their events had told. The signs from outside that the tokenizer or the template here is not the
+//! engine's; without them steps would be called exact while no block of them is ever found.
 //!
-//! Only certain counts are held against each other, and no step waits or fails for it.
+//! Only what is certain is held against each other, and no step waits or fails for it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +14,7 @@ use vocabulary::{ModelId, Tokens, WorkerId};
 
 use crate::telemetry::identity::IdentityMetrics;
 
-/// Of a worker's last eight answers, so many that disagree make a doubt.
-const DOUBT: u32 = 3;
-/// So many answers in a row that agree end it.
+/// So many answers in a row that agree end a doubt.
 const HEALED: u32 = 32;
 /// Between two warnings of one model at one worker.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -29,11 +28,33 @@ pub struct Counts {
     pub counted: Tokens,
 }
 
-/// A model whose prompts some workers count otherwise.
+/// The tokens of one prompt that were in the engine's cache, by two words of the engine's.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub struct Finds {
+    /// What its events had told of the prompt as it was computed here, before the step or until its answer was over.
+    pub told: Tokens,
+    /// As its usage says.
+    pub found: Tokens,
+    /// One of the engine's own blocks: so much may be a matter of rounding.
+    pub block: Tokens,
+}
+
+/// In what an engine shows that its prompts are other ones than were computed here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sign {
+    /// In how many tokens they have.
+    Counted,
+    /// In how many of those it finds in its cache.
+    Found,
+}
+
+/// A model whose prompts are other ones at some workers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Doubt {
     /// As clients name it.
     pub model: ModelId,
+    /// In what it shows.
+    pub sign: Sign,
     /// The workers that disagree.
     pub at: Vec<WorkerId>,
     /// Where its steps are not called exact any more.
@@ -49,6 +70,13 @@ pub enum DoubtReach {
     Model,
 }
 
+/// One answer's word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Said {
+    Counts(Counts),
+    Finds(Finds),
+}
+
 /// What one worker's answers said of one model's prompts.
 #[derive(Debug, Default)]
 struct Window {
@@ -61,11 +89,12 @@ struct Window {
 }
 
 impl Window {
-    fn note(&mut self, counts: Counts) {
-        self.disagreed = self.disagreed << 1 | u8::from(!counts.agree());
-        self.agreeing = if counts.agree() { self.agreeing.saturating_add(1) } else { 0 };
+    fn note(&mut self, said: Said) {
+        let agrees = said.agrees();
+        self.disagreed = self.disagreed << 1 | u8::from(!agrees);
+        self.agreeing = if agrees { self.agreeing.saturating_add(1) } else { 0 };
         self.doubted = match self.doubted {
-            false => self.disagreed.count_ones() >= DOUBT,
+            false => self.disagreed.count_ones() >= said.sign().doubt(),
             true => self.agreeing < HEALED,
         };
     }
@@ -93,6 +122,30 @@ impl Answered {
     fn is_doubted(&self) -> bool {
         2 * self.doubted().count() > self.0.len()
     }
+
+    fn doubts(&self, worker: WorkerId) -> bool {
+        self.0.get(&worker).is_some_and(|window| window.doubted) || self.is_doubted()
+    }
+}
+
+/// The same by what their answers said.
+#[derive(Debug, Default)]
+struct Signs {
+    counted: Answered,
+    found: Answered,
+}
+
+impl Signs {
+    fn of(&mut self, sign: Sign) -> &mut Answered {
+        match sign {
+            Sign::Counted => &mut self.counted,
+            Sign::Found => &mut self.found,
+        }
+    }
+
+    fn all(&self) -> [(Sign, &Answered); 2] {
+        [(Sign::Counted, &self.counted), (Sign::Found, &self.found)]
+    }
 }
 
 /// What is to be told.
@@ -103,10 +156,10 @@ enum News {
     Healed,
 }
 
-/// What all workers' answers said. At most one window for each configured model and worker.
+/// What all workers' answers said. At most two windows for each configured model and worker.
 #[derive(Debug)]
 pub struct Agreement {
-    models: Mutex<BTreeMap<ModelId, Answered>>,
+    models: Mutex<BTreeMap<ModelId, Signs>>,
     /// Whether anything is doubted: steps ask without the lock where nothing is.
     any: AtomicBool,
     metrics: IdentityMetrics,
@@ -120,36 +173,45 @@ impl Agreement {
 
     /// A whole answer of `worker` is over. `counts` are none where they cannot be held against each other; they are given
     /// back where they disagree.
-    pub fn answered(
-        &self,
-        (model, worker): (&ModelId, WorkerId),
-        counts: Option<Counts>,
-        now: Instant,
-    ) -> Option<Counts> {
-        let result = counts.map_or("not_compared", |counts| if counts.agree() { "agrees" } else { "disagrees" });
-        self.metrics.counted_prompts.with_label_values(&[result]).inc();
-        let counts = counts?;
-        if let Some(news) = self.note((model, worker), counts, now) {
-            news.tell((model, worker), counts);
-        }
-        (!counts.agree()).then_some(counts)
+    pub fn counted(&self, at: (&ModelId, WorkerId), counts: Option<Counts>, now: Instant) -> Option<Counts> {
+        self.answered(at, (Sign::Counted, counts.map(Said::Counts)), now).then_some(counts).flatten()
     }
 
-    fn note(&self, (model, worker): (&ModelId, WorkerId), counts: Counts, now: Instant) -> Option<News> {
+    /// The same of what it found in its cache.
+    pub fn found(&self, at: (&ModelId, WorkerId), finds: Option<Finds>, now: Instant) -> Option<Finds> {
+        self.answered(at, (Sign::Found, finds.map(Said::Finds)), now).then_some(finds).flatten()
+    }
+
+    /// Whether it disagrees.
+    fn answered(&self, at: (&ModelId, WorkerId), (sign, said): (Sign, Option<Said>), now: Instant) -> bool {
+        let result = said.map_or("not_compared", |said| if said.agrees() { "agrees" } else { "disagrees" });
+        let counter = match sign {
+            Sign::Counted => &self.metrics.counted_prompts,
+            Sign::Found => &self.metrics.found_prompts,
+        };
+        counter.with_label_values(&[result]).inc();
+        let Some(said) = said else { return false };
+        if let Some(news) = self.note(at, said, now) {
+            news.tell(at, said);
+        }
+        !said.agrees()
+    }
+
+    fn note(&self, (model, worker): (&ModelId, WorkerId), said: Said, now: Instant) -> Option<News> {
         let mut models = self.models.lock();
-        let answered = models.entry(model.clone()).or_default();
+        let answered = models.entry(model.clone()).or_default().of(said.sign());
         let window = answered.0.entry(worker).or_default();
         let was_doubted = window.doubted;
-        window.note(counts);
+        window.note(said);
         let news = match (was_doubted, window.doubted) {
             (true, false) => Some(News::Healed),
             (false, true) => Some(News::Doubted),
-            _ if counts.agree() => None,
+            _ if said.agrees() => None,
             _ => window.warns(now).then_some(News::Disagrees),
         };
         if was_doubted != window.doubted {
-            let any = models.values().any(|answered| answered.doubted().next().is_some());
-            self.any.store(any, Ordering::Release);
+            let mut all = models.values().flat_map(Signs::all);
+            self.any.store(all.any(|(_, answered)| answered.doubted().next().is_some()), Ordering::Release);
         }
         news
     }
@@ -160,19 +222,46 @@ impl Agreement {
             return false;
         }
         let models = self.models.lock();
-        let Some(answered) = models.get(model) else { return false };
-        answered.0.get(&worker).is_some_and(|window| window.doubted) || answered.is_doubted()
+        models.get(model).is_some_and(|signs| signs.all().iter().any(|(_, answered)| answered.doubts(worker)))
     }
 
-    /// Every model that some worker counts otherwise, by name.
+    /// Every model whose prompts are other ones at some worker, by name.
     pub fn all_doubts(&self) -> Vec<Doubt> {
         let models = self.models.lock();
-        let doubt = |(model, answered): (&ModelId, &Answered)| {
+        let doubt = |model: &ModelId, (sign, answered): (Sign, &Answered)| {
             let at: Vec<WorkerId> = answered.doubted().collect();
             let reach = if answered.is_doubted() { DoubtReach::Model } else { DoubtReach::Workers };
-            (!at.is_empty()).then(|| Doubt { model: model.clone(), at, reach })
+            (!at.is_empty()).then(|| Doubt { model: model.clone(), sign, at, reach })
         };
-        models.iter().filter_map(doubt).collect()
+        models
+            .iter()
+            .flat_map(|(model, signs)| signs.all().into_iter().filter_map(move |it| doubt(model, it)))
+            .collect()
+    }
+
+    /// How many models are doubted everywhere.
+    pub fn doubted_models(&self) -> usize {
+        let is_doubted = |signs: &&Signs| signs.all().iter().any(|(_, answered)| answered.is_doubted());
+        self.models.lock().values().filter(is_doubted).count()
+    }
+}
+
+impl Sign {
+    /// The word for `/readyz` and alarms.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Sign::Counted => "engine_disagrees",
+            Sign::Found => "cache_disagrees",
+        }
+    }
+
+    /// Of a worker's last eight answers, so many that disagree make a doubt. A count is right or wrong; what is found looks
+    /// wrong a few times where events come later than answers.
+    fn doubt(self) -> u32 {
+        match self {
+            Sign::Counted => 3,
+            Sign::Found => 6,
+        }
     }
 }
 
@@ -182,21 +271,62 @@ impl Counts {
     }
 }
 
-impl News {
-    fn tell(self, (model, worker): (&ModelId, WorkerId), Counts { computed, counted }: Counts) {
-        let (computed, counted) = (computed.0, counted.0);
+impl Finds {
+    /// None where it could only agree, and so says nothing: a prompt that is new there neither makes a doubt nor ends one.
+    pub fn telling(self) -> Option<Self> {
+        (self.found > self.block).then_some(self)
+    }
+
+    /// An engine finds what it has told, or less, where that was evicted meanwhile. More is another prompt's.
+    pub fn agree(self) -> bool {
+        self.found <= self.told + self.block
+    }
+}
+
+impl Said {
+    fn sign(self) -> Sign {
         match self {
-            News::Disagrees => tracing::warn!(
-                %model, %worker, computed, counted,
-                "a worker counts other prompt tokens than were computed here; {}", advice(model)
+            Said::Counts(_) => Sign::Counted,
+            Said::Finds(_) => Sign::Found,
+        }
+    }
+
+    fn agrees(self) -> bool {
+        match self {
+            Said::Counts(counts) => counts.agree(),
+            Said::Finds(finds) => finds.agree(),
+        }
+    }
+}
+
+impl News {
+    fn tell(self, (model, worker): (&ModelId, WorkerId), said: Said) {
+        let advice = advice(model);
+        match (self, said) {
+            (News::Disagrees, Said::Counts(Counts { computed, counted })) => tracing::warn!(
+                %model, %worker, computed = computed.0, counted = counted.0,
+                "a worker counts other prompt tokens than were computed here; {advice}"
             ),
-            News::Doubted => tracing::warn!(
-                %model, %worker, computed, counted,
+            (News::Doubted, Said::Counts(Counts { computed, counted })) => tracing::warn!(
+                %model, %worker, computed = computed.0, counted = counted.0,
                 "a worker has counted other prompt tokens than were computed here several times: steps are known as fallback \
-                 there until {HEALED} answers in a row agree; {}", advice(model)
+                 there until {HEALED} answers in a row agree; {advice}"
             ),
-            News::Healed => {
+            (News::Disagrees, Said::Finds(Finds { told, found, .. })) => tracing::warn!(
+                %model, %worker, told = told.0, found = found.0,
+                "a worker finds more of a prompt in its cache than its events told of it; if that goes on, {advice}"
+            ),
+            (News::Doubted, Said::Finds(Finds { told, found, .. })) => tracing::warn!(
+                %model, %worker, told = told.0, found = found.0,
+                "a worker has found more of most prompts in its cache than its events told of them: it makes other prompts of \
+                 requests than are computed here, and steps are known as fallback there until {HEALED} answers in a row agree; \
+                 {advice}"
+            ),
+            (News::Healed, Said::Counts(_)) => {
                 tracing::info!(%model, %worker, "its counts of prompt tokens agree again: steps are exact there")
+            }
+            (News::Healed, Said::Finds(_)) => {
+                tracing::info!(%model, %worker, "it finds what its events told again: steps are exact there")
             }
         }
     }

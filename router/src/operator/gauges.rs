@@ -10,7 +10,6 @@ use workers_shim::events::SourceCount;
 use crate::exchange::trouble::Trouble;
 use crate::foretelling::Off;
 use crate::gateway::Gateway;
-use crate::identity::agreement::DoubtReach;
 use crate::pipeline::steering::Mode;
 
 /// Writes all of it.
@@ -91,9 +90,7 @@ fn identity(gateway: &Gateway) {
     metrics.conversations.set(signed(trails.len() as u64));
     metrics.memory_bytes.set(signed(trails.bytes().0));
     metrics.distrusted.set(signed(gateway.catalog().distrusted().count() as u64));
-    let doubts = gateway.remembered.identity.agreement.all_doubts();
-    let models = doubts.iter().filter(|doubt| doubt.reach == DoubtReach::Model).count();
-    metrics.doubted.set(signed(models as u64));
+    metrics.doubted.set(signed(gateway.remembered.identity.agreement.doubted_models() as u64));
 }
 
 fn process(gateway: &Gateway) {

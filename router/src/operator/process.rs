@@ -15,7 +15,7 @@ use super::fresh::Fresh;
 use super::gauges;
 use super::problem::Problem;
 use crate::gateway::Gateway;
-use crate::identity::agreement::{Doubt, DoubtReach, advice};
+use crate::identity::agreement::{Doubt, DoubtReach, Sign, advice};
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
@@ -41,7 +41,7 @@ struct Degraded {
     /// `workers`, `ledger`, `soft_state`, `identity`, `audit` or `files`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
-    /// stands; of a model `distrusted`, `engine_disagrees` or `template`; of the audit log `failed`;
+    /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees` or `template`; of the audit log `failed`;
     /// of files that cannot be read what they hold.
     cause: &'static str,
     /// In words.
@@ -59,12 +59,15 @@ impl Degraded {
             DoubtReach::Model => "everywhere",
         };
         let (model, at) = (&doubt.model, at.join(", "));
-        let detail = format!(
-            "prompts of {model} have other tokens at {at} than were computed here, so that its steps are known as fallback \
-             {reach}; {}",
-            advice(model)
-        );
-        Self { what: "identity", cause: "engine_disagrees", detail }
+        let shows = match doubt.sign {
+            Sign::Counted => format!("prompts of {model} have other tokens at {at} than were computed here"),
+            Sign::Found => format!(
+                "of prompts of {model} more is found in the cache at {at} than KV events told of the tokens that were computed \
+                 here: they are as many and other ones"
+            ),
+        };
+        let detail = format!("{shows}, so that its steps are known as fallback {reach}; {}", advice(model));
+        Self { what: "identity", cause: doubt.sign.as_str(), detail }
     }
 }
 

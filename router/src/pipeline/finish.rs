@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Candidate, Case, Handoff, Transfers};
-use vocabulary::{Blocks, Bytes, Micros, Tokens, WorkerId};
+use vocabulary::{Blocks, Bytes, Knowledge, Micros, Overlap, Tokens, WorkerId, WorkerView};
 use workers_shim::dialect::Usage;
 use workers_shim::events::{KnownBy, Served};
 use workers_shim::fleet::InFlight;
@@ -16,7 +16,7 @@ use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use crate::gateway::Gateway;
-use crate::identity::agreement::Counts;
+use crate::identity::agreement::{Counts, Finds};
 
 /// A request on its way to its end.
 pub struct Finish {
@@ -120,7 +120,8 @@ impl Finish {
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
             moved: self.moved(),
-            engine_disagrees: self.disagreement(ending, usage),
+            engine_disagrees: self.counts_disagreeing(ending, usage),
+            cache_disagrees: self.finds_disagreeing(ending, usage),
         }
     }
 
@@ -234,14 +235,44 @@ impl Finish {
     }
 
     /// Holds the engine's count of the prompt against ours. Both where they disagree.
-    fn disagreement(&self, ending: Ending, usage: Option<Usage>) -> Option<Counts> {
+    fn counts_disagreeing(&self, ending: Ending, usage: Option<Usage>) -> Option<Counts> {
         let usage = usage.filter(|_| ending == Ending::Complete)?;
         let prefixed = &self.step.located.prefixed;
         let computed = prefixed.countable().filter(|_| !self.is_guessed());
         let counted = Some(usage.prompt).filter(|counted| *counted > Tokens::ZERO);
         let counts = computed.zip(counted).map(|(computed, counted)| Counts { computed, counted });
         let at = (&prefixed.request.model, self.server());
-        self.gateway.remembered.identity.agreement.answered(at, counts, Instant::now())
+        self.gateway.remembered.identity.agreement.counted(at, counts, Instant::now())
+    }
+
+    /// Holds what the engine found in its cache against what its events told. Both where they disagree.
+    fn finds_disagreeing(&self, ending: Ending, usage: Option<Usage>) -> Option<Finds> {
+        let usage = usage.filter(|_| ending == Ending::Complete)?;
+        let at = (&self.step.located.prefixed.request.model, self.server());
+        self.gateway.remembered.identity.agreement.found(at, self.finds(usage), Instant::now())
+    }
+
+    /// None where the prompt is not certain or one of several, where its blocks may have come from elsewhere, where not all of
+    /// the worker's blocks are known, and where the engine does not say what it found.
+    fn finds(&self, usage: Usage) -> Option<Finds> {
+        let located = &self.step.located;
+        let prefixed = &located.prefixed;
+        let is_plain = self.attempts.len() == 1 && self.planned.plan.handoff.is_none() && prefixed.others.is_empty();
+        prefixed.countable().filter(|_| is_plain && !self.is_guessed())?;
+        let fleet = self.gateway.fleet().snapshot();
+        let is_it = |worker: &&WorkerView| worker.id == self.server() && worker.knowledge == Knowledge::Exact;
+        let capacity = fleet.iter().find(is_it)?.capacity;
+        let chain = &prefixed.prompt.chain;
+        let told = |overlaps: &[Overlap]| {
+            let at = overlaps.iter().filter(|overlap| overlap.worker == self.server());
+            at.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(chain.block)
+        };
+        let before =
+            Finds { told: told(&located.overlaps), found: usage.cached?, block: capacity.block.max(chain.block) };
+        // What others had computed there meanwhile was told meanwhile.
+        let now = || told(&self.gateway.index().read().overlaps_of(chain));
+        let finds = if before.agree() { before } else { Finds { told: before.told.max(now()), ..before } };
+        finds.telling()
     }
 
     fn count_tokens(&self, seen: &Seen) {

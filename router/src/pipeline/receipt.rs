@@ -11,7 +11,7 @@ use vocabulary::{Bytes, Epoch, Knowledge, Micros, ModelId, Owner, RequestId, Ses
 use super::locate::Grounds;
 use super::session_key::KeySource;
 use super::steering::Mode;
-use crate::identity::agreement::Counts;
+use crate::identity::agreement::{Counts, Finds};
 use crate::soft_state::Standing;
 
 /// One served step, from decision to outcome.
@@ -187,6 +187,10 @@ pub struct Seen {
     /// Prompt tokens by both counts, where the engine's is another than ours: tokenizer or template here are not its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_disagrees: Option<Counts>,
+    /// What the engine found of the prompt beside what its events had told of it, where that is less: its prompts are other
+    /// ones than ours. Prompts that were computed there meanwhile for others are told, and not meant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_disagrees: Option<Finds>,
 }
 
 /// The newest receipts, bounded in their number and in the candidates that they list: many workers make long ones.

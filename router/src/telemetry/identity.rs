@@ -16,6 +16,9 @@ pub struct IdentityMetrics {
     /// `identity_counted_prompts_total{result}`: answers whose usage was held against the prompt's tokens here: `agrees`,
     /// `disagrees`, or `not_compared` where one of both is not certain.
     pub counted_prompts: IntCounterVec,
+    /// `identity_found_prompts_total{result}`: answers whose cached tokens were held against what the worker's events had told
+    /// of the prompt: `agrees`, `disagrees`, or `not_compared` where one of both is not certain, or nothing follows from it.
+    pub found_prompts: IntCounterVec,
     /// `identity_conversations`, refreshed when scraped.
     pub conversations: IntGauge,
     /// `identity_memory_bytes`, refreshed when scraped.
@@ -44,6 +47,11 @@ impl IdentityMetrics {
                 "Answers whose count of prompt tokens agrees with ours, disagrees with it, or could not be compared.",
                 &["result"],
             ),
+            found_prompts: f.counters(
+                "identity_found_prompts_total",
+                "Answers whose cached prompt tokens agree with what the worker's events told, are more, or could not be compared.",
+                &["result"],
+            ),
             conversations: f.gauge("identity_conversations", "Conversations whose next step is known in advance."),
             memory_bytes: f.gauge("identity_memory_bytes", "Memory that these take."),
             distrusted: f.gauge(
@@ -52,14 +60,16 @@ impl IdentityMetrics {
             ),
             doubted: f.gauge(
                 "identity_doubted_models",
-                "Models of which most workers that answered count other prompt tokens than were computed here.",
+                "Models of which most workers that answered count other prompt tokens than were computed here, or find more of them cached than they told.",
             ),
         };
         Rung::ALL.iter().for_each(|rung| drop(metrics.steps.with_label_values(&[rung.label()])));
         let outcomes = Difference::all().map(Difference::label).chain(["same", "left_out"]);
         outcomes.for_each(|outcome| drop(metrics.looks.with_label_values(&[outcome])));
         let results = ["agrees", "disagrees", "not_compared"];
-        results.iter().for_each(|result| drop(metrics.counted_prompts.with_label_values(&[result])));
+        for counter in [&metrics.counted_prompts, &metrics.found_prompts] {
+            results.iter().for_each(|result| drop(counter.with_label_values(&[result])));
+        }
         metrics
     }
 }

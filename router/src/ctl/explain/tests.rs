@@ -89,6 +89,11 @@ fn what_an_engine_counts_otherwise_is_said_with_what_to_do() {
         shown.contains("the engine counts 612 prompt tokens where 600 were computed here: see that models."),
         "{shown}"
     );
+    wrong["seen"] = receipt()["seen"].clone();
+    wrong["seen"]["cache_disagrees"] = json!({"told": 16, "found": 512, "block": 16});
+    let shown = text(&wrong, &Names::default());
+    let wanted = "the engine found 512 prompt tokens in its cache where its events told of 16: see that models.";
+    assert!(shown.contains(wanted) && !shown.contains("counts"), "{shown}");
     assert!(!text(&receipt(), &Names::default()).contains("disagrees"));
 }
 

@@ -19,7 +19,19 @@ fn agreement() -> (Agreement, ModelId) {
 fn worker(id: u64, agreement: &Agreement, counts: &[Counts]) {
     let model = ModelId::from("m");
     for counts in counts {
-        agreement.answered((&model, WorkerId(id)), Some(*counts), Instant::now());
+        agreement.counted((&model, WorkerId(id)), Some(*counts), Instant::now());
+    }
+}
+
+fn finds(told: u64, found: u64) -> Finds {
+    Finds { told: Tokens(told), found: Tokens(found), block: Tokens(16) }
+}
+
+/// The worker's answers to prompts of which so much was told, and so much found.
+fn found(id: u64, agreement: &Agreement, all: &[(u64, u64)]) {
+    let at = (&ModelId::from("m"), WorkerId(id));
+    for (told, found) in all {
+        agreement.found(at, finds(*told, *found).telling(), Instant::now());
     }
 }
 
@@ -60,19 +72,66 @@ fn one_odd_worker_is_doubted_alone_and_most_of_them_are_the_model() {
     worker(2, &all, &[AGREES]);
     let at = |id| all.doubts(&model, WorkerId(id));
     assert_eq!([at(1), at(2), at(3)], [true, false, false], "one of two is not most of them");
-    let odd = Doubt { model: model.clone(), at: vec![WorkerId(1)], reach: DoubtReach::Workers };
+    let at_one = vec![WorkerId(1)];
+    let odd = Doubt { model: model.clone(), sign: Sign::Counted, at: at_one, reach: DoubtReach::Workers };
     assert_eq!(all.all_doubts(), [odd]);
     worker(3, &all, &[DISAGREES; 3]);
     assert_eq!([at(1), at(2), at(3), at(4)], [true; 4], "two of three are");
 }
 
 #[test]
+fn six_of_eight_answers_that_found_more_than_was_told_make_a_doubt_and_32_that_did_not_end_it() {
+    let (all, model) = agreement();
+    let is_doubted = || all.doubts(&model, WorkerId(1));
+    found(1, &all, &[(0, 400); 5]);
+    found(1, &all, &[(400, 400); 3]);
+    found(1, &all, &[(0, 400)]);
+    assert!(!is_doubted(), "the first of the six is long ago");
+    found(1, &all, &[(0, 400); 4]);
+    assert!(!is_doubted(), "five of eight");
+    found(1, &all, &[(0, 400)]);
+    assert!(is_doubted());
+    let doubt = &all.all_doubts()[0];
+    assert_eq!((doubt.sign, doubt.reach, doubt.sign.as_str()), (Sign::Found, DoubtReach::Model, "cache_disagrees"));
+    assert_eq!(all.doubted_models(), 1);
+    found(1, &all, &[(400, 400); 31]);
+    found(1, &all, &[(0, 0), (800, 0), (0, 16)]);
+    assert!(is_doubted(), "what found no more than a block could only agree: it ends nothing");
+    found(1, &all, &[(400, 400)]);
+    assert_eq!((is_doubted(), all.doubted_models()), (false, 0));
+}
+
+#[test]
+fn what_is_found_is_more_than_was_told_by_more_than_a_block_or_says_nothing_wrong() {
+    for (told, found) in [(0, 17), (100, 117), (0, 8000)] {
+        assert!(finds(told, found).telling().is_some_and(|finds| !finds.agree()), "{told} {found}");
+    }
+    for (told, found) in [(1, 17), (100, 116), (8000, 17)] {
+        assert!(finds(told, found).telling().is_some_and(Finds::agree), "{told} {found}: less is evicted, or rounded");
+    }
+    for (told, found) in [(0, 0), (0, 16), (8000, 0)] {
+        assert_eq!(finds(told, found).telling(), None, "{told} {found}");
+    }
+}
+
+#[test]
+fn counts_that_agree_do_not_end_a_doubt_of_what_is_found() {
+    let (all, model) = agreement();
+    found(1, &all, &[(0, 400); 6]);
+    worker(1, &all, &[AGREES; 40]);
+    assert!(all.doubts(&model, WorkerId(1)));
+    worker(1, &all, &[DISAGREES; 3]);
+    assert_eq!(all.all_doubts().iter().map(|doubt| doubt.sign).collect::<Vec<_>>(), [Sign::Counted, Sign::Found]);
+    assert_eq!(all.doubted_models(), 1, "one model, however many signs");
+}
+
+#[test]
 fn what_cannot_be_compared_is_counted_and_says_nothing() {
     let (all, model) = agreement();
     worker(1, &all, &[DISAGREES; 2]);
-    assert_eq!(all.answered((&model, WorkerId(1)), None, Instant::now()), None);
-    assert_eq!(all.answered((&model, WorkerId(1)), Some(AGREES), Instant::now()), None);
-    assert_eq!(all.answered((&model, WorkerId(1)), Some(DISAGREES), Instant::now()), Some(DISAGREES));
+    assert_eq!(all.counted((&model, WorkerId(1)), None, Instant::now()), None);
+    assert_eq!(all.counted((&model, WorkerId(1)), Some(AGREES), Instant::now()), None);
+    assert_eq!(all.counted((&model, WorkerId(1)), Some(DISAGREES), Instant::now()), Some(DISAGREES));
     let counted = |result| all.metrics.counted_prompts.with_label_values(&[result]).get();
     assert_eq!(["agrees", "disagrees", "not_compared"].map(counted), [1, 3, 1]);
     assert!(all.doubts(&model, WorkerId(1)));
@@ -82,7 +141,8 @@ fn what_cannot_be_compared_is_counted_and_says_nothing() {
 fn disagreements_are_told_at_once_then_seldom_and_a_doubt_always() {
     let (all, model) = agreement();
     let start = Instant::now();
-    let at = |seconds, counts| all.note((&model, WorkerId(1)), counts, start + Duration::from_secs(seconds));
+    let at =
+        |seconds, counts| all.note((&model, WorkerId(1)), Said::Counts(counts), start + Duration::from_secs(seconds));
     assert_eq!([at(0, AGREES), at(0, DISAGREES), at(1, DISAGREES)], [None, Some(News::Disagrees), None]);
     let later = [at(2, DISAGREES), at(3, DISAGREES), at(61, DISAGREES)];
     assert_eq!(later, [Some(News::Doubted), None, Some(News::Disagrees)]);
@@ -173,8 +233,91 @@ async fn steps_at_a_worker_that_follows_its_events_are_fallback_while_it_is_doub
     assert_eq!(counted.get(), 2, "whole answers and streams both tell");
     let at = (&ModelId::from("tiny"), front.gateway.fleet().snapshot()[0].id);
     for _ in 0..3 {
-        front.gateway.remembered.identity.agreement.answered(at, Some(DISAGREES), Instant::now());
+        front.gateway.remembered.identity.agreement.counted(at, Some(DISAGREES), Instant::now());
     }
     assert_eq!(ask(false).await.attempts[0].knowledge, Knowledge::Fallback);
     assert_eq!(known(), Knowledge::Exact, "its blocks are as well known as before");
+}
+
+/// The small model's template with this word before every conversation.
+fn beginning(word: &str) -> tempfile::TempDir {
+    let plain = include_str!("../../../../configs/models/tiny/chat_template.jinja");
+    crate::catalog::tests::folder(&format!("{{{{- '{word}' -}}}}{plain}"))
+}
+
+/// A simulated worker with these flags, and a front door that follows its events and reads prompts as `folder` says.
+async fn followed(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, Front) {
+    let sim = sim(&[&["--speed-up=50"], flags].concat()).await;
+    let front = front_of(&[url(&sim)], &[&format!("models.tiny.text={:?}", folder.path())]).await;
+    until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == Knowledge::Exact).await;
+    (sim, front)
+}
+
+async fn say(front: &Front, messages: &[Value]) -> std::sync::Arc<Receipt> {
+    let body = json!({"model": "tiny", "max_tokens": 2, "messages": messages});
+    assert_eq!(post(front.proxy_address(), CHAT, body.to_string()).await.status, 200);
+    receipt(front)
+}
+
+#[tokio::test]
+async fn a_template_that_gives_as_many_other_tokens_is_found_out_by_what_the_engine_finds() {
+    let (theirs, ours) = (beginning("a"), beginning("b"));
+    let (_sim, front) = followed(&[&format!("--text={}", theirs.path().display())], &ours).await;
+    let mut messages = vec![json!({"role": "user", "content": "what is in the sea? ".repeat(60)})];
+    let cold = say(&front, &messages).await;
+    assert_eq!((cold.attempts[0].knowledge, cold.seen.unwrap().cache_disagrees), (Knowledge::Exact, None));
+    for _ in 0..6 {
+        messages.push(json!({"role": "user", "content": "what else? ".repeat(20)}));
+        let step = say(&front, &messages).await;
+        let seen = step.seen.unwrap();
+        assert_eq!((step.attempts[0].knowledge, seen.engine_disagrees), (Knowledge::Exact, None), "they are as many");
+        let finds = seen.cache_disagrees.unwrap();
+        assert_eq!((finds.told, Some(finds.found)), (Tokens(0), seen.cached));
+    }
+    assert_eq!(say(&front, &messages).await.attempts[0].knowledge, Knowledge::Fallback);
+    let ready = get(front.operator_address(), "/readyz").await.json();
+    let line = &ready["degraded"][0];
+    assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("cache_disagrees")), "{ready}");
+    assert!(line["detail"].as_str().unwrap().contains("models.\"tiny\".text"), "{line}");
+    let metrics = String::from_utf8(get(front.operator_address(), "/metrics").await.body.to_vec()).unwrap();
+    for series in [
+        "doubted_models 1",
+        "found_prompts_total{result=\"disagrees\"} 7",
+        "found_prompts_total{result=\"not_compared\"} 1",
+    ] {
+        assert!(metrics.contains(&format!("ownerserve_identity_{series}")), "{series} in {metrics}");
+    }
+}
+
+#[tokio::test]
+async fn cold_starts_together_and_evictions_make_no_doubt() {
+    let folder = beginning("a");
+    let profile = folder.path().join("small.toml");
+    std::fs::write(&profile, "blocks = 160\ncontext_tokens = 2560\nstep_tokens = 512").unwrap();
+    let flags = [format!("--text={}", folder.path().display()), format!("--profile={}", profile.display())];
+    let (sim, front) = followed(&[&flags[0], &flags[1]], &folder).await;
+    for round in 0..8 {
+        let shared = json!({"role": "system", "content": format!("{round} you know the sea. ").repeat(60)});
+        let burst = (0..6).map(|fork| {
+            let own = json!({"role": "user", "content": format!("{fork} what is in the sea? ").repeat(10)});
+            let body = json!({"model": "tiny", "max_tokens": 8, "messages": [shared, own]});
+            post(front.proxy_address(), CHAT, body.to_string())
+        });
+        assert!(futures::future::join_all(burst).await.iter().all(|answer| answer.status == 200));
+    }
+    let all = front.gateway.decisions.receipts.newest(100, |_| true);
+    let is_foretold = |receipt: &&std::sync::Arc<Receipt>| {
+        let seen = receipt.seen.unwrap();
+        seen.cached.unwrap() <= seen.predicted_cached + Tokens(16)
+    };
+    let foretold = all.iter().filter(is_foretold).count();
+    assert!(all.len() == 48 && foretold <= 16, "most were planned before the first of them was computed: {foretold}");
+    assert!(all.iter().all(|receipt| receipt.attempts[0].knowledge == Knowledge::Exact));
+    let agreement = &front.gateway.remembered.identity.agreement;
+    assert_eq!(agreement.all_doubts(), []);
+    let compared = |result| front.gateway.metrics.identity.found_prompts.with_label_values(&[result]).get();
+    assert!(compared("agrees") >= 32 && compared("disagrees") < 4, "{} {}", compared("agrees"), compared("disagrees"));
+    let held = front.gateway.index().read().blocks();
+    assert!(held <= 160, "{held}: what was there before is evicted");
+    drop(sim);
 }
