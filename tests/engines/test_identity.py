@@ -5,7 +5,7 @@ import pytest
 from engine import BLOCK
 from harness.cluster import Serve
 from harness.talk import TEXT, prose
-from harness.words import Chat, Messages, Responses, agrees, known_exactly, settled, step
+from harness.words import Chat, Messages, Responses, agrees, known_exactly, receipted, settled, step
 
 STEPS = 8
 
@@ -37,6 +37,25 @@ def test_a_conversation_in_any_endpoints_words_is_known_as_vllm_knows_it(serve, 
     assert rungs == ["cold"] + ["session"] * (STEPS - 1), rungs
     assert found > 1000, "hardly anything was found again"
     assert [serve.metric("identity_looks_total", outcome=wrong) for wrong in ("tokens", "length", "refused")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("path", "ask", "also"), [
+    ("/v1/completions", {"prompt": prose(200, 71)}, {"echo": True, "logprobs": 0}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": prose(200, 72)}]}, {"echo": True}),
+])
+def test_log_probabilities_of_a_prompt_have_all_of_it_computed_and_nothing_else_is_predicted(serve, path, ask, also):
+    def cached(**fields):
+        settled(serve)
+        receipt = receipted(serve, path, {**ask, "max_tokens": 2, **fields})[1]
+        assert receipt["seen"]["predicted_cached"] == receipt["seen"]["cached"], (fields, receipt)
+        return receipt["seen"]["cached"], receipt["known"]["grounds"].get("unread")
+
+    assert cached() == (0, None)
+    found, why = cached()
+    assert found >= 5 * BLOCK and why is None
+    for fields in ({"prompt_logprobs": 1}, {"prompt_logprobs": 0}, also):
+        assert cached(**fields) == (0, "prompt_logprobs"), fields
+    assert cached() == (found, None)
 
 
 def test_a_response_is_gone_on_with_by_its_transcript_as_vllm_knows_it(serve):

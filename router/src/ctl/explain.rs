@@ -84,6 +84,9 @@ fn known(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
     view.extend(
         grounds["promises"].as_u64().filter(|n| *n > 0).map(|n| format!("{n} steps under way at other routers")),
     );
+    view.extend(
+        grounds["unread"].as_str().map(|why| format!("nothing that workers hold: {why} has all of it computed")),
+    );
     let step = match receipt["decision"]["step"].as_str() {
         Some(step) => format!("{step}, mode {}", word(receipt.get("mode"))),
         None => format!("not planned, mode {}", word(receipt.get("mode"))),

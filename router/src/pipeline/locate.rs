@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ownership::View;
 use ownership::ledger::{Ledger, Lineage, Located as Found, Query, Sealed};
-use planner::{HeadRelation, Promise, SessionView};
+use planner::{HeadRelation, Promise, SessionView, TransferBar};
 use prefix::Converted;
 use serde::Serialize;
 use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
@@ -73,6 +73,9 @@ pub struct Grounds {
     pub promises: usize,
     /// Other routers whose requests in flight were counted.
     pub routers: usize,
+    /// What in the request keeps engines from reading their caches, so that it counted nowhere what they hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unread: Option<TransferBar>,
 }
 
 impl Located {
@@ -86,8 +89,11 @@ impl Located {
         sealable(&self.prefixed, &self.workers)
     }
 
-    /// Leading tokens known from before.
+    /// Leading tokens known from before, where its engine uses them.
     pub fn reused(&self) -> Tokens {
+        if self.grounds.unread.is_some() {
+            return Tokens::ZERO;
+        }
         self.deepest_overlap().max(self.shared).tokens(self.prefixed.prompt.chain.block)
     }
 }
@@ -115,7 +121,9 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found))
     let workers = knowledge::of_step(gateway, &prefixed, gateway.fleet().snapshot());
     let place = place(gateway, view, (&prefixed, &found));
     let chain = &prefixed.prompt.chain;
-    let overlaps = overlaps(gateway, &prefixed, found.known());
+    let unread = prefixed.request.unread();
+    // What nobody reads is nowhere, whoever owns it.
+    let overlaps = if unread.is_none() { overlaps(gateway, &prefixed, found.known()) } else { Vec::new() };
     let relation = place.head.map_or(HeadRelation::Unknown, |(head, shared)| {
         HeadRelation::of(sealable(&prefixed, &workers), head.blocks, shared)
     });
@@ -128,9 +136,13 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found))
         id: place.session,
         owner,
         epoch: record.as_ref().map(|session| session.epoch).unwrap_or_default(),
-        sealed: if place.own.is_some() { found.known().max(shared) } else { found.known() },
+        sealed: match unread {
+            Some(_) => Blocks::ZERO,
+            None if place.own.is_some() => found.known().max(shared),
+            None => found.known(),
+        },
         replicas: sealed.map_or_else(Vec::new, |sealed| holders(sealed, owner)),
-        promises: promises(gateway, view, place.session, &prefixed),
+        promises: if unread.is_none() { promises(gateway, view, place.session, &prefixed) } else { Vec::new() },
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
     let grounds = Grounds {
@@ -139,6 +151,7 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found))
         unapplied: place.own.is_some(),
         promises: session.promises.len(),
         routers: gateway.fleet().routers(),
+        unread,
     };
     Located {
         pin,

@@ -59,6 +59,20 @@ impl Request {
         self.salt.as_deref().or(self.own_salt.as_deref())
     }
 
+    /// What keeps engines from taking anything of its prompt from their caches: log probabilities of the prompt want all of it
+    /// computed. None where they take what is there.
+    pub fn unread(&self) -> Option<TransferBar> {
+        let fields = self.body.fields();
+        let echo = fields.read::<bool>("echo").unwrap_or(false);
+        let asks = match self.endpoint {
+            // A chat that is echoed always has them, a completion where its answer has.
+            Endpoint::ChatCompletions => fields.has("prompt_logprobs") || echo,
+            Endpoint::Completions => fields.has("prompt_logprobs") || echo && fields.has("logprobs"),
+            Endpoint::Messages | Endpoint::Responses => false,
+        };
+        asks.then_some(TransferBar::PromptLogprobs)
+    }
+
     /// Whether every engine counts each of its prompts once, and as text that it has read itself. A text behind the answer may become
     /// part of the prompt, and token ids are the client's own: their number is never in question.
     pub fn is_counted_alike(&self) -> bool {

@@ -274,6 +274,7 @@ pub(crate) mod testing {
                     unapplied: false,
                     promises: 0,
                     routers: 0,
+                    unread: None,
                 },
             },
             mode: Mode::Sticky,

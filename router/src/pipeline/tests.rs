@@ -3,13 +3,14 @@ use std::time::Instant;
 
 use http::{HeaderMap, Method, Request};
 use serde_json::{Value, json};
-use vocabulary::{Blocks, ModelId, SessionId, TenantId};
+use vocabulary::{Blocks, Knowledge, ModelId, SessionId, TenantId, Tokens};
 
 use super::identify::Unnamed;
 use super::opening::preamble;
 use super::parse;
 use crate::incoming::{Endpoint, Incoming, new_request_id};
-use crate::testing::{Front, Worker, front, get, post, send, until};
+use crate::sim_command::tests::{sim, url};
+use crate::testing::{Front, Worker, front, front_of, get, post, send, until};
 
 const PATH: &str = "/v1/completions";
 
@@ -190,4 +191,40 @@ async fn a_prompt_that_is_known_to_be_too_long_is_refused_and_a_guessed_one_is_t
     assert_eq!((got.status, got.error_code().as_str()), (400, "context_length_exceeded"));
     let message = got.json()["error"]["message"].to_string();
     assert!(message.contains("50000") && message.contains("60000 input tokens"), "{message}");
+}
+
+#[tokio::test]
+async fn a_step_whose_engine_reads_no_cache_is_planned_for_an_empty_one_and_says_why() {
+    let (one, two) = (sim(&["--speed-up=50"]).await, sim(&["--speed-up=50"]).await);
+    let front = front_of(&[url(&one), url(&two)], &["models.tiny.text=builtin"]).await;
+    let is_exact = || front.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == Knowledge::Exact);
+    until("their events are followed", is_exact).await;
+    let ask = async |fields: Value| {
+        let mut body = json!({"model": "tiny", "max_tokens": 2, "prompt": "what is in the sea? ".repeat(100)});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let request = Request::post(PATH).header("x-session-id", "one").header("content-type", "application/json");
+        assert_eq!(send(front.proxy_address(), request, body.to_string()).await.status, 200);
+        front.gateway.decisions.receipts.newest(1, |_| true).remove(0)
+    };
+    let cold = ask(json!({})).await;
+    let owner = cold.attempts[0].decode;
+    let view = || front.gateway.directory().view().session(session("one")).and_then(|one| one.owner);
+    until("it is owned", || view().is_some_and(|at| at.worker == owner)).await;
+    let most = cold.known.prompt - Tokens(16);
+    let warm = ask(json!({})).await;
+    assert!(warm.seen.unwrap().predicted_cached >= most && warm.known.grounds.unread.is_none());
+    for fields in [json!({"prompt_logprobs": 1}), json!({"echo": true, "logprobs": 1})] {
+        let whole = ask(fields.clone()).await;
+        let seen = whole.seen.unwrap();
+        assert_eq!((seen.predicted_cached, seen.cached), (Tokens::ZERO, Some(Tokens::ZERO)), "{fields}");
+        let candidates = &whole.decision.as_ref().unwrap().candidates;
+        assert!(candidates.iter().all(|one| one.decode.tokens_cached == Tokens::ZERO), "{candidates:?}");
+        assert_eq!((whole.known.sealed, whole.known.deepest_overlap), (Tokens::ZERO, Tokens::ZERO));
+        let written = serde_json::to_value(&*whole).unwrap();
+        assert_eq!(written["known"]["grounds"]["unread"], "prompt_logprobs");
+    }
+    assert_eq!(view().map(|at| at.worker), Some(owner), "who owns it goes on owning it");
+    let again = ask(json!({})).await;
+    assert!(again.seen.unwrap().cached >= Some(most), "{:?}", again.seen);
+    assert_eq!(again.attempts[0].decode, owner);
 }

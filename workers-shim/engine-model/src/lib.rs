@@ -25,7 +25,7 @@ pub use engine::Engine;
 pub use error::{ModelError, Refused};
 pub use output::{Finish, FinishReason, KvEvent, Output, OutputKind, StoredBlocks};
 pub use profile::Profile;
-pub use request::{CacheKeys, Ending, Report, Request, RequestId, Sampling, Source, Transfer};
+pub use request::{CacheKeys, Ending, Reading, Report, Request, RequestId, Sampling, Source, Transfer};
 pub use stats::{Finishes, PromptSources, Stats, Transfers};
 pub use transfer::{BlockImage, Handoff};
 pub use voice::{Fingerprint, Voice};

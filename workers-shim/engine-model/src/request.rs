@@ -21,8 +21,20 @@ pub struct Request {
     pub keys: CacheKeys,
     /// Whether KV comes or goes.
     pub transfer: Transfer,
+    /// What of its prompt may come from the prefix cache.
+    pub reading: Reading,
     /// What listeners are told of it.
     pub report: Report,
+}
+
+/// What of a request's prompt may come from the prefix cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reading {
+    /// All that is there.
+    #[default]
+    Cached,
+    /// Nothing: log probabilities of the prompt want all of it computed. What is computed goes into the cache as ever.
+    Nothing,
 }
 
 /// What listeners are told of a request's blocks.

@@ -8,13 +8,16 @@ use vocabulary::Micros;
 use crate::keys::block_key;
 use crate::pool::{BlockId, Content, Pool};
 use crate::voice::{Fingerprint, Voice};
-use crate::{BlockImage, CacheKeys, Finish, FinishReason, KvEvent, Report, Request, Sampling, StoredBlocks, Transfer};
+use crate::{
+    BlockImage, CacheKeys, Finish, FinishReason, KvEvent, Reading, Report, Request, Sampling, StoredBlocks, Transfer,
+};
 
 /// A live request.
 pub(crate) struct Sequence {
     pub(crate) name: Arc<str>,
     pub(crate) sampling: Sampling,
     pub(crate) transfer: Transfer,
+    reading: Reading,
     report: Report,
     pub(crate) tokens: Vec<u32>,
     pub(crate) memory: Memory,
@@ -66,6 +69,7 @@ impl Sequence {
             name: request.name,
             sampling: request.sampling,
             transfer: request.transfer,
+            reading: request.reading,
             report: request.report,
             tokens: request.prompt,
             memory,
@@ -91,7 +95,10 @@ impl Sequence {
     /// Take the longest cached prefix, but never the last token: something must be computed to draw the next one.
     /// Returns what listeners are told, if they asked for more than what is new.
     pub(crate) fn adopt_prefix(&mut self, pool: &mut Pool) -> Option<KvEvent> {
-        let most = (self.tokens.len() - 1) / self.memory.block_tokens;
+        let most = match self.reading {
+            Reading::Cached => (self.tokens.len() - 1) / self.memory.block_tokens,
+            Reading::Nothing => 0,
+        };
         self.memory.adopt(&self.tokens, most, pool);
         let found = self.memory.computed.min(self.counts.prompt);
         let first = self.counts.cached.is_none();

@@ -98,6 +98,14 @@ fn what_an_engine_counts_otherwise_is_said_with_what_to_do() {
 }
 
 #[test]
+fn a_step_whose_engine_reads_no_cache_says_so() {
+    let mut whole = receipt();
+    whole["known"]["grounds"]["unread"] = json!("prompt_logprobs");
+    let shown = text(&whole, &Names::default());
+    assert!(shown.contains("nothing that workers hold: prompt_logprobs has all of it computed"), "{shown}");
+}
+
+#[test]
 fn in_the_shadow_it_says_what_would_have_been_done_and_that_it_was_not() {
     let mut shadowed = receipt();
     shadowed["mode"] = json!("shadow");

@@ -92,6 +92,25 @@ fn several_answers_or_prompts_forbid_transfers() {
 }
 
 #[test]
+fn log_probabilities_of_the_prompt_are_asked_for_by_themselves_or_with_its_echo() {
+    let unread = |endpoint, body: &str| parsed(endpoint, body).unwrap().unread();
+    let completion = |fields: &str| unread(Endpoint::Completions, &format!(r#"{{"model":"m","prompt":"a"{fields}}}"#));
+    let chat = |fields: &str| chat(fields).unwrap().unread();
+    for fields in [r#","prompt_logprobs":0"#, r#","prompt_logprobs":1"#, r#","echo":true,"logprobs":0"#] {
+        assert_eq!(
+            (completion(fields), chat(fields)),
+            (Some(TransferBar::PromptLogprobs), Some(TransferBar::PromptLogprobs))
+        );
+    }
+    for fields in ["", r#","prompt_logprobs":null"#, r#","echo":false,"logprobs":1"#, r#","logprobs":1"#] {
+        assert_eq!((completion(fields), chat(fields)), (None, None), "{fields}");
+    }
+    let echo = r#","echo":true"#;
+    assert_eq!((completion(echo), chat(echo)), (None, Some(TransferBar::PromptLogprobs)), "as vLLM takes it");
+    assert_eq!(unread(Endpoint::Messages, r#"{"model":"m","messages":[],"max_tokens":1,"echo":true}"#), None);
+}
+
+#[test]
 fn every_way_to_ask_for_several_answers_bars_transfers() {
     for fields in [r#","n":2"#, r#","best_of":2"#, r#","use_beam_search":true"#] {
         assert_eq!(chat(fields).unwrap().bar, Some(TransferBar::SeveralChoices), "{fields}");

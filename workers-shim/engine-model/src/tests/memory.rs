@@ -182,3 +182,15 @@ fn a_full_report_tells_blocks_again_that_are_stored_once() {
     let id = rig.submit(request(&prompt(1, 14), 1));
     assert_eq!(rig.finish(id).cached, 0);
 }
+
+#[test]
+fn who_wants_all_of_a_prompt_computed_finds_nothing_and_leaves_it_for_others() {
+    let mut rig = Rig::new(small());
+    let mut cached = |seed: u32, reading: Reading| {
+        let id = rig.submit(Request { reading, ..request(&prompt(seed, 22), 3) });
+        rig.finish(id).cached
+    };
+    assert_eq!([cached(1, Reading::Cached), cached(1, Reading::Nothing), cached(1, Reading::Cached)], [0, 0, 20]);
+    assert_eq!([cached(2, Reading::Nothing), cached(2, Reading::Cached)], [0, 20], "it is stored as ever");
+    assert_eq!(rig.texts.values().collect::<BTreeSet<_>>().len(), 2, "the answer to a prompt is one");
+}

@@ -7,13 +7,13 @@ mod pool;
 mod text;
 mod transfers;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use vocabulary::Micros;
 
 use crate::{
-    CacheKeys, Ending, Engine, Finish, FinishReason, KvEvent, OutputKind, Profile, Report, Request, RequestId,
+    CacheKeys, Ending, Engine, Finish, FinishReason, KvEvent, OutputKind, Profile, Reading, Report, Request, RequestId,
     Sampling, Source, Transfer, Voice,
 };
 
@@ -55,6 +55,7 @@ pub(super) fn request(prompt: &[u32], max_tokens: u32) -> Request {
         sampling: Sampling { max_tokens, ending: Ending::Ignored, ..Sampling::default() },
         keys: CacheKeys::default(),
         transfer: Transfer::None,
+        reading: Reading::Cached,
         report: Report::Added,
     }
 }

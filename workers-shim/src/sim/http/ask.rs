@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::HeaderMap;
-use engine_model::{CacheKeys, Ending, Report, Request, Sampling, Transfer};
+use engine_model::{CacheKeys, Ending, Reading, Report, Request, Sampling, Transfer};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::App;
@@ -26,6 +26,8 @@ pub(crate) struct Ask {
     pub(crate) stops: Vec<String>,
     /// Tokens that the producer of a consumer found cached.
     pub(crate) remote_cached: Option<u32>,
+    /// What of the prompts may come from the cache.
+    pub(crate) reading: Reading,
     longest: Option<u32>,
     sampling: Sampling,
     keys: CacheKeys,
@@ -68,6 +70,7 @@ impl Ask {
             longest: longest.into_iter().flatten().next(),
             sampling: sampling(fields)?,
             transfer: transfer_of(params),
+            reading: Reading::Cached,
             report: report(fields)?,
             keys,
             model,
@@ -101,6 +104,7 @@ impl Ask {
             sampling,
             keys: self.keys.clone(),
             transfer: self.transfer.clone(),
+            reading: self.reading,
             report: self.report,
         })
     }

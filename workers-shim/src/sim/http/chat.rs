@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use engine_model::Reading;
 use serde_json::{Value, json};
 
 use crate::sim::codec::ChatWords;
@@ -24,7 +25,10 @@ use super::totals::Totals;
 pub(crate) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
     let fields = Fields::parse(&body)?;
     let limits = ["max_completion_tokens", "max_tokens"];
-    let ask = Ask::read(&app, (&headers, &fields), &limits, "chatcmpl-")?;
+    let mut ask = Ask::read(&app, (&headers, &fields), &limits, "chatcmpl-")?;
+    if fields.get("prompt_logprobs").is_some() || fields.flag("echo")? {
+        ask.reading = Reading::Nothing;
+    }
     let prompt = prompt_of(&app, &fields)?;
     let choices = begin(&app, &ask, std::slice::from_ref(&prompt))?;
     if ask.delivery == Delivery::Whole {

@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use engine_model::Reading;
 use serde_json::{Value, json};
 
 use super::App;
@@ -30,6 +31,10 @@ pub(crate) async fn completions(
     let fields = Fields::parse(&body)?;
     let mut ask = Ask::read(&app, (&headers, &fields), &["max_tokens"], "cmpl-")?;
     ask.bound(DEFAULT_TOKENS);
+    // What is echoed has log probabilities where the answer has.
+    if fields.get("prompt_logprobs").is_some() || fields.flag("echo")? && fields.get("logprobs").is_some() {
+        ask.reading = Reading::Nothing;
+    }
     let prompts = prompts_of(&app, &fields)?;
     let choices = begin(&app, &ask, &prompts)?;
     if ask.delivery == Delivery::Whole {

@@ -262,3 +262,42 @@ async fn tenants_do_not_see_each_others_cache() {
     };
     assert_eq!([cached("a").await, cached("b").await, cached("a").await], [json!(0), json!(0), json!(32)]);
 }
+
+#[tokio::test]
+async fn log_probabilities_of_a_prompt_have_all_of_it_computed() {
+    let bench = Bench::new().await;
+    let chat = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": words(1, 40)}]});
+    let cached = async |path: &str, mut ask: Value, fields: Value| {
+        ask.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        bench.ask(path, ask).await["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0
+    };
+    // As vLLM 0.32 answered to the same fields.
+    for (path, ask, read, unread) in [
+        (
+            "/v1/completions",
+            completion(&words(1, 40), 2),
+            [json!({}), json!({"prompt_logprobs": null}), json!({"echo": true}), json!({"logprobs": 1})],
+            [json!({"prompt_logprobs": 0}), json!({"prompt_logprobs": 1}), json!({"echo": true, "logprobs": 0})],
+        ),
+        (
+            "/v1/chat/completions",
+            chat,
+            [
+                json!({}),
+                json!({"prompt_logprobs": null}),
+                json!({"echo": false}),
+                json!({"logprobs": true, "top_logprobs": 1}),
+            ],
+            [json!({"prompt_logprobs": 0}), json!({"prompt_logprobs": 1}), json!({"echo": true})],
+        ),
+    ] {
+        assert!(!cached(path, ask.clone(), json!({})).await, "cold");
+        for fields in read {
+            assert!(cached(path, ask.clone(), fields.clone()).await, "{path} {fields}");
+        }
+        for fields in unread {
+            assert!(!cached(path, ask.clone(), fields.clone()).await, "{path} {fields}");
+        }
+        assert!(cached(path, ask, json!({})).await, "it is there all the same");
+    }
+}
