@@ -84,6 +84,11 @@ async fn ended(mut life: watch::Receiver<Option<Incarnation>>, incarnation: Inca
     let _ = life.wait_for(over).await;
 }
 
+/// Blocks of so many tokens cannot be placed.
+fn misfit(rules: &SourceRules, block: Tokens) -> Doubt {
+    Doubt::Misfit { model: rules.namespace.model.clone(), block, chain: rules.block }
+}
+
 /// One life of a worker.
 #[derive(Clone)]
 struct Worker {
@@ -159,7 +164,7 @@ impl Worker {
 
     /// Nothing can be made of the worker's events.
     fn guess(&self, rules: SourceRules, block: Tokens) {
-        let doubt = Doubt::Misfit { model: rules.namespace.model, block, chain: rules.block };
+        let doubt = misfit(&rules, block);
         tracing::warn!(worker = %self.member.spec.endpoint, %doubt, "its events are ignored");
         self.member.events.sources.follow_none(doubt);
         self.with.index.guessed(self.member.id);

@@ -42,6 +42,8 @@ pub enum Doubt {
         /// `tcp://host:port` of its live stream.
         live: String,
     },
+    /// Another process answers there than the one that was followed.
+    Replaced,
     /// Nobody knows which process speaks.
     Unidentified,
     /// What was said before is not heard yet, and a replay of it was asked for.
@@ -89,6 +91,11 @@ impl fmt::Display for Doubt {
                 "nothing answers at {live}, where its KV events should come from: see that the engine publishes there \
                  (--kv-events-config), that this host reaches it, and that `events` of its [[workers]] entry, if set, is right"
             ),
+            Doubt::Replaced => write!(
+                f,
+                "another process answers GET /metrics than the one whose events were followed: it is followed as soon as a \
+                 probe has met it; if that stays so, see that only one engine is behind its URL"
+            ),
             Doubt::Unidentified => write!(
                 f,
                 "GET /metrics does not tell which process it is (process_start_time_seconds), so a restart would not be \
@@ -117,6 +124,13 @@ impl fmt::Display for Doubt {
                 )
             }
         }
+    }
+}
+
+impl Doubt {
+    /// Whether nobody listens to the source.
+    fn is_unheard(&self) -> bool {
+        matches!(self, Doubt::Unconnected { .. } | Doubt::Replaced | Doubt::Misfit { .. })
     }
 }
 
@@ -154,7 +168,7 @@ impl Sources {
     /// How many there are.
     pub(crate) fn count(&self) -> SourceCount {
         let state = self.0.lock();
-        let is_connected = |doubt: &&Option<Doubt>| !matches!(doubt, Some(Doubt::Unconnected { .. }));
+        let is_connected = |doubt: &&Option<Doubt>| !doubt.as_ref().is_some_and(Doubt::is_unheard);
         SourceCount { configured: state.doubts.len(), connected: state.doubts.values().filter(is_connected).count() }
     }
 
@@ -186,6 +200,8 @@ mod tests {
         assert_eq!(sources.doubt(), Some(Doubt::Unconnected { live: "tcp://a:1".into() }));
         sources.doubt_of(DpRank(1), Some(Doubt::NoReplay));
         assert_eq!((sources.count().connected, sources.doubt()), (2, Some(Doubt::NoReplay)));
+        sources.doubt_of(DpRank(1), Some(Doubt::Replaced));
+        assert_eq!(sources.count().connected, 1, "nobody listens to it");
         sources.doubt_of(DpRank(1), None);
         assert_eq!(sources.doubt(), None);
         sources.follow_none(Doubt::Silent);
@@ -205,6 +221,7 @@ mod tests {
             (Doubt::Wordless(None), "`models.NAME.text`"),
             (misfit, "`models.tiny.block` to a number that divides 10"),
             (Doubt::Unconnected { live: "tcp://a:1".into() }, "tcp://a:1"),
+            (Doubt::Replaced, "one engine is behind its URL"),
             (Doubt::Unidentified, "GET /metrics"),
             (Doubt::Replaying { replay: "tcp://a:2".into() }, "tcp://a:2"),
             (Doubt::NoReplay, "`replay_endpoint`"),

@@ -11,7 +11,7 @@ use vocabulary::{Incarnation, Knowledge, Tokens};
 use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket};
 
 use super::connection::{Loss, listen, unanswered};
-use super::{Worker, ended};
+use super::{Worker, ended, misfit};
 use crate::events::discovery::EventSource;
 use crate::events::imprints::Asked;
 use crate::events::log::EventLog;
@@ -55,6 +55,7 @@ pub(super) struct Rank {
     pub(super) source: EventSource,
     pub(super) stream: Stream,
     pub(super) feed: Feed,
+    rules: SourceRules,
     told: Told,
     /// Whether blocks were told that lie elsewhere than where the engine computes: nobody knows how many those can be.
     pub(super) is_tiered: bool,
@@ -64,12 +65,12 @@ pub(super) struct Rank {
 
 impl Rank {
     pub(super) fn new(worker: Worker, source: EventSource, rules: SourceRules) -> Self {
-        let feed = Feed::new(worker.member.id, source.rank, rules);
+        let feed = Feed::new(worker.member.id, source.rank, rules.clone());
         let mut stream = Stream::new();
         stream.expect(worker.incarnation);
         let asked = worker.member.exports.open(source.rank);
         let told = Told { blocks: 0, knowledge: Knowledge::Degraded, is_unheard: false, is_holed: false };
-        Self { worker, source, stream, feed, told, is_tiered: false, asked }
+        Self { worker, source, stream, feed, rules, told, is_tiered: false, asked }
     }
 
     /// Follows it until its life ends, or its blocks or another rank's turn out not to fit.
@@ -166,7 +167,11 @@ impl Rank {
             }
             End::Restarted | End::Misfit(_) => self.start_over(),
         }
-        let doubt = Doubt::Unconnected { live: self.source.live.clone() };
+        let doubt = match end {
+            End::Lost(_) => Doubt::Unconnected { live: self.source.live.clone() },
+            End::Restarted => Doubt::Replaced,
+            End::Misfit(block) => misfit(&self.rules, *block),
+        };
         self.worker.member.events.sources.doubt_of(self.source.rank, Some(doubt));
         self.tell_knowledge();
     }

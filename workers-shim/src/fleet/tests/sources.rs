@@ -135,3 +135,20 @@ async fn a_message_that_shows_what_was_lost_is_not_made_good_by_what_else_is_in_
     }
     watch.until_exact().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_whose_process_was_replaced_says_so_until_a_probe_has_met_the_new_one() {
+    let mut engine = Forgetful::start().await;
+    engine.say(cleared(), true).await;
+    // No probe comes by itself after the first ones.
+    let pace = Pace { every: Duration::from_secs(3600), ..quick() };
+    let watch = Watch::paced(vec![WorkerSpec::at(&url(engine.address), Role::Hybrid)], pace);
+    watch.until_exact().await;
+    engine.started.fetch_add(1, Ordering::Relaxed);
+    watch.until("in doubt", |watch| heard(watch) == (0, Knowledge::Degraded)).await;
+    let doubt = watch.doubt();
+    assert!(doubt.contains("another process answers"), "its source is connected, and not what is wrong: {doubt}");
+    watch.fleet.unreachable(watch.id(0));
+    watch.until_exact().await;
+    assert_eq!(watch.fleet.doubt(watch.id(0)), None);
+}
