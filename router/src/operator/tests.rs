@@ -62,7 +62,9 @@ async fn a_worker_that_is_not_known_exactly_says_why_and_what_to_do() {
     let front = front_of(&[], &[&listed, "models.tiny.text=builtin"]).await;
     let line = async || get(front.operator_address(), "/ownerserve/v1/workers").await.json()["workers"][0].clone();
     let mut now = line().await;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while now["event_sources"]["configured"] != 1 {
+        assert!(std::time::Instant::now() < deadline, "never configured: {now}");
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         now = line().await;
     }
