@@ -181,6 +181,12 @@ impl Catalog {
         }
     }
 
+    /// Configured adapters, each with the model that it is on top of.
+    pub fn adapters(&self) -> impl Iterator<Item = (&ModelId, &ModelId)> {
+        let adapted = self.models.iter().filter(|(_, model)| model.adapter.is_some());
+        adapted.map(|(name, model)| (name, &model.identifier.namespace().model))
+    }
+
     /// Models whose prompts are computed as a whole because a look found a difference.
     pub fn distrusted(&self) -> impl Iterator<Item = &ModelId> {
         self.models.iter().filter(|(_, model)| model.is_distrusted()).map(|(name, _)| name)

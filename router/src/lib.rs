@@ -1,5 +1,6 @@
 //! The front door: from the client's bytes to the engine's and back. `pipeline` names the eight steps.
 
+mod adapters;
 pub mod auth;
 pub mod catalog;
 mod certificates;

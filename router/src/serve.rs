@@ -12,7 +12,7 @@ use crate::exchange::keeper;
 use crate::gateway::{Gateway, GatewayError};
 use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsError};
-use crate::{operator, proxy};
+use crate::{adapters, operator, proxy};
 
 /// How often files that are read anew are looked at.
 const FILES_EVERY: Duration = Duration::from_secs(5);
@@ -91,6 +91,7 @@ impl Serving {
         let mut background = vec![
             tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY, gateway.followed("api_keys"))),
             tokio::spawn(keeper::keep(gateway.clone())),
+            tokio::spawn(adapters::follow(gateway.clone())),
             tokio::spawn(desk.follow_tokens()),
         ];
         background.extend(

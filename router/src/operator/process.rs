@@ -14,6 +14,7 @@ use super::desk::Desk;
 use super::fresh::Fresh;
 use super::gauges;
 use super::problem::Problem;
+use crate::adapters;
 use crate::gateway::Gateway;
 use crate::identity::agreement::{Doubt, DoubtReach, Sign, advice};
 
@@ -41,7 +42,8 @@ struct Degraded {
     /// `workers`, `ledger`, `soft_state`, `identity`, `audit` or `files`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
-    /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees` or `template`; of the audit log `failed`;
+    /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
+    /// `adapter_not_served`; of the audit log `failed`;
     /// of files that cannot be read what they hold.
     cause: &'static str,
     /// In words.
@@ -121,6 +123,9 @@ impl Readiness {
         }));
         let doubts = gateway.remembered.identity.agreement.all_doubts();
         let identity = identity.chain(doubts.into_iter().map(|doubt| Degraded::of_doubt(gateway, &doubt)));
+        let odd = adapters::odd(gateway).into_iter();
+        let identity =
+            identity.chain(odd.map(|odd| Degraded { what: "identity", cause: odd.cause(), detail: odd.to_string() }));
         let audit = desk.audit.is_broken().then(|| Degraded {
             what: "audit",
             cause: "failed",

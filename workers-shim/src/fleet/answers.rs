@@ -23,11 +23,22 @@ pub(crate) enum Silence {
 /// An answer to one question.
 pub(crate) type Reply<T> = Result<T, Silence>;
 
+/// A LoRA adapter that an engine lists.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Adapter {
+    /// Under which it is asked for.
+    pub name: ModelId,
+    /// The model that it is on top of.
+    pub base: ModelId,
+}
+
 /// What `GET /v1/models` lists.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Models {
     /// Base models first, then adapters.
     pub(super) names: Arc<[ModelId]>,
+    /// The adapters again, with what they are on top of.
+    pub(super) adapters: Arc<[Adapter]>,
     /// Longest prompt and answer; 0 when it does not say.
     pub(super) context: Tokens,
 }

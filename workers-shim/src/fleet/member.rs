@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use vocabulary::{Bytes, Capacity, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
 use super::Alive;
-use super::answers::{Acquaintance, Answers, Silence, Verdict};
+use super::answers::{Acquaintance, Adapter, Answers, Silence, Verdict};
 use super::config::{Pace, WorkerProfile, WorkerSpec};
 use super::flight::{Desk, Mark};
 use super::link::{LinkEstimate, fabric};
@@ -22,6 +22,8 @@ pub(crate) struct Seen {
     pub(super) health: Health,
     pub(super) incarnation: Incarnation,
     pub(crate) models: Arc<[ModelId]>,
+    /// Those of them that it lists as adapters.
+    pub(super) adapters: Arc<[Adapter]>,
     /// Longest prompt and answer, from the list of models.
     context: Tokens,
     /// The engine's version and the life that told it.
@@ -159,7 +161,7 @@ impl Member {
     fn alive(&self, before: &Seen, answers: &Answers, figures: Figures) -> Seen {
         let mut seen = Seen { health: Health::Ready, ..before.clone() };
         if let Ok(models) = &answers.models {
-            seen.context = models.context;
+            (seen.context, seen.adapters) = (models.context, models.adapters.clone());
             if self.spec.models.is_empty() {
                 seen.models = models.names.clone();
             }

@@ -17,6 +17,7 @@ pub(crate) mod probe;
 mod sharing;
 mod speeds;
 
+pub use answers::Adapter;
 pub use config::{EventsAt, LinkProfile, Pace, Transfers, WorkerProfile, WorkerSpec};
 pub use flight::InFlight;
 pub use overlay::{Flow, Heard, InFlightTable, SILENCE};
@@ -218,6 +219,11 @@ impl Fleet {
     /// Whose metrics the worker showed last; [`Engine::Other`] where it showed none.
     pub fn engine(&self, worker: WorkerId) -> Engine {
         self.member(worker).map_or_else(Engine::default, |member| member.engine())
+    }
+
+    /// The LoRA adapters that the worker lists.
+    pub fn adapters(&self, worker: WorkerId) -> Arc<[Adapter]> {
+        self.member(worker).map(|member| member.seen().adapters.clone()).unwrap_or_default()
     }
 
     /// What came of the worker's events so far.

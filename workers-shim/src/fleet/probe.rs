@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use vocabulary::{Incarnation, ModelId, Tokens};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::answers::{Answers, Models, Reply, Silence};
+use super::answers::{Adapter, Answers, Models, Reply, Silence};
 use super::config::Pace;
 use super::member::Member;
 use super::{Alive, FleetError};
@@ -146,7 +146,12 @@ fn read_models(text: &str) -> Reply<Models> {
     let mut entries: Vec<ModelEntry> = named.take(MOST_MODELS).collect();
     entries.sort_by_key(|entry| entry.parent.is_some());
     let context = entries.iter().filter_map(|entry| entry.max_model_len).filter(|length| *length > 0).min();
+    let adapter = |entry: &ModelEntry| {
+        let base = entry.parent.as_deref().filter(|base| base.len() <= LONGEST_NAME)?;
+        Some(Adapter { name: entry.id.as_str().into(), base: base.into() })
+    };
     Ok(Models {
+        adapters: entries.iter().filter_map(adapter).collect(),
         names: entries.iter().map(|entry| ModelId::from(entry.id.as_str())).collect(),
         context: Tokens(context.unwrap_or(0)),
     })
@@ -190,7 +195,9 @@ mod tests {
     fn base_models_come_before_adapters_and_the_shortest_context_counts() {
         let text =
             r#"{"data":[{"id":"lora","parent":"base","max_model_len":4096},{"id":"base","max_model_len":8192}]}"#;
-        let expected = Models { names: [ModelId::from("base"), ModelId::from("lora")].into(), context: Tokens(4096) };
+        let (base, lora) = (ModelId::from("base"), ModelId::from("lora"));
+        let adapters = [Adapter { name: lora.clone(), base: base.clone() }].into();
+        let expected = Models { names: [base, lora].into(), adapters, context: Tokens(4096) };
         assert_eq!(read_models(text), Ok(expected));
     }
 
