@@ -247,7 +247,7 @@ fn beginning(word: &str) -> tempfile::TempDir {
 
 /// A simulated worker with these flags, and a front door that follows its events and reads prompts as `folder` says.
 async fn followed(flags: &[&str], folder: &tempfile::TempDir) -> (workers_shim::sim::SimWorker, Front) {
-    let sim = sim(&[&["--speed-up=50"], flags].concat()).await;
+    let sim = sim(flags).await;
     let front = front_of(&[url(&sim)], &[&format!("models.tiny.text={:?}", folder.path())]).await;
     until("its events are followed", || front.gateway.fleet().snapshot()[0].knowledge == Knowledge::Exact).await;
     (sim, front)
@@ -262,7 +262,7 @@ async fn say(front: &Front, messages: &[Value]) -> std::sync::Arc<Receipt> {
 #[tokio::test]
 async fn a_template_that_gives_as_many_other_tokens_is_found_out_by_what_the_engine_finds() {
     let (theirs, ours) = (beginning("a"), beginning("b"));
-    let (_sim, front) = followed(&[&format!("--text={}", theirs.path().display())], &ours).await;
+    let (_sim, front) = followed(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
     let mut messages = vec![json!({"role": "user", "content": "what is in the sea? ".repeat(60)})];
     let cold = say(&front, &messages).await;
     assert_eq!((cold.attempts[0].knowledge, cold.seen.unwrap().cache_disagrees), (Knowledge::Exact, None));
@@ -295,7 +295,7 @@ async fn cold_starts_together_and_evictions_make_no_doubt() {
     let profile = folder.path().join("small.toml");
     std::fs::write(&profile, "blocks = 160\ncontext_tokens = 2560\nstep_tokens = 512").unwrap();
     let flags = [format!("--text={}", folder.path().display()), format!("--profile={}", profile.display())];
-    let (sim, front) = followed(&[&flags[0], &flags[1]], &folder).await;
+    let (sim, front) = followed(&["--speed-up=10", &flags[0], &flags[1]], &folder).await;
     for round in 0..8 {
         let shared = json!({"role": "system", "content": format!("{round} you know the sea. ").repeat(60)});
         let burst = (0..6).map(|fork| {
@@ -311,12 +311,12 @@ async fn cold_starts_together_and_evictions_make_no_doubt() {
         seen.cached.unwrap() <= seen.predicted_cached + Tokens(16)
     };
     let foretold = all.iter().filter(is_foretold).count();
-    assert!(all.len() == 48 && foretold <= 16, "most were planned before the first of them was computed: {foretold}");
+    assert!(all.len() == 48 && foretold <= 24, "many were planned before the first of them was computed: {foretold}");
     assert!(all.iter().all(|receipt| receipt.attempts[0].knowledge == Knowledge::Exact));
     let agreement = &front.gateway.remembered.identity.agreement;
     assert_eq!(agreement.all_doubts(), []);
     let compared = |result| front.gateway.metrics.identity.found_prompts.with_label_values(&[result]).get();
-    assert!(compared("agrees") >= 32 && compared("disagrees") < 4, "{} {}", compared("agrees"), compared("disagrees"));
+    assert!(compared("agrees") >= 24 && compared("disagrees") < 4, "{} {}", compared("agrees"), compared("disagrees"));
     let held = front.gateway.index().read().blocks();
     assert!(held <= 160, "{held}: what was there before is evicted");
     drop(sim);
