@@ -13,7 +13,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use simulator::policies::PolicyKind;
 use simulator::report::{self, Report, Subject};
-use simulator::trace::{Limits, ListError, Trace};
+use simulator::trace::{Arrivals, Limits, ListError, Trace};
 use simulator::{Setup, SetupError, Spec, World};
 use vocabulary::{Micros, Tokens};
 
@@ -22,6 +22,9 @@ use crate::trace_command::files::{self, FilesError};
 pub(crate) use progress::Progress;
 use report_files::{ReportError, ReportFiles};
 use stopwatch::Clock;
+
+/// Sessions at once where nothing is said of the load.
+const USUAL_SESSIONS: usize = 24;
 
 const MORE: &str = "\
 ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
@@ -48,8 +51,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_delimiter = ',', default_value = "all", value_parser = policies)]
     policy: Vec<Policies>,
     /// Sessions at once, at most those of the trace; or factors on the recorded rate, 0.001 to 1000000, where requests
-    /// come at recorded times.
-    #[arg(long, value_delimiter = ',', default_value = "24", allow_negative_numbers = true)]
+    /// come at recorded times. When left out, 24 sessions, or all that there are if fewer; and the recorded rate.
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true)]
     load: Vec<f64>,
     /// Workers.
     #[arg(long, default_value_t = 8)]
@@ -139,12 +142,24 @@ pub(crate) enum SimulateError {
          with {least} of them; accepted: a larger --context, or another trace"
     )]
     NothingLeft { trace: PathBuf, context: u64, least: usize },
+    #[error("--load: {0}")]
+    Load(SetupError),
     #[error(transparent)]
-    Setup(#[from] SetupError),
+    Setup(SetupError),
     #[error(transparent)]
     Report(#[from] ReportError),
     #[error("cannot write the figures: {0}")]
     Output(#[from] std::io::Error),
+}
+
+impl From<SetupError> for SimulateError {
+    /// What is wrong with a load is told with the flag that sets it.
+    fn from(error: SetupError) -> Self {
+        match error {
+            SetupError::Load { .. } | SetupError::Span { .. } => Self::Load(error),
+            SetupError::Workers { .. } | SetupError::TooLong { .. } | SetupError::Empty => Self::Setup(error),
+        }
+    }
 }
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
@@ -252,10 +267,19 @@ impl SimulateArgs {
 
     /// What runs for every seed. All of it is checked before the first run: the last one's mistake costs no figures.
     fn cells(&self, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
+    /// Those that were named, else one that every trace can be replayed at.
+    fn loads(&self, trace: &Trace) -> Vec<f64> {
+        match (self.load.as_slice(), trace.arrivals) {
+            ([], Arrivals::AfterOthers) => vec![trace.sessions.len().min(USUAL_SESSIONS) as f64],
+            ([], Arrivals::Recorded) => vec![1.0],
+            (named, _) => named.to_vec(),
+        }
+    }
+
         let mut cells = Vec::new();
-        for load in &self.load {
+        for load in self.loads(trace) {
             for kind in self.kinds() {
-                let setup = Setup { workers: self.workers, spec: self.spec(), load: *load, seed: 0 };
+                let setup = Setup { workers: self.workers, spec: self.spec(), load, seed: 0 };
                 setup.check(trace, kind)?;
                 cells.push((kind, setup));
             }

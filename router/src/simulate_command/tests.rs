@@ -66,10 +66,33 @@ fn what_is_accepted_is_said() {
     for (load, shown) in [("36", "36"), ("0", "0"), ("-4", "-4"), ("2,nan", "NaN"), ("inf", "inf"), ("1.5", "1.5")] {
         let accepted = "a whole number of sessions at once, 1 to the 35 that the trace has";
         let error = refused(&["--policy=round_robin,oracle", "--load", load]);
-        assert_eq!(error, format!("the load is {shown}; accepted: {accepted}"));
+        assert_eq!(error, format!("--load: the load is {shown}; accepted: {accepted}"));
     }
     let lost = refused(&["--sessions=/nowhere"]);
     assert!(lost.starts_with("cannot read the list of sessions /nowhere: "), "{lost}");
+}
+
+#[test]
+fn without_a_load_there_are_as_many_sessions_as_there_can_be_or_the_recorded_rate() {
+    let load = |words: &[&str]| figures(words).iter().map(|run| run.traffic.load).collect::<Vec<_>>();
+    let list = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(list.path(), "trace_0291\ntrace_0016\n").unwrap();
+    let small = ["--policy=oracle", "--steps=3"];
+    assert_eq!(load(&small), [24.0], "of 35");
+    assert_eq!(load(&[&small[..], &["--sessions", list.path().to_str().unwrap()]].concat()), [2.0]);
+    let recorded = tempfile::NamedTempFile::with_suffix(".jsonl").unwrap();
+    let line = |at| format!("{{\"timestamp\":{at},\"input_length\":600,\"output_length\":9,\"hash_ids\":[1]}}\n");
+    std::fs::write(recorded.path(), [0, 1_000, 60_000].map(line).concat()).unwrap();
+    let words = ["simulate", recorded.path().to_str().unwrap(), "--policy=oracle"];
+    let run = &simulated(&Line::try_parse_from(words).unwrap().args).unwrap().runs[0];
+    assert_eq!((run.traffic.load, run.service.seconds > 60.0), (1.0, true), "{run:?}");
+    let refused = simulated(&Line::try_parse_from([&words[..], &["--load=0"]].concat()).unwrap().args).unwrap_err();
+    assert!(refused.to_string().starts_with("--load: the load is 0; accepted: a factor"), "{refused}");
+    let help = <Line as clap::CommandFactory>::command().render_long_help().to_string();
+    assert!(
+        help.contains("24 sessions, or all that there are if fewer") && help.contains("the recorded rate"),
+        "{help}"
+    );
 }
 
 #[test]
