@@ -225,6 +225,11 @@ impl Config {
         })
     }
 
+    /// Of the sections that know their own bounds.
+    fn problem(&self) -> Option<(&'static str, &'static str)> {
+        self.cluster.problem().or_else(|| self.soft_state.problem()).or_else(|| self.decisions.problem())
+    }
+
     /// What no single field can say.
     fn check(&self) -> Result<(), ConfigError> {
         let invalid = |path: &str, problem: String| Err(ConfigError::Invalid { path: path.to_owned(), problem });
@@ -265,7 +270,7 @@ impl Config {
                 return invalid(&format!("tenants.{name}.{field}"), "accepted is 1 to 1000000000000".into());
             }
         }
-        if let Some((path, accepted)) = self.cluster.problem().or_else(|| self.soft_state.problem()) {
+        if let Some((path, accepted)) = self.problem() {
             return invalid(path, accepted.into());
         }
         Ok(())

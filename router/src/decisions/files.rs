@@ -31,10 +31,7 @@ pub(crate) struct Bound {
 impl Bound {
     /// Of so many bytes; none for no log.
     pub(crate) fn of(bytes: u64) -> Option<Self> {
-        (bytes > 0).then(|| {
-            let all = bytes.max(1 << 20);
-            Self { all, current: (all / 4).min(LARGEST) }
-        })
+        (bytes > 0).then(|| Self { all: bytes, current: (bytes / 4).min(LARGEST) })
     }
 }
 

@@ -32,8 +32,20 @@ use writer::Writer;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DecisionsConfig {
-    /// Most bytes of the decision log in the data directory; 0 keeps none, at least 1 MiB otherwise.
+    /// Most bytes of the decision log in the data directory, 1 MiB or more; 0 keeps none.
     pub log: Size,
+}
+
+impl DecisionsConfig {
+    /// The least log that is one: a few files, so that the oldest can make room.
+    const LEAST: Size = Size::mebibytes(1);
+
+    /// What cannot be, and what is accepted.
+    pub fn problem(self) -> Option<(&'static str, &'static str)> {
+        let is_none = self.log == Size(0);
+        (!is_none && self.log < Self::LEAST)
+            .then_some(("decisions.log", "accepted is 0, which keeps none, or 1MiB and more"))
+    }
 }
 
 impl Default for DecisionsConfig {
