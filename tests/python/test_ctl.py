@@ -272,6 +272,8 @@ def test_decisions_are_found_by_what_they_are(fleet, run):
     assert by_worker and all(worker in (one["attempts"][-1]["decode"], one["attempts"][-1]["prefill"]) for one in by_worker)
     assert found("--slower-than", "1h") == [] and found("--tenant", "nobody") == []
     assert len(found("--since", "1h", "--limit", "1000")) == len(everything)
+    modes = {mode: len(found("--mode", mode, "--limit", "1000")) for mode in ("own", "shadow", "sticky")}
+    assert sum(modes.values()) == len(everything) and modes[everything[0]["mode"]] > 0
     refused = run("decisions", "--action", "teleport")
     assert refused.returncode == 1 and "artifact_fetch" in refused.stderr
 

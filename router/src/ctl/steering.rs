@@ -40,6 +40,9 @@ struct DecisionFilter {
     /// For this model.
     #[arg(long)]
     model: Option<String>,
+    /// Decided in this mode.
+    #[arg(long)]
+    mode: Option<ModeArg>,
     /// Of this kind of step, as small_increment.
     #[arg(long)]
     step: Option<String>,
@@ -55,7 +58,7 @@ struct DecisionFilter {
     /// That arrived within this time, as 15m.
     #[arg(long, value_name = "SPAN")]
     since: Option<Span>,
-    /// Whose first token took longer, as 500ms.
+    /// Whose first token took longer, as 500ms; where there was none, as of an answer that was not streamed, all of it.
     #[arg(long, value_name = "SPAN")]
     slower_than: Option<Span>,
 }
@@ -68,6 +71,7 @@ impl DecisionFilter {
         let plain = [
             ("tenant", self.tenant.clone()),
             ("model", self.model.clone()),
+            ("mode", self.mode.map(ModeArg::word)),
             ("step", self.step.clone()),
             ("action", self.action.clone()),
             ("worker", worker),
@@ -79,7 +83,7 @@ impl DecisionFilter {
     }
 }
 
-const DECISIONS: [Column; 10] = [
+const DECISIONS: [Column; 11] = [
     ("REQUEST", "/request"),
     ("SESSION", "/known/session"),
     ("STEP", "/decision/step"),
@@ -90,6 +94,7 @@ const DECISIONS: [Column; 10] = [
     ("CACHED", "/seen/cached"),
     ("PREDICTED US", "/seen/predicted"),
     ("FIRST TOKEN US", "/seen/first_token"),
+    ("TOTAL US", "/seen/total"),
 ];
 
 /// Prints the newest decisions, or one of them whole.
@@ -131,6 +136,14 @@ enum ModeArg {
     Sticky,
 }
 
+impl ModeArg {
+    /// As the API has it.
+    fn word(self) -> String {
+        let word = self.to_possible_value().expect("no mode is hidden");
+        word.get_name().to_owned()
+    }
+}
+
 /// What the dial is set to.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModeArgs {
@@ -146,7 +159,7 @@ const MODES: [Column; 3] =
 
 /// Shows every endpoint's dial, or turns it.
 pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Result<(), CtlError> {
-    let mode = args.mode.and_then(|mode| mode.to_possible_value()).map(|mode| json!(mode.get_name()));
+    let mode = args.mode.map(|mode| json!(mode.word()));
     if let (Some(ModeArg::Sticky), Some(_)) = (args.mode, args.rollout) {
         let what =
             "--rollout: in mode sticky nothing is planned for any session, so that a share has no effect; leave it out";
@@ -164,4 +177,28 @@ pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Re
     };
     let answers = futures::future::join_all(client.endpoints.iter().map(turn)).await;
     tell_done(&answers, &MODES, output)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: DecisionArgs,
+    }
+
+    #[test]
+    fn decisions_are_filtered_by_the_modes_that_the_dial_has() {
+        for mode in ["own", "shadow", "sticky"] {
+            let line = Line::try_parse_from(["decisions", "--mode", mode]).unwrap();
+            assert_eq!(line.args.filter.pairs(), [("mode", mode.to_owned())]);
+            serde_json::from_value::<crate::pipeline::steering::Mode>(json!(mode)).unwrap();
+        }
+        let refused = Line::try_parse_from(["decisions", "--mode", "fast"]).unwrap_err().to_string();
+        assert!(refused.contains("[possible values: own, shadow, sticky]"), "{refused}");
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Wanted {
     pub(crate) since: Option<u64>,
     /// Arrived at this time or before.
     pub(crate) until: Option<u64>,
-    /// Whose first token took longer.
+    /// Whose first token took longer, or all of it where there was no first token: an answer that came whole, or none.
     pub(crate) slower_than: Option<Micros>,
 }
 
@@ -71,6 +71,14 @@ struct Try {
 struct Seen {
     ending: Ending,
     first_token: Option<Micros>,
+    total: Micros,
+}
+
+impl Seen {
+    /// How long the client waited for something to read.
+    fn wait(&self) -> Micros {
+        self.first_token.unwrap_or(self.total)
+    }
 }
 
 impl From<&Receipt> for Facts {
@@ -89,7 +97,11 @@ impl From<&Receipt> for Facts {
             mode: receipt.mode,
             decision: receipt.decision.as_ref().map(|decision| Kind { step: decision.step }),
             attempts: receipt.attempts.last().map(last).into_iter().collect(),
-            seen: receipt.seen.map(|seen| Seen { ending: seen.ending, first_token: seen.first_token }),
+            seen: receipt.seen.map(|seen| Seen {
+                ending: seen.ending,
+                first_token: seen.first_token,
+                total: seen.total,
+            }),
         }
     }
 }
@@ -107,7 +119,6 @@ impl Wanted {
     /// Whether this one is wanted.
     pub(crate) fn accepts(&self, facts: &Facts) -> bool {
         let (served, seen) = (facts.attempts.last(), facts.seen.as_ref());
-        let first_token = seen.and_then(|seen| seen.first_token);
         is(self.request.as_ref(), Some(&facts.request))
             && is(self.session.as_ref(), Some(&facts.known.session))
             && is(self.tenant.as_ref(), Some(&facts.tenant))
@@ -118,6 +129,34 @@ impl Wanted {
             && self.worker.is_none_or(|worker| served.is_some_and(|by| by.prefill == worker || by.decode == worker))
             && is(self.ending.as_ref(), seen.map(|seen| &seen.ending))
             && self.meets(facts.at_unix_ms, facts.at_unix_ms)
-            && self.slower_than.is_none_or(|span| first_token.is_some_and(|took| took > span))
+            && self.slower_than.is_none_or(|span| seen.is_some_and(|seen| seen.wait() > span))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::pipeline::receipt::testing::receipt;
+
+    /// One that was seen so, as it is read from disk.
+    fn seen(seen: serde_json::Value) -> Facts {
+        let mut line = serde_json::to_value(receipt(1)).unwrap();
+        line["seen"] = seen;
+        serde_json::from_value(line).unwrap()
+    }
+
+    #[test]
+    fn an_answer_that_came_whole_is_as_slow_as_all_of_it() {
+        let slower =
+            |facts: &Facts, span| Wanted { slower_than: Some(Micros(span)), ..Wanted::default() }.accepts(facts);
+        let streamed = seen(json!({"ending": "complete", "first_token": 100, "total": 900}));
+        assert_eq!([99, 100, 500].map(|span| slower(&streamed, span)), [true, false, false]);
+        let whole = seen(json!({"ending": "complete", "first_token": null, "total": 900}));
+        assert_eq!([100, 899, 900].map(|span| slower(&whole, span)), [true, true, false]);
+        let failed = seen(json!({"ending": "failed", "first_token": null, "total": 900}));
+        assert_eq!([899, 900].map(|span| slower(&failed, span)), [true, false]);
+        assert!(!slower(&seen(json!(null)), 0));
     }
 }

@@ -144,7 +144,8 @@ pub(super) struct DecisionQuery {
     #[serde(default, deserialize_with = "number")]
     #[param(minimum = 0)]
     until: Option<u64>,
-    /// Whose first token took more than so many microseconds.
+    /// Whose first token took more than so many microseconds; where there was none, as of an answer that was not streamed,
+    /// whose whole time did.
     #[serde(default, deserialize_with = "number")]
     #[param(minimum = 0)]
     slower_than_us: Option<u64>,
