@@ -164,7 +164,9 @@ impl From<SetupError> for SimulateError {
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     // What cannot be written is known before the first run: it costs no figures.
-    let files = args.report.as_ref().map(|page| ReportFiles::at(page, &args.inputs())).transpose()?;
+    let inputs = args.inputs();
+    let inputs: Vec<&Path> = inputs.iter().map(PathBuf::as_path).collect();
+    let files = args.report.as_ref().map(|page| ReportFiles::at(page, &inputs)).transpose()?;
     let report = args.simulated(files::load(&args.trace)?)?;
     let text = match args.output {
         Output::Table => told(&report),
@@ -206,8 +208,8 @@ impl SimulateArgs {
     }
 
     /// What is read, and must not be written.
-    fn inputs(&self) -> Vec<&Path> {
-        [Some(&self.trace), self.sessions.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect()
+    fn inputs(&self) -> Vec<PathBuf> {
+        [Some(files::place(&self.trace)), self.sessions.clone()].into_iter().flatten().collect()
     }
 
     fn simulated(&self, trace: Trace) -> Result<Report, SimulateError> {

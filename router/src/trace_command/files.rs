@@ -33,6 +33,12 @@ pub(crate) enum FilesError {
     Trace(#[from] TraceError),
 }
 
+/// Where the trace lies: a router's data directory stands for its decision log.
+pub(crate) fn place(path: &Path) -> PathBuf {
+    let log = path.join("decisions");
+    if log.is_dir() { log } else { path.to_owned() }
+}
+
 /// Reads a trace; of a folder, its files in the order of their names.
 pub(crate) fn load(path: &Path) -> Result<Trace, FilesError> {
     within(path, LARGEST)
@@ -40,6 +46,7 @@ pub(crate) fn load(path: &Path) -> Result<Trace, FilesError> {
 
 /// The same with at most so many bytes.
 pub(super) fn within(path: &Path, most: u64) -> Result<Trace, FilesError> {
+    let path = &place(path);
     let files = if path.is_dir() { listed(path)? } else { vec![path.to_owned()] };
     let (mut reader, mut left) = (Reader::default(), most);
     for file in &files {

@@ -49,3 +49,21 @@ fn a_trace_is_bounded_in_all_its_files_together_packed_or_not() {
     assert!(said.contains("b.jsonl.gz makes the trace longer than 0 MiB; accepted: less in all files"), "{said}");
     assert!(read(59 * line.len() as u64).unwrap_err().contains("a.jsonl makes"));
 }
+
+#[test]
+fn a_routers_data_directory_stands_for_its_decision_log() {
+    let folder = tempfile::tempdir().unwrap();
+    // What else lies there is no trace.
+    std::fs::write(folder.path().join("identity.json"), "{\"cluster\": 1}").unwrap();
+    let log = folder.path().join("decisions");
+    std::fs::create_dir(&log).unwrap();
+    let said = files::load(folder.path()).unwrap_err().to_string();
+    assert!(said.contains("decisions holds no trace"), "{said}");
+    let line = r#"{"receipt":{"at_unix_ms":1,"known":{"session":"s-1","prompt":100,"deepest_overlap":0},"seen":{"ending":"complete","total":9,"answered":5}}}"#;
+    std::fs::write(
+        log.join("decisions.jsonl"),
+        format!("{{\"version\":1,\"release\":\"x\",\"policy\":{{}}}}\n{line}\n"),
+    )
+    .unwrap();
+    assert_eq!(files::load(folder.path()).unwrap().steps().count(), 1);
+}
