@@ -245,7 +245,7 @@ impl SimulateArgs {
         }
         progress.end();
         let subject = Subject::new(self.trace.display().to_string(), &trace, (self.workers, &self.spec()));
-        Ok(Report { planning: clock.planning(), ..Report::of(subject, figures) })
+        Ok(Report { planning: clock.planning(), ..Report::of(subject, trace.notes, figures) })
     }
 
     /// A load or seed that is named twice would count twice, and look surer than it is.
@@ -267,8 +267,6 @@ impl SimulateArgs {
         spec
     }
 
-    /// What runs for every seed. All of it is checked before the first run: the last one's mistake costs no figures.
-    fn cells(&self, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
     /// Those that were named, else one that every trace can be replayed at.
     fn loads(&self, trace: &Trace) -> Vec<f64> {
         match (self.load.as_slice(), trace.arrivals) {
@@ -278,6 +276,8 @@ impl SimulateArgs {
         }
     }
 
+    /// What runs for every seed. All of it is checked before the first run: the last one's mistake costs no figures.
+    fn cells(&self, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
         let mut cells = Vec::new();
         for load in self.loads(trace) {
             for kind in self.kinds() {

@@ -102,7 +102,8 @@ fn text(stats: &TraceStats) -> String {
     ];
     let mut below: Vec<Vec<String>> = facts.map(|(name, value)| vec![name.to_owned(), value]).into();
     below.extend(stats.kinds.iter().map(|(kind, part)| vec![format!("kind {kind}"), share(*part)]));
-    format!("{}\n{}", aligned(&rows), aligned(&below))
+    let notes: String = stats.notes.iter().map(|note| format!("\nnote: {note}\n")).collect();
+    format!("{}\n{}{notes}", aligned(&rows), aligned(&below))
 }
 
 fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {

@@ -91,9 +91,10 @@ struct Document<'a> {
     /// Every figure but those of `foretold.*.seen`.
     marked_as: &'static str,
     files: usize,
-    unreadable_lines: u64,
     #[serde(flatten)]
     comparison: &'a Comparison,
+    /// What was left out.
+    notes: Vec<String>,
 }
 
 pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
@@ -114,12 +115,14 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
     }
     progress.end();
     args.known(comparing.workers())?;
-    let comparison = comparing.done();
+    let (comparison, notes) = (comparing.done(), simulator::trace::torn(&records.torn).into_iter().collect::<Vec<_>>());
     let text = match args.output {
-        Form::Table => text(&comparison, (files, records.unreadable)),
+        Form::Table => {
+            let notes = notes.iter().map(|note| format!("\nnote: {note}\n")).collect::<String>();
+            text(&comparison, files) + &notes
+        }
         Form::Json => {
-            let unreadable_lines = records.unreadable;
-            let document = Document { marked_as: "prediction", files, unreadable_lines, comparison: &comparison };
+            let document = Document { marked_as: "prediction", files, comparison: &comparison, notes };
             serde_json::to_string_pretty(&document).expect("figures are plain numbers and words") + "\n"
         }
     };
@@ -151,14 +154,13 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
-fn text(comparison: &Comparison, (files, unreadable): (usize, u64)) -> String {
+fn text(comparison: &Comparison, files: usize) -> String {
     let Modes { own, shadow, sticky } = comparison.modes;
     let mut text = aligned(&[
         row([
             "decisions",
             &format!("{} in {files} files: own {own}, shadow {shadow}, sticky {sticky}", own + shadow + sticky),
         ]),
-        row(["unreadable", &format!("{unreadable} lines")]),
         row(["compared", &format!("{} steps of {} sessions", comparison.compared, comparison.sessions)]),
         row(["replayed", &replayed(comparison)]),
         row(["unservable", &format!("{} steps", comparison.unservable)]),

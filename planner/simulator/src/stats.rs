@@ -40,6 +40,9 @@ pub struct TraceStats {
     pub kinds: BTreeMap<&'static str, f64>,
     /// How much of the traffic begins alike.
     pub repetition: Repetition,
+    /// What of it was left out, and what else must be known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A distribution.
@@ -197,6 +200,7 @@ impl Reading<'_> {
             forks: self.visits.forks(&trace.runs),
             kinds: kinds.collect(),
             repetition: self.visits.repetition(&trace.runs, repetition, conversations.count()),
+            notes: trace.notes.clone(),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use planner::{Action, Case, Decision};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use simulator::trace::is_torn;
 use vocabulary::{Micros, RequestId, SessionId, WorkerId};
 
 use super::files::{self, CURRENT, Segment};
@@ -159,6 +160,8 @@ pub(crate) enum RecordsError {
     None(PathBuf),
     #[error("{}: its first line is not that of a decision log of version {VERSION}: {problem}", .path.display())]
     Head { path: PathBuf, problem: String },
+    #[error("{}:{line}: {problem}; accepted: a record of a decision on each line, whole but for the last one", .path.display())]
+    Damaged { path: PathBuf, line: usize, problem: String },
 }
 
 /// All records of a log, the oldest first, file by file.
@@ -167,8 +170,8 @@ pub(crate) struct Records {
     files: std::vec::IntoIter<PathBuf>,
     /// How many files there are.
     pub(crate) count: usize,
-    /// Lines that could not be read: torn by a crash, or of another form.
-    pub(crate) unreadable: u64,
+    /// Where the last line of a file was cut off, as a killed router leaves it.
+    pub(crate) torn: Vec<String>,
 }
 
 impl Records {
@@ -186,7 +189,7 @@ impl Records {
         if files.is_empty() {
             return Err(RecordsError::None(path.to_owned()));
         }
-        Ok(Self { count: files.len(), files: files.into_iter(), unreadable: 0 })
+        Ok(Self { count: files.len(), files: files.into_iter(), torn: Vec::new() })
     }
 
     /// Those of the next file; none behind the last one.
@@ -198,8 +201,8 @@ impl Records {
     fn entries(&mut self, path: &Path) -> Result<Vec<Entry>, RecordsError> {
         let unreadable = |source| RecordsError::Unreadable { path: path.to_owned(), source };
         let text = String::from_utf8_lossy(&files::text(path).map_err(unreadable)?).into_owned();
-        let mut lines = text.lines();
-        let Some(first) = lines.next() else { return Ok(Vec::new()) };
+        let mut lines = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty()).peekable();
+        let Some((first, _)) = lines.next() else { return Ok(Vec::new()) };
         let wrong = |problem| RecordsError::Head { path: path.to_owned(), problem };
         let head: Head = serde_json::from_str(first).map_err(|error| wrong(error.to_string()))?;
         if head.version != VERSION {
@@ -207,10 +210,15 @@ impl Records {
         }
         let head = Arc::new(head);
         let mut entries = Vec::new();
-        for line in lines {
-            match serde_json::from_str(line) {
+        while let Some((text, line)) = lines.next() {
+            match serde_json::from_str(text) {
                 Ok(EntryLine { receipt: told, case }) => entries.push(Entry { head: head.clone(), told, case }),
-                Err(_) => self.unreadable += 1,
+                Err(_) if lines.peek().is_none() && is_torn(text) => {
+                    self.torn.push(format!("{}:{line}", path.display()));
+                }
+                Err(error) => {
+                    return Err(RecordsError::Damaged { path: path.to_owned(), line, problem: error.to_string() });
+                }
             }
         }
         Ok(entries)

@@ -142,7 +142,9 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
         seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.mu, entry.case)));
     }
     assert_eq!(seen, [(0.25, Some(case(100))), (0.5, Some(case(200)))]);
-    assert_eq!((records.count, records.unreadable), (2, 1));
+    let torn = "decisions-0000000000001-0000000000001.jsonl.gz:3";
+    assert!(matches!(&records.torn[..], [one] if one.ends_with(torn)), "{:?}", records.torn);
+    assert_eq!(records.count, 2);
     let names: Vec<_> = fs::read_dir(kept.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{names:?}");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -150,6 +152,31 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
     assert!(fs::read_dir(kept.path()).unwrap().all(|file| mode(&file.unwrap().path()) == 0o600));
     let packed = fs::File::open(kept.path().join("decisions-0000000000001-0000000000001.jsonl.gz")).unwrap();
     assert!(std::io::read_to_string(GzDecoder::new(packed)).unwrap().starts_with("{\"version\":1,"));
+}
+
+#[test]
+fn damage_before_the_last_line_is_an_error_with_its_place() {
+    let kept = Kept::new();
+    let decisions = kept.open(16 << 20, 1);
+    (1..=3).for_each(|n| decisions.file(at(n), None));
+    decisions.close();
+    let file = kept.path().join("decisions.jsonl");
+    let whole = fs::read_to_string(&file).unwrap();
+    let read = |text: &str| {
+        fs::write(&file, text).unwrap();
+        let mut records = Records::open(kept.folder.path()).unwrap();
+        let entries = records.next_file().unwrap().map_err(|error| error.to_string())?;
+        Ok::<_, String>((entries.len(), records.torn.len()))
+    };
+    assert_eq!(read(&whole), Ok((3, 0)));
+    let lines: Vec<&str> = whole.lines().collect();
+    for tail in ["", "\n", "\0\0"] {
+        assert_eq!(read(&format!("{}{tail}", &whole[..whole.len() - 30])), Ok((2, 1)), "{tail:?}");
+    }
+    let told = read(&whole.replacen(lines[2], &lines[2][..50], 1)).unwrap_err();
+    assert!(told.contains("decisions.jsonl:3: ") && told.contains("accepted: "), "{told}");
+    let told = read(&whole.replacen(lines[3], "{\"receipt\": {}}", 1)).unwrap_err();
+    assert!(told.contains("decisions.jsonl:4: "), "a last line that is whole is no torn one: {told}");
 }
 
 #[test]

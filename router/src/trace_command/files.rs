@@ -53,10 +53,21 @@ pub(super) fn within(path: &Path, most: u64) -> Result<Trace, FilesError> {
         let bytes = unpacked(file, left)?;
         let over = || FilesError::TooLarge { path: file.clone(), most };
         left = left.checked_sub(bytes.len() as u64).ok_or_else(over)?;
-        let text = String::from_utf8(bytes).map_err(|_| FilesError::NotText(file.clone()))?;
+        let text = text(bytes).ok_or_else(|| FilesError::NotText(file.clone()))?;
         reader.read(&file.display().to_string(), &text)?;
     }
     reader.finish()?.ok_or_else(|| FilesError::Empty(path.to_owned()))
+}
+
+/// Text that was cut off within a character is cut off, and no other thing than text.
+fn text(bytes: Vec<u8>) -> Option<String> {
+    match String::from_utf8(bytes) {
+        Ok(text) => Some(text),
+        Err(error) if error.utf8_error().error_len().is_none() => {
+            Some(String::from_utf8_lossy(error.as_bytes()).into_owned())
+        }
+        Err(_) => None,
+    }
 }
 
 fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {

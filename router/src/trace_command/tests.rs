@@ -67,3 +67,23 @@ fn a_routers_data_directory_stands_for_its_decision_log() {
     .unwrap();
     assert_eq!(files::load(folder.path()).unwrap().steps().count(), 1);
 }
+
+#[test]
+fn a_log_that_a_kill_cut_off_is_read_with_a_note_even_within_a_character() {
+    let folder = tempfile::tempdir().unwrap();
+    let head = "{\"version\":1,\"release\":\"x\",\"policy\":{}}";
+    let receipt = |tenant| {
+        let known = r#""known":{"session":"s-1","prompt":100,"deepest_overlap":0}"#;
+        let seen = r#""seen":{"ending":"complete","total":9,"answered":5}"#;
+        format!("{{\"receipt\":{{\"at_unix_ms\":1,{known},{seen},\"tenant\":\"{tenant}\"}}}}")
+    };
+    let whole = format!("{head}\n{}\n{}", receipt("a"), receipt("\u{e9}"));
+    let file = folder.path().join("decisions.jsonl");
+    std::fs::write(&file, &whole.as_bytes()[..=whole.find('\u{e9}').unwrap()]).unwrap();
+    let trace = files::load(folder.path()).unwrap();
+    let stats = TraceStats::of(&trace, RepetitionOf::default());
+    let told = "cut off, as a router that was killed leaves its last line; left out";
+    assert_eq!(stats.requests, 1);
+    let text = text(&stats);
+    assert!(text.ends_with(&format!("\nnote: {}:3: {told}\n", file.display())), "{text}");
+}

@@ -81,7 +81,7 @@ fn a_shadow_log_becomes_what_would_have_been_saved() {
     let saved = got.saved.unwrap();
     assert!((saved.mean - 89.6).abs() < 0.5 && saved.within == Some(0.0), "{saved:?}");
     assert_eq!((got.modes.shadow, got.other_plan), (4, 4));
-    let told = text(&got, (1, 0));
+    let told = text(&got, 1);
     assert!(
         told.contains("Prediction: a first token comes 89.6")
             && told.contains("4 of 4 steps would be served in another way"),
@@ -152,7 +152,7 @@ fn what_was_not_planned_is_counted_and_not_compared() {
     (sticky.told.decision, sticky.case) = (None, None);
     let got = compared(Change::default(), [sticky]);
     assert_eq!((got.modes.sticky, got.compared, got.saved), (1, 0, None));
-    assert!(text(&got, (1, 2)).contains("Nothing could be compared"));
+    assert!(text(&got, 1).contains("Nothing could be compared"));
 }
 
 #[test]

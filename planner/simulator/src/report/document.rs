@@ -83,11 +83,11 @@ impl Subject {
 }
 
 impl Report {
-    /// Of runs in any order of loads, policies and seeds.
-    pub fn of(subject: Subject, runs: Vec<Figures>) -> Self {
+    /// Of runs in any order of loads, policies and seeds. What is to be known of the trace comes first.
+    pub fn of(subject: Subject, of_trace: Vec<String>, runs: Vec<Figures>) -> Self {
         let cells = cells(&runs);
         let verdicts = verdicts(&runs, &cells);
-        let notes = notes(&runs, &verdicts);
+        let notes = of_trace.into_iter().chain(notes(&runs, &verdicts)).collect();
         Self { subject, runs, cells, verdicts, notes, definitions: definitions(), planning: Vec::new() }
     }
 

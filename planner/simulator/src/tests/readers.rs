@@ -416,6 +416,21 @@ fn of_a_decision_log_only_the_line_that_a_kill_cut_off_is_forgiven() {
     let whole = log(&[("s-1", 1_000, 640, 0, 64), ("s-1", 9_000, 1_280, 704, 64)]);
     let torn = &whole[..whole.len() - 20];
     assert_eq!(read(torn).sessions[0].steps.len(), 1);
+    for tail in ["\n", "\0\0\0", "\n\n"] {
+        let trace = read(&format!("{torn}{tail}"));
+        assert_eq!(trace.sessions[0].steps.len(), 1, "{tail:?}");
+        assert_eq!(trace.notes, ["t:3: cut off, as a router that was killed leaves its last line; left out"]);
+    }
+    assert!(read(&whole).notes.is_empty());
+    let second = whole.lines().nth(1).unwrap();
+    let said = try_read(&whole.replacen(second, &second[..60], 1)).unwrap_err().to_string();
+    assert!(said.starts_with("t:2: the text is cut off: "), "{said}");
+    let other = whole.replacen("\"prompt\":1280", "\"prompt\":\"x\"", 1);
+    let said = try_read(&other).unwrap_err().to_string();
+    assert!(
+        said.starts_with("t:3: ") && said.contains("accepted: "),
+        "a last line that is whole is no torn one: {said}"
+    );
     let said = try_read(&whole.replacen("\"prompt\":640", "\"prompt\":0", 1)).unwrap_err().to_string();
     assert_eq!(said, "t:2: `known.prompt` is 0; accepted: 1 to 16777216 tokens");
     let said = try_read(&whole.replacen("\"version\":1", "\"version\":2", 1)).unwrap_err().to_string();

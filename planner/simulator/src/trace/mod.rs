@@ -7,6 +7,7 @@ mod budget;
 mod error;
 mod limits;
 mod mooncake;
+mod notes;
 mod radix;
 mod reader;
 mod record;
@@ -19,6 +20,7 @@ use vocabulary::{Micros, Tokens};
 
 pub use error::{Fault, TraceError};
 pub use limits::{Limits, ListError};
+pub use notes::{is_torn, torn};
 pub use reader::Reader;
 pub(crate) use record::LATEST;
 
@@ -33,6 +35,8 @@ pub struct Trace {
     pub runs: Runs,
     /// In the order of the files.
     pub sessions: Vec<Session>,
+    /// What was left out, and what else must be known of it.
+    pub notes: Vec<String>,
 }
 
 /// What makes a step arrive.

@@ -24,6 +24,8 @@ pub struct Reader {
     pub(super) texts: HashMap<(Option<RunId>, u64), RunId>,
     /// What decision logs tell of sessions.
     pub(super) decided: Decided,
+    /// Where the last line of a file was cut off.
+    pub(super) torn: Vec<String>,
     /// How much more prompts may come to.
     pub(super) budget: Budget,
     kind: Option<(Arrivals, Tokens)>,
@@ -109,6 +111,7 @@ impl Reader {
     pub fn finish(mut self) -> Result<Option<Trace>, TraceError> {
         let Some((arrivals, block)) = self.kind else { return Ok(None) };
         std::mem::take(&mut self.decided).finish(&mut self)?;
-        Ok(Some(Trace { arrivals, block, runs: self.runs, sessions: self.sessions }))
+        let notes = super::torn(&self.torn).into_iter().collect();
+        Ok(Some(Trace { arrivals, block, runs: self.runs, sessions: self.sessions, notes }))
     }
 }

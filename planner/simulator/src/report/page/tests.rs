@@ -22,7 +22,7 @@ fn runs(loads: &[f64]) -> Vec<Figures> {
 }
 
 fn report(name: &str, runs: Vec<Figures>) -> Report {
-    Report::of(Subject::new(name.to_owned(), &trace(), (2, &Spec::H100_8B)), runs)
+    Report::of(Subject::new(name.to_owned(), &trace(), (2, &Spec::H100_8B)), Vec::new(), runs)
 }
 
 fn count(text: &str, part: &str) -> usize {

@@ -15,6 +15,7 @@ use super::weave::{Agent, Told, Woven};
 use crate::trace::Reader;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::error::{Place, TraceError};
+use crate::trace::is_torn;
 use crate::trace::record::{MOST_REQUESTS, json, lines};
 
 const HEAD: &str = r#"{"version": 1, "release", "policy"} on the first line"#;
@@ -100,7 +101,10 @@ pub(crate) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), Tr
     }
     while let Some((place, line)) = all.next() {
         let read = match json::<Line>(place, line, LINE) {
-            Err(_) if all.peek().is_none() && !text.ends_with('\n') => break,
+            Err(_) if all.peek().is_none() && is_torn(line) => {
+                reader.torn.push(format!("{}:{}", place.file, place.line));
+                break;
+            }
             read => read?,
         };
         if let Some((session, served)) = served(place, read)? {
