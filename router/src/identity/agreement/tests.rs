@@ -290,6 +290,40 @@ async fn a_template_that_gives_as_many_other_tokens_is_found_out_by_what_the_eng
 }
 
 #[tokio::test]
+async fn what_is_found_says_nothing_where_it_is_not_certain_whose_prompt_it_was() {
+    let (theirs, ours) = (beginning("a"), beginning("b"));
+    let (_sim, front) = followed(&["--speed-up=50", &format!("--text={}", theirs.path().display())], &ours).await;
+    let ask = async |path: &str, fields: Value| {
+        let mut body = json!({"model": "tiny", "max_tokens": 2});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        assert_eq!(post(front.proxy_address(), path, body.to_string()).await.status, 200);
+        receipt(&front).seen.unwrap()
+    };
+    let (text, ids) = ("what is in the sea? ".repeat(60), vec![7; 200]);
+    let chat = |fields: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": text}]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    for (path, body) in [
+        (CHAT, chat(json!({}))),
+        (CHAT, chat(json!({"n": 2}))),
+        (CHAT, chat(json!({"prompt_logprobs": 1}))),
+        ("/v1/completions", json!({"prompt": ids})),
+        ("/v1/completions", json!({"prompt": ids})),
+        ("/v1/completions", json!({"prompt": [text, text]})),
+        ("/v1/completions", json!({"prompt": [text, text]})),
+    ] {
+        assert_eq!(ask(path, body.clone()).await.cache_disagrees, None, "{path} {body}");
+    }
+    let compared = |result| front.gateway.metrics.identity.found_prompts.with_label_values(&[result]).get();
+    assert_eq!(["agrees", "disagrees", "not_compared"].map(compared), [0, 0, 7]);
+    assert!(ask(CHAT, chat(json!({}))).await.cache_disagrees.is_some(), "the same, plainly");
+    let plain = ask("/v1/completions", json!({"prompt": text})).await;
+    assert_eq!((plain.cache_disagrees, compared("agrees")), (None, 1), "no template is in it: {plain:?}");
+}
+
+#[tokio::test]
 async fn cold_starts_together_and_evictions_make_no_doubt() {
     let folder = beginning("a");
     let profile = folder.path().join("small.toml");
