@@ -187,22 +187,7 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         rows.push(row(["ended", &format!("{}, status {}", word(seen.get("ending")), word(seen.get("status")))]));
         rows.push(row(["first token", &beside(&first, &(millis(&seen["predicted"]) + " ms"))]));
         rows.push(row(["cached", &beside(&optional(&seen["cached"]), &word(seen.get("predicted_cached")))]));
-        let advice = "see that models.NAME.text has the tokenizer and the template that the engine uses";
-        let counts = &seen["engine_disagrees"];
-        if counts.is_object() {
-            let (counted, computed) = (word(counts.get("counted")), word(counts.get("computed")));
-            let what =
-                format!("the engine counts {counted} prompt tokens where {computed} were computed here: {advice}");
-            rows.push(row(["disagrees", &what]));
-        }
-        let finds = &seen["cache_disagrees"];
-        if finds.is_object() {
-            let (found, told) = (word(finds.get("found")), word(finds.get("told")));
-            let what = format!(
-                "the engine found {found} prompt tokens in its cache where its events told of {told}: {advice}"
-            );
-            rows.push(row(["disagrees", &what]));
-        }
+        rows.extend(disagreements(seen));
         rows.push(row([
             "answer",
             &format!("{} tokens, {} ms in all", optional(&seen["answered"]), millis(&seen["total"])),
@@ -210,6 +195,24 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         rows.push(row(["moved", &format!("{} bytes", word(seen.get("moved")))]));
     }
     rows
+}
+
+/// In what the engine shows that its prompt was another one.
+fn disagreements(seen: &Value) -> Vec<Vec<String>> {
+    let advice = "see that models.NAME.text has the tokenizer and the template that the engine uses";
+    let (counts, finds) = (&seen["engine_disagrees"], &seen["cache_disagrees"]);
+    let mut said = Vec::new();
+    if counts.is_object() {
+        let (counted, computed) = (word(counts.get("counted")), word(counts.get("computed")));
+        said.push(format!("the engine counts {counted} prompt tokens where {computed} were computed here: {advice}"));
+    }
+    if finds.is_object() {
+        let (found, told) = (word(finds.get("found")), word(finds.get("told")));
+        said.push(format!(
+            "the engine found {found} prompt tokens in its cache where its events told of {told}: {advice}"
+        ));
+    }
+    said.iter().map(|what| row(["disagrees", what])).collect()
 }
 
 fn claim(claim: &Value) -> String {

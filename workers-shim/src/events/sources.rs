@@ -111,20 +111,23 @@ impl fmt::Display for Doubt {
                 "nobody can be asked for what it said before: set `replay_endpoint` of its --kv-events-config, and `replay` of \
                  its [[workers]] entry where `events` is set"
             ),
-            Doubt::Lost { stored, enough } => {
-                write!(f, "events were lost for good; ")?;
-                match enough {
-                    Some(enough) => write!(f, "it has stored {stored} of the {enough} blocks that end this")?,
-                    None => write!(f, "how many blocks it can hold is not known, so no number of new ones ends this")?,
-                }
-                write!(
-                    f,
-                    ", as do a reset of its prefix cache (POST /reset_prefix_cache at the engine) and a restart; so that it does \
-                     not happen again, raise `buffer_steps` of its --kv-events-config"
-                )
-            }
+            Doubt::Lost { stored, enough } => lost(f, *stored, *enough),
         }
     }
+}
+
+/// Of events that are lost for good.
+fn lost(f: &mut fmt::Formatter<'_>, stored: u64, enough: Option<u64>) -> fmt::Result {
+    write!(f, "events were lost for good; ")?;
+    match enough {
+        Some(enough) => write!(f, "it has stored {stored} of the {enough} blocks that end this")?,
+        None => write!(f, "how many blocks it can hold is not known, so no number of new ones ends this")?,
+    }
+    write!(
+        f,
+        ", as do a reset of its prefix cache (POST /reset_prefix_cache at the engine) and a restart; so that it does not \
+         happen again, raise `buffer_steps` of its --kv-events-config"
+    )
 }
 
 impl Doubt {
