@@ -1,4 +1,4 @@
-use super::readers::{read, sessions};
+use super::readers::{log, read, sessions};
 use crate::stats::{RepetitionOf, Spread, TraceStats};
 
 fn of(text: &str) -> TraceStats {
@@ -93,4 +93,73 @@ fn a_spread_of_nothing_is_zero() {
     assert_eq!(Spread::of(Vec::new()), Spread::default());
     let spread = Spread::of((0..=100).rev().map(f64::from).collect());
     assert_eq!((spread.p50, spread.p90, spread.p99, spread.max, spread.mean), (50.0, 90.0, 99.0, 100.0, 50.0));
+}
+
+/// As a router told of four conversations with one beginning, of which the last left the third; nothing is a multiple of
+/// 64 tokens.
+const TALKS: [(&str, u64, u64, u64, u64); 11] = [
+    ("s-1", 1_000, 1_210, 0, 25),
+    ("s-1", 2_000, 1_348, 1_232, 40),
+    ("s-2", 2_500, 1_153, 1_008, 30),
+    ("s-1", 3_000, 1_519, 1_376, 40),
+    ("s-2", 3_500, 1_332, 1_168, 40),
+    ("s-3", 4_000, 1_175, 1_008, 15),
+    ("s-3", 5_000, 1_301, 1_184, 19),
+    ("s-3", 6_000, 1_454, 1_312, 40),
+    // From within the last answer of another.
+    ("s-4", 7_000, 1_699, 1_552, 40),
+    ("s-4", 8_000, 1_808, 1_728, 40),
+    // Back to where it was two steps ago.
+    ("s-3", 9_000, 1_400, 1_184, 9),
+];
+
+#[test]
+fn no_step_of_a_decision_log_found_more_than_the_ideal_has() {
+    let stats = of(&log(&TALKS));
+    let sum = |of: fn(&(&str, u64, u64, u64, u64)) -> u64| TALKS.iter().map(of).sum::<u64>() as f64;
+    let found = sum(|step| step.3) / sum(|step| step.2);
+    near(stats.ideal_hits.with_answers, found);
+    assert!(stats.ideal_hits.everywhere < found, "the engines kept answers");
+    assert_eq!(stats.notes.len(), 1);
+    let told = format!(
+        "the log's steps found {:.2} % of their prompt tokens known, answers of earlier steps among them",
+        100.0 * found
+    );
+    assert_eq!(stats.notes[0], told);
+}
+
+#[test]
+fn what_was_there_before_a_log_begins_is_new_in_it_and_told() {
+    let stats = of(&log(&[("s-1", 1_000, 1_210, 1_008, 25), ("s-2", 2_000, 1_210, 1_008, 25)]));
+    near(stats.ideal_hits.everywhere, 1_008.0 / 2_420.0);
+    assert!(stats.notes[0].contains("found 83.31 % of"), "{:?}", stats.notes);
+    assert!(stats.notes[0].contains("; 1008 of these tokens lie in no earlier step of the log"), "{:?}", stats.notes);
+}
+
+#[test]
+fn what_an_engine_found_beyond_what_its_router_knew_was_there() {
+    let text = log(&[("s-1", 1_000, 640, 0, 64), ("s-1", 9_000, 1_280, 320, 64)]);
+    let counted = text.replacen(
+        "\"total\":2000000,\"answered\":64}},\"case\":{\"facts\":{\"reused\":320",
+        "\"total\":2000000,\"cached\":640,\"answered\":64}},\"case\":{\"facts\":{\"reused\":320",
+        1,
+    );
+    assert_ne!(text, counted);
+    near(of(&text).ideal_hits.everywhere, 320.0 / 1_920.0);
+    near(of(&counted).ideal_hits.everywhere, 640.0 / 1_920.0);
+}
+
+#[test]
+fn steps_that_were_left_out_of_a_log_are_told_with_their_sessions() {
+    let steps = [("s-1", 1_000, 640, 0, 64), ("s-1", 2_000, 704, 640, 64), ("s-2", 3_000, 640, 0, 64)];
+    let text = log(&steps);
+    let lines: Vec<&str> = text.lines().collect();
+    let broken = text.replacen(lines[2], &lines[2].replace("complete", "broken"), 1);
+    let stats = of(&broken.replacen(lines[3], &lines[3].replace("complete", "client_left"), 1));
+    assert_eq!((stats.requests, stats.conversations), (1, 1));
+    assert_eq!(
+        stats.notes[0],
+        "2 of the log's 3 steps did not end in a whole answer and are left out, and with them 1 of its 2 sessions, which \
+         have no other"
+    );
 }

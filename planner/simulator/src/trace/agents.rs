@@ -6,7 +6,7 @@ mod decided;
 mod forms;
 mod weave;
 
-pub(super) use decided::{Decided, read as decisions};
+pub(super) use decided::{BLOCK as DECIDED_BLOCK, Decided, read as decisions};
 pub(super) use forms::{document, lines};
 
 /// Tokens in a block.

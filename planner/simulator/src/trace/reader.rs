@@ -72,7 +72,8 @@ impl Form {
 
     fn block(self) -> Tokens {
         Tokens(match self {
-            Self::AgentDocument | Self::AgentLines | Self::Decisions => u64::from(agents::BLOCK),
+            Self::AgentDocument | Self::AgentLines => u64::from(agents::BLOCK),
+            Self::Decisions => u64::from(agents::DECIDED_BLOCK),
             Self::Mooncake => u64::from(mooncake::BLOCK),
             Self::Azure | Self::Lmcache | Self::TauBench => u64::from(text::BLOCK),
         })
@@ -110,8 +111,8 @@ impl Reader {
     /// The trace of all files that were read; none when there were none.
     pub fn finish(mut self) -> Result<Option<Trace>, TraceError> {
         let Some((arrivals, block)) = self.kind else { return Ok(None) };
-        std::mem::take(&mut self.decided).finish(&mut self)?;
-        let notes = super::torn(&self.torn).into_iter().collect();
+        let told = std::mem::take(&mut self.decided).finish(&mut self)?;
+        let notes = super::torn(&self.torn).into_iter().chain(told).collect();
         Ok(Some(Trace { arrivals, block, runs: self.runs, sessions: self.sessions, notes }))
     }
 }

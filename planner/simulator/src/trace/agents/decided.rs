@@ -1,22 +1,24 @@
 //! A router's own decision log: what its receipts tell of each session's steps.
 //!
-//! Receipts have lengths and no block ids. A step is taken to share with the step before it what it found known, and the
-//! first step of a session to share that with other sessions whose first step found as much: what a fleet's agents begin
-//! with. A fork's shared part counts so, too.
+//! Receipts have lengths and no block ids. What a step found known it is taken to share with the latest step of its own
+//! session that was long enough, else with the first one of any other: what a fleet's agents begin with, and a fork's
+//! shared part.
 
-use std::collections::HashMap;
+mod shared;
+
+use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use vocabulary::{Micros, Tokens};
 
-use super::BLOCK;
-use super::weave::{Agent, Told, Woven};
-use crate::trace::Reader;
-use crate::trace::block_ids::BlockIds;
 use crate::trace::error::{Place, TraceError};
-use crate::trace::is_torn;
 use crate::trace::record::{MOST_REQUESTS, json, lines};
+use crate::trace::{Reader, is_torn};
+use shared::Shared;
+
+/// Tokens in a block, as routers count what they find known unless they are told otherwise.
+pub(in crate::trace) const BLOCK: u32 = 16;
 
 const HEAD: &str = r#"{"version": 1, "release", "policy"} on the first line"#;
 const LINE: &str = r#"{"receipt": {"at_unix_ms", "known": {"session", "prompt", "deepest_overlap"}, "seen": {"ending", "total", "answered"}, ...}, "case": {"facts": {"reused"}, ...}} on each line"#;
@@ -57,6 +59,7 @@ struct Known {
 struct Seen {
     ending: String,
     total: u64,
+    cached: Option<u64>,
     answered: Option<u64>,
 }
 
@@ -77,6 +80,7 @@ struct Served {
     took: Micros,
     prompt: Tokens,
     answer: Tokens,
+    /// What of its prompt was known, by the router's own view or by the engine's count.
     reused: u64,
 }
 
@@ -87,6 +91,9 @@ pub(crate) struct Decided {
     order: Vec<String>,
     steps: HashMap<String, Vec<Served>>,
     count: usize,
+    /// Steps that did not come to their end, and the sessions that they are of.
+    unfinished: usize,
+    begun: HashSet<String>,
 }
 
 /// Reads a file of the log. Steps that did not come to their end are left out; so is a last line that is cut off, as a router
@@ -107,25 +114,27 @@ pub(crate) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), Tr
             }
             read => read?,
         };
-        if let Some((session, served)) = served(place, read)? {
-            reader.decided.add(place, session, served)?;
+        match served(place, &read)? {
+            Some(served) => reader.decided.add(place, read.receipt.known.session, served)?,
+            None => reader.decided.leave_out(read.receipt.known.session),
         }
     }
     Ok(())
 }
 
-fn served(place: Place<'_>, line: Line) -> Result<Option<(String, Served)>, TraceError> {
-    let Receipt { at_unix_ms, known, seen } = line.receipt;
-    let Some(seen) = seen.filter(|seen| seen.ending == "complete") else { return Ok(None) };
+fn served(place: Place<'_>, line: &Line) -> Result<Option<Served>, TraceError> {
+    let Receipt { at_unix_ms, known, seen } = &line.receipt;
+    let Some(seen) = seen.as_ref().filter(|seen| seen.ending == "complete") else { return Ok(None) };
     let prompt = place.prompt("known.prompt", known.prompt)?;
     let answer = place.answer("seen.answered", seen.answered.unwrap_or(1))?;
-    if at_unix_ms > LATEST {
+    if *at_unix_ms > LATEST {
         return Err(place.out_of_range("at_unix_ms", at_unix_ms, "milliseconds since 1970, to the year 2200"));
     }
     let at = Micros(at_unix_ms * 1_000);
     let took = place.seconds("seen.total (in seconds)", seen.total as f64 / 1e6)?;
-    let reused = line.case.map_or(known.deepest_overlap, |case| case.facts.reused).min(prompt.0);
-    Ok(Some((known.session, Served { at, took, prompt, answer, reused })))
+    let reused = line.case.as_ref().map_or(known.deepest_overlap, |case| case.facts.reused);
+    let reused = reused.max(seen.cached.unwrap_or_default()).min(prompt.0);
+    Ok(Some(Served { at, took, prompt, answer, reused }))
 }
 
 impl Decided {
@@ -141,39 +150,37 @@ impl Decided {
         Ok(())
     }
 
-    /// All sessions that were read.
-    pub(crate) fn finish(mut self, reader: &mut Reader) -> Result<(), TraceError> {
+    fn leave_out(&mut self, session: String) {
+        self.unfinished += 1;
+        self.begun.insert(session);
+    }
+
+    /// All sessions that were read, and what must be known of them.
+    pub(crate) fn finish(mut self, reader: &mut Reader) -> Result<Vec<String>, TraceError> {
+        if self.count + self.unfinished == 0 {
+            return Ok(Vec::new());
+        }
+        let mut notes: Vec<String> = self.left_out().into_iter().collect();
+        let mut sessions: Vec<(String, Vec<Served>)> = Vec::with_capacity(self.order.len());
         for session in self.order {
             let mut steps = self.steps.remove(&session).unwrap_or_default();
             steps.sort_by_key(|step| step.at);
-            let woven = woven(&steps);
-            let place = Place { file: &session, line: 1 };
-            let session = woven.session(place, session.as_str().into(), reader)?;
-            reader.sessions.push(session);
+            sessions.push((session, steps));
         }
-        Ok(())
+        let shared = Shared::of(&sessions);
+        notes.extend(shared.note());
+        reader.sessions.extend(shared.frozen(sessions, (&mut reader.runs, &mut reader.budget))?);
+        Ok(notes)
     }
-}
 
-fn woven(steps: &[Served]) -> Woven {
-    let mut woven = Woven::default();
-    let begin = steps.first().map_or(Micros::ZERO, |step| step.at);
-    let agent = woven.open(Agent::main(steps.first().map_or(0, |step| step.reused)));
-    let blocks = |tokens: Tokens| (tokens.0 / u64::from(BLOCK)) as u32;
-    let (mut history, mut next) = (BlockIds::default(), 0);
-    let mut fresh = |ids: &mut BlockIds, end: u32| {
-        let count = end.saturating_sub(ids.len());
-        ids.push_run(next, count);
-        next += u64::from(count);
-    };
-    for step in steps {
-        let kept = blocks(Tokens(step.reused)).min(history.len()).min(blocks(step.prompt));
-        let mut ids = history.first(kept);
-        fresh(&mut ids, blocks(step.prompt));
-        history = ids.clone();
-        fresh(&mut history, blocks(step.prompt + step.answer));
-        let Served { at, took, prompt, answer, .. } = *step;
-        woven.add(agent, Told { at: at - begin, think: None, took, prompt, answer, ids });
+    fn left_out(&self) -> Option<String> {
+        let lost = self.begun.iter().filter(|session| !self.steps.contains_key(*session)).count();
+        let (steps, sessions) = (self.count + self.unfinished, self.order.len() + lost);
+        let told = format!(
+            "{} of the log's {steps} steps did not end in a whole answer and are left out, and with them {lost} of its \
+             {sessions} sessions, which have no other",
+            self.unfinished
+        );
+        (self.unfinished > 0).then_some(told)
     }
-    woven
 }
