@@ -11,6 +11,7 @@ use crate::error::{Addressee, ApiError};
 use crate::gateway::Gateway;
 use crate::incoming::Incoming;
 use crate::relay::{Observer, is_event_stream, relay};
+use crate::resources::filing::Filing;
 use crate::resources::listener::{Form, Listener};
 use crate::roster::Sent;
 use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
@@ -34,6 +35,8 @@ pub(crate) enum Learn {
     Nothing,
     /// The id of the response that the worker made, and what it says where its transcript is kept.
     Response,
+    /// The same of a step that follows a stored response; and what is filed of every step.
+    Step,
 }
 
 /// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
@@ -60,11 +63,9 @@ pub(crate) async fn forward(
         let worker = sent.member.id;
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
-                let listener = listener(gateway, request, (learn, worker), &answer);
-                return Ok(relay(
-                    answer,
-                    Watch { gateway: gateway.clone(), client: request.addressee(), _sent: sent, listener },
-                ));
+                let (listener, filing) = learning(gateway, request, (learn, worker), &answer);
+                let (gateway, client) = (gateway.clone(), request.addressee());
+                return Ok(relay(answer, Watch { gateway, client, _sent: sent, listener, filing }));
             }
             Err(error) => {
                 tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
@@ -119,16 +120,18 @@ pub fn client_error(error: &UpstreamError) -> ApiError {
     }
 }
 
-fn listener(
-    gateway: &Gateway,
+fn learning(
+    gateway: &Arc<Gateway>,
     request: &Incoming,
     (learn, worker): (Learn, WorkerId),
     answer: &http::Response<WorkerBody>,
-) -> Option<Listener> {
+) -> (Option<Listener>, Option<Filing>) {
     let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
     let responses = gateway.remembered.responses.clone();
-    let is_wanted = learn == Learn::Response && answer.status().is_success();
-    is_wanted.then(|| Listener::new(responses, request, worker, form))
+    let is_wanted = learn != Learn::Nothing && answer.status().is_success();
+    let listener = is_wanted.then(|| Listener::new(responses, request, worker, form));
+    let filed = (learn == Learn::Step).then(|| Filing::of(gateway, request, (worker, answer.status(), form)));
+    (listener, filed.flatten())
 }
 
 /// Keeps the request counted at its worker while the answer runs, and learns from it.
@@ -137,6 +140,7 @@ struct Watch {
     client: Addressee,
     _sent: Sent,
     listener: Option<Listener>,
+    filing: Option<Filing>,
 }
 
 impl Observer for Watch {
@@ -144,9 +148,15 @@ impl Observer for Watch {
         if let Some(listener) = &mut self.listener {
             listener.piece(data);
         }
+        if let Some(filing) = &mut self.filing {
+            filing.piece(data);
+        }
     }
 
     fn broken(&mut self) -> Bytes {
+        if let Some(filing) = &mut self.filing {
+            filing.broken();
+        }
         self.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
         let number = self.listener.as_ref().map_or(0, Listener::next_number);
         ApiError::WorkerFailed { detail: "it broke off inside its answer".into() }.event(self.client, number)

@@ -1,6 +1,7 @@
 //! Which worker made which stored response, so that later calls about it reach the same one, through any router.
 //! Learned from answers as they pass; what is forgotten answers 404.
 
+pub(crate) mod filing;
 pub(crate) mod listener;
 mod numbers;
 pub(crate) mod serve;

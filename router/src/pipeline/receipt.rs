@@ -47,7 +47,8 @@ pub struct Known {
     pub session: SessionId,
     /// Where its name came from; none when the prompt's chain decided.
     pub named_by: Option<KeySource>,
-    /// Why the prompt is known by its bytes only; none when by token ids.
+    /// Why the prompt is known by its bytes only; none when by token ids. `stored_response` where most of it lies at the
+    /// worker that stored the response before: then its tokens are the engine's count, where it gives one.
     pub fallback: Option<&'static str>,
     /// By what a chat prompt was recognised: `session`, `leading`, `segment`, `checkpoint` or `cold`; none where it is known by
     /// its bytes, which recognise nothing.

@@ -49,7 +49,7 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
             // What it is prompted with lies there: it is served as it is.
             let (request, left_out) = cleaned(gateway, request.clone())?;
             stripped = left_out;
-            forward(gateway, &request, Where::Only(maker), Learn::Response).await
+            forward(gateway, &request, Where::Only(maker), Learn::Step).await
         }
         Ok(_) => Err(ApiError::WorkerFailed { detail: "the one that made the response before is gone".into() }),
         Err(error) => Err(error),

@@ -99,3 +99,62 @@ async fn what_only_routers_may_send_is_counted_once_although_two_workers_were_as
         assert_eq!((stripped(), sent(&worker).get("kv_transfer_params")), (n, None));
     }
 }
+
+/// The newest receipt, once there are so many.
+async fn newest(front: &Front, count: usize) -> serde_json::Value {
+    for _ in 0..500 {
+        let all = front.gateway.decisions.receipts.newest(100, |_| true);
+        if all.len() >= count {
+            assert_eq!(all.len(), count, "{all:#?}");
+            return serde_json::to_value(&*all[0]).unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("there are no {count} receipts");
+}
+
+#[tokio::test]
+async fn a_step_that_follows_a_stored_response_has_its_receipt_although_nobody_planned_it() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let id = ask(&front, json!({"model": "tiny", "input": "x", "store": true})).await.json()["id"].clone();
+    let first = newest(&front, 1).await;
+    // Where its worker has forgotten the response before, it is planned as any other.
+    let got = ask(&front, forgotten(id.as_str().unwrap())).await;
+    let receipt = newest(&front, 2).await;
+    assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
+    assert!(receipt["decision"].is_object(), "{receipt}");
+
+    let next = |behave: &str| {
+        json!({"model": "tiny", "input": "and on", "previous_response_id": id, "behave": behave, "counted": 400,
+            "prompt_cache_key": "mine"})
+    };
+    let got = ask(&front, next("count")).await;
+    let receipt = newest(&front, 3).await;
+    assert_eq!(receipt["request"], got.headers["x-request-id"].to_str().unwrap());
+    let known = &receipt["known"];
+    assert_eq!((&known["fallback"], &known["named_by"]), (&json!("stored_response"), &json!("body")));
+    assert_eq!((&known["prompt"], known.get("estimated")), (&json!(400), None));
+    let seen = &receipt["seen"];
+    assert_eq!((&seen["ending"], &seen["status"], &seen["answered"]), (&json!("complete"), &json!(200), &json!(1)));
+    assert_eq!((&receipt["decision"], &seen["first_token"]), (&json!(null), &json!(null)));
+    let [served, before] = [&receipt, &first].map(|one| one["attempts"][0]["decode"].clone());
+    assert_eq!(served, before, "the worker that stored it");
+
+    // Its worker counts nothing here, and says no to the next.
+    ask(&front, next("answer")).await;
+    let known = &newest(&front, 4).await["known"];
+    assert!(known["estimated"] == true && known["prompt"].as_u64().unwrap() > 10, "{known}");
+    ask(&front, next("refuse")).await;
+    assert_eq!(newest(&front, 5).await["seen"]["ending"], "refused");
+    ask(&front, next("die")).await;
+    let seen = &newest(&front, 6).await["seen"];
+    assert!(seen["ending"] == "broken" && seen["first_token"].as_u64().unwrap() > 0, "{seen}");
+    let whole = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_2\",\
+        \"status\":\"completed\",\"output\":[],\"usage\":{\"input_tokens\":77,\"output_tokens\":5,\"total_tokens\":82}}}\n\n";
+    let mut streamed = next("die");
+    streamed["before"] = whole.into();
+    ask(&front, streamed).await;
+    let receipt = newest(&front, 7).await;
+    assert_eq!((&receipt["known"]["prompt"], &receipt["seen"]["answered"]), (&json!(77), &json!(5)), "{receipt}");
+}
