@@ -9,13 +9,13 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use planner::Policy;
 use serde::Serialize;
 use vocabulary::WorkerId;
 
 use crate::config::{Config, ConfigError};
-use crate::ctl::{WorkerArg, aligned};
+use crate::ctl::{Output, WorkerArg, aligned};
 use crate::decisions::{Records, RecordsError};
 use crate::simulate_command::Progress;
 use compare::{Change, Comparing, Comparison, Modes, Replayed};
@@ -48,7 +48,7 @@ pub(crate) struct WhatIfArgs {
     link_speed: Option<f64>,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]
-    output: Form,
+    output: Output,
 }
 
 /// Workers that a message lists.
@@ -60,15 +60,6 @@ struct NotAFactor;
 
 fn factor(text: &str) -> Result<f64, NotAFactor> {
     text.parse().ok().filter(|factor| (0.01..=100.0).contains(factor)).ok_or(NotAFactor)
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-enum Form {
-    /// For people.
-    #[default]
-    Table,
-    /// For programs.
-    Json,
 }
 
 /// Why nothing was compared.
@@ -117,11 +108,11 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
     args.known(comparing.workers())?;
     let (comparison, notes) = (comparing.done(), simulator::trace::torn(&records.torn).into_iter().collect::<Vec<_>>());
     let text = match args.output {
-        Form::Table => {
+        Output::Table => {
             let notes = notes.iter().map(|note| format!("\nnote: {note}\n")).collect::<String>();
             text(&comparison, files) + &notes
         }
-        Form::Json => {
+        Output::Json => {
             let document = Document { marked_as: "prediction", files, comparison: &comparison, notes };
             serde_json::to_string_pretty(&document).expect("figures are plain numbers and words") + "\n"
         }

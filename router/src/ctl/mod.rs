@@ -38,7 +38,8 @@ use self::filters::{
     ArtifactFilter, Filter, IntentFilter, LeaseFilter, ReplicaFilter, SessionFilter, TenantFilter, WorkerFilter,
 };
 use self::lists::{List, PageArgs, show_one, show_tree};
-use self::output::{Output, say};
+pub(crate) use self::output::Output;
+use self::output::say;
 use crate::auth::Secret;
 use crate::config::units::Span;
 

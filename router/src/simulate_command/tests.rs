@@ -33,10 +33,10 @@ fn refused(words: &[&str]) -> String {
 
 #[test]
 fn every_policy_load_and_seed_is_a_run_of_its_own() {
-    let small = ["--workers=2", "--policy=sticky_sessions,ownerserve", "--load=2,4", "--seed=1,2", "--steps=10"];
+    let small = ["--workers=2", "--policy=session_pinning,ownerserve", "--load=2,4", "--seed=1,2", "--steps=10"];
     let runs = figures(&small);
     let cells: Vec<_> = runs.iter().map(|run| (run.traffic.seed, run.traffic.load as u64, run.policy)).collect();
-    let cell = |seed, load| [(seed, load, "sticky_sessions"), (seed, load, "ownerserve")];
+    let cell = |seed, load| [(seed, load, "session_pinning"), (seed, load, "ownerserve")];
     assert_eq!(cells, [cell(1, 2), cell(1, 4), cell(2, 2), cell(2, 4)].concat());
     assert_eq!(runs, figures(&small), "the same seeds are the same figures");
     assert_ne!(runs[0].first_token, runs[4].first_token, "another seed is another order of sessions");
@@ -175,4 +175,14 @@ fn decisions_are_timed_for_a_report_and_change_nothing_else() {
 #[test]
 fn the_simulated_planner_expects_the_answers_that_this_router_expects() {
     assert_eq!(simulator::policies::USUAL_ANSWER, crate::pipeline::parse::USUAL_ANSWER);
+}
+
+#[test]
+fn what_a_router_and_a_simulation_both_can_do_has_one_name() {
+    use planner::Rule;
+    for rule in [Rule::RoundRobin, Rule::SessionPinning, Rule::MatchRateMinusLoad] {
+        let word = serde_json::to_value(rule).unwrap();
+        assert_eq!(PolicyKind::from_str(word.as_str().unwrap()).unwrap().as_str(), word);
+    }
+    assert!(args(&["--policy=sticky_sessions"]).unwrap_err().contains("there is no policy `sticky_sessions`"));
 }

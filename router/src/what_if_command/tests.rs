@@ -164,7 +164,7 @@ fn settings_that_are_not_the_policys_are_refused() {
         without: Vec::new(),
         prefill_speed: None,
         link_speed: None,
-        output: Form::Table,
+        output: Output::Table,
     };
     let told = run(&args(&["proxy.listen=x"])).unwrap_err().to_string();
     assert!(told.contains("accepted are paths that begin with planner."), "{told}");

@@ -16,7 +16,7 @@ pub enum PolicyKind {
     /// Of two random workers the one with fewer requests.
     PowerOfTwo,
     /// A session stays where its first step went, which is where the fewest sessions were.
-    StickySessions,
+    SessionPinning,
     /// Where most of the prompt is cached.
     PrefixAffinity,
     /// The share of the prompt that is cached minus the load relative to the busiest worker's.
@@ -58,7 +58,7 @@ impl PolicyKind {
         Self::RoundRobin,
         Self::LeastLoaded,
         Self::PowerOfTwo,
-        Self::StickySessions,
+        Self::SessionPinning,
         Self::PrefixAffinity,
         Self::MatchRateMinusLoad,
         Self::MultiOwner,
@@ -82,7 +82,7 @@ impl PolicyKind {
             Self::RoundRobin => "round_robin",
             Self::LeastLoaded => "least_loaded",
             Self::PowerOfTwo => "power_of_two",
-            Self::StickySessions => "sticky_sessions",
+            Self::SessionPinning => "session_pinning",
             Self::PrefixAffinity => "prefix_affinity",
             Self::MatchRateMinusLoad => "match_rate_minus_load",
             Self::MultiOwner => "multi_owner",
@@ -125,7 +125,7 @@ impl PolicyKind {
             Self::RoundRobin => Box::new(plain::RoundRobin::default()),
             Self::LeastLoaded => Box::new(plain::LeastLoaded),
             Self::PowerOfTwo => Box::new(plain::PowerOfTwo::new(seed)),
-            Self::StickySessions => Box::new(plain::StickySessions::default()),
+            Self::SessionPinning => Box::new(plain::SessionPinning::default()),
             Self::PrefixAffinity => Box::new(plain::PrefixAffinity),
             Self::MatchRateMinusLoad => Box::new(scored::MatchRateMinusLoad),
             Self::MultiOwner => Box::new(scored::MultiOwner),

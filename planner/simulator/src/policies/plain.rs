@@ -51,12 +51,12 @@ impl Policy for PowerOfTwo {
 
 /// A session's worker for good; requests on their own go where most of the prompt is.
 #[derive(Default)]
-pub(super) struct StickySessions {
+pub(super) struct SessionPinning {
     homes: HashMap<usize, usize>,
     sessions: Vec<u32>,
 }
 
-impl Policy for StickySessions {
+impl Policy for SessionPinning {
     fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
         if ask.alone {
             return PrefixAffinity.place(ask, fleet);

@@ -144,7 +144,7 @@ fn disaggregation_keeps_the_halves_apart_and_the_conditional_one_only_when_it_pa
 #[test]
 fn sessions_spread_and_stay_until_they_are_over() {
     let scene = Scene::of(1_000, &[0, 0]);
-    let mut policy = PolicyKind::StickySessions.make(1);
+    let mut policy = PolicyKind::SessionPinning.make(1);
     let place = |session, policy: &mut dyn Policy| scene.with(session, |ask, fleet| policy.place(ask, fleet).decode);
     let homes: Vec<_> = [1, 2, 3, 1, 2].map(|session| place(session, &mut *policy)).into();
     assert_eq!(homes, [0, 1, 0, 0, 1]);

@@ -53,14 +53,14 @@ fn the_best_baseline_of_each_load_and_figure_is_what_counts() {
     let one = figures();
     let runs = [
         as_if(&one, PolicyKind::Dynamo, 1, 2.0),
-        as_if(&one, PolicyKind::StickySessions, 1, 1.0),
+        as_if(&one, PolicyKind::SessionPinning, 1, 1.0),
         as_if(&one, PolicyKind::Oracle, 1, 0.1),
         as_if(&one, PolicyKind::LlmdCachedCounts, 1, 0.1),
         as_if(&one, PolicyKind::OwnerServe, 1, 1.04),
     ];
     let all = verdicts(&runs, &cells(&runs));
     let said: Vec<_> = all.iter().map(|one| (one.figure, one.best, one.word())).collect();
-    let best = PolicyKind::StickySessions.as_str();
+    let best = PolicyKind::SessionPinning.as_str();
     let expected = [("step_mean_s", best, "SHORT"), ("session_mean_s", best, "SHORT"), ("ttft_p95_s", best, "PASS")];
     assert_eq!(said, expected, "neither bounds nor ablations are baselines");
     assert!((all[0].ratio.mean - 1.04).abs() < 1e-12 && all[0].is_sure().is_none());

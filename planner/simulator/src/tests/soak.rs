@@ -81,7 +81,7 @@ fn workers_that_are_twice_as_fast_take_half_the_time() {
             *speed *= factor;
         }
         let setup = Setup { workers: 3, spec, load: 1.0, seed: 1 };
-        World::new(&trace, PolicyKind::StickySessions, setup).unwrap().run(&mut |_, _| {})
+        World::new(&trace, PolicyKind::SessionPinning, setup).unwrap().run(&mut |_, _| {})
     };
     let (once, twice) = (run(1.0), run(2.0));
     assert_eq!(once.reuse.prefill_tokens, twice.reuse.prefill_tokens);

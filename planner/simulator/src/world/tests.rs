@@ -165,7 +165,7 @@ fn requests_at_recorded_times_do_not_wait_for_each_other_and_load_is_a_rate() {
 fn progress_is_told_up_to_the_last_step() {
     let trace = sessions().within(&Limits::default());
     let mut told = Vec::new();
-    World::new(&trace, PolicyKind::StickySessions, setup(2)).unwrap().run(&mut |over, all| told.push((over, all)));
+    World::new(&trace, PolicyKind::SessionPinning, setup(2)).unwrap().run(&mut |over, all| told.push((over, all)));
     assert_eq!(told, [(512, 778), (778, 778)]);
 }
 
@@ -296,7 +296,7 @@ fn workers_that_wait_for_a_tool_are_idle_and_are_told_so() {
 fn what_an_active_session_takes_says_how_many_fit() {
     let trace = sessions().within(&Limits::default());
     let run = |kind| World::new(&trace, kind, Setup { load: 6.0, ..setup(2) }).unwrap().run(&mut |_, _| {}).memory;
-    let (spread, kept, bound) = (run(PolicyKind::RoundRobin), run(PolicyKind::StickySessions), run(PolicyKind::Oracle));
+    let (spread, kept, bound) = (run(PolicyKind::RoundRobin), run(PolicyKind::SessionPinning), run(PolicyKind::Oracle));
     let fits = |memory: crate::report::Memory| {
         memory.sessions_fit * memory.session_bytes / (2.0 * 400_000.0 * Spec::H100_8B.kv_bytes as f64)
     };
