@@ -1,20 +1,24 @@
 //! How long a decision takes: `cargo run --release -p planner --example plan_speed`.
 //!
 //! A third of the fleet prefills, decodes and does both; every worker holds some of the prompt, on the tiers of two
-//! ranks. The least of many rounds is printed, since everything above it is somebody else's work: first with one flat
-//! figure of bytes a token, then with a hybrid model of 60 layers whose windows are stored now and then.
+//! ranks, and the memory of every first rank is full with what 65,536 sessions left there. The least of many rounds is
+//! printed, since everything above it is somebody else's work: first with one flat figure of bytes a token, then with a
+//! hybrid model of 60 layers whose windows are stored now and then.
 
 use std::hint::black_box;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, StepKind, Transfers, plan,
+    Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, Stay, StepKind, Tenancy,
+    Transfers, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
     Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
+
+const SESSIONS: u64 = 65_536;
 
 fn main() -> std::io::Result<()> {
     let mut out = std::io::stdout();
@@ -44,6 +48,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
         transfers: Transfers::Allowed,
     };
     let mut session = SessionView::new(SessionId(1));
+    let tenancy = full(fleet);
     let (policy, mut candidates, mut least) = (Policy::default(), 0, Duration::MAX);
     session.owner = Some(Owner { worker: fleet[1].id, incarnation: Incarnation(1), rank: DpRank(0) });
     (session.epoch, session.sealed) = (Epoch::default(), Blocks(5_000));
@@ -58,6 +63,8 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
             workers: fleet,
             shapes: &[],
             overlaps,
+            tenancy: &tenancy,
+            now: Micros(SESSIONS * 1_000),
             excluded: &[],
             policy: &policy,
             turn: 0,
@@ -82,6 +89,19 @@ fn hybrid() -> AttentionSpec {
     let pair = [LayerState::Csa(layer(4, 132)), LayerState::Hca(layer(128, 0))];
     let spec = AttentionSpec::new(pair.repeat(30), Bytes(1)).expect("a model within its bounds");
     spec.with_checkpoints(Checkpoints::Every(Tokens(4_096))).expect("a multiple of 128")
+}
+
+/// Sessions that were served one after the other, a millisecond apart, each at one worker.
+fn full(fleet: &[WorkerView]) -> Tenancy {
+    let mut tenancy = Tenancy::default();
+    let tokens = Tokens(1_100_000 * fleet.len() as u64 / SESSIONS);
+    for (view, session) in fleet.iter().cycle().zip(0..SESSIONS) {
+        let at = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) };
+        let (id, now) = (SessionId(1_000_000 + u128::from(session)), Micros(session * 1_000));
+        tenancy.begins(at, id, Stay { tokens, found: Tokens::ZERO, capacity: view.capacity.kv }, now);
+        tenancy.ends(at, id, tokens, now);
+    }
+    tenancy
 }
 
 fn fleet(workers: u64, ranks: u16) -> Vec<WorkerView> {

@@ -7,7 +7,8 @@ use crate::lcm::lcm;
 use crate::standing::Standing;
 use crate::table::{Fabrics, Table};
 use crate::{
-    Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Restore, Rule, StepKind, Terms, Transfers, Way,
+    Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Restore, Rule, Sources, StepKind, Terms, Transfers,
+    Way,
 };
 
 /// At most three a worker: serve there, have it computed elsewhere, have the sealed prefix sent there first.
@@ -128,8 +129,16 @@ impl Maker<'_> {
     fn fetch_by(&self, target: usize, from: usize, way: &Way, claim: &Claim) -> Fetch {
         let (source, at) = (self.at(from), self.at(target));
         let serving = Serving { start: way.start, computed: Compute::Here, elsewhere: self.elsewhere(target, claim) };
-        let mut terms = in_turn(&self.prices.source(source, way.loaded), &self.prices.target(at, serving));
-        terms.network = self.network(target, way.bytes) + source.pace.step + at.pace.step;
+        let served = self.prices.target(at, serving);
+        let network = self.network(target, way.bytes);
+        let terms = match self.table.inputs.policy.sources {
+            Sources::InTurn => {
+                let terms = in_turn(&self.prices.source(source, way.loaded), &served);
+                Terms { network: network + source.pace.step + at.pace.step, ..terms }
+            }
+            // What is sent comes while the target's queue drains.
+            Sources::AtOnce => Terms { queue: served.queue - network, network, ..served },
+        };
         let holds_more = self.aligned(from, target, source.holding.held) > way.loaded;
         let action = match claim {
             Claim::Move { .. } => Action::StateMigration,

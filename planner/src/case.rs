@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vocabulary::{Overlap, WorkerId, WorkerView};
+use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
 
 use crate::{
-    Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, SessionView, StepFacts, classify, plan,
+    Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, SessionView, StepFacts, Tenancy, classify,
+    plan,
 };
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
@@ -45,6 +46,8 @@ impl Case {
             policy,
             attention,
             shapes,
+            tenancy: &Tenancy::default(),
+            now: Micros::ZERO,
             turn: 0,
         })
     }

@@ -1,5 +1,5 @@
 //! What a way of serving costs, in microseconds:
-//! `C = T_queue + T_compute + T_network + T_restore + lambda * M_hbm + mu * I_decode`.
+//! `C = T_queue + T_compute + T_network + T_restore + lambda * M_hbm + mu * I_decode + T_eviction`.
 //!
 //! Each function is one formula. None of them chooses, and none may return something that is not a number.
 
@@ -7,16 +7,18 @@ use vocabulary::{Bytes, Link, Micros, Tokens};
 
 use crate::holding::Holding;
 use crate::micros::{ComputeRate, micros, weight};
+use crate::pressure::Guest;
 use crate::standing::Standing;
 use crate::{Ask, AttentionSpec, Inputs, Terms, TierSpeeds};
 
 /// The step's prices: the request and the policy's weights, made safe.
 pub(crate) struct Prices<'a> {
+    pub(crate) inputs: &'a Inputs<'a>,
     ask: &'a Ask,
     attention: Option<&'a AttentionSpec>,
     /// Microseconds a byte.
     lambda: f64,
-    mu: f64,
+    pub(crate) mu: f64,
     tiers: TierSpeeds,
     doubles_at: Tokens,
 }
@@ -40,10 +42,11 @@ pub(crate) enum Compute {
 }
 
 impl<'a> Prices<'a> {
-    pub(crate) fn new(inputs: &Inputs<'a>) -> Self {
+    pub(crate) fn new(inputs: &'a Inputs<'a>) -> Self {
         const MIB: f64 = 1_048_576.0;
         let policy = inputs.policy;
         Self {
+            inputs,
             ask: inputs.ask,
             attention: inputs.attention,
             lambda: weight(policy.lambda) / MIB,
@@ -70,9 +73,11 @@ impl<'a> Prices<'a> {
         ComputeRate::new(at.pace.token, self.doubles_at)
     }
 
-    /// `T_network`: the link's fixed cost + bytes / its rate.
+    /// `T_network`: the link's fixed cost + bytes / its rate x (1 + the policy's risk), and the risk's own fixed cost.
     pub(crate) fn network(&self, link: &Link, bytes: Bytes) -> Micros {
-        link.fixed + micros(bytes.0 as f64 * 1e6 / link.bytes_per_second)
+        let risk = &self.inputs.policy.transfer;
+        let share = 1.0 + weight(risk.share);
+        link.fixed + risk.fixed + micros(bytes.0 as f64 * 1e6 * share / link.bytes_per_second)
     }
 
     /// The target's own terms: compute, restore, memory and interference, and its queue.
@@ -80,7 +85,9 @@ impl<'a> Prices<'a> {
     /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
     /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (each
     ///   displaces, with that chance, one that somebody would have come back for).
-    /// - `I_decode`: answers being generated x (time computed here + answer x decode slowdown).
+    /// - `I_decode`: answers being generated x (time computed here + answer x decode slowdown), and the steps that come
+    ///   meanwhile.
+    /// - `T_eviction`: see `eviction`.
     pub(crate) fn target(&self, at: &Standing<'_>, serving: Serving) -> Terms {
         let compute = match serving.computed {
             Compute::Here => self.compute(at, serving.start, self.ask.prompt),
@@ -96,7 +103,8 @@ impl<'a> Prices<'a> {
             network: Micros::ZERO,
             restore: self.restore(at) + at.pace.step,
             memory: self.memory(at, double, stored),
-            interference: self.interference(at, compute.0 as f64 + slowdown),
+            interference: self.interference(at, compute, slowdown),
+            eviction: self.eviction(at, self.ask.prompt + self.ask.answer - holding.cached, Guest::Stays),
         }
     }
 
@@ -110,7 +118,8 @@ impl<'a> Prices<'a> {
             network: Micros::ZERO,
             restore: self.restore(at),
             memory: self.memory(at, stored, stored),
-            interference: self.interference(at, compute.0 as f64),
+            interference: self.interference(at, compute, 0.0),
+            eviction: self.eviction(at, to - at.holding.cached, Guest::Passes),
         }
     }
 
@@ -132,8 +141,13 @@ impl<'a> Prices<'a> {
         micros(self.lambda * (double.0 as f64 + stored.0 as f64 * at.pace.usage))
     }
 
-    fn interference(&self, at: &Standing<'_>, slowed: f64) -> Micros {
-        micros(self.mu * at.pace.decoding * slowed)
+    /// Answers wait for the computing and are slowed down besides; each active session's next step comes during the
+    /// computing with chance `computing / step_every` and waits for half of it.
+    fn interference(&self, at: &Standing<'_>, compute: Micros, slowdown: f64) -> Micros {
+        let (compute, every) = (compute.0 as f64, self.inputs.policy.step_every.0 as f64);
+        let share = if every > 0.0 { (compute / every).min(1.0) } else { 0.0 };
+        let coming = f64::from(at.room.active) * share * compute * 0.5;
+        micros(self.mu * (at.pace.decoding * (compute + slowdown) + coming))
     }
 }
 
@@ -147,6 +161,7 @@ pub(crate) fn in_turn(source: &Terms, target: &Terms) -> Terms {
         restore: source.restore + target.restore,
         memory: source.memory + target.memory,
         interference: source.interference + target.interference,
+        eviction: source.eviction + target.eviction,
     }
 }
 

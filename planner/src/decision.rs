@@ -20,6 +20,9 @@ pub struct Terms {
     pub memory: Micros,
     /// `mu * I_decode`: what other answers lose.
     pub interference: Micros,
+    /// `T_eviction`: what others will spend on computing again what this step pushes out of device memory.
+    #[serde(default)]
+    pub eviction: Micros,
 }
 
 impl Terms {
@@ -30,7 +33,7 @@ impl Terms {
 
     /// The price: the sum of the terms, saturating.
     pub fn total(&self) -> Micros {
-        self.queue + self.compute + self.network + self.restore + self.memory + self.interference
+        self.queue + self.compute + self.network + self.restore + self.memory + self.interference + self.eviction
     }
 }
 

@@ -1,9 +1,9 @@
 //! What the planner is told: the request, the session's ownership, the fleet, the overlaps, and what to avoid.
 
 use serde::{Deserialize, Serialize};
-use vocabulary::{Blocks, DpRank, Epoch, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
+use vocabulary::{Blocks, DpRank, Epoch, Micros, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
 
-use crate::{AttentionSpec, ParallelShape, Policy, StepKind, exchange};
+use crate::{AttentionSpec, ParallelShape, Policy, StepKind, Tenancy, exchange};
 
 /// Whether KV may move for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
@@ -89,7 +89,7 @@ impl SessionView {
 }
 
 /// Everything a plan depends on. Blocks are the chain's, counted from the start of the prompt.
-#[derive(Clone, Copy, Serialize, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// What kind of step it is.
     pub step: StepKind,
@@ -105,6 +105,10 @@ pub struct Inputs<'a> {
     pub shapes: &'a [(WorkerId, ParallelShape)],
     /// Who holds how much of the prompt, in any order.
     pub overlaps: &'a [Overlap],
+    /// Whose KV lies where, as far as is known.
+    pub tenancy: &'a Tenancy,
+    /// The time, on the clock of `tenancy`.
+    pub now: Micros,
     /// Workers that failed already in this attempt.
     pub excluded: &'a [WorkerId],
     /// Prices and switches.

@@ -1,4 +1,4 @@
-//! The planner: prefix, ownership, residency, fleet and policy in; a plan and its reasons out.
+//! The planner: prefix, ownership, residency, tenancy, fleet and policy in; a plan and its reasons out.
 //!
 //! Pure: no IO, no clock, no randomness. Equal inputs give equal decisions on every router, whatever the order of the
 //! workers. It never blocks a step over a missing fact: what is unknown is priced with a documented default.
@@ -17,10 +17,13 @@ mod lcm;
 mod micros;
 mod plan;
 mod policy;
+mod pressure;
 mod rendezvous;
+mod returns;
 mod standing;
 mod step;
 mod table;
+mod tenancy;
 
 pub use action::Action;
 pub use attention::{
@@ -35,8 +38,9 @@ pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
 pub use inputs::{Ask, Inputs, Promise, SessionView, TransferBar, Transfers};
 pub use micros::ComputeRate;
 pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
-pub use policy::{Overload, Policy, Rule, TierSpeeds, Trust};
+pub use policy::{Overload, Policy, Rule, Sources, TierSpeeds, TransferRisk, Trust};
 pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
+pub use tenancy::{Stay, Tenancy};
 
 #[cfg(test)]
 mod tests;

@@ -46,6 +46,17 @@ pub struct Policy {
     pub lambda: f64,
     /// `mu`: microseconds of price for each microsecond that another answer loses.
     pub mu: f64,
+    /// Microseconds of price for each microsecond that others will spend on computing again what a step pushes out of
+    /// device memory.
+    pub eviction: f64,
+    /// Tokens that a session is expected to add where it is new, beyond the step itself.
+    pub growth: Tokens,
+    /// How often an active session steps; 0 expects none.
+    pub step_every: Micros,
+    /// What transfers may take beyond their link's time.
+    pub transfer: TransferRisk,
+    /// When a source of a replicate sends.
+    pub sources: Sources,
     /// How much of what is only believed counts.
     pub trust: Trust,
     /// When an owner is overloaded.
@@ -66,6 +77,11 @@ impl Default for Policy {
             disabled: Vec::new(),
             lambda: 50.0,
             mu: 0.25,
+            eviction: 0.7,
+            growth: Tokens(20_000),
+            step_every: Micros(20_000_000),
+            transfer: TransferRisk::default(),
+            sources: Sources::default(),
             trust: Trust::default(),
             overload: Overload::default(),
             tiers: TierSpeeds::default(),
@@ -80,6 +96,33 @@ impl Policy {
     pub fn allows(&self, action: Action) -> bool {
         action == Action::ColocatedPrefill || !self.disabled.contains(&action)
     }
+}
+
+/// What transfers may take beyond their link's time: links have queues of their own that nobody tells of.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct TransferRisk {
+    /// Of any transfer.
+    pub fixed: Micros,
+    /// Share of the time that the bytes take.
+    pub share: f64,
+}
+
+impl Default for TransferRisk {
+    fn default() -> Self {
+        Self { fixed: Micros(100_000), share: 0.5 }
+    }
+}
+
+/// When a source sends what it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Sources {
+    /// In a request of its own, which waits for its turn there.
+    #[default]
+    InTurn,
+    /// At once, whatever it is doing.
+    AtOnce,
 }
 
 /// The share of believed blocks that is expected to be found, by what is known of the worker. 0 to 1.

@@ -1,7 +1,8 @@
 //! One worker as this step sees it: whether it may take part, how fast it is and how long it makes others wait.
 
-use vocabulary::{Health, Micros, Role, Tokens, WorkerView};
+use vocabulary::{Health, Micros, Owner, Role, Tokens, WorkerView};
 
+use crate::tenancy::Room;
 use crate::{Ask, Inputs, ParallelShape, Policy, Refused, holding::Holding, micros::micros, rendezvous};
 
 /// A worker, its numbers made safe: rates are finite and positive, usage lies in 0 to 1.
@@ -13,6 +14,8 @@ pub(crate) struct Standing<'a> {
     pub(crate) pace: Pace,
     /// Its parallel shape, where it is known.
     pub(crate) shape: Option<ParallelShape>,
+    /// Its memory.
+    pub(crate) room: Room<'a>,
     /// Its rendezvous weight for the session.
     pub(crate) weight: u64,
 }
@@ -35,8 +38,10 @@ pub(crate) struct Pace {
 
 impl<'a> Standing<'a> {
     pub(crate) fn new(inputs: &Inputs<'a>, view: &'a WorkerView, holding: Holding) -> Self {
+        let at = Owner { worker: view.id, incarnation: view.incarnation, rank: holding.rank };
         Self {
             view,
+            room: inputs.tenancy.room(at, inputs.session.id, view.capacity.kv, inputs.now),
             barred: barred(inputs, view),
             holding,
             shape: inputs.shape(view.id),

@@ -53,7 +53,7 @@ pub struct Gateway {
     rooms: Rooms,
     /// What keeps tenants apart inside the engines.
     pub salts: Salts,
-    /// The planner's policy and the bypass.
+    /// The planner's policy, its account of whose KV lies where, and the bypass.
     pub policies: Policies,
     /// Prefixes on their way between workers.
     pub replicates: SingleFlight<Flight, Option<Remark>>,

@@ -22,6 +22,7 @@ pub mod single_flight;
 pub mod steering;
 pub mod stream;
 pub mod summary;
+pub mod tenure;
 pub mod token_ids;
 pub mod underway;
 

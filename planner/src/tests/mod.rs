@@ -2,6 +2,7 @@
 
 mod attention;
 mod legality;
+mod pressure;
 mod prices;
 mod properties;
 mod scenarios;
@@ -25,6 +26,8 @@ pub(crate) struct Scene {
     pub(crate) excluded: Vec<WorkerId>,
     pub(crate) policy: Policy,
     pub(crate) turn: u64,
+    pub(crate) tenancy: Tenancy,
+    pub(crate) now: Micros,
 }
 
 impl Scene {
@@ -58,6 +61,8 @@ impl Scene {
             workers: &self.workers,
             shapes: &self.shapes,
             overlaps: &self.overlaps,
+            tenancy: &self.tenancy,
+            now: self.now,
             excluded: &self.excluded,
             policy: &self.policy,
             turn: self.turn,
@@ -90,8 +95,10 @@ impl Scene {
             shapes: Vec::new(),
             overlaps: Vec::new(),
             excluded: Vec::new(),
-            policy: Policy::default(),
+            policy: Policy { transfer: TransferRisk { fixed: Micros(0), share: 0.0 }, ..Policy::default() },
             turn: 0,
+            tenancy: Tenancy::default(),
+            now: Micros(0),
         }
     }
 

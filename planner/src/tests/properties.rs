@@ -148,7 +148,8 @@ proptest! {
     fn terms_sum_to_the_total(scene in scenes()) {
         let Ok(decision) = plan(&scene.inputs()) else { return Ok(()) };
         for Candidate { terms, total, refused, .. } in decision.candidates {
-            let sum = [terms.queue, terms.compute, terms.network, terms.restore, terms.memory, terms.interference];
+            let Terms { queue, compute, network, restore, memory, interference, eviction } = terms;
+            let sum = [queue, compute, network, restore, memory, interference, eviction];
             prop_assert_eq!(sum.into_iter().sum::<Micros>(), total);
             prop_assert!(refused.is_none_or(|why| why == Refused::Disabled || total == Micros::ZERO));
         }

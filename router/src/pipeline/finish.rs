@@ -60,6 +60,14 @@ impl Finish {
             }
             _ => withdraw(&self.gateway, located),
         }
+        if let Some(tenure) = self.planned.tenure.take() {
+            match ending {
+                Ending::Complete => tenure.served(usage.map(|usage| usage.prompt + usage.completion)),
+                Ending::Refused | Ending::Failed | Ending::Broken => tenure.failed(),
+                // What was computed until then stays there.
+                Ending::ClientLeft => drop(tenure),
+            }
+        }
         if ending == Ending::Complete {
             let leg = &self.planned.plan.decode;
             let by = located.prefixed.fallback().map_or(KnownBy::Tokens, |_| KnownBy::Bytes);

@@ -12,11 +12,12 @@ use vocabulary::{Tokens, WorkerId, WorkerView};
 
 use super::locate::Located;
 use super::steering::Mode;
+use super::tenure::{Account, Tenure};
 use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 
-/// The two policies that may be in force for a step.
+/// The two policies that may be in force for a step, and what is kept between steps.
 #[derive(Debug)]
 pub struct Policies {
     own: Policy,
@@ -24,6 +25,7 @@ pub struct Policies {
     /// Of the workers whose parallel shape is configured, ordered by worker.
     shapes: Vec<(WorkerId, ParallelShape)>,
     turn: AtomicU64,
+    account: Account,
 }
 
 impl Policies {
@@ -34,7 +36,7 @@ impl Policies {
         shapes.sort_unstable_by_key(|(worker, _)| *worker);
         let own = Policy { rule: Rule::Own, ..policy.clone() };
         let bypass = Policy { rule: bypass, ..policy.clone() };
-        Self { own, bypass, shapes, turn: AtomicU64::new(0) }
+        Self { own, bypass, shapes, turn: AtomicU64::new(0), account: Account::default() }
     }
 
     /// The planner's own.
@@ -72,6 +74,8 @@ pub struct Planned {
     pub shortened: Option<Ask>,
     /// Who had failed before and was left out.
     pub excluded: Vec<WorkerId>,
+    /// The step's place in the account of whose KV lies where.
+    pub tenure: Option<Tenure>,
 }
 
 /// What makes the kind of a step.
@@ -112,13 +116,23 @@ fn transfers(located: &Located) -> Transfers {
     bar.map_or(Transfers::Allowed, Transfers::Forbidden)
 }
 
-/// Plans a step. `excluded` failed already in this request.
+/// Plans a step and notes where it goes. `excluded` failed already in this request.
 pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result<Planned, ApiError> {
+    let account = &gateway.policies.account;
+    account.compare(gateway.fleet(), &step.located.workers);
+    let decided = decide(gateway, step, excluded)?;
+    let tenure = account.begin(step, &decided.plan);
+    Ok(Planned { tenure, ..decided })
+}
+
+/// What is carried out, and the planner's decision where it was asked; not in the account yet.
+fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result<Planned, ApiError> {
     let policies = &gateway.policies;
     let mut pinned = step.located.session.clone();
     pinned.id = step.located.pin;
     let shortened = std::cell::RefCell::new(None);
     let decide = |policy, session, turn| {
+        let account = policies.account.now();
         let planned = |ask: &Ask| {
             planner::plan(&Inputs {
                 step: step.step,
@@ -128,6 +142,8 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
                 workers: &step.located.workers,
                 shapes: &policies.shapes,
                 overlaps: &step.located.overlaps,
+                tenancy: account.tenancy(),
+                now: account.now,
                 excluded,
                 policy,
                 turn,
@@ -155,7 +171,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Resu
         // Whatever the planner says in the shadow, the answer does not depend on it.
         Mode::Shadow => (bypass()?, own().ok()),
     };
-    Ok(Planned { plan, decision, shortened: shortened.into_inner(), excluded: excluded.to_vec() })
+    Ok(Planned { plan, decision, shortened: shortened.into_inner(), excluded: excluded.to_vec(), tenure: None })
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {

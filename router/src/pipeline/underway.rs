@@ -89,6 +89,9 @@ impl Underway {
         let tried = self.tried.as_mut().expect("only its consumers and its end take it");
         tried.note(failed.remarks);
         tried.excluded.push(failed.exclude);
+        if let Some(tenure) = tried.planned.as_mut().and_then(|planned| planned.tenure.take()) {
+            tenure.failed();
+        }
         if tried.attempts.len() >= MOST_TRIES || !failed.error.retryable() {
             self.give_up(Ending::Failed, error.status().as_u16());
             return Err(error);

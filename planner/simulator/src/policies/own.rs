@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use engine_model::runs::{RunId, Seconds};
 use planner::{
-    Claim, Handoff, HeadRelation, Inputs, SessionView, StepFacts, StepKind, TierSpeeds, Transfers, classify, plan,
+    Claim, Handoff, HeadRelation, Inputs, Plan, SessionView, Sources, Stay, StepFacts, StepKind, Tenancy, TierSpeeds,
+    Transfers, classify, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
     Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
 
-use super::{Ask, Dispatch, Fetch, Fleet, Policy, Source, StepRef, least};
+use super::{Ask, Dispatch, Fetch, Fleet, Policy, StepRef, least};
 use crate::trace::Step;
 
 const MODEL: &str = "model";
@@ -31,8 +32,9 @@ pub(super) struct Own {
     /// Sealed runs.
     sealed: Vec<bool>,
     heads: HashMap<(usize, u32), Head>,
-    /// Steps under way, with the worker that owns their session afterwards.
-    under_way: HashMap<StepRef, usize>,
+    under_way: HashMap<StepRef, UnderWay>,
+    /// Whose KV lies where, as routers account for it.
+    tenancy: Tenancy,
     moves: u64,
     answers: Answers,
     /// Steps without a plan.
@@ -47,6 +49,15 @@ enum Answers {
     Usual,
     /// What it will be.
     Told,
+}
+
+/// A step that is being served.
+struct UnderWay {
+    session: SessionId,
+    /// Who answers.
+    server: usize,
+    /// Who owns its session afterwards.
+    owner: usize,
 }
 
 /// Where a conversation stands: the main one of a session, or a sub-agent's.
@@ -75,6 +86,8 @@ impl Own {
         if timing.pair > 0.0 {
             self.policy.attention_doubles_at = Tokens((timing.token / timing.pair) as u64);
         }
+        // Links carry KV past the engines' queues.
+        self.policy.sources = Sources::AtOnce;
         let host_bytes_per_second = fleet.spec.sizes.host_tokens_per_second * fleet.spec.kv_bytes as f64;
         self.policy.tiers = TierSpeeds { host_bytes_per_second, ..self.policy.tiers };
         self.views = fleet.all().map(|worker| view(worker, fleet)).collect();
@@ -122,6 +135,24 @@ impl Own {
         }
         (session, classify(&facts, &self.policy.thresholds))
     }
+
+    /// Notes who is served where from now on.
+    fn begin(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, (session, plan): (&SessionView, &Plan)) {
+        let server = place_of(plan.decode.worker);
+        let before = session.owner.map(|owner| place_of(owner.worker));
+        let moves = matches!(plan.claim, Claim::Move { .. } | Claim::Open);
+        if let Some(before) = before.filter(|before| moves && *before != server) {
+            self.tenancy.leaves(owner(before), session.id);
+        }
+        let stay = Stay {
+            tokens: ask.step.prompt + self.answer(ask.step),
+            found: ask.held[server].device,
+            capacity: fleet.spec.sizes.device,
+        };
+        self.tenancy.begins(owner(server), session.id, stay, micros(fleet.now.0));
+        let owner = before.filter(|_| !moves).unwrap_or(server);
+        self.under_way.insert(ask.at, UnderWay { session: session.id, server, owner });
+    }
 }
 
 impl Policy for Own {
@@ -149,6 +180,8 @@ impl Policy for Own {
             workers: &self.views,
             shapes: &[],
             overlaps: &overlaps,
+            tenancy: &self.tenancy,
+            now: micros(fleet.now.0),
             excluded: &[],
             policy: &self.policy,
             turn: 0,
@@ -160,22 +193,19 @@ impl Policy for Own {
         };
         let chosen = decision.plan;
         let (prefill, decode) = (place_of(chosen.prefill.worker), place_of(chosen.decode.worker));
-        let stays = session.owner.map_or(decode, |owner| place_of(owner.worker));
-        let moves = matches!(chosen.claim, Claim::Move { .. } | Claim::Open);
-        self.under_way.insert(ask.at, if moves { decode } else { stays });
+        self.begin(ask, fleet, (&session, &chosen));
         let fetch = match chosen.handoff {
             Some(Handoff::Replicate { from, blocks, .. }) => {
                 Some(Fetch { from: place_of(from), until: blocks.tokens(fleet.block) })
             }
             _ => None,
         };
-        let moved = fetch.is_some() && matches!(chosen.claim, Claim::Move { .. });
-        let source = if moved { Source::Drops } else { Source::Keeps };
-        Dispatch { prefill, decode, fetch, source, action: Some(chosen.action), ..Dispatch::at(decode) }
+        Dispatch { prefill, decode, fetch, action: Some(chosen.action), ..Dispatch::at(decode) }
     }
 
     fn finished(&mut self, at: StepRef, step: &Step, now: Seconds) {
-        let Some(owner) = self.under_way.remove(&at) else { return };
+        let Some(UnderWay { session, server, owner }) = self.under_way.remove(&at) else { return };
+        self.tenancy.ends(self::owner(server), session, step.prompt + step.answer, micros(now.0));
         let path = step.resent.as_ref().unwrap_or(&step.path).clone();
         path.iter().for_each(|run| self.sealed[run.0 as usize] = true);
         let before = self.heads.get(&(at.session, step.agent));

@@ -4,7 +4,7 @@ use vocabulary::{Micros, Tokens};
 
 use super::readers::read;
 use crate::Spec;
-use crate::policies::{Ask, Dispatch, Fleet, Policy, PolicyKind, StepRef};
+use crate::policies::{Ask, Dispatch, Fetch, Fleet, Policy, PolicyKind, StepRef};
 use crate::trace::Step;
 
 /// Three workers and one conversation whose prompts grow by 6,400 tokens a step.
@@ -98,8 +98,9 @@ fn an_overloaded_owner_loses_the_session_for_good() {
     talk.busy(home, 30.0);
     let moved = talk.next([0, 1, 2].map(|worker| if worker == home { 3 } else { 0 }));
     assert_ne!(moved.decode, home);
-    // What it holds is behind its queue: computing it again is quicker than having it sent.
-    assert_eq!((moved.prefill, moved.fetch, moved.action), (moved.decode, None, Some(Action::ColocatedPrefill)));
+    // Its state comes along: links do not wait for the engine's queue.
+    let fetch = Some(Fetch { from: home, until: Tokens(19_200) });
+    assert_eq!((moved.prefill, moved.fetch, moved.action), (moved.decode, fetch, Some(Action::StateMigration)));
     // From now on it is the other one's, even though the first one still holds most of it.
     let next = talk.next([0, 1, 2].map(|worker| if worker == moved.decode { 4 } else { 3 }));
     assert_eq!((next.decode, next.fetch), (moved.decode, None));

@@ -1,0 +1,156 @@
+//! Whose KV lies at which rank of the fleet, as far as what was sent there tells: an account of sessions.
+//!
+//! Pure: times are passed in, on one clock of the caller's that only goes forward. It is an estimate that nobody waits for:
+//! what it does not know costs a worse plan.
+
+mod rank;
+
+use std::collections::{HashMap, VecDeque};
+
+use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId};
+
+use crate::returns::{Habit, Returns};
+use rank::Rank;
+pub(crate) use rank::{Room, Victim};
+
+/// A session that nobody has heard of for so long is counted among those that never come back.
+const GIVEN_UP: Micros = Micros(600_000_000);
+/// So many ends of steps are looked at for each step that begins.
+const GIVEN_UP_AT_ONCE: usize = 4;
+/// So many ends of steps are remembered.
+const MOST_ENDS: usize = 131_072;
+
+/// The account of all ranks, and how sessions came back so far.
+#[derive(Clone, Debug, Default)]
+pub struct Tenancy {
+    workers: HashMap<WorkerId, Worker>,
+    returns: Returns,
+    sessions: HashMap<SessionId, Seen>,
+    /// When steps ended, oldest first. One whose session has stepped since is void.
+    ends: VecDeque<(Micros, SessionId)>,
+}
+
+/// One life of a worker.
+#[derive(Clone, Debug)]
+struct Worker {
+    incarnation: Incarnation,
+    ranks: Vec<(DpRank, Rank)>,
+}
+
+/// How a session steps.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    habit: Habit,
+    /// When its last step ended; none while one is under way.
+    away_since: Option<Micros>,
+}
+
+/// What a step is going to have at a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stay {
+    /// Prompt and expected answer.
+    pub tokens: Tokens,
+    /// Of these, leading ones that lie there already.
+    pub found: Tokens,
+    /// What the rank can hold of all sessions; 0 when unknown: then nothing is noted.
+    pub capacity: Tokens,
+}
+
+impl Tenancy {
+    /// A step of a session is sent to a rank.
+    pub fn begins(&mut self, at: Owner, session: SessionId, stay: Stay, now: Micros) {
+        self.give_up(now);
+        if let Some(seen) = self.sessions.get_mut(&session)
+            && let Some(since) = seen.away_since.take()
+        {
+            let gap = now - since;
+            self.returns.came_back(seen.habit, gap);
+            seen.habit = seen.habit.after(gap);
+        }
+        if stay.capacity > Tokens::ZERO {
+            self.rank(at).begins(session, stay, now);
+        }
+    }
+
+    /// The step is over; the session keeps so many tokens there.
+    pub fn ends(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
+        let seen = self.sessions.entry(session).or_default();
+        seen.away_since = Some(now);
+        let habit = seen.habit;
+        self.ends.push_back((now, session));
+        if let Some(rank) = self.known(at) {
+            rank.ends(session, (tokens, habit), now);
+        }
+    }
+
+    /// The step came to nothing: what it left there is not counted on.
+    pub fn fails(&mut self, at: Owner, session: SessionId) {
+        if let Some(rank) = self.known(at) {
+            rank.fails(session);
+        }
+    }
+
+    /// The session lives elsewhere from now on. Its KV stays in the way until it is evicted, and is worth nothing.
+    pub fn leaves(&mut self, at: Owner, session: SessionId) {
+        if let Some(rank) = self.known(at) {
+            rank.leaves(session);
+        }
+    }
+
+    /// A rank was seen to hold so many tokens, of all sessions. Where that is less than half of what idle ones have in the
+    /// account, it was cleared; smaller differences are events that are on their way.
+    pub fn seen_to_hold(&mut self, at: Owner, tokens: Tokens) {
+        if let Some(rank) = self.known(at) {
+            rank.seen_to_hold(tokens);
+        }
+    }
+
+    /// The memory of a rank as a step of this session finds it. Where nothing is known all of it is free.
+    pub(crate) fn room(&self, at: Owner, session: SessionId, capacity: Tokens, now: Micros) -> Room<'_> {
+        let worker = self.workers.get(&at.worker).filter(|worker| worker.incarnation == at.incarnation);
+        let rank = worker.and_then(|worker| worker.ranks.iter().find(|(rank, _)| *rank == at.rank));
+        rank.map_or(Room::empty(capacity), |(_, rank)| rank.room(session, capacity, now))
+    }
+
+    /// The chance, 0 to 1, that a victim's session comes back for it soon.
+    pub(crate) fn chance(&self, victim: &Victim) -> f64 {
+        victim.wanted.map_or(0.0, |habit| self.returns.chance(habit, victim.idle))
+    }
+
+    /// The account of a rank; that of another life of its worker is void.
+    fn rank(&mut self, at: Owner) -> &mut Rank {
+        let fresh = Worker { incarnation: at.incarnation, ranks: Vec::new() };
+        let worker = self.workers.entry(at.worker).or_insert_with(|| fresh.clone());
+        if worker.incarnation != at.incarnation {
+            *worker = fresh;
+        }
+        let place = worker.ranks.iter().position(|(rank, _)| *rank == at.rank).unwrap_or_else(|| {
+            worker.ranks.push((at.rank, Rank::default()));
+            worker.ranks.len() - 1
+        });
+        &mut worker.ranks[place].1
+    }
+
+    fn known(&mut self, at: Owner) -> Option<&mut Rank> {
+        let worker = self.workers.get_mut(&at.worker).filter(|worker| worker.incarnation == at.incarnation)?;
+        worker.ranks.iter_mut().find(|(rank, _)| *rank == at.rank).map(|(_, rank)| rank)
+    }
+
+    /// A few of the oldest ends: their sessions have come back, or are given up.
+    fn give_up(&mut self, now: Micros) {
+        for _ in 0..GIVEN_UP_AT_ONCE {
+            let Some(&(end, session)) = self.ends.front() else { return };
+            if now - end < GIVEN_UP && self.ends.len() <= MOST_ENDS {
+                return;
+            }
+            self.ends.pop_front();
+            if let Some(seen) = self.sessions.get(&session).filter(|seen| seen.away_since == Some(end)) {
+                self.returns.stayed_away(seen.habit);
+                self.sessions.remove(&session);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Whose KV lies where: the planner's account, kept by what this router sends. A step holds its tenure at the worker that
+//! serves it, from its plan to its end, whatever the end.
+//!
+//! The account is an estimate in memory. What other routers send is not in it; nothing waits for it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use planner::{Claim, Plan, Stay, Tenancy};
+use vocabulary::{Blocks, DpRank, Knowledge, Micros, Owner, SessionId, Tier, Tokens, WorkerView};
+use workers_shim::fleet::Fleet;
+
+use super::commit::server_of;
+use super::plan::Classified;
+
+/// How often what workers were seen to hold is held against the account.
+const COMPARED_EVERY: Duration = Duration::from_secs(1);
+
+/// The account, and its clock. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Account {
+    kept: Arc<Mutex<Kept>>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Kept {
+    tenancy: Tenancy,
+    compared: Instant,
+}
+
+/// The account at one moment. Hold it briefly, never across an await.
+pub struct Now<'a> {
+    kept: MutexGuard<'a, Kept>,
+    /// The time on the account's clock.
+    pub now: Micros,
+}
+
+impl Now<'_> {
+    /// Whose KV lies where.
+    pub fn tenancy(&self) -> &Tenancy {
+        &self.kept.tenancy
+    }
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        let since = Instant::now();
+        Self { kept: Arc::new(Mutex::new(Kept { tenancy: Tenancy::default(), compared: since })), since }
+    }
+}
+
+impl Account {
+    /// As it stands now.
+    pub fn now(&self) -> Now<'_> {
+        let kept = self.kept.lock();
+        Now { kept, now: Micros::of(self.since.elapsed()) }
+    }
+
+    /// Drops what workers have cleared, as far as their events tell. Looks once a second at most.
+    pub fn compare(&self, fleet: &Fleet, workers: &[WorkerView]) {
+        let mut at = self.now();
+        if at.kept.compared.elapsed() < COMPARED_EVERY {
+            return;
+        }
+        at.kept.compared = Instant::now();
+        for view in workers.iter().filter(|view| view.knowledge == Knowledge::Exact) {
+            let Some(seen) = fleet.events(view.id) else { continue };
+            // Of all its ranks together: more than any of them holds.
+            let tokens = view.capacity.block * seen.blocks;
+            for rank in 0..view.ranks.max(1) {
+                let place = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(rank) };
+                at.kept.tenancy.seen_to_hold(place, tokens);
+            }
+        }
+    }
+
+    /// Notes where a step is going to be served; none when its worker left the fleet meanwhile.
+    pub fn begin(&self, step: &Classified, plan: &Plan) -> Option<Tenure> {
+        let located = &step.located;
+        let at = server_of(located, plan)?;
+        let session = located.session.id;
+        let capacity = located.workers.iter().find(|view| view.id == at.worker)?.capacity.kv;
+        let is_there =
+            |found: &&vocabulary::Overlap| (found.worker, found.rank, found.tier) == (at.worker, at.rank, Tier::Hbm);
+        let found = located.overlaps.iter().find(is_there).map_or(Blocks::ZERO, |found| found.blocks);
+        let tokens = step.ask.prompt + step.ask.answer;
+        let left = match plan.claim {
+            Claim::Move { from, .. } => Some(from).filter(|from| *from != at),
+            Claim::Keep | Claim::Open | Claim::Borrow => None,
+        };
+        let mut account = self.now();
+        let stay = Stay { tokens, found: found.tokens(step.ask.block), capacity };
+        let now = account.now;
+        account.kept.tenancy.begins(at, session, stay, now);
+        drop(account);
+        Some(Tenure { account: self.clone(), at, session, left, end: End::Idle(tokens) })
+    }
+}
+
+/// A step's stay at the worker that serves it. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Tenure {
+    account: Account,
+    at: Owner,
+    session: SessionId,
+    /// Where the session lives no more once this is over.
+    left: Option<Owner>,
+    end: End,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// The session keeps so many tokens there.
+    Idle(Tokens),
+    /// All of them, and its old place is given up.
+    Served(Tokens),
+    /// Nothing came of it.
+    Failed,
+}
+
+impl Tenure {
+    /// The answer is whole. `tokens` are prompt and answer as the engine counted them, where it did.
+    pub fn served(mut self, tokens: Option<Tokens>) {
+        let End::Idle(expected) = self.end else { return };
+        self.end = End::Served(tokens.unwrap_or(expected));
+    }
+
+    /// The worker did not serve it.
+    pub fn failed(mut self) {
+        self.end = End::Failed;
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        let mut account = self.account.now();
+        let now = account.now;
+        let tenancy = &mut account.kept.tenancy;
+        match self.end {
+            End::Failed => tenancy.fails(self.at, self.session),
+            End::Idle(tokens) => tenancy.ends(self.at, self.session, tokens, now),
+            End::Served(tokens) => {
+                tenancy.ends(self.at, self.session, tokens, now);
+                if let Some(left) = self.left {
+                    tenancy.leaves(left, self.session);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

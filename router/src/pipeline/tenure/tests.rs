@@ -1,0 +1,36 @@
+use serde_json::json;
+use vocabulary::{Knowledge, Micros, Tokens};
+
+use crate::sim_command::tests::{sim, url};
+use crate::testing::{Front, front_of, post, until};
+
+/// Serves a prompt of some hundred tokens that begins with this word, and says what its receipt has for eviction.
+async fn eviction(front: &Front, word: &str) -> Micros {
+    let prompt = format!("{word} {}", "and a long history ".repeat(60));
+    let body = json!({"model": "tiny", "max_tokens": 2, "prompt": prompt});
+    assert_eq!(post(front.proxy_address(), "/v1/completions", body.to_string()).await.status, 200);
+    let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
+    receipt.decision.as_ref().unwrap().plan.because.terms.eviction
+}
+
+#[tokio::test]
+async fn a_receipt_says_what_a_step_pushes_out_and_a_session_does_not_push_itself_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small.toml");
+    std::fs::write(&path, "blocks = 128\ncontext_tokens = 2048").unwrap();
+    let worker = sim(&["--speed-up=50", &format!("--profile={}", path.display())]).await;
+    let front = front_of(&[url(&worker)], &["models.tiny.text=builtin"]).await;
+    let seen = |front: &Front| {
+        let view = &front.gateway.fleet().snapshot()[0];
+        (view.capacity.kv, view.knowledge)
+    };
+    until("its memory and its blocks are known", || seen(&front) == (Tokens(2_048), Knowledge::Exact)).await;
+    let mut prices = Vec::new();
+    while prices.iter().filter(|price| **price > Micros::ZERO).count() < 2 {
+        assert!(prices.len() < 30, "never full: {prices:?}");
+        prices.push(eviction(&front, &format!("number {}", prices.len())).await);
+    }
+    assert_eq!(prices[0], Micros::ZERO, "nobody was there");
+    let again = eviction(&front, &format!("number {}", prices.len() - 1)).await;
+    assert!(again.0 * 10 < prices[prices.len() - 1].0, "nearly all that it needs is there: {prices:?}, {again}");
+}
