@@ -1,5 +1,7 @@
 //! Every way to serve the step, priced or refused. It does not choose.
 
+use std::cell::Cell;
+
 use vocabulary::{Bytes, Micros, Tokens};
 
 use crate::cost::{Compute, Prices, Serving, in_turn};
@@ -13,10 +15,10 @@ use crate::{
 
 /// At most three a worker: serve there, have it computed elsewhere, have the sealed prefix sent there first.
 pub(crate) fn candidates(table: &Table<'_>) -> Vec<Candidate> {
-    let prices = Prices::new(&table.inputs);
+    let prices = Prices::new(&table.inputs, table.visit);
     let offers_transfers = table.inputs.policy.rule == Rule::Own && table.inputs.ask.transfers == Transfers::Allowed;
     let fabrics = offers_transfers.then(|| Fabrics::of(table, &prices));
-    let maker = Maker { table, prices, fabrics };
+    let maker = Maker { table, prices, fabrics, sources: Default::default() };
     let mut all = Vec::with_capacity(3 * table.standings.len());
     for target in 0..table.standings.len() {
         maker.push_all(target, &mut all);
@@ -28,7 +30,12 @@ struct Maker<'a> {
     table: &'a Table<'a>,
     prices: Prices<'a>,
     fabrics: Option<Fabrics<'a>>,
+    /// What the last few sources' parts cost, by who it is and up to where: few help all targets.
+    sources: [Cell<Option<SourcePart>>; 4],
 }
+
+/// What the part of a source, up to so many tokens, costs.
+type SourcePart = ((usize, Tokens), Terms);
 
 /// A replicate to one target: from whom, the leading tokens that could be there afterwards, and how they get there.
 #[derive(Clone, Copy)]
@@ -133,7 +140,7 @@ impl Maker<'_> {
         let network = self.network(target, way.bytes);
         let terms = match self.table.inputs.policy.sources {
             Sources::InTurn => {
-                let terms = in_turn(&self.prices.source(source, way.loaded), &served);
+                let terms = in_turn(&self.source(from, way.loaded), &served);
                 Terms { network: network + source.pace.step + at.pace.step, ..terms }
             }
             // What is sent comes while the target's queue drains.
@@ -170,7 +177,7 @@ impl Maker<'_> {
         let claim = self.claim(target, Some(&handoff));
         let serving =
             Serving { start: at.holding.cached, computed: Compute::Pulled, elsewhere: self.elsewhere(target, &claim) };
-        let mut terms = in_turn(&self.prices.source(source, prompt), &self.prices.target(at, serving));
+        let mut terms = in_turn(&self.source(prefiller, prompt), &self.prices.target(at, serving));
         terms.network = self.network(target, bytes) + source.pace.step;
         let prefill = self.leg(prefiller, source.holding.cached);
         let decode = Leg { tokens_computed: Tokens::ZERO, ..self.leg(target, at.holding.cached) };
@@ -237,6 +244,20 @@ impl Maker<'_> {
         let Standing { view, holding, .. } = self.at(from);
         let blocks = way.loaded.whole_blocks(self.table.inputs.ask.block);
         Handoff::Replicate { from: view.id, rank: holding.rank, blocks, bytes: way.bytes }
+    }
+
+    /// What a source's part costs.
+    fn source(&self, place: usize, to: Tokens) -> Terms {
+        let known = self.sources.iter().filter_map(Cell::get).find(|(key, _)| *key == (place, to));
+        known.map_or_else(
+            || {
+                let terms = self.prices.source(self.at(place), to);
+                let oldest = Some(((place, to), terms));
+                self.sources.iter().fold(oldest, |next, cell| cell.replace(next));
+                terms
+            },
+            |(_, terms)| terms,
+        )
     }
 
     fn network(&self, target: usize, bytes: Bytes) -> Micros {

@@ -6,21 +6,35 @@
 use vocabulary::{Bytes, Link, Micros, Tokens};
 
 use crate::holding::Holding;
-use crate::micros::{ComputeRate, micros, weight};
+use crate::micros::{micros, weight};
 use crate::pressure::Guest;
 use crate::standing::Standing;
+use crate::tenancy::Visit;
 use crate::{Ask, AttentionSpec, Inputs, Terms, TierSpeeds};
 
 /// The step's prices: the request and the policy's weights, made safe.
 pub(crate) struct Prices<'a> {
     pub(crate) inputs: &'a Inputs<'a>,
+    pub(crate) visit: Visit<'a>,
     ask: &'a Ask,
     attention: Option<&'a AttentionSpec>,
     /// Microseconds a byte.
     lambda: f64,
     pub(crate) mu: f64,
+    /// The weight of what others compute again.
+    pub(crate) eviction: f64,
+    step_every: f64,
     tiers: TierSpeeds,
-    doubles_at: Tokens,
+}
+
+/// The part of a target's price that all its candidates share.
+pub(crate) struct Fixed {
+    /// Bytes that are stored there in the end and are not there now, by the share of memory in use.
+    displaced: f64,
+    restore: Micros,
+    /// Microseconds that an answer loses beside this one.
+    slowdown: f64,
+    eviction: Micros,
 }
 
 /// What the target's part of a candidate depends on besides the target.
@@ -42,17 +56,19 @@ pub(crate) enum Compute {
 }
 
 impl<'a> Prices<'a> {
-    pub(crate) fn new(inputs: &'a Inputs<'a>) -> Self {
+    pub(crate) fn new(inputs: &'a Inputs<'a>, visit: Visit<'a>) -> Self {
         const MIB: f64 = 1_048_576.0;
         let policy = inputs.policy;
         Self {
             inputs,
+            visit,
             ask: inputs.ask,
             attention: inputs.attention,
             lambda: weight(policy.lambda) / MIB,
             mu: weight(policy.mu),
+            eviction: weight(policy.eviction),
+            step_every: policy.step_every.0 as f64,
             tiers: policy.tiers,
-            doubles_at: policy.attention_doubles_at,
         }
     }
 
@@ -64,15 +80,6 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// `T_compute` of prompt tokens `from..to`, later ones dearer as the policy's `attention_doubles_at` says.
-    pub(crate) fn compute(&self, at: &Standing<'_>, from: Tokens, to: Tokens) -> Micros {
-        self.rate(at).span(from, to)
-    }
-
-    pub(crate) fn rate(&self, at: &Standing<'_>) -> ComputeRate {
-        ComputeRate::new(at.pace.token, self.doubles_at)
-    }
-
     /// `T_network`: the link's fixed cost + bytes / its rate x (1 + the policy's risk), and the risk's own fixed cost.
     pub(crate) fn network(&self, link: &Link, bytes: Bytes) -> Micros {
         let risk = &self.inputs.policy.transfer;
@@ -80,8 +87,9 @@ impl<'a> Prices<'a> {
         link.fixed + risk.fixed + micros(bytes.0 as f64 * 1e6 * share / link.bytes_per_second)
     }
 
-    /// The target's own terms: compute, restore, memory and interference, and its queue.
+    /// The target's own terms: compute, restore, memory, interference and eviction, and its queue.
     ///
+    /// - `T_compute`: prompt tokens from `start` on, later ones dearer as the policy's `attention_doubles_at` says.
     /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
     /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (each
     ///   displaces, with that chance, one that somebody would have come back for).
@@ -90,36 +98,54 @@ impl<'a> Prices<'a> {
     /// - `T_eviction`: see `eviction`.
     pub(crate) fn target(&self, at: &Standing<'_>, serving: Serving) -> Terms {
         let compute = match serving.computed {
-            Compute::Here => self.compute(at, serving.start, self.ask.prompt),
+            Compute::Here => at.pace.rate.span(serving.start, self.ask.prompt),
             Compute::Pulled => Micros::ZERO,
         };
-        let holding = &at.holding;
-        let stored = self.bytes(at, holding.cached, self.ask.prompt + self.ask.answer);
-        let double = self.bytes(at, holding.held, serving.elsewhere.min(self.ask.prompt));
-        let slowdown = at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64;
+        let fixed = at.fixed.get_or_init(|| self.fixed(at));
+        let double = self.bytes(at, at.holding.held, serving.elsewhere.min(self.ask.prompt));
         Terms {
             queue: at.pace.queue,
             compute,
             network: Micros::ZERO,
+            restore: fixed.restore,
+            memory: self.memory(double, fixed.displaced),
+            interference: self.interference(at, compute, fixed.slowdown),
+            eviction: fixed.eviction,
+        }
+    }
+
+    fn fixed(&self, at: &Standing<'_>) -> Fixed {
+        let end = self.ask.prompt + self.ask.answer;
+        Fixed {
+            displaced: self.bytes(at, at.holding.cached, end).0 as f64 * at.pace.usage,
             restore: self.restore(at) + at.pace.step,
-            memory: self.memory(at, double, stored),
-            interference: self.interference(at, compute, slowdown),
-            eviction: self.eviction(at, self.ask.prompt + self.ask.answer - holding.cached, Guest::Stays),
+            slowdown: at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64,
+            eviction: self.eviction(at, end - at.holding.cached, Guest::Stays),
         }
     }
 
     /// The terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
     pub(crate) fn source(&self, at: &Standing<'_>, to: Tokens) -> Terms {
-        let compute = self.compute(at, at.holding.cached, to);
+        Terms { eviction: self.eviction(at, to - at.holding.cached, Guest::Passes), ..self.source_in_free_room(at, to) }
+    }
+
+    /// When a source has computed the prompt up to `to` at the earliest: never more than its terms together.
+    pub(crate) fn soonest(&self, at: &Standing<'_>, to: Tokens) -> Micros {
+        at.pace.queue + at.pace.rate.span(at.holding.cached, to)
+    }
+
+    /// The same where nobody would be pushed out: all terms but one, which takes the longest to work out.
+    pub(crate) fn source_in_free_room(&self, at: &Standing<'_>, to: Tokens) -> Terms {
+        let compute = at.pace.rate.span(at.holding.cached, to);
         let stored = self.bytes(at, at.holding.cached, to);
         Terms {
             queue: at.pace.queue,
             compute,
             network: Micros::ZERO,
             restore: self.restore(at),
-            memory: self.memory(at, stored, stored),
+            memory: self.memory(stored, stored.0 as f64 * at.pace.usage),
             interference: self.interference(at, compute, 0.0),
-            eviction: self.eviction(at, to - at.holding.cached, Guest::Passes),
+            eviction: Micros::ZERO,
         }
     }
 
@@ -137,16 +163,21 @@ impl<'a> Prices<'a> {
         micros(host + read(on_host, at.holding.cached, self.tiers.disk_bytes_per_second))
     }
 
-    fn memory(&self, at: &Standing<'_>, double: Bytes, stored: Bytes) -> Micros {
-        micros(self.lambda * (double.0 as f64 + stored.0 as f64 * at.pace.usage))
+    fn memory(&self, double: Bytes, displaced: f64) -> Micros {
+        micros(self.lambda * (double.0 as f64 + displaced))
     }
 
     /// Answers wait for the computing and are slowed down besides; each active session's next step comes during the
     /// computing with chance `computing / step_every` and waits for half of it.
     fn interference(&self, at: &Standing<'_>, compute: Micros, slowdown: f64) -> Micros {
-        let (compute, every) = (compute.0 as f64, self.inputs.policy.step_every.0 as f64);
-        let share = if every > 0.0 { (compute / every).min(1.0) } else { 0.0 };
-        let coming = f64::from(at.room.active) * share * compute * 0.5;
+        let compute = compute.0 as f64;
+        let coming = match at.room.active {
+            0 => 0.0,
+            active => {
+                let share = if self.step_every > 0.0 { (compute / self.step_every).min(1.0) } else { 0.0 };
+                f64::from(active) * share * compute * 0.5
+            }
+        };
         micros(self.mu * (at.pace.decoding * (compute + slowdown) + coming))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use vocabulary::{Blocks, DpRank, Knowledge, Owner, Tier, Tokens, WorkerId};
+use vocabulary::{Blocks, DpRank, Knowledge, Overlap, Owner, Tier, Tokens, WorkerId};
 
 use crate::{Inputs, rendezvous};
 
@@ -57,6 +57,19 @@ impl Places {
         Self(places)
     }
 
+    /// Overlaps with the place of their worker; those of one worker mostly follow each other.
+    fn of_overlaps<'a>(&self, inputs: &Inputs<'a>) -> impl Iterator<Item = (usize, &'a Overlap)> {
+        let mut last = None;
+        inputs.overlaps.iter().filter_map(move |overlap| {
+            let place = match last {
+                Some((worker, place)) if worker == overlap.worker => place,
+                _ => self.find(overlap.worker),
+            };
+            last = Some((overlap.worker, place));
+            Some((place?, overlap))
+        })
+    }
+
     fn find(&self, worker: WorkerId) -> Option<usize> {
         self.0.binary_search_by_key(&worker, |(id, _)| *id).ok().map(|at| self.0[at].1)
     }
@@ -64,8 +77,7 @@ impl Places {
 
 fn choose_ranks(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
     let owner = inputs.session.owner.map(|owner| (owner.worker, owner.rank));
-    for overlap in inputs.overlaps {
-        let Some(place) = places.find(overlap.worker) else { continue };
+    for (place, overlap) in places.of_overlaps(inputs) {
         if overlap.rank.0 >= inputs.workers[place].ranks.max(1) {
             continue;
         }
@@ -80,8 +92,7 @@ fn choose_ranks(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
 }
 
 fn fill_tiers(inputs: &Inputs<'_>, places: &Places, raws: &mut [Raw]) {
-    for overlap in inputs.overlaps {
-        let Some(place) = places.find(overlap.worker) else { continue };
+    for (place, overlap) in places.of_overlaps(inputs) {
         let raw = &mut raws[place];
         if raw.best.is_some() && raw.rank == overlap.rank {
             let depth = &mut raw.depth[overlap.tier as usize];

@@ -36,6 +36,15 @@ impl ComputeRate {
         let (from, to) = (from.0 as f64, to.0 as f64);
         micros(self.token * ((to - from) + (to * to - from * from) * self.curve))
     }
+
+    /// The first `to` tokens, as `span` has them: whole microseconds. In a fifth of its instructions, since a plan asks this
+    /// of every victim of every worker.
+    pub(crate) fn first(&self, to: Tokens) -> f64 {
+        const MOST: u64 = i64::MAX as u64;
+        let to = to.0.min(MOST) as i64 as f64;
+        let span = self.token * (to + to * to * self.curve);
+        if span < MOST as f64 { span as i64 as f64 } else { micros(span).0 as f64 }
+    }
 }
 
 #[cfg(test)]
@@ -62,6 +71,19 @@ mod tests {
         assert_eq!(curved.span(Tokens(0), Tokens(1_000)), Micros(150_000));
         assert_eq!(curved.span(Tokens(1_000), Tokens(2_000)), Micros(250_000));
         assert_eq!(ComputeRate::new(f64::NAN, Tokens::ZERO).span(Tokens(0), Tokens(9)), Micros::ZERO);
+    }
+
+    #[test]
+    fn the_first_tokens_cost_what_the_span_from_nothing_does() {
+        for doubles in [0, 1, 7, 1_000, 1 << 40] {
+            for token in [0.0, 1e-9, 0.3, 90.909, 100.0, 1e9, 1e300, f64::NAN] {
+                let rate = ComputeRate::new(token, Tokens(doubles));
+                for to in [0, 1, 2, 3, 1_074, 99_999, 1 << 20, 1 << 53, (1 << 53) + 1, 1 << 62, i64::MAX as u64] {
+                    let span = rate.span(Tokens::ZERO, Tokens(to)).0 as f64;
+                    assert_eq!(rate.first(Tokens(to)), span, "{doubles} {token} {to}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -3,11 +3,10 @@
 use vocabulary::{Micros, Tokens};
 
 use crate::cost::Prices;
-use crate::micros::{micros, weight};
+use crate::micros::micros;
 use crate::standing::Standing;
+use crate::tenancy::Victim;
 
-/// So many victims are looked at one by one; those after them count as these do on average.
-const MOST_VICTIMS: usize = 16;
 /// Where nobody is left to push out, the step waits for answers to end: as long as this many times the computing of what
 /// does not fit.
 const NO_ROOM: f64 = 20.0;
@@ -32,37 +31,57 @@ impl Prices<'_> {
     /// the active sessions count as answers that are held up. What is stored and no victim makes room for waits:
     /// `NO_ROOM` x its computing.
     pub(crate) fn eviction(&self, at: &Standing<'_>, stored: Tokens, guest: Guest) -> Micros {
-        let policy = self.inputs.policy;
-        let (price, room) = (weight(policy.eviction), &at.room);
-        if at.view.capacity.kv == Tokens::ZERO || price == 0.0 {
+        if at.view.capacity.kv == Tokens::ZERO || self.eviction == 0.0 {
             return Micros::ZERO;
         }
-        let is_new = guest == Guest::Stays && room.own == Tokens::ZERO;
-        let growth = if is_new { policy.growth.min(Tokens(at.view.capacity.kv.0 / 8)) } else { Tokens::ZERO };
-        let missing = stored + growth - room.free;
-        if missing == Tokens::ZERO {
-            return Micros::ZERO;
+        match stored + self.growth(at, guest) - at.room.free {
+            Tokens::ZERO => Micros::ZERO,
+            missing => self.pushing_out(at, stored, missing),
         }
-        let evicted = missing.min(room.others_idle);
-        let held_up = (f64::from(room.active) / 2.0).min(MOST_HELD_UP);
-        let again = self.computed_again(at, evicted) * (1.0 + self.mu * held_up);
-        let unplaced = stored - room.free - room.others_idle;
-        let waiting = self.compute(at, Tokens::ZERO, unplaced).0 as f64 * NO_ROOM;
-        micros(price * (again + waiting))
     }
 
-    /// Microseconds that victims are expected to spend on computing these tokens again. They are evicted from their end.
-    fn computed_again(&self, at: &Standing<'_>, tokens: Tokens) -> f64 {
-        let tenancy = self.inputs.tenancy;
-        let (mut left, mut seen, mut again) = (tokens, Tokens::ZERO, 0.0);
-        for victim in at.room.victims(self.inputs.session.id, self.inputs.now).take(MOST_VICTIMS) {
-            let part = victim.tokens.min(left);
-            again += self.compute(at, victim.tokens - part, victim.tokens).0 as f64 * tenancy.chance(&victim);
-            (left, seen) = (left - part, seen + part);
-            if left == Tokens::ZERO {
-                return again;
-            }
-        }
-        if seen == Tokens::ZERO { 0.0 } else { again * tokens.0 as f64 / seen.0 as f64 }
+    /// Apart, so that where there is room nothing but that is looked at.
+    #[inline(never)]
+    fn pushing_out(&self, at: &Standing<'_>, stored: Tokens, missing: Tokens) -> Micros {
+        let room = &at.room;
+        let held_up = (f64::from(room.active) / 2.0).min(MOST_HELD_UP);
+        let again = self.computed_again(at, missing.min(room.others_idle)) * (1.0 + self.mu * held_up);
+        let unplaced = stored - room.free - room.others_idle;
+        let waiting = at.pace.rate.span(Tokens::ZERO, unplaced).0 as f64 * NO_ROOM;
+        micros(self.eviction * (again + waiting))
     }
+
+    /// What a session adds there later: where it is new the policy's `growth`, an eighth of the memory at most.
+    fn growth(&self, at: &Standing<'_>, guest: Guest) -> Tokens {
+        let is_new = guest == Guest::Stays && at.room.own == Tokens::ZERO;
+        if is_new { self.inputs.policy.growth.min(Tokens(at.view.capacity.kv.0 / 8)) } else { Tokens::ZERO }
+    }
+
+    /// Microseconds that victims are expected to spend on computing these tokens again. They are evicted from their end, and
+    /// those after the last one that is looked at count as all before do on average.
+    fn computed_again(&self, at: &Standing<'_>, tokens: Tokens) -> f64 {
+        let beyond = |all: &Beyond| all.again * tokens.0 as f64 / all.tokens.0 as f64;
+        if let Some(all) = at.beyond.get().filter(|all| all.tokens < tokens) {
+            return beyond(all);
+        }
+        let (mut left, mut again) = (tokens, 0.0);
+        for Victim { tokens: all, chance } in self.visit.victims(&at.room) {
+            if all >= left {
+                return again + at.pace.rate.span(all - left, all).0 as f64 * chance;
+            }
+            again += at.pace.rate.first(all) * chance;
+            left -= all;
+        }
+        match tokens - left {
+            Tokens::ZERO => 0.0,
+            seen => beyond(at.beyond.get_or_init(|| Beyond { tokens: seen, again })),
+        }
+    }
+}
+
+/// All victims of a rank that are looked at, once a need went beyond them.
+pub(crate) struct Beyond {
+    tokens: Tokens,
+    /// Microseconds that they are expected to spend on computing these again.
+    again: f64,
 }

@@ -73,8 +73,25 @@ impl Returns {
     }
 
     /// The chance, 0 to 1, that a session of this habit that has been idle for so long comes back soon.
-    pub(crate) fn chance(&self, habit: Habit, idle: Micros) -> f64 {
-        self.0[habit as usize].chances[class(idle)]
+    pub(crate) fn chance(&self, habit: Habit, idle: Idle) -> f64 {
+        self.0[habit as usize].chances[idle.0]
+    }
+}
+
+/// For how long a session has been idle, as far as it makes a difference.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Idle(usize);
+
+impl Idle {
+    /// The longest.
+    pub(crate) const LONGEST: Self = Self(CLASSES - 1);
+
+    /// After so long, where it is no longer than this.
+    pub(crate) fn at_most(mut self, time: Micros) -> Self {
+        while self.0 > 0 && time.0 < ENDS[self.0 - 1] * 1_000_000 {
+            self.0 -= 1;
+        }
+        self
     }
 }
 
@@ -132,28 +149,32 @@ mod tests {
         Micros(seconds * 1_000_000)
     }
 
+    fn idle(time: u64) -> Idle {
+        Idle::LONGEST.at_most(seconds(time))
+    }
+
     #[test]
     fn before_anything_was_seen_the_chance_falls_with_the_time() {
         let returns = Returns::default();
-        let chances = [0, 30, 120, 500, 100_000].map(|idle| returns.chance(Habit::New, seconds(idle)));
+        let chances = [0, 30, 120, 500, 100_000].map(|time| returns.chance(Habit::New, idle(time)));
         assert!(chances[0] > 0.8 && chances.is_sorted_by(|a, b| a > b || *b == 0.0), "{chances:?}");
     }
 
     #[test]
     fn sessions_that_stay_away_teach_that_others_of_their_habit_will() {
         let mut returns = Returns::default();
-        let before = returns.chance(Habit::New, seconds(60));
+        let before = returns.chance(Habit::New, idle(60));
         (0..640).for_each(|_| returns.stayed_away(Habit::New));
-        assert!(returns.chance(Habit::New, seconds(60)) < 0.02);
-        assert_eq!(returns.chance(Habit::Patient, seconds(60)), before, "of another habit nothing was learned");
+        assert!(returns.chance(Habit::New, idle(60)) < 0.02);
+        assert_eq!(returns.chance(Habit::Patient, idle(60)), before, "of another habit nothing was learned");
     }
 
     #[test]
     fn sessions_that_come_back_late_teach_to_wait_for_them() {
         let mut returns = Returns::default();
         (0..640).for_each(|_| returns.came_back(Habit::Patient, seconds(100)));
-        assert!(returns.chance(Habit::Patient, seconds(60)) > 0.98);
-        assert!(returns.chance(Habit::Patient, seconds(130)) < 0.5, "those would be back by now");
+        assert!(returns.chance(Habit::Patient, idle(60)) > 0.98);
+        assert!(returns.chance(Habit::Patient, idle(130)) < 0.5, "those would be back by now");
     }
 
     #[test]
@@ -161,7 +182,7 @@ mod tests {
         let mut returns = Returns::default();
         (0..100_000).for_each(|_| returns.stayed_away(Habit::Quick));
         (0..20_000).for_each(|_| returns.came_back(Habit::Quick, seconds(3)));
-        assert!(returns.chance(Habit::Quick, seconds(2)) > 0.8);
+        assert!(returns.chance(Habit::Quick, idle(2)) > 0.8);
     }
 
     #[test]
@@ -169,8 +190,8 @@ mod tests {
         let mut returns = Returns::default();
         for gap in [0, 1, 59, 60, 3_839, 3_840, u64::MAX / 1_000_000] {
             (0..64).for_each(|_| returns.came_back(Habit::Steady, seconds(gap)));
-            for idle in [0, 1, 60, 3_840, u64::MAX / 1_000_000] {
-                assert!((0.0..=1.0).contains(&returns.chance(Habit::Steady, seconds(idle))), "{gap} {idle}");
+            for time in [0, 1, 60, 3_840, u64::MAX / 1_000_000] {
+                assert!((0.0..=1.0).contains(&returns.chance(Habit::Steady, idle(time))), "{gap} {time}");
             }
         }
     }

@@ -1,9 +1,13 @@
 //! One worker as this step sees it: whether it may take part, how fast it is and how long it makes others wait.
 
+use std::cell::OnceCell;
+
 use vocabulary::{Health, Micros, Owner, Role, Tokens, WorkerView};
 
-use crate::tenancy::Room;
-use crate::{Ask, Inputs, ParallelShape, Policy, Refused, holding::Holding, micros::micros, rendezvous};
+use crate::cost::Fixed;
+use crate::pressure::Beyond;
+use crate::tenancy::{Room, Visit};
+use crate::{Ask, ComputeRate, Inputs, ParallelShape, Policy, Refused, holding::Holding, micros::micros, rendezvous};
 
 /// A worker, its numbers made safe: rates are finite and positive, usage lies in 0 to 1.
 pub(crate) struct Standing<'a> {
@@ -16,6 +20,10 @@ pub(crate) struct Standing<'a> {
     pub(crate) shape: Option<ParallelShape>,
     /// Its memory.
     pub(crate) room: Room<'a>,
+    /// What pushing all its victims out costs, once that was asked for.
+    pub(crate) beyond: OnceCell<Beyond>,
+    /// What serving there costs however it is done, once it was asked for.
+    pub(crate) fixed: OnceCell<Fixed>,
     /// Its rendezvous weight for the session.
     pub(crate) weight: u64,
 }
@@ -23,8 +31,8 @@ pub(crate) struct Standing<'a> {
 /// Speeds and waits, in microseconds.
 #[derive(Clone, Copy)]
 pub(crate) struct Pace {
-    /// To compute one prompt token when nothing else runs.
-    pub(crate) token: f64,
+    /// To compute prompt tokens when nothing else runs.
+    pub(crate) rate: ComputeRate,
     /// One decode step of the batch as it is: step + slowdown x running.
     pub(crate) step: Micros,
     /// Until new work is looked at: backlog / prefill rate, and half of the step in flight when the batch is not empty.
@@ -37,11 +45,13 @@ pub(crate) struct Pace {
 }
 
 impl<'a> Standing<'a> {
-    pub(crate) fn new(inputs: &Inputs<'a>, view: &'a WorkerView, holding: Holding) -> Self {
+    pub(crate) fn new((inputs, visit): (&Inputs<'a>, Visit<'a>), view: &'a WorkerView, holding: Holding) -> Self {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: holding.rank };
         Self {
             view,
-            room: inputs.tenancy.room(at, inputs.session.id, view.capacity.kv, inputs.now),
+            room: visit.room(at, view.capacity.kv),
+            beyond: OnceCell::new(),
+            fixed: OnceCell::new(),
             barred: barred(inputs, view),
             holding,
             shape: inputs.shape(view.id),
@@ -70,7 +80,7 @@ impl Pace {
         let step = view.speeds.decode_step + view.speeds.decode_slowdown * u64::from(load.running);
         let in_flight = u64::from(load.running > 0);
         Self {
-            token,
+            rate: ComputeRate::new(token, policy.attention_doubles_at),
             step,
             queue: micros(load.backlog.0 as f64 * token) + Micros(step.0 * in_flight / 2),
             decoding: if view.role.decodes() { f64::from(load.running) } else { 0.0 },

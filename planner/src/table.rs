@@ -10,11 +10,14 @@ use vocabulary::{Health, Knowledge, Micros, Owner, Role, Tokens, WorkerId};
 use crate::cost::{Prices, usable};
 use crate::holding::holdings;
 use crate::standing::{Standing, too_long};
+use crate::tenancy::Visit;
 use crate::{Inputs, MoveReason, NoPlan, ParallelShape, Refused};
 
 /// Everything that candidates are made from.
 pub(crate) struct Table<'a> {
     pub(crate) inputs: Inputs<'a>,
+    /// The account of whose KV lies where.
+    pub(crate) visit: Visit<'a>,
     pub(crate) standings: Vec<Standing<'a>>,
     pub(crate) owner: Option<usize>,
     /// Why the owner should not stay the owner, whoever serves.
@@ -34,8 +37,9 @@ enum LastResort {
 impl<'a> Table<'a> {
     pub(crate) fn lay(inputs: &Inputs<'a>) -> Result<Self, NoPlan> {
         let holdings = holdings(inputs);
-        let standings: Vec<_> =
-            inputs.workers.iter().zip(holdings).map(|(view, holding)| Standing::new(inputs, view, holding)).collect();
+        let visit = inputs.tenancy.visit(inputs.session.id, inputs.now);
+        let stand = |(view, holding)| Standing::new((inputs, visit), view, holding);
+        let standings: Vec<_> = inputs.workers.iter().zip(holdings).map(stand).collect();
         let able = |s: &Standing<'_>| s.can_serve() && !s.is_draining();
         let last_resort = if standings.iter().any(able) {
             LastResort::No
@@ -48,7 +52,7 @@ impl<'a> Table<'a> {
             standings.iter().position(|s| (s.view.id, s.view.incarnation) == (owner.worker, owner.incarnation))
         });
         let deepest = deepest(&standings);
-        let mut table = Self { inputs: *inputs, standings, owner, leave: None, last_resort, deepest };
+        let mut table = Self { inputs: *inputs, visit, standings, owner, leave: None, last_resort, deepest };
         table.leave = table.reason_to_leave();
         Ok(table)
     }
@@ -134,6 +138,11 @@ impl Best {
         }
     }
 
+    /// Whether somebody of this price or a higher one can be among them.
+    fn may_take(&self, key: Key) -> bool {
+        self.0[1].is_none_or(|(second, _)| key < second)
+    }
+
     fn merge(&mut self, other: Self) {
         other.0.into_iter().flatten().for_each(|(key, place)| self.offer(key, place));
     }
@@ -175,14 +184,21 @@ impl<'a> Fabrics<'a> {
             }
             let key = |price| (price, Reverse(standing.weight), standing.view.id);
             let helpers = all.entry((fabric, standing.shape));
+            let offer = |best: &mut Best, to: Tokens| {
+                // Who is too dear already is not asked for what it adds, and whom it would push out.
+                if best.may_take(key(prices.soonest(standing, to)))
+                    && best.may_take(key(prices.source_in_free_room(standing, to).total()))
+                {
+                    best.offer(key(prices.source(standing, to).total()), at);
+                }
+            };
             let movable = table.movable();
             if standing.holding.held.min(movable) > Tokens::ZERO {
                 // What the source lacks of the sealed prefix will be computed somewhere; its own rate is the yardstick.
-                let price = prices.source(standing, movable).total();
-                helpers.sources.offer(key(price), at);
+                offer(&mut helpers.sources, movable);
             }
             if standing.view.role != Role::Decode && standing.view.health == Health::Ready {
-                helpers.prefillers.offer(key(prices.source(standing, table.inputs.ask.prompt).total()), at);
+                offer(&mut helpers.prefillers, table.inputs.ask.prompt);
             }
         }
         all

@@ -3,15 +3,17 @@
 //! Pure: times are passed in, on one clock of the caller's that only goes forward. It is an estimate that nobody waits for:
 //! what it does not know costs a worse plan.
 
+mod line;
 mod rank;
+mod room;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId};
 
 use crate::returns::{Habit, Returns};
-use rank::Rank;
-pub(crate) use rank::{Room, Victim};
+use rank::{Place, Rank, Tenants};
+pub(crate) use room::{Room, Victim, Visit};
 
 /// A session that nobody has heard of for so long is counted among those that never come back.
 const GIVEN_UP: Micros = Micros(600_000_000);
@@ -19,11 +21,14 @@ const GIVEN_UP: Micros = Micros(600_000_000);
 const GIVEN_UP_AT_ONCE: usize = 4;
 /// So many ends of steps are remembered.
 const MOST_ENDS: usize = 131_072;
+/// So many victims are looked at one by one; those after them count as these do on average.
+const MOST_VICTIMS: usize = 16;
 
 /// The account of all ranks, and how sessions came back so far.
 #[derive(Clone, Debug, Default)]
 pub struct Tenancy {
-    workers: HashMap<WorkerId, Worker>,
+    workers: BTreeMap<WorkerId, Worker>,
+    tenants: Tenants,
     returns: Returns,
     sessions: HashMap<SessionId, Seen>,
     /// When steps ended, oldest first. One whose session has stepped since is void.
@@ -68,7 +73,7 @@ impl Tenancy {
             seen.habit = seen.habit.after(gap);
         }
         if stay.capacity > Tokens::ZERO {
-            self.rank(at).begins(session, stay, now);
+            self.place(at).begins(session, stay, now);
         }
     }
 
@@ -78,62 +83,62 @@ impl Tenancy {
         seen.away_since = Some(now);
         let habit = seen.habit;
         self.ends.push_back((now, session));
-        if let Some(rank) = self.known(at) {
-            rank.ends(session, (tokens, habit), now);
+        if let Some(mut place) = self.known(at) {
+            place.ends(session, (tokens, habit), now);
         }
     }
 
     /// The step came to nothing: what it left there is not counted on.
     pub fn fails(&mut self, at: Owner, session: SessionId) {
-        if let Some(rank) = self.known(at) {
-            rank.fails(session);
+        if let Some(mut place) = self.known(at) {
+            place.fails(session);
         }
     }
 
     /// The session lives elsewhere from now on. Its KV stays in the way until it is evicted, and is worth nothing.
     pub fn leaves(&mut self, at: Owner, session: SessionId) {
-        if let Some(rank) = self.known(at) {
-            rank.leaves(session);
+        if let Some(mut place) = self.known(at) {
+            place.leaves(session);
         }
     }
 
     /// A rank was seen to hold so many tokens, of all sessions. Where that is less than half of what idle ones have in the
     /// account, it was cleared; smaller differences are events that are on their way.
     pub fn seen_to_hold(&mut self, at: Owner, tokens: Tokens) {
-        if let Some(rank) = self.known(at) {
-            rank.seen_to_hold(tokens);
+        if let Some(mut place) = self.known(at) {
+            place.seen_to_hold(tokens);
         }
     }
 
-    /// The memory of a rank as a step of this session finds it. Where nothing is known all of it is free.
-    pub(crate) fn room(&self, at: Owner, session: SessionId, capacity: Tokens, now: Micros) -> Room<'_> {
-        let worker = self.workers.get(&at.worker).filter(|worker| worker.incarnation == at.incarnation);
-        let rank = worker.and_then(|worker| worker.ranks.iter().find(|(rank, _)| *rank == at.rank));
-        rank.map_or(Room::empty(capacity), |(_, rank)| rank.room(session, capacity, now))
-    }
-
-    /// The chance, 0 to 1, that a victim's session comes back for it soon.
-    pub(crate) fn chance(&self, victim: &Victim) -> f64 {
-        victim.wanted.map_or(0.0, |habit| self.returns.chance(habit, victim.idle))
+    /// As a step of a session finds it.
+    pub(crate) fn visit(&self, session: SessionId, now: Micros) -> Visit<'_> {
+        Visit { tenancy: self, session, now, own: self.tenants.of(session) }
     }
 
     /// The account of a rank; that of another life of its worker is void.
-    fn rank(&mut self, at: Owner) -> &mut Rank {
-        let fresh = Worker { incarnation: at.incarnation, ranks: Vec::new() };
-        let worker = self.workers.entry(at.worker).or_insert_with(|| fresh.clone());
+    fn place(&mut self, at: Owner) -> Place<'_> {
+        let fresh = || Worker { incarnation: at.incarnation, ranks: Vec::new() };
+        let worker = self.workers.entry(at.worker).or_insert_with(fresh);
         if worker.incarnation != at.incarnation {
-            *worker = fresh;
+            *worker = fresh();
+            self.tenants.forget(at.worker);
         }
         let place = worker.ranks.iter().position(|(rank, _)| *rank == at.rank).unwrap_or_else(|| {
             worker.ranks.push((at.rank, Rank::default()));
             worker.ranks.len() - 1
         });
-        &mut worker.ranks[place].1
+        Place { at, rank: &mut worker.ranks[place].1, tenants: &mut self.tenants }
     }
 
-    fn known(&mut self, at: Owner) -> Option<&mut Rank> {
+    fn known(&mut self, at: Owner) -> Option<Place<'_>> {
         let worker = self.workers.get_mut(&at.worker).filter(|worker| worker.incarnation == at.incarnation)?;
-        worker.ranks.iter_mut().find(|(rank, _)| *rank == at.rank).map(|(_, rank)| rank)
+        let (_, rank) = worker.ranks.iter_mut().find(|(rank, _)| *rank == at.rank)?;
+        Some(Place { at, rank, tenants: &mut self.tenants })
+    }
+
+    fn known_rank(&self, at: Owner) -> Option<&Rank> {
+        let worker = self.workers.get(&at.worker).filter(|worker| worker.incarnation == at.incarnation)?;
+        worker.ranks.iter().find(|(rank, _)| *rank == at.rank).map(|(_, rank)| rank)
     }
 
     /// A few of the oldest ends: their sessions have come back, or are given up.

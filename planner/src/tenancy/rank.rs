@@ -1,31 +1,21 @@
 //! One rank's memory: who has how much of it, least recently used first, as the engine evicts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use vocabulary::{Micros, SessionId, Tokens};
+use vocabulary::{Micros, Owner, SessionId, Tokens, WorkerId};
 
 use super::Stay;
+use super::line::{Idle, Line};
+use super::room::Room;
 use crate::returns::Habit;
 
-/// A session that stepped within this time is an active one.
-const LATELY: Micros = Micros(60_000_000);
-/// So many idle ones are looked at for that.
-const MOST_ACTIVE: usize = 16;
-
-/// The tenants of one rank.
+/// Who has what at any rank, by session: few have more than one place.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rank {
-    taken: Tokens,
-    /// Of it, what sessions have that are being served: engines do not evict that.
-    in_use: Tokens,
-    /// How many of these there are.
-    served: u32,
-    tenants: HashMap<SessionId, Tenant>,
-    idle: BTreeMap<(Micros, SessionId), Idle>,
-}
+pub(super) struct Tenants(HashMap<SessionId, Vec<(Owner, Tenant)>>);
 
+/// What a session has at a rank.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tenant {
+pub(crate) struct Tenant {
     /// Without what others had there before.
     tokens: Tokens,
     /// Leading tokens of its prompts that others had there before.
@@ -37,13 +27,59 @@ struct Tenant {
     wanted: Option<Habit>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Idle {
-    tokens: Tokens,
-    wanted: Option<Habit>,
+/// The sums of one rank, and the order of its idle tenants.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rank {
+    taken: Tokens,
+    /// Of it, what sessions have that are being served: engines do not evict that.
+    in_use: Tokens,
+    /// How many of these there are.
+    served: u32,
+    idle: Line,
 }
 
-impl Rank {
+/// One rank with its tenants.
+pub(super) struct Place<'a> {
+    pub(super) at: Owner,
+    pub(super) rank: &'a mut Rank,
+    pub(super) tenants: &'a mut Tenants,
+}
+
+impl Tenants {
+    /// Where a session has something.
+    pub(super) fn of(&self, session: SessionId) -> &[(Owner, Tenant)] {
+        self.0.get(&session).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whoever has something at a worker loses it.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.0.retain(|_, places| {
+            places.retain(|(at, _)| at.worker != worker);
+            !places.is_empty()
+        });
+    }
+
+    fn insert(&mut self, at: Owner, session: SessionId, tenant: Tenant) {
+        self.0.entry(session).or_default().push((at, tenant));
+    }
+
+    fn remove(&mut self, at: Owner, session: SessionId) -> Option<Tenant> {
+        let places = self.0.get_mut(&session)?;
+        let place = places.iter().position(|(place, _)| *place == at)?;
+        let (_, tenant) = places.swap_remove(place);
+        if places.is_empty() {
+            self.0.remove(&session);
+        }
+        Some(tenant)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Place<'_> {
     pub(super) fn begins(&mut self, session: SessionId, stay: Stay, now: Micros) {
         let before = self.take(session);
         let shared = before.map_or(stay.found, |tenant| tenant.shared.min(stay.found));
@@ -80,16 +116,16 @@ impl Rank {
     }
 
     pub(super) fn seen_to_hold(&mut self, tokens: Tokens) {
-        if tokens * 2 < self.taken - self.in_use {
-            self.shrink_to(self.in_use + tokens);
+        if tokens * 2 < self.rank.taken - self.rank.in_use {
+            self.shrink_to(self.rank.in_use + tokens);
         }
     }
 
     /// As the engine does: what was used least recently goes first, but nothing that is in use.
-    pub(super) fn shrink_to(&mut self, most: Tokens) {
-        while self.taken > most {
-            let Some((&(_, session), &Idle { tokens, .. })) = self.idle.first_key_value() else { return };
-            let over = self.taken - most;
+    fn shrink_to(&mut self, most: Tokens) {
+        while self.rank.taken > most {
+            let Some(&Idle { session, tokens, .. }) = self.rank.idle.first() else { return };
+            let over = self.rank.taken - most;
             let Some(tenant) = self.take(session) else { return };
             if tokens > over {
                 self.put(session, Tenant { tokens: tokens - over, ..tenant });
@@ -97,90 +133,51 @@ impl Rank {
         }
     }
 
-    pub(super) fn room(&self, session: SessionId, capacity: Tokens, now: Micros) -> Room<'_> {
-        let own = self.tenants.get(&session);
-        let has = own.map_or(Tokens::ZERO, |tenant| tenant.tokens);
-        let is_idle = own.is_some_and(|tenant| tenant.steps == 0);
-        let served = self.served - u32::from(own.is_some_and(|tenant| tenant.steps > 0));
-        let newest = self.idle.iter().rev().take_while(|((last, _), _)| now - *last < LATELY).take(MOST_ACTIVE);
-        let lately = newest.filter(|((_, other), idle)| *other != session && idle.wanted.is_some()).count();
-        Room {
-            free: capacity - self.taken,
-            own: has,
-            others_idle: self.taken - self.in_use - if is_idle { has } else { Tokens::ZERO },
-            active: served + lately as u32,
-            rank: Some(self),
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.tenants.is_empty() && self.idle.is_empty() && self.taken == Tokens::ZERO
-    }
-
     /// Tenants of nothing are not kept.
     fn put(&mut self, session: SessionId, tenant: Tenant) {
         let Tenant { tokens, steps, last, wanted, .. } = tenant;
         if steps > 0 {
-            self.in_use += tokens;
-            self.served += 1;
+            self.rank.in_use += tokens;
+            self.rank.served += 1;
         } else if tokens > Tokens::ZERO {
-            self.idle.insert((last, session), Idle { tokens, wanted });
+            self.rank.idle.insert(Idle { session, last, tokens, wanted });
         } else {
             return;
         }
-        self.taken += tokens;
-        self.tenants.insert(session, tenant);
+        self.rank.taken += tokens;
+        self.tenants.insert(self.at, session, tenant);
     }
 
     fn take(&mut self, session: SessionId) -> Option<Tenant> {
-        let tenant = self.tenants.remove(&session)?;
-        self.taken -= tenant.tokens;
+        let tenant = self.tenants.remove(self.at, session)?;
+        self.rank.taken -= tenant.tokens;
         if tenant.steps > 0 {
-            self.in_use -= tenant.tokens;
-            self.served -= 1;
+            self.rank.in_use -= tenant.tokens;
+            self.rank.served -= 1;
         } else {
-            self.idle.remove(&(tenant.last, session));
+            self.rank.idle.remove(tenant.last, session);
         }
         Some(tenant)
     }
 }
 
-/// The memory of one rank, as a step of one session finds it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Room<'a> {
-    /// What nobody has.
-    pub(crate) free: Tokens,
-    /// What the session itself has there.
-    pub(crate) own: Tokens,
-    /// What other sessions have that are idle.
-    pub(crate) others_idle: Tokens,
-    /// Other sessions that are served or stepped lately; of idle ones 16 at most.
-    pub(crate) active: u32,
-    rank: Option<&'a Rank>,
-}
-
-/// An idle session's KV.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    /// How much.
-    pub(crate) tokens: Tokens,
-    /// For how long nobody has used it.
-    pub(crate) idle: Micros,
-    /// How its session comes back; none when it lives elsewhere.
-    pub(crate) wanted: Option<Habit>,
-}
-
-impl<'a> Room<'a> {
-    /// One of which nothing is known.
-    pub(crate) fn empty(capacity: Tokens) -> Self {
-        Self { free: capacity, own: Tokens::ZERO, others_idle: Tokens::ZERO, active: 0, rank: None }
+impl Rank {
+    /// As a step of a session finds it that has `own` there.
+    pub(super) fn room(&self, (session, own): (SessionId, Option<&Tenant>), capacity: Tokens, now: Micros) -> Room<'_> {
+        let has = own.map_or(Tokens::ZERO, |tenant| tenant.tokens);
+        let idle = own.filter(|tenant| tenant.steps == 0);
+        let served = self.served - u32::from(own.is_some_and(|tenant| tenant.steps > 0));
+        Room {
+            free: capacity - self.taken,
+            own: has,
+            others_idle: self.taken - self.in_use - idle.map_or(Tokens::ZERO, |_| has),
+            active: served + self.idle.active(now, idle.map(|tenant| (tenant.last, session))),
+            oldest: self.idle.oldest(),
+        }
     }
 
-    /// Other sessions' KV in the order in which it would be evicted.
-    pub(crate) fn victims(&self, session: SessionId, now: Micros) -> impl Iterator<Item = Victim> + use<'a> {
-        let all = self.rank.map(|rank| rank.idle.iter()).into_iter().flatten();
-        let others = all.filter(move |((_, other), _)| *other != session);
-        others.map(move |((last, _), idle)| Victim { tokens: idle.tokens, idle: now - *last, wanted: idle.wanted })
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.idle.is_empty() && self.taken == Tokens::ZERO && self.served == 0
     }
 }

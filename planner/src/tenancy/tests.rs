@@ -22,11 +22,15 @@ fn served(sessions: &[(u128, u64)]) -> Tenancy {
 }
 
 fn room(tenancy: &Tenancy, session: u128) -> Room<'_> {
-    tenancy.room(at(1), SessionId(session), ALL, seconds(100))
+    tenancy.visit(SessionId(session), seconds(100)).room(at(1), ALL)
+}
+
+fn all_victims(tenancy: &Tenancy, session: u128) -> impl Iterator<Item = Victim> {
+    tenancy.visit(SessionId(session), seconds(100)).victims(&room(tenancy, session))
 }
 
 fn victims(tenancy: &Tenancy, session: u128) -> Vec<u64> {
-    room(tenancy, session).victims(SessionId(session), seconds(100)).map(|victim| victim.tokens.0).collect()
+    all_victims(tenancy, session).map(|victim| victim.tokens.0).collect()
 }
 
 fn begins(tenancy: &mut Tenancy, session: u128, tokens: u64) {
@@ -94,24 +98,24 @@ fn a_step_that_failed_leaves_nothing_that_is_counted_on() {
 fn a_session_that_moved_away_is_in_the_way_and_not_wanted() {
     let mut tenancy = served(&[(1, 100), (2, 200)]);
     tenancy.leaves(at(1), SessionId(1));
-    let first = room(&tenancy, 9).victims(SessionId(9), seconds(100)).next().unwrap();
-    assert_eq!((first.tokens, tenancy.chance(&first)), (Tokens(100), 0.0));
+    let first = all_victims(&tenancy, 9).next().unwrap();
+    assert_eq!((first.tokens, first.chance), (Tokens(100), 0.0));
     begins(&mut tenancy, 1, 100);
     tenancy.ends(at(1), SessionId(1), Tokens(100), seconds(91));
-    let last = room(&tenancy, 9).victims(SessionId(9), seconds(100)).last().unwrap();
-    assert!(tenancy.chance(&last) > 0.5, "it came back");
+    let last = all_victims(&tenancy, 9).last().unwrap();
+    assert!(last.chance > 0.5, "it came back");
 }
 
 #[test]
 fn another_life_of_a_worker_begins_empty_and_knows_nothing_of_the_old_one() {
     let mut tenancy = served(&[(1, 100)]);
     let reborn = Owner { incarnation: Incarnation(2), ..at(1) };
-    assert_eq!(tenancy.room(reborn, SessionId(9), ALL, seconds(100)).free, ALL);
+    assert_eq!(tenancy.visit(SessionId(9), seconds(100)).room(reborn, ALL).free, ALL);
     tenancy.begins(reborn, SessionId(2), Stay { tokens: Tokens(10), found: Tokens(0), capacity: ALL }, seconds(50));
     assert_eq!(room(&tenancy, 9).free, ALL, "the old one is void");
     tenancy.ends(at(1), SessionId(1), Tokens(500), seconds(51));
     assert_eq!(
-        tenancy.room(reborn, SessionId(9), ALL, seconds(100)).free,
+        tenancy.visit(SessionId(9), seconds(100)).room(reborn, ALL).free,
         Tokens(990),
         "what ends late changes nothing"
     );
@@ -140,7 +144,7 @@ fn where_the_memory_is_unknown_nothing_is_noted() {
 fn tenants_of_nothing_are_not_kept() {
     let tenancy = served(&[(1, 0), (2, 0)]);
     assert_eq!(victims(&tenancy, 9), [0; 0]);
-    assert!(tenancy.workers[&WorkerId(1)].ranks.iter().all(|(_, rank)| rank.is_empty()));
+    assert!(tenancy.workers[&WorkerId(1)].ranks.iter().all(|(_, rank)| rank.is_empty()) && tenancy.tenants.is_empty());
 }
 
 #[test]
@@ -155,7 +159,7 @@ fn sessions_are_active_while_they_are_served_and_for_a_minute_after() {
 #[test]
 fn who_never_comes_back_is_forgotten_and_learned_from() {
     let mut tenancy = served(&[(1, 100)]);
-    let before = tenancy.chance(&room(&tenancy, 9).victims(SessionId(9), seconds(100)).next().unwrap());
+    let before = all_victims(&tenancy, 9).next().unwrap().chance;
     for session in 100..400_u128 {
         begins(&mut tenancy, session, 1);
         tenancy.ends(at(1), SessionId(session), Tokens(1), seconds(91));
@@ -165,7 +169,7 @@ fn who_never_comes_back_is_forgotten_and_learned_from() {
         tenancy.begins(at(2), SessionId(1_000 + n), stay, seconds(10_000));
     }
     assert!(tenancy.sessions.is_empty() && tenancy.ends.is_empty());
-    let after = tenancy.chance(&room(&tenancy, 9).victims(SessionId(9), seconds(100)).next().unwrap());
+    let after = all_victims(&tenancy, 9).next().unwrap().chance;
     assert!(after < before / 4.0, "{before} {after}");
 }
 

@@ -1,5 +1,6 @@
 //! Text in, text out: a scene in a few lines, the decision in one.
 
+mod account;
 mod attention;
 mod legality;
 mod pressure;

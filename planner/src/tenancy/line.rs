@@ -1,0 +1,121 @@
+//! The idle tenants of one rank in the order in which the engine evicts them. Both ends lie side by side in memory besides:
+//! every plan reads them at every rank, and the line itself changes with a step.
+
+use std::collections::BTreeMap;
+
+use vocabulary::{Micros, SessionId, Tokens};
+
+use super::MOST_VICTIMS;
+use crate::returns::Habit;
+
+/// A session that stepped within this time is an active one.
+const LATELY: Micros = Micros(60_000_000);
+/// So many idle ones are looked at for that.
+const MOST_ACTIVE: usize = 16;
+
+/// An idle session's KV.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    pub(super) session: SessionId,
+    /// When its last step ended.
+    pub(super) last: Micros,
+    pub(super) tokens: Tokens,
+    /// How the session comes back; none when it lives elsewhere.
+    pub(super) wanted: Option<Habit>,
+}
+
+impl Idle {
+    fn key(&self) -> Key {
+        (self.last, self.session)
+    }
+}
+
+type Key = (Micros, SessionId);
+
+/// All of them, least recently used first.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Line {
+    all: BTreeMap<Key, (Tokens, Option<Habit>)>,
+    /// The first ones; one more than are victims, since a session is no victim of its own.
+    oldest: Vec<Idle>,
+    /// The last ones, most recently used first.
+    newest: Vec<Key>,
+    /// Which of the newest live here, the first in the lowest bit.
+    living: u32,
+    /// When the last one of the newest ended.
+    all_since: Micros,
+}
+
+impl Line {
+    pub(super) fn insert(&mut self, idle: Idle) {
+        let key = idle.key();
+        self.all.insert(key, (idle.tokens, idle.wanted));
+        if self.oldest.len() <= MOST_VICTIMS || self.is_old(key) {
+            self.find_oldest();
+        }
+        if self.newest.len() < MOST_ACTIVE || self.is_new(key) {
+            self.find_newest();
+        }
+    }
+
+    pub(super) fn remove(&mut self, last: Micros, session: SessionId) {
+        let key = (last, session);
+        self.all.remove(&key);
+        if self.is_old(key) {
+            self.find_oldest();
+        }
+        if self.is_new(key) {
+            self.find_newest();
+        }
+    }
+
+    /// Who is evicted first.
+    pub(super) fn first(&self) -> Option<&Idle> {
+        self.oldest.first()
+    }
+
+    /// The first ones, one more than are victims of a step.
+    pub(super) fn oldest(&self) -> &[Idle] {
+        &self.oldest
+    }
+
+    /// How many stepped lately and live here, of the newest few and without `own`.
+    pub(super) fn active(&self, now: Micros, own: Option<Key>) -> u32 {
+        let lately = match now - self.all_since < LATELY {
+            true => self.newest.len(),
+            false => self.newest.partition_point(|(last, _)| now - *last < LATELY),
+        };
+        let own = own.and_then(|own| self.newest[..lately].iter().position(|key| *key == own));
+        let others = ((1 << lately) - 1) & !own.map_or(0, |at| 1 << at);
+        (self.living & others).count_ones()
+    }
+
+    fn is_old(&self, key: Key) -> bool {
+        self.oldest.last().is_some_and(|last| key <= last.key())
+    }
+
+    fn is_new(&self, key: Key) -> bool {
+        self.newest.last().is_some_and(|last| key >= *last)
+    }
+
+    fn find_oldest(&mut self) {
+        let idle = |(&(last, session), &(tokens, wanted)): (&Key, &(_, _))| Idle { session, last, tokens, wanted };
+        self.oldest.clear();
+        self.oldest.extend(self.all.iter().take(MOST_VICTIMS + 1).map(idle));
+    }
+
+    fn find_newest(&mut self) {
+        self.newest.clear();
+        self.living = 0;
+        for (at, (key, (_, wanted))) in self.all.iter().rev().take(MOST_ACTIVE).enumerate() {
+            self.newest.push(*key);
+            self.living |= u32::from(wanted.is_some()) << at;
+            self.all_since = key.0;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.oldest.is_empty() && self.newest.is_empty()
+    }
+}

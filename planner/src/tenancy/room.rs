@@ -1,0 +1,71 @@
+//! The account as a step of one session finds it: what is free at a rank, and whose KV would be pushed out.
+
+use vocabulary::{Micros, Owner, SessionId, Tokens};
+
+use super::line::Idle;
+use super::rank::Tenant;
+use super::{MOST_VICTIMS, Tenancy};
+use crate::returns;
+
+/// One session's look at the account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit<'a> {
+    pub(super) tenancy: &'a Tenancy,
+    pub(super) session: SessionId,
+    pub(super) now: Micros,
+    /// What it has, and where.
+    pub(super) own: &'a [(Owner, Tenant)],
+}
+
+/// One rank's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room<'a> {
+    /// What nobody has.
+    pub(crate) free: Tokens,
+    /// What the session itself has there.
+    pub(crate) own: Tokens,
+    /// What other sessions have that are idle.
+    pub(crate) others_idle: Tokens,
+    /// Other sessions that are served or stepped lately; of idle ones 16 at most.
+    pub(crate) active: u32,
+    /// The idle ones that would be evicted first.
+    pub(super) oldest: &'a [Idle],
+}
+
+/// An idle session's KV.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Victim {
+    /// How much.
+    pub(crate) tokens: Tokens,
+    /// The chance, 0 to 1, that its session comes back for it soon.
+    pub(crate) chance: f64,
+}
+
+impl<'a> Visit<'a> {
+    /// The memory of a rank. Where nothing is known all of it is free.
+    pub(crate) fn room(&self, at: Owner, capacity: Tokens) -> Room<'a> {
+        let own = self.own.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
+        let rank = self.tenancy.known_rank(at);
+        rank.map_or(Room::empty(capacity), |rank| rank.room((self.session, own), capacity, self.now))
+    }
+
+    /// Other sessions' KV in the order in which it would be evicted, of the first few sessions.
+    pub(crate) fn victims(self, room: &Room<'a>) -> impl Iterator<Item = Victim> + use<'a> {
+        // Least recently used first: none has been idle for longer than the one before.
+        let mut time = returns::Idle::LONGEST;
+        let others = room.oldest.iter().filter(move |idle| idle.session != self.session);
+        let victims = others.map(move |idle| {
+            time = time.at_most(self.now - idle.last);
+            let chance = idle.wanted.map_or(0.0, |habit| self.tenancy.returns.chance(habit, time));
+            Victim { tokens: idle.tokens, chance }
+        });
+        victims.take(MOST_VICTIMS)
+    }
+}
+
+impl Room<'_> {
+    /// One of which nothing is known.
+    pub(super) fn empty(capacity: Tokens) -> Self {
+        Self { free: capacity, own: Tokens::ZERO, others_idle: Tokens::ZERO, active: 0, oldest: &[] }
+    }
+}
