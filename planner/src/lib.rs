@@ -4,6 +4,7 @@
 //! workers. It never blocks a step over a missing fact: what is unknown is priced with a documented default.
 
 mod action;
+mod admission;
 mod attention;
 mod candidates;
 mod case;
@@ -26,6 +27,7 @@ mod table;
 mod tenancy;
 
 pub use action::Action;
+pub use admission::{Admission, Queue, Verdict, costs_others};
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Instances, KvGroups,
     Latent, LayerState, ParallelShape, Prefetch, Restore, RestorePlan, RestorePrices, ShapeError, SpecError, StateKind,

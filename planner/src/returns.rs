@@ -6,6 +6,8 @@ use vocabulary::Micros;
 
 /// A return within this time counts: what is wanted later would have been evicted by others anyway.
 const SOON: Micros = Micros(120_000_000);
+/// A return within this time is one that others rather wait for than push it out.
+const SHORTLY: Micros = Micros(15_000_000);
 /// Ends of the classes of gaps, in seconds; the last class has none.
 const ENDS: [u64; 13] = [1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960, 1_920, 3_840];
 const CLASSES: usize = ENDS.len() + 1;
@@ -76,6 +78,11 @@ impl Returns {
     pub(crate) fn chance(&self, habit: Habit, idle: Idle) -> f64 {
         self.0[habit as usize].chances[idle.0]
     }
+
+    /// The same, that it comes back within 15 s.
+    pub(crate) fn chance_shortly(&self, habit: Habit, idle: Idle) -> f64 {
+        self.0[habit as usize].within(idle.0, SHORTLY)
+    }
 }
 
 /// For how long a session has been idle, as far as it makes a difference.
@@ -115,20 +122,22 @@ impl Gaps {
         }
     }
 
-    /// Of those that were idle for as long as a class begins: who came back within `SOON`, by all that came back later
-    /// than that or never. Inside a class gaps count as even.
     fn settle(&mut self) {
-        for at in 0..CLASSES {
-            let until = begin(at) + SOON.0 as f64;
-            let (mut soon, mut all) = (0.0, f64::from(self.gone));
-            for class in at..CLASSES {
-                let (count, from) = (f64::from(self.gaps[class]), begin(class));
-                let length = if class + 1 < CLASSES { begin(class + 1) - from } else { from };
-                soon += count * ((until - from) / length).clamp(0.0, 1.0);
-                all += count;
-            }
-            self.chances[at] = if all > 0.0 { soon / all } else { 0.0 };
+        self.chances = std::array::from_fn(|at| self.within(at, SOON));
+    }
+
+    /// Of those that were idle for as long as a class begins: who came back within `time`, by all that came back later
+    /// than that or never. Inside a class gaps count as even.
+    fn within(&self, at: usize, time: Micros) -> f64 {
+        let until = begin(at) + time.0 as f64;
+        let (mut soon, mut all) = (0.0, f64::from(self.gone));
+        for class in at..CLASSES {
+            let (count, from) = (f64::from(self.gaps[class]), begin(class));
+            let length = if class + 1 < CLASSES { begin(class + 1) - from } else { from };
+            soon += count * ((until - from) / length).clamp(0.0, 1.0);
+            all += count;
         }
+        if all > 0.0 { soon / all } else { 0.0 }
     }
 }
 
@@ -158,6 +167,17 @@ mod tests {
         let returns = Returns::default();
         let chances = [0, 30, 120, 500, 100_000].map(|time| returns.chance(Habit::New, idle(time)));
         assert!(chances[0] > 0.8 && chances.is_sorted_by(|a, b| a > b || *b == 0.0), "{chances:?}");
+    }
+
+    #[test]
+    fn within_15_s_fewer_come_back_than_soon_and_hardly_anybody_who_has_been_idle_for_minutes() {
+        let returns = Returns::default();
+        for time in [0, 5, 20, 100, 400] {
+            let shortly = returns.chance_shortly(Habit::New, idle(time));
+            assert!(shortly < returns.chance(Habit::New, idle(time)), "{time}");
+        }
+        assert!(returns.chance_shortly(Habit::New, idle(0)) > 0.6);
+        assert!(returns.chance_shortly(Habit::New, idle(120)) < 0.06);
     }
 
     #[test]

@@ -51,12 +51,24 @@ impl<'a> Visit<'a> {
 
     /// Other sessions' KV in the order in which it would be evicted, of the first few sessions.
     pub(crate) fn victims(self, room: &Room<'a>) -> impl Iterator<Item = Victim> + use<'a> {
+        self.victims_by(room, returns::Returns::chance)
+    }
+
+    /// The same with the chances that they come back within 15 s.
+    pub(crate) fn victims_shortly(self, room: &Room<'a>) -> impl Iterator<Item = Victim> + use<'a> {
+        self.victims_by(room, returns::Returns::chance_shortly)
+    }
+
+    fn victims_by<F>(self, room: &Room<'a>, chance: F) -> impl Iterator<Item = Victim> + use<'a, F>
+    where
+        F: Fn(&returns::Returns, returns::Habit, returns::Idle) -> f64,
+    {
         // Least recently used first: none has been idle for longer than the one before.
         let mut time = returns::Idle::LONGEST;
         let others = room.oldest.iter().filter(move |idle| idle.session != self.session);
         let victims = others.map(move |idle| {
             time = time.at_most(self.now - idle.last);
-            let chance = idle.wanted.map_or(0.0, |habit| self.tenancy.returns.chance(habit, time));
+            let chance = idle.wanted.map_or(0.0, |habit| chance(&self.tenancy.returns, habit, time));
             Victim { tokens: idle.tokens, chance }
         });
         victims.take(MOST_VICTIMS)

@@ -1,6 +1,7 @@
 //! Text in, text out: a scene in a few lines, the decision in one.
 
 mod account;
+mod admission;
 mod attention;
 mod legality;
 mod pressure;

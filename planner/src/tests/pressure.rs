@@ -15,7 +15,7 @@ fn rank_of(name: &str) -> Owner {
 
 impl Scene {
     /// A session that had a step at a worker which ended so many seconds before now.
-    fn tenant(&mut self, session: u128, name: &str, tokens: u64, ago: u64) {
+    pub(super) fn tenant(&mut self, session: u128, name: &str, tokens: u64, ago: u64) {
         self.now = self.now.max(Micros(3_600_000_000));
         let end = Micros(self.now.0 - ago * 1_000_000);
         let stay = Stay { tokens: Tokens(tokens), found: Tokens::ZERO, capacity: Tokens(20_000) };

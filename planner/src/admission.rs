@@ -1,0 +1,106 @@
+//! Whether a step starts now or waits a little, so that it does not push out the KV of sessions that are about to want it.
+//! Decides; whoever asks does the waiting.
+//!
+//! Where memory is full each step pushes somebody's KV out, who comes back, computes it again and pushes out the next one.
+//! Beyond some load workers do little else. So a step waits while its plan costs others more than the settings tolerate: it
+//! starts once sessions have ended or paused for longer, since what those have is cheap to push out. Steps whose KV lies
+//! where they go take little memory, and hardly ever wait.
+
+mod queue;
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Micros, Tokens};
+
+use crate::holding::Holding;
+use crate::micros::micros;
+use crate::standing::Standing;
+use crate::tenancy::{Victim, Visit};
+use crate::{Decision, Inputs, Leg};
+pub use queue::Queue;
+
+/// A victim costs as much as being computed again this many times, at most; so does what only an answer's end makes room for.
+const MOST_TIMES: f64 = 20.0;
+
+/// When steps wait.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admission {
+    /// Others' computing that a step may cause and start at once all the same.
+    pub tolerated: Micros,
+    /// The longest that a step waits, whatever it costs others; with 0 none waits.
+    pub longest: Micros,
+    /// So many steps wait at most; one more starts.
+    pub most: usize,
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Self { tolerated: Micros(3_000_000), longest: Micros(300_000_000), most: 1_024 }
+    }
+}
+
+impl Admission {
+    /// No step waits.
+    pub const OFF: Self = Self { tolerated: Micros(u64::MAX), longest: Micros::ZERO, most: 0 };
+}
+
+/// What a step does next.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Verdict {
+    /// It starts as planned.
+    Start,
+    /// It waits, and is planned anew when something has changed.
+    Hold {
+        /// What starting now would cost others.
+        costs_others: Micros,
+    },
+}
+
+/// What others will spend on computing again if this is done now, in microseconds. Zero where there is room, and where the
+/// memory's size is unknown.
+///
+/// For each victim at the worker that answers `time to compute it again x p / (1 - p)`, with the chance `p` that its session
+/// comes back within 15 s: it then pushes somebody out in turn, who comes back with about that chance as well, and so on.
+pub fn costs_others(inputs: &Inputs<'_>, decision: &Decision) -> Micros {
+    let leg = &decision.plan.decode;
+    let Some(view) = inputs.workers.iter().find(|view| view.id == leg.worker) else { return Micros::ZERO };
+    if view.capacity.kv == Tokens::ZERO {
+        return Micros::ZERO;
+    }
+    let visit = inputs.tenancy.visit(inputs.session.id, inputs.now);
+    let at = Standing::new((inputs, visit), view, Holding { rank: leg.rank, ..Holding::default() });
+    let stored = inputs.ask.prompt + inputs.ask.answer - found(decision, leg);
+    match stored - at.room.free {
+        Tokens::ZERO => Micros::ZERO,
+        missing => micros(pushed_out(visit, &at, missing)),
+    }
+}
+
+/// What lies at the plan's worker before anything is sent there.
+fn found(decision: &Decision, leg: &Leg) -> Tokens {
+    let alone = |candidate: &&crate::Candidate| candidate.decode.worker == leg.worker && candidate.handoff.is_none();
+    decision.candidates.iter().find(alone).map_or(leg.tokens_cached, |candidate| candidate.decode.tokens_cached)
+}
+
+fn pushed_out<'a>(visit: Visit<'a>, at: &Standing<'a>, missing: Tokens) -> f64 {
+    let evicted = missing.min(at.room.others_idle);
+    let (mut left, mut again) = (evicted, 0.0);
+    for Victim { tokens, chance } in visit.victims_shortly(&at.room) {
+        let part = tokens.min(left);
+        again += at.pace.rate.span(tokens - part, tokens).0 as f64 * times(chance);
+        left -= part;
+        if left == Tokens::ZERO {
+            break;
+        }
+    }
+    if left > Tokens::ZERO && left < evicted {
+        again *= evicted.0 as f64 / (evicted - left).0 as f64;
+    }
+    again + at.pace.rate.span(Tokens::ZERO, missing - evicted).0 as f64 * MOST_TIMES
+}
+
+/// How often something is computed again in all, where each time is followed by another with this chance.
+fn times(chance: f64) -> f64 {
+    if chance < 1.0 { (chance / (1.0 - chance)).min(MOST_TIMES) } else { MOST_TIMES }
+}
