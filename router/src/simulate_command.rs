@@ -28,8 +28,9 @@ const USUAL_SESSIONS: usize = 24;
 
 const MORE: &str = "\
 ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
-ownerserve_told_length is told the exact length, for ablations. llm_d_cached_counts counts evictable cache as memory
-taken, as the simulation that the figures are compared with does; llm_d is given what engines report.
+ownerserve_told_length is told the exact length, and under ownerserve_at_once no step waits so that others' KV stays where
+it is: both for ablations. llm_d_cached_counts counts evictable cache as memory taken, as the simulation that the figures
+are compared with does; llm_d is given what engines report.
 pooled_memory and oracle are bounds, not policies: one cache for all workers, without interference.";
 
 /// What the report's words mean, as `--help` ends.
@@ -47,7 +48,7 @@ fn figures_help() -> String {
 pub(crate) struct SimulateArgs {
     /// A trace, or a folder of files of one, as `trace stats` takes it.
     trace: PathBuf,
-    /// Who decides; `all` for every policy and bound. `ownerserve_told_length` and `llm_d_cached_counts` are named only.
+    /// Who decides; `all` for every policy and bound. `ownerserve_told_length`, `ownerserve_at_once` and `llm_d_cached_counts` are named only.
     #[arg(long, value_delimiter = ',', default_value = "all", value_parser = policies)]
     policy: Vec<Policies>,
     /// Sessions at once, at most those of the trace; or factors on the recorded rate, 0.001 to 1000000, where requests

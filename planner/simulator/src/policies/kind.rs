@@ -43,6 +43,8 @@ pub enum PolicyKind {
     Oracle,
     /// For ablations: the planner, told the length of every answer.
     OwnerServeToldLength,
+    /// For ablations: the planner, under which no step waits.
+    OwnerServeAtOnce,
     /// For the cross-check: llm-d's scorers with cached memory counted as taken, as the reference has it.
     LlmdCachedCounts,
 }
@@ -74,7 +76,7 @@ impl PolicyKind {
     ];
 
     /// Variants that one has to ask for by name: `ALL` is without them.
-    pub const ASIDE: [Self; 2] = [Self::OwnerServeToldLength, Self::LlmdCachedCounts];
+    pub const ASIDE: [Self; 3] = [Self::OwnerServeToldLength, Self::OwnerServeAtOnce, Self::LlmdCachedCounts];
 
     /// The word on the command line and in reports.
     pub fn as_str(self) -> &'static str {
@@ -96,6 +98,7 @@ impl PolicyKind {
             Self::Pooled => "pooled_memory",
             Self::Oracle => "oracle",
             Self::OwnerServeToldLength => "ownerserve_told_length",
+            Self::OwnerServeAtOnce => "ownerserve_at_once",
             Self::LlmdCachedCounts => "llm_d_cached_counts",
         }
     }
@@ -138,6 +141,7 @@ impl PolicyKind {
             Self::Thunder => Box::new(thunder::Thunder::default()),
             Self::OwnerServe => Box::new(own::Own::default()),
             Self::OwnerServeToldLength => Box::new(own::Own::told_length()),
+            Self::OwnerServeAtOnce => Box::new(own::Own::at_once()),
             Self::Pooled | Self::Oracle => Box::new(bound::Bound),
         }
     }

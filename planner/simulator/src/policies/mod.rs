@@ -163,6 +163,11 @@ pub trait Policy {
         None
     }
 
+    /// In how long `due` is to be asked once more, after a step was told to wait; none when that was said before.
+    fn look_again(&mut self) -> Option<Seconds> {
+        None
+    }
+
     /// Steps that were to wait and may now go on.
     fn due(&mut self, _fleet: &Fleet<'_>) -> Vec<StepRef> {
         Vec::new()

@@ -9,18 +9,20 @@ use std::sync::Arc;
 
 use engine_model::runs::{RunId, Seconds};
 use planner::{
-    Claim, Handoff, HeadRelation, Inputs, Plan, SessionView, Sources, Stay, StepFacts, StepKind, Tenancy, TierSpeeds,
-    Transfers, classify, plan,
+    Admission, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts, StepKind,
+    Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
     Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
 
-use super::{Ask, Dispatch, Fetch, Fleet, Policy, StepRef, least};
+use super::{Admission as Admitted, Ask, Dispatch, Fetch, Fleet, Policy, StepRef, least};
 use crate::trace::Step;
 
 const MODEL: &str = "model";
+/// How often steps that wait are looked at again.
+const PERIOD: Seconds = Seconds(0.5);
 /// What routers expect of an answer that its client does not limit; recordings tell no limits.
 pub const USUAL_ANSWER: Tokens = Tokens(256);
 
@@ -35,6 +37,10 @@ pub(super) struct Own {
     under_way: HashMap<StepRef, UnderWay>,
     /// Whose KV lies where, as routers account for it.
     tenancy: Tenancy,
+    /// Steps that wait.
+    queue: Queue<StepRef>,
+    /// Whether the world was asked to look at them.
+    looks_again: bool,
     moves: u64,
     answers: Answers,
     /// Steps without a plan.
@@ -72,6 +78,11 @@ impl Own {
     /// The planner with more knowledge than it has.
     pub(super) fn told_length() -> Self {
         Self { answers: Answers::Told, ..Self::default() }
+    }
+
+    /// The planner where no step waits.
+    pub(super) fn at_once() -> Self {
+        Self { queue: Queue::new(Admission::OFF), ..Self::default() }
     }
 
     fn answer(&self, step: &Step) -> Tokens {
@@ -136,6 +147,39 @@ impl Own {
         (session, classify(&facts, &self.policy.thresholds))
     }
 
+    /// Hands on what the planner is told of a step.
+    fn tell<T>(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, then: impl FnOnce(&Inputs<'_>) -> T) -> T {
+        if self.views.is_empty() {
+            self.open(fleet);
+        }
+        self.look(fleet, ask.step.prompt);
+        let (session, step) = self.session(ask, fleet);
+        let overlaps = overlaps(ask, fleet.block);
+        let asked = planner::Ask {
+            model: MODEL.into(),
+            adapter: None,
+            prompt: ask.step.prompt,
+            longest: None,
+            answer: self.answer(ask.step),
+            block: fleet.block,
+            transfers: Transfers::Allowed,
+        };
+        then(&Inputs {
+            step,
+            ask: &asked,
+            attention: None,
+            session: &session,
+            workers: &self.views,
+            shapes: &[],
+            overlaps: &overlaps,
+            tenancy: &self.tenancy,
+            now: micros(fleet.now.0),
+            excluded: &[],
+            policy: &self.policy,
+            turn: 0,
+        })
+    }
+
     /// Notes who is served where from now on.
     fn begin(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, (session, plan): (&SessionView, &Plan)) {
         let server = place_of(plan.decode.worker);
@@ -156,38 +200,22 @@ impl Own {
 }
 
 impl Policy for Own {
-    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        if self.views.is_empty() {
-            self.open(fleet);
+    fn admit(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Admitted {
+        let mut queue = std::mem::take(&mut self.queue);
+        let verdict = self.tell(ask, fleet, |inputs| {
+            plan(inputs).map_or(Verdict::Start, |decision| queue.admit(ask.at, inputs, &decision))
+        });
+        self.queue = queue;
+        match verdict {
+            Verdict::Start => Admitted::Now,
+            Verdict::Hold { .. } => Admitted::Later,
         }
-        self.look(fleet, ask.step.prompt);
-        let (session, step) = self.session(ask, fleet);
-        let overlaps = overlaps(ask, fleet.block);
-        let asked = planner::Ask {
-            model: MODEL.into(),
-            adapter: None,
-            prompt: ask.step.prompt,
-            longest: None,
-            answer: self.answer(ask.step),
-            block: fleet.block,
-            transfers: Transfers::Allowed,
-        };
-        let inputs = Inputs {
-            step,
-            ask: &asked,
-            attention: None,
-            session: &session,
-            workers: &self.views,
-            shapes: &[],
-            overlaps: &overlaps,
-            tenancy: &self.tenancy,
-            now: micros(fleet.now.0),
-            excluded: &[],
-            policy: &self.policy,
-            turn: 0,
-        };
+    }
+
+    fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
+        let (decision, session) = self.tell(ask, fleet, |inputs| (plan(inputs), inputs.session.clone()));
         // Every worker is ready and long enough, so that there is a plan; one without is counted, and anybody would do.
-        let Ok(decision) = plan(&inputs) else {
+        let Ok(decision) = decision else {
             self.unplanned += 1;
             return Dispatch::at(least(fleet.all(), |worker| fleet.requests(worker)));
         };
@@ -218,6 +246,15 @@ impl Policy for Own {
 
     fn unplanned(&self) -> usize {
         self.unplanned
+    }
+
+    fn look_again(&mut self) -> Option<Seconds> {
+        (!std::mem::replace(&mut self.looks_again, true)).then_some(PERIOD)
+    }
+
+    fn due(&mut self, _fleet: &Fleet<'_>) -> Vec<StepRef> {
+        self.looks_again = false;
+        self.queue.in_turn()
     }
 
     fn session_over(&mut self, session: usize) {

@@ -47,6 +47,10 @@ impl Policy for Watched<'_> {
         self.policy.period()
     }
 
+    fn look_again(&mut self) -> Option<Seconds> {
+        self.policy.look_again()
+    }
+
     fn due(&mut self, fleet: &Fleet<'_>) -> Vec<StepRef> {
         self.policy.due(fleet)
     }

@@ -3,9 +3,10 @@ use planner::Action;
 use vocabulary::{Micros, Tokens};
 
 use super::readers::read;
-use crate::Spec;
 use crate::policies::{Ask, Dispatch, Fetch, Fleet, Policy, PolicyKind, StepRef};
+use crate::report::Figures;
 use crate::trace::Step;
+use crate::{Setup, Spec, World};
 
 /// Three workers and one conversation whose prompts grow by 6,400 tokens a step.
 struct Talk {
@@ -154,4 +155,44 @@ fn a_step_without_a_plan_is_counted() {
     assert_eq!(policy.unplanned(), 0);
     policy.place(&Ask { at, step: &step, alone: false, held: &[] }, &fleet);
     assert_eq!(policy.unplanned(), 1, "nobody is there to plan with");
+}
+
+/// Conversations of 41,000 tokens whose tools answer within two seconds, so many at once on two workers that hold four each.
+fn tool_loops(at_once: usize, kind: PolicyKind) -> Figures {
+    let request = |session: usize, step: usize| {
+        let (keep, blocks) = if step == 0 { (0, 640) } else { (638 + 2 * step, 2) };
+        format!(
+            r#"{{"t": {}, "agent": 0, "in": {}, "out": 60, "think": 2, "par": {}, "keep": {keep}, "runs": [[{}, {blocks}]]}}"#,
+            10 * step,
+            64 * (keep + blocks) + 7,
+            step as i64 - 1,
+            10_000 * session + 1 + keep,
+        )
+    };
+    let session = |session: usize| {
+        let steps: Vec<String> = (0..12).map(|step| request(session, step)).collect();
+        format!(r#"{{"id": "{session}", "block_size": 64, "tool_tokens": 64, "reqs": [{}]}}"#, steps.join(","))
+    };
+    let trace = read(&(0..40).map(session).collect::<Vec<_>>().join("\n"));
+    let mut spec = Spec::H100_8B;
+    spec.sizes.device = Tokens(180_000);
+    let setup = Setup { workers: 2, spec, load: at_once as f64, seed: 1 };
+    World::new(&trace, kind, setup).unwrap().run(&mut |_, _| {})
+}
+
+#[test]
+fn beyond_memory_steps_wait_rather_than_push_out_each_others_state() {
+    let (waiting, thrashing) = (tool_loops(14, PolicyKind::OwnerServe), tool_loops(14, PolicyKind::OwnerServeAtOnce));
+    assert_eq!((waiting.steps, thrashing.steps), (480, 480));
+    assert!(waiting.service.spent.held_back > 0.0 && thrashing.service.spent.held_back == 0.0);
+    assert!(waiting.reuse.prefill_tokens * 2 < thrashing.reuse.prefill_tokens, "{waiting:?}\n{thrashing:?}");
+    assert!(waiting.session.mean * 1.3 < thrashing.session.mean, "{waiting:?}\n{thrashing:?}");
+}
+
+#[test]
+fn where_memory_is_enough_steps_wait_for_hardly_anything() {
+    let (waiting, at_once) = (tool_loops(6, PolicyKind::OwnerServe), tool_loops(6, PolicyKind::OwnerServeAtOnce));
+    // Only for sessions that are over, which nobody tells: until they have been idle for longer.
+    assert!(waiting.service.spent.held_back < 0.03, "{waiting:?}");
+    assert!(waiting.session.mean < 1.03 * at_once.session.mean, "{waiting:?}\n{at_once:?}");
 }

@@ -34,6 +34,9 @@ impl World<'_> {
         });
         let Some(dispatch) = dealt else {
             self.script.wait(at, since);
+            if let Some(after) = self.policy.look_again() {
+                self.events.add(self.now + after, Event::PolicyClock);
+            }
             return;
         };
         if !alone {
