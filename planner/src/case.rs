@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
 
 use crate::{
-    Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, SessionView, StepFacts, Tenancy, classify,
-    plan,
+    Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, RankMemory, SessionView, StepFacts, Tenancy,
+    classify, plan,
 };
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
@@ -26,6 +26,10 @@ pub struct Case {
     /// Workers that had failed already.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub excluded: Vec<WorkerId>,
+    /// Whose KV would be pushed out, as the account had it. None in logs from before there was one: what that costs is not
+    /// in a plan that is made of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Vec<RankMemory>>,
 }
 
 impl Case {
@@ -36,6 +40,7 @@ impl Case {
         policy: &Policy,
         (attention, shapes): (Option<&AttentionSpec>, &[(WorkerId, ParallelShape)]),
     ) -> Result<Decision, NoPlan> {
+        let tenancy = Tenancy::retold(self.memory.as_deref().unwrap_or_default());
         plan(&Inputs {
             step: classify(&self.facts, &policy.thresholds),
             ask: &self.ask,
@@ -46,7 +51,7 @@ impl Case {
             policy,
             attention,
             shapes,
-            tenancy: &Tenancy::default(),
+            tenancy: &tenancy,
             now: Micros::ZERO,
             turn: 0,
         })

@@ -137,7 +137,8 @@ impl Gaps {
             soon += count * ((until - from) / length).clamp(0.0, 1.0);
             all += count;
         }
-        if all > 0.0 { soon / all } else { 0.0 }
+        // In millionths, so that a decision log says them as they are.
+        if all > 0.0 { (soon / all * 1e6).round() / 1e6 } else { 0.0 }
     }
 }
 

@@ -6,6 +6,7 @@
 mod line;
 mod rank;
 mod room;
+mod told;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -13,7 +14,9 @@ use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId
 
 use crate::returns::{Habit, Returns};
 use rank::{Place, Rank, Tenants};
-pub(crate) use room::{Room, Victim, Visit};
+pub use room::Victim;
+pub(crate) use room::{Room, Visit};
+pub use told::RankMemory;
 
 /// A session that nobody has heard of for so long is counted among those that never come back.
 const GIVEN_UP: Micros = Micros(600_000_000);
@@ -33,6 +36,8 @@ pub struct Tenancy {
     sessions: HashMap<SessionId, Seen>,
     /// When steps ended, oldest first. One whose session has stepped since is void.
     ends: VecDeque<(Micros, SessionId)>,
+    /// In place of all that, what was said at another time.
+    told: Option<Vec<RankMemory>>,
 }
 
 /// One life of a worker.

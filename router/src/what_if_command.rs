@@ -186,9 +186,15 @@ fn text(comparison: &Comparison, files: usize) -> String {
 }
 
 fn replayed(comparison: &Comparison) -> String {
-    let Replayed { reproduced, unreproduced } = comparison.replayed;
+    let Replayed { reproduced, unreproduced, without_memory } = comparison.replayed;
     let all = reproduced + unreproduced;
-    format!("{reproduced} of {all} give the recorded plan under the recorded policy")
+    let without = match without_memory {
+        0 => String::new(),
+        some => format!(
+            "; {some} are of a router that did not log whose KV a step pushes out, and are planned without that"
+        ),
+    };
+    format!("{reproduced} of {all} give the recorded plan under the recorded policy{without}")
 }
 
 fn saved(comparison: &Comparison, before: f64) -> String {

@@ -1,10 +1,11 @@
 //! The account as a step of one session finds it: what is free at a rank, and whose KV would be pushed out.
 
+use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Owner, SessionId, Tokens};
 
 use super::line::Idle;
 use super::rank::Tenant;
-use super::{MOST_VICTIMS, Tenancy};
+use super::{MOST_VICTIMS, RankMemory, Tenancy};
 use crate::returns;
 
 /// One session's look at the account.
@@ -30,20 +31,26 @@ pub(crate) struct Room<'a> {
     pub(crate) active: u32,
     /// The idle ones that would be evicted first.
     pub(super) oldest: &'a [Idle],
+    /// In place of these, victims as they were told at another time.
+    pub(super) told: &'a [Victim],
 }
 
 /// An idle session's KV.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Victim {
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+pub struct Victim {
     /// How much.
-    pub(crate) tokens: Tokens,
-    /// The chance, 0 to 1, that its session comes back for it soon.
-    pub(crate) chance: f64,
+    pub tokens: Tokens,
+    /// The chance, 0 to 1, that its session comes back for it soon, in millionths.
+    pub chance: f64,
 }
 
 impl<'a> Visit<'a> {
     /// The memory of a rank. Where nothing is known all of it is free.
     pub(crate) fn room(&self, at: Owner, capacity: Tokens) -> Room<'a> {
+        if let Some(told) = &self.tenancy.told {
+            let told = told.iter().find(|told| (told.worker, told.rank) == (at.worker, at.rank));
+            return told.map_or(Room::empty(capacity), RankMemory::room);
+        }
         let own = self.own.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
         let rank = self.tenancy.known_rank(at);
         rank.map_or(Room::empty(capacity), |rank| rank.room((self.session, own), capacity, self.now))
@@ -71,13 +78,13 @@ impl<'a> Visit<'a> {
             let chance = idle.wanted.map_or(0.0, |habit| chance(&self.tenancy.returns, habit, time));
             Victim { tokens: idle.tokens, chance }
         });
-        victims.take(MOST_VICTIMS)
+        victims.chain(room.told.iter().copied()).take(MOST_VICTIMS)
     }
 }
 
 impl Room<'_> {
     /// One of which nothing is known.
     pub(super) fn empty(capacity: Tokens) -> Self {
-        Self { free: capacity, own: Tokens::ZERO, others_idle: Tokens::ZERO, active: 0, oldest: &[] }
+        Self { free: capacity, own: Tokens::ZERO, others_idle: Tokens::ZERO, active: 0, oldest: &[], told: &[] }
     }
 }

@@ -242,5 +242,11 @@ proptest! {
             };
             prop_assert_eq!(candidate.terms.eviction, expected, "{:?}", candidate);
         }
+        // What a decision log keeps of it gives the same decision, every term of it.
+        let decision = scene.plan();
+        let told = scene.tenancy.told_of(&scene.inputs(), &decision);
+        let kept: Vec<RankMemory> = serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
+        scene.tenancy = Tenancy::retold(&kept);
+        prop_assert_eq!(scene.plan(), decision);
     }
 }

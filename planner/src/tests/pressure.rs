@@ -197,3 +197,20 @@ fn a_source_that_sends_at_once_lets_nobody_wait_for_its_queue() {
     let at_once = terms(Sources::AtOnce);
     assert_eq!((at_once.queue + at_once.network).0, 100_000, "the target's queue drains while the KV comes");
 }
+
+#[test]
+fn what_is_told_of_memory_prices_a_plan_again_and_nothing_told_prices_none() {
+    let mut scene = Scene::read("policy lambda=0 mu=0\n worker a hybrid kv=20000");
+    (1..8).for_each(|session| scene.tenant(session, "a", 2_800, u64::try_from(session).unwrap()));
+    let decision = scene.plan();
+    let evicted = |decision: &Decision| decision.plan.because.terms.eviction;
+    assert!(evicted(&decision) > Micros::ZERO);
+    let told = scene.tenancy.told_of(&scene.inputs(), &decision);
+    // 400 tokens are free, and the step needs 1,700 and may grow by 2,500: the first two of seven are reached.
+    assert_eq!((told.len(), told[0].free, told[0].victims.len()), (1, Tokens(400), 2), "{told:?}");
+    scene.tenancy = Tenancy::retold(&told);
+    assert_eq!(scene.plan(), decision);
+    assert_eq!(scene.tenancy.told_of(&scene.inputs(), &decision), told, "it says the same again");
+    scene.tenancy = Tenancy::retold(&[]);
+    assert_eq!(evicted(&scene.plan()), Micros::ZERO);
+}

@@ -96,10 +96,11 @@ struct Record {
 }
 
 impl Record {
-    /// How much there is to write: candidates, and workers that were asked about.
+    /// How much there is to write: candidates, workers that were asked about, and who would be pushed out there.
     fn parts(&self) -> usize {
         let candidates = self.receipt.decision.as_ref().map_or(0, |decision| decision.candidates.len());
-        1 + candidates + self.case.as_ref().map_or(0, |case| case.workers.len() + case.overlaps.len())
+        let victims = |case: &Case| case.memory.iter().flatten().map(|told| 1 + told.victims.len()).sum::<usize>();
+        1 + candidates + self.case.as_ref().map_or(0, |case| case.workers.len() + case.overlaps.len() + victims(case))
     }
 }
 

@@ -70,6 +70,7 @@ fn case(tokens: u64) -> Case {
             blocks: Blocks(3),
         }],
         excluded: vec![WorkerId(2)],
+        memory: Some(Vec::new()),
     }
 }
 

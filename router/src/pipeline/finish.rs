@@ -135,7 +135,7 @@ impl Finish {
 
     /// What is filed of it, and what the planner was asked, where it was.
     fn receipt(self, seen: Seen) -> (Receipt, Option<Case>) {
-        let (located, Planned { decision, shortened, excluded, .. }) = (self.step.located, self.planned);
+        let (located, Planned { decision, shortened, excluded, memory, .. }) = (self.step.located, self.planned);
         let facts = facts(&located);
         let chain = &located.prefixed.prompt.chain;
         let tokens = |blocks: Blocks| blocks.tokens(chain.block);
@@ -175,6 +175,7 @@ impl Finish {
             workers: located.workers,
             overlaps: located.overlaps,
             excluded,
+            memory: Some(memory),
         };
         let case = receipt.decision.is_some().then_some(case);
         (receipt, case)

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use planner::{
-    Ask, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, Rule, StepFacts, StepKind, TransferBar, Transfers,
-    classify as kind_of,
+    Ask, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts, StepKind, TransferBar,
+    Transfers, classify as kind_of,
 };
 use vocabulary::{Tokens, WorkerId, WorkerView};
 
@@ -74,6 +74,8 @@ pub struct Planned {
     pub shortened: Option<Ask>,
     /// Who had failed before and was left out.
     pub excluded: Vec<WorkerId>,
+    /// What the account said of whose KV would be pushed out.
+    pub memory: Vec<RankMemory>,
     /// The step's place in the account of whose KV lies where.
     pub tenure: Option<Tenure>,
 }
@@ -131,10 +133,10 @@ fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result
     let mut pinned = step.located.session.clone();
     pinned.id = step.located.pin;
     let shortened = std::cell::RefCell::new(None);
-    let decide = |policy, session, turn| {
+    let decide = |policy: &Policy, session, turn| {
         let account = policies.account.now();
         let planned = |ask: &Ask| {
-            planner::plan(&Inputs {
+            let inputs = Inputs {
                 step: step.step,
                 ask,
                 attention: step.located.prefixed.model.attention.as_deref(),
@@ -147,7 +149,13 @@ fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result
                 excluded,
                 policy,
                 turn,
-            })
+            };
+            let decision = planner::plan(&inputs)?;
+            let memory = match policy.rule {
+                Rule::Own => account.tenancy().told_of(&inputs, &decision),
+                _ => Vec::new(),
+            };
+            Ok((decision, memory))
         };
         match planned(&step.ask) {
             // Tokens were only guessed from bytes: whether they fit is the engine's to say.
@@ -161,17 +169,19 @@ fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result
     };
     let own = || decide(&policies.own, &step.located.session, 0);
     let next = || policies.turn.fetch_add(1, Ordering::Relaxed);
-    let bypass = || decide(&policies.bypass, &pinned, next()).map(|decision| decision.plan);
+    let bypass = || decide(&policies.bypass, &pinned, next()).map(|(decision, _)| decision.plan);
     let (plan, decision) = match step.mode {
         Mode::Own => {
-            let decision = own()?;
-            (decision.plan, Some(decision))
+            let (decision, memory) = own()?;
+            (decision.plan, Some((decision, memory)))
         }
         Mode::Sticky => (bypass()?, None),
         // Whatever the planner says in the shadow, the answer does not depend on it.
         Mode::Shadow => (bypass()?, own().ok()),
     };
-    Ok(Planned { plan, decision, shortened: shortened.into_inner(), excluded: excluded.to_vec(), tenure: None })
+    let (decision, memory) = decision.unzip();
+    let (memory, excluded) = (memory.unwrap_or_default(), excluded.to_vec());
+    Ok(Planned { plan, decision, shortened: shortened.into_inner(), excluded, memory, tenure: None })
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {

@@ -61,6 +61,9 @@ pub(super) struct Modes {
 pub(super) struct Replayed {
     pub(super) reproduced: u64,
     pub(super) unreproduced: u64,
+    /// Of all of them, those of which the log does not say whose KV would have been pushed out: it is from before that had a
+    /// price.
+    pub(super) without_memory: u64,
 }
 
 /// Everything that a what-if says.
@@ -197,6 +200,7 @@ impl Comparing {
             self.foretold.entry(served.action).or_default().push(pair);
         }
         let configured = (head.configured.attention.get(&case.ask.model), &head.configured.shapes[..]);
+        self.replayed.without_memory += u64::from(case.memory.is_none());
         match case.plan(&head.policy, configured) {
             Ok(again) if again.plan == recorded.plan => self.replayed.reproduced += 1,
             _ => self.replayed.unreproduced += 1,

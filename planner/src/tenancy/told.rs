@@ -1,0 +1,80 @@
+//! What the account said when a step was planned: enough of it, for a decision log, to plan the step again.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{DpRank, Owner, Tokens, WorkerId};
+
+use super::Tenancy;
+use super::room::{Room, Victim};
+use crate::{Decision, Inputs};
+
+/// One rank's memory as a step found it.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct RankMemory {
+    /// Whose.
+    pub worker: WorkerId,
+    /// Which.
+    #[serde(default)]
+    pub rank: DpRank,
+    /// What nobody has.
+    pub free: Tokens,
+    /// What the step's session has there.
+    pub own: Tokens,
+    /// What other sessions have that are idle.
+    pub idle: Tokens,
+    /// Other sessions that are served or stepped lately.
+    pub active: u32,
+    /// Who would be evicted first, as far as the step could reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub victims: Vec<Victim>,
+}
+
+impl RankMemory {
+    pub(super) fn room(&self) -> Room<'_> {
+        let Self { free, own, idle, active, .. } = *self;
+        Room { free, own, others_idle: idle, active, oldest: &[], told: &self.victims }
+    }
+}
+
+impl Tenancy {
+    /// What a step's planner read of the account, rank by rank; those of which nothing is known are left out.
+    pub fn told_of(&self, inputs: &Inputs<'_>, decision: &Decision) -> Vec<RankMemory> {
+        let visit = self.visit(inputs.session.id, inputs.now);
+        let mut all: Vec<RankMemory> = Vec::with_capacity(inputs.workers.len());
+        for leg in decision.candidates.iter().flat_map(|candidate| [candidate.prefill, candidate.decode]) {
+            if all.iter().any(|told| (told.worker, told.rank) == (leg.worker, leg.rank)) {
+                continue;
+            }
+            let Some(view) = inputs.workers.iter().find(|view| view.id == leg.worker) else { continue };
+            let at = Owner { worker: view.id, incarnation: view.incarnation, rank: leg.rank };
+            if !self.knows(at) {
+                continue;
+            }
+            let capacity = view.capacity.kv;
+            let room = visit.room(at, capacity);
+            // The most that a plan can need there: with what the session is expected to grow by.
+            let need = inputs.ask.prompt + inputs.ask.answer + Tokens(capacity.0 / 8);
+            let mut left = need - room.free;
+            let within = |victim: &Victim| {
+                let reached = left > Tokens::ZERO;
+                left -= victim.tokens;
+                reached
+            };
+            let victims = visit.victims(&room).take_while(within).collect();
+            let Room { free, own, others_idle: idle, active, .. } = room;
+            all.push(RankMemory { worker: leg.worker, rank: leg.rank, free, own, idle, active, victims });
+        }
+        all
+    }
+
+    /// An account that says again what was told; nothing can be noted in it.
+    pub fn retold(memory: &[RankMemory]) -> Self {
+        Self { told: Some(memory.to_vec()), ..Self::default() }
+    }
+
+    fn knows(&self, at: Owner) -> bool {
+        match &self.told {
+            Some(told) => told.iter().any(|told| (told.worker, told.rank) == (at.worker, at.rank)),
+            None => self.known_rank(at).is_some(),
+        }
+    }
+}
