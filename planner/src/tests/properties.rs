@@ -223,6 +223,7 @@ proptest! {
             workers: scene.workers.into(),
             overlaps: scene.overlaps,
             excluded: scene.excluded,
+            memory: Some(Vec::new()),
         };
         // JSON has no other numbers; fleets measure their rates, and so have none.
         let is_number = |view: &WorkerView| {
