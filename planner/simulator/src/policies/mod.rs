@@ -90,14 +90,30 @@ pub struct Dispatch {
     pub ship: Ship,
     /// What becomes of the copy of whoever sends.
     pub source: Source,
-    /// What the policy calls it, where it has a word for it.
-    pub action: Option<Action>,
+    /// What the policy calls it and expects of it, where it has words for that.
+    pub foretold: Option<Foretold>,
+}
+
+/// What a policy expects of a step that it placed.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Foretold {
+    /// What it calls the way of serving.
+    pub action: Action,
+    /// From being placed to the first token.
+    pub first_token: Seconds,
 }
 
 impl Dispatch {
     /// One leg at one worker.
     pub fn at(worker: usize) -> Self {
-        Self { prefill: worker, decode: worker, fetch: None, ship: Ship::Missing, source: Source::Keeps, action: None }
+        Self {
+            prefill: worker,
+            decode: worker,
+            fetch: None,
+            ship: Ship::Missing,
+            source: Source::Keeps,
+            foretold: None,
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use vocabulary::{
     Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
 
-use super::{Admission as Admitted, Ask, Dispatch, Fetch, Fleet, Policy, StepRef, least};
+use super::{Admission as Admitted, Ask, Dispatch, Fetch, Fleet, Foretold, Policy, StepRef, least};
 use crate::trace::Step;
 
 const MODEL: &str = "model";
@@ -228,7 +228,9 @@ impl Policy for Own {
             }
             _ => None,
         };
-        Dispatch { prefill, decode, fetch, action: Some(chosen.action), ..Dispatch::at(decode) }
+        let first_token = Seconds(chosen.because.terms.first_token().0 as f64 / 1e6);
+        let foretold = Some(Foretold { action: chosen.action, first_token });
+        Dispatch { prefill, decode, fetch, foretold, ..Dispatch::at(decode) }
     }
 
     fn finished(&mut self, at: StepRef, step: &Step, now: Seconds) {

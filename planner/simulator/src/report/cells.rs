@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::metrics::Seen;
-use super::{Figures, Mean, Metric, Times};
+use super::{Figures, Foretelling, Mean, Metric, Times};
 
 /// One policy at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -22,6 +22,8 @@ pub struct Cell {
     pub figures: BTreeMap<&'static str, Option<Mean>>,
     /// Share of its steps that each way of serving was taken for.
     pub actions: BTreeMap<&'static str, f64>,
+    /// How well first tokens were foretold, by the way of serving and of `all`: sums of steps, means of the rest by steps.
+    pub foretold: BTreeMap<&'static str, Foretelling>,
     /// p0 to p100 of the times to the first token, each the mean of the seeds'; empty where nothing was measured.
     pub first_token: Vec<f64>,
     /// The same of whole steps.
@@ -52,10 +54,20 @@ impl Cell {
             unserved: runs.iter().map(|run| run.unserved).sum(),
             figures: Metric::ALL.iter().map(figure).collect(),
             actions,
+            foretold: foretold(runs),
             first_token: curve(runs, |run| &run.first_token),
             step: curve(runs, |run| &run.step),
         })
     }
+}
+
+/// Seeds with more steps of an action count more in it.
+fn foretold(runs: &[&Figures]) -> BTreeMap<&'static str, Foretelling> {
+    let mut all: BTreeMap<&'static str, Vec<Foretelling>> = BTreeMap::new();
+    for (name, one) in runs.iter().flat_map(|run| &run.service.foretold) {
+        all.entry(*name).or_default().push(*one);
+    }
+    all.into_iter().map(|(name, seeds)| (name, Foretelling::mean(&seeds))).collect()
 }
 
 fn curve(runs: &[&Figures], times: fn(&Figures) -> &Times) -> Vec<f64> {

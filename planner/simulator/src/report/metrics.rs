@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
+use super::foretold::ALL;
 use super::times::{PERCENTILE, WINDOW};
 use super::verdicts::VERDICT;
-use super::{Figures, Spent};
+use super::{Figures, Foretelling, Spent};
 
 /// One figure of a run.
 pub struct Metric {
@@ -60,6 +61,14 @@ const PLANNING: &str = "microseconds that a policy took to place a step, by the 
 const SESSION_HBM: &str = "gigabytes of device memory that an active session takes: the distinct tokens of all active \
     sessions' latest prompts, each as often as it lies in the fleet and at least once, by the sessions; looked at every 400 \
     steps";
+
+const FORETOLD: &str = "median of |foretold - seen| / seen, of the seconds from being placed to the first token as the policy \
+    priced them and as they came";
+
+/// How well first tokens were foretold; none where the policy foretells none.
+fn foretold(figures: &Figures, part: fn(&Foretelling) -> f64) -> Option<f64> {
+    figures.service.foretold.get(ALL).map(part)
+}
 
 /// A part of a step's time; none where no step was measured.
 fn spent(figures: &Figures, part: fn(&Spent) -> f64) -> Option<f64> {
@@ -230,6 +239,16 @@ impl Metric {
             ),
             3,
             |f| spent(f, |spent| spent.answer),
+        ),
+        metric((InTable, "foretold_error", FORETOLD), 3, |f| foretold(f, |all| all.error_p50)),
+        metric(
+            (
+                InFull,
+                "foretold_bias",
+                "median of (foretold - seen) / seen of the same: below zero, steps took longer than they were priced",
+            ),
+            3,
+            |f| foretold(f, |all| all.bias_p50),
         ),
     ];
 

@@ -3,6 +3,7 @@
 
 mod cells;
 mod document;
+mod foretold;
 mod mean;
 mod metrics;
 mod notes;
@@ -17,6 +18,8 @@ use serde::Serialize;
 
 pub use cells::{Cell, cells, table};
 pub use document::{Planning, Report, Subject};
+pub use foretold::Foretelling;
+pub(crate) use foretold::Foretellings;
 pub use mean::{Mean, student};
 pub use metrics::{Definition, Metric, csv, definitions};
 pub use notes::notes;
@@ -127,4 +130,6 @@ pub struct Service {
     pub unplanned: usize,
     /// How often each way of serving was taken.
     pub actions: BTreeMap<&'static str, usize>,
+    /// How well first tokens were foretold, by the way of serving and of `all`; empty where the policy foretells none.
+    pub foretold: BTreeMap<&'static str, Foretelling>,
 }

@@ -101,7 +101,8 @@ fn an_overloaded_owner_loses_the_session_for_good() {
     assert_ne!(moved.decode, home);
     // Its state comes along: links do not wait for the engine's queue.
     let fetch = Some(Fetch { from: home, until: Tokens(19_200) });
-    assert_eq!((moved.prefill, moved.fetch, moved.action), (moved.decode, fetch, Some(Action::StateMigration)));
+    let action = moved.foretold.map(|foretold| foretold.action);
+    assert_eq!((moved.prefill, moved.fetch, action), (moved.decode, fetch, Some(Action::StateMigration)));
     // From now on it is the other one's, even though the first one still holds most of it.
     let next = talk.next([0, 1, 2].map(|worker| if worker == moved.decode { 4 } else { 3 }));
     assert_eq!((next.decode, next.fetch), (moved.decode, None));

@@ -77,7 +77,7 @@ impl World<'_> {
             expected_work: self.setup.spec.timing.prefill(expected, cached),
         };
         let best = if self.shared.is_some() { Tokens::ZERO } else { deepest(held) };
-        dispatch.action.iter().for_each(|action| self.tally.action(*action));
+        dispatch.foretold.iter().for_each(|foretold| self.tally.action(foretold.action));
         let stages = Stages::placed((since, self.now), ready);
         self.jobs.push(Some(Job::new((at, stages), *dispatch, (fetched, best))));
         if answered == Where::Elsewhere {

@@ -62,8 +62,9 @@ impl World<'_> {
         let now = self.now;
         let job = self.job(ticket);
         job.stages.first_token = now;
-        let (at, since) = (job.at, job.stages.arrived);
-        self.tally.first_token(at, now - since);
+        let (at, stages, foretold) = (job.at, job.stages, job.dispatch.foretold);
+        self.tally.first_token(at, now - stages.arrived);
+        foretold.iter().for_each(|foretold| self.tally.foretold(foretold, now - stages.placed));
     }
 
     /// The prompt's KV leaves for the worker that answers.

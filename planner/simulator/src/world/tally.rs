@@ -10,8 +10,8 @@ use super::gaps::Gaps;
 use super::looks::Looks;
 use super::reuse::Reused;
 use super::stages::Stages;
-use crate::policies::{Action, StepRef};
-use crate::report::{Figures, Memory, Service, Spent, Times, Traffic};
+use crate::policies::{Action, Foretold, StepRef};
+use crate::report::{Figures, Foretellings, Memory, Service, Spent, Times, Traffic};
 use crate::trace::{Arrivals, Step, Trace};
 
 /// Copies are counted whenever so many more steps are over.
@@ -46,6 +46,7 @@ struct Waits {
     session: Vec<f64>,
     token: Vec<f64>,
     spent: Spent,
+    foretold: Foretellings,
 }
 
 impl Tally {
@@ -105,6 +106,13 @@ impl Tally {
             if self.small.contains(&at) {
                 self.times.small.push(waited.0);
             }
+        }
+    }
+
+    /// A first token that came after so long was foretold.
+    pub(super) fn foretold(&mut self, foretold: &Foretold, took: Seconds) {
+        if !self.cut {
+            self.times.foretold.add(foretold.action, (foretold.first_token, took));
         }
     }
 
@@ -214,6 +222,7 @@ impl World<'_> {
             spent: tally.times.spent.by(tally.times.step.len()),
             unplanned: self.policy.unplanned(),
             actions: tally.actions.iter().map(|(action, count)| (action.as_str(), *count)).collect(),
+            foretold: tally.times.foretold.figures(),
         }
     }
 }

@@ -7,11 +7,11 @@ use super::html::{escaped, figure, folded};
 use super::lines::{Axis, Line, Marked, Point, plot};
 use super::policies::legend;
 use super::scale::{Scale, Steps};
-use crate::report::{Cell, Metric, Report, Spent};
+use crate::report::{Cell, Foretelling, Metric, Report, Spent};
 
 /// All of them, from the top.
-pub(super) const ALL: [fn(&Report) -> String; 9] =
-    [super::verdicts, sweep, latency, memory, actions, time, planning, figures, definitions];
+pub(super) const ALL: [fn(&Report) -> String; 10] =
+    [super::verdicts, sweep, latency, memory, actions, time, foretold, planning, figures, definitions];
 
 /// What is plotted over the load: the figure, what it is called, and how its axis goes.
 const SWEEP: [(&str, &str, Steps); 4] = [
@@ -170,6 +170,29 @@ fn time(report: &Report) -> String {
     let html = per_load(report, ("Seconds of a step, mean", " s"), (&Spent::PARTS, parts));
     let names = [&NAMES[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
     html + &folded("where the time went", &with_confidence(report, &names))
+}
+
+/// How well policies foretold first tokens, by the way of serving.
+fn foretold(report: &Report) -> String {
+    let head = ["policy", "load", "action", "steps", "foretold (s)", "seen (s)", "error p50", "error p90", "bias p50"];
+    let per_cent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let cell = |cell: &Cell| -> Vec<Vec<String>> {
+        let row = |(action, one): (&&str, &Foretelling)| {
+            let who = [cell.policy.to_owned(), cell.load.to_string(), (*action).to_owned(), one.steps.to_string()];
+            let means = [one.foretold_mean, one.seen_mean].map(|seconds| format!("{seconds:.3}"));
+            let offs = [one.error_p50, one.error_p90, one.bias_p50].map(per_cent);
+            who.into_iter().chain(means).chain(offs).collect()
+        };
+        cell.foretold.iter().map(row).collect()
+    };
+    let rows: Vec<Vec<String>> = report.cells.iter().flat_map(cell).collect();
+    if rows.is_empty() {
+        return "<p>No policy that ran foretells first tokens; <code>ownerserve</code> does.</p>".to_owned();
+    }
+    let rows: Vec<Vec<String>> = std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect();
+    let said =
+        "From being placed to the first token, as it was priced and as it came. A bias below zero flatters an action.";
+    format!("<p class=\"soft\">{said}</p>{}", super::table("First tokens as foretold, by action", &rows))
 }
 
 /// How long decisions took, by a real clock.

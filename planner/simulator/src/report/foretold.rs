@@ -1,0 +1,121 @@
+//! First tokens as they were foretold when a step was placed, beside what came.
+
+use std::collections::BTreeMap;
+
+use engine_model::runs::Seconds;
+use planner::Action;
+use serde::Serialize;
+
+use super::times::percentile;
+
+/// How every step is called together.
+pub(super) const ALL: &str = "all";
+
+/// What was foretold and what came, while it is counted.
+#[derive(Debug, Default)]
+pub(crate) struct Foretellings(BTreeMap<Action, Vec<Pair>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    foretold: f64,
+    seen: f64,
+}
+
+impl Pair {
+    /// How far off it was, by what came; below zero where the price was too low.
+    fn off(self) -> Option<f64> {
+        (self.seen > 0.0).then(|| (self.foretold - self.seen) / self.seen)
+    }
+}
+
+/// How well the first tokens of some steps were foretold.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Foretelling {
+    /// Steps.
+    pub steps: usize,
+    /// Seconds that were foretold, mean.
+    pub foretold_mean: f64,
+    /// Seconds until they came, mean.
+    pub seen_mean: f64,
+    /// Median of `|foretold - seen| / seen`.
+    pub error_p50: f64,
+    /// Nine of ten were nearer.
+    pub error_p90: f64,
+    /// Median of `(foretold - seen) / seen`: below zero, the way of serving is flattered.
+    pub bias_p50: f64,
+}
+
+impl Foretellings {
+    pub(crate) fn add(&mut self, action: Action, (foretold, seen): (Seconds, Seconds)) {
+        self.0.entry(action).or_default().push(Pair { foretold: foretold.0, seen: seen.0 });
+    }
+
+    /// By the action's word, and of all steps together.
+    pub(crate) fn figures(&self) -> BTreeMap<&'static str, Foretelling> {
+        let every: Vec<Pair> = self.0.values().flatten().copied().collect();
+        let by_action = self.0.iter().map(|(action, pairs)| (action.as_str(), pairs.as_slice()));
+        let all = by_action.chain([(ALL, every.as_slice())]);
+        all.filter_map(|(name, pairs)| Some((name, Foretelling::of(pairs)?))).collect()
+    }
+}
+
+impl Foretelling {
+    /// Of several runs, each by its steps.
+    pub(super) fn mean(runs: &[Self]) -> Self {
+        let steps: usize = runs.iter().map(|run| run.steps).sum();
+        let of = |part: fn(&Self) -> f64| {
+            runs.iter().map(|run| part(run) * run.steps as f64).sum::<f64>() / steps.max(1) as f64
+        };
+        Self {
+            steps,
+            foretold_mean: of(|run| run.foretold_mean),
+            seen_mean: of(|run| run.seen_mean),
+            error_p50: of(|run| run.error_p50),
+            error_p90: of(|run| run.error_p90),
+            bias_p50: of(|run| run.bias_p50),
+        }
+    }
+
+    fn of(pairs: &[Pair]) -> Option<Self> {
+        let mut offs: Vec<f64> = pairs.iter().filter_map(|pair| pair.off()).collect();
+        if offs.is_empty() {
+            return None;
+        }
+        offs.sort_by(f64::total_cmp);
+        let bias_p50 = percentile(&offs, 0.5);
+        let mut errors: Vec<f64> = offs.iter().map(|off| off.abs()).collect();
+        errors.sort_by(f64::total_cmp);
+        let mean = |of: fn(&Pair) -> f64| pairs.iter().map(of).sum::<f64>() / pairs.len() as f64;
+        Some(Self {
+            steps: pairs.len(),
+            foretold_mean: mean(|pair| pair.foretold),
+            seen_mean: mean(|pair| pair.seen),
+            error_p50: percentile(&errors, 0.5),
+            error_p90: percentile(&errors, 0.9),
+            bias_p50,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_and_bias_are_by_what_came() {
+        let mut all = Foretellings::default();
+        for (foretold, seen) in [(1.0, 2.0), (0.9, 1.0), (1.2, 1.0)] {
+            all.add(Action::ColocatedPrefill, (Seconds(foretold), Seconds(seen)));
+        }
+        all.add(Action::ArtifactFetch, (Seconds(3.0), Seconds(1.0)));
+        // Nothing came of it: it cannot be held against anything.
+        all.add(Action::StateMigration, (Seconds(3.0), Seconds::ZERO));
+        let figures = all.figures();
+        assert_eq!(figures.keys().copied().collect::<Vec<_>>(), [ALL, "artifact_fetch", "colocated_prefill"]);
+        let one = figures["colocated_prefill"];
+        assert_eq!(one.steps, 3);
+        assert!((one.error_p50 - 0.2).abs() < 1e-9 && (one.error_p90 - 0.5).abs() < 1e-9, "{one:?}");
+        assert!((one.bias_p50 + 0.1).abs() < 1e-9, "half of the steps took longer than was foretold: {one:?}");
+        assert_eq!((figures["artifact_fetch"].bias_p50, figures[ALL].steps), (2.0, 5));
+    }
+}
