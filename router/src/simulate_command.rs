@@ -28,9 +28,9 @@ const USUAL_SESSIONS: usize = 24;
 
 const MORE: &str = "\
 ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
-ownerserve_told_length is told the exact length, and under ownerserve_at_once no step waits so that others' KV stays where
-it is: both for ablations. llm_d_cached_counts counts evictable cache as memory taken, as the simulation that the figures
-are compared with does; llm_d is given what engines report.
+`--policy ablations` runs OwnerServe whole and without each part, or told something wrong: ownerserve_no_fetch and so on;
+ownerserve_told_length is told the exact length of answers. llm_d_cached_counts counts evictable cache as memory
+taken, as the simulation that the figures are compared with does; llm_d is given what engines report.
 pooled_memory and oracle are bounds, not policies: one cache for all workers, without interference.";
 
 /// What the report's words mean, as `--help` ends.
@@ -48,7 +48,8 @@ fn figures_help() -> String {
 pub(crate) struct SimulateArgs {
     /// A trace, or a folder of files of one, as `trace stats` takes it.
     trace: PathBuf,
-    /// Who decides; `all` for every policy and bound. `ownerserve_told_length`, `ownerserve_at_once` and `llm_d_cached_counts` are named only.
+    /// Who decides; `all` for every policy and bound, `ablations` for OwnerServe whole and without each of its parts.
+    /// Ablations and `llm_d_cached_counts` are in `all` only by name.
     #[arg(long, value_delimiter = ',', default_value = "all", value_parser = policies)]
     policy: Vec<Policies>,
     /// Sessions at once, at most those of the trace; or factors on the recorded rate, 0.001 to 1000000, where requests
@@ -97,7 +98,11 @@ pub(crate) struct SimulateArgs {
 struct Policies(Vec<PolicyKind>);
 
 fn policies(word: &str) -> Result<Policies, simulator::policies::UnknownPolicy> {
-    Ok(Policies(if word == "all" { PolicyKind::ALL.to_vec() } else { vec![PolicyKind::from_str(word)?] }))
+    Ok(Policies(match word {
+        "all" => PolicyKind::ALL.to_vec(),
+        "ablations" => PolicyKind::ablations().collect(),
+        name => vec![PolicyKind::from_str(name)?],
+    }))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -187,6 +192,9 @@ fn told(report: &Report) -> String {
     let mut text = aligned(&report::table(&report.cells));
     if !report.verdicts.is_empty() {
         text += &format!("\n{}", aligned(&report::verdict_table(&report.verdicts)));
+    }
+    if !report.ablations.is_empty() {
+        text += &format!("\nby ownerserve whole:\n{}", aligned(&report::ablation_table(&report.ablations)));
     }
     for note in &report.notes {
         text += &format!("\nnote: {note}");

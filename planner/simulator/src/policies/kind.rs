@@ -2,9 +2,9 @@
 
 use std::str::FromStr;
 
-use engine_model::runs::RunEngine;
+use engine_model::runs::{RunEngine, Seconds};
 
-use super::{Policy, bound, cost, disaggregated, own, plain, scored, thunder};
+use super::{Ablation, Policy, bound, cost, disaggregated, own, plain, scored, thunder};
 
 /// Every policy that is simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -41,10 +41,8 @@ pub enum PolicyKind {
     Pooled,
     /// A bound: the same without end.
     Oracle,
-    /// For ablations: the planner, told the length of every answer.
-    OwnerServeToldLength,
-    /// For ablations: the planner, under which no step waits.
-    OwnerServeAtOnce,
+    /// OwnerServe with one part gone or wrong.
+    Without(Ablation),
     /// For the cross-check: llm-d's scorers with cached memory counted as taken, as the reference has it.
     LlmdCachedCounts,
 }
@@ -75,8 +73,15 @@ impl PolicyKind {
         Self::Oracle,
     ];
 
-    /// Variants that one has to ask for by name: `ALL` is without them.
-    pub const ASIDE: [Self; 3] = [Self::OwnerServeToldLength, Self::OwnerServeAtOnce, Self::LlmdCachedCounts];
+    /// Variants that one has to ask for: `ALL` is without them.
+    pub fn aside() -> impl Iterator<Item = Self> {
+        Ablation::ALL.into_iter().map(Self::Without).chain([Self::LlmdCachedCounts])
+    }
+
+    /// OwnerServe whole, and with each part gone or wrong.
+    pub fn ablations() -> impl Iterator<Item = Self> {
+        std::iter::once(Self::OwnerServe).chain(Ablation::ALL.into_iter().map(Self::Without))
+    }
 
     /// The word on the command line and in reports.
     pub fn as_str(self) -> &'static str {
@@ -97,8 +102,7 @@ impl PolicyKind {
             Self::OwnerServe => "ownerserve",
             Self::Pooled => "pooled_memory",
             Self::Oracle => "oracle",
-            Self::OwnerServeToldLength => "ownerserve_told_length",
-            Self::OwnerServeAtOnce => "ownerserve_at_once",
+            Self::Without(ablation) => ablation.as_str(),
             Self::LlmdCachedCounts => "llm_d_cached_counts",
         }
     }
@@ -111,6 +115,14 @@ impl PolicyKind {
     /// Whether workers compute prompts and answer.
     pub(crate) fn mixes(self) -> bool {
         !matches!(self, Self::StaticPd | Self::ConditionalPd)
+    }
+
+    /// How long ago that was which it is shown of what workers hold.
+    pub(crate) fn lateness(self) -> Option<Seconds> {
+        match self {
+            Self::Without(ablation) => ablation.lateness(),
+            _ => None,
+        }
     }
 
     /// The shared cache of a bound, by the workers' memory in all; none where workers have their own.
@@ -140,15 +152,15 @@ impl PolicyKind {
             Self::ConditionalPd => Box::new(disaggregated::ConditionalPd),
             Self::Thunder => Box::new(thunder::Thunder::default()),
             Self::OwnerServe => Box::new(own::Own::default()),
-            Self::OwnerServeToldLength => Box::new(own::Own::told_length()),
-            Self::OwnerServeAtOnce => Box::new(own::Own::at_once()),
+            Self::Without(ablation) => Box::new(own::Own::without(ablation)),
             Self::Pooled | Self::Oracle => Box::new(bound::Bound),
         }
     }
 }
 
-fn every() -> impl Iterator<Item = PolicyKind> {
-    PolicyKind::ALL.into_iter().chain(PolicyKind::ASIDE)
+/// All of them, those that have to be asked for last.
+pub(crate) fn every() -> impl Iterator<Item = PolicyKind> {
+    PolicyKind::ALL.into_iter().chain(PolicyKind::aside())
 }
 
 fn names() -> String {

@@ -1,5 +1,6 @@
 //! Who serves a step. Every policy sees the same fleet, exactly and at once; none of them has state in the world.
 
+mod ablation;
 mod bound;
 mod cost;
 mod disaggregated;
@@ -17,6 +18,8 @@ use vocabulary::Tokens;
 use crate::spec::Spec;
 use crate::trace::Step;
 
+pub use ablation::Ablation;
+pub(crate) use kind::every;
 pub use kind::{PolicyKind, UnknownPolicy};
 pub use own::USUAL_ANSWER;
 pub use watched::Stopwatch;

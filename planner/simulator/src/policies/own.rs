@@ -2,7 +2,7 @@
 //!
 //! Ownership is kept here as the ledger keeps it: a session's owner moves when a step that moved it is over, and what
 //! finished steps have computed is sealed. The planner expects of every answer what routers expect of one that its client
-//! does not limit; `told_length` tells it the length, which no router knows.
+//! does not limit.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use vocabulary::{
     Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
 
-use super::{Admission as Admitted, Ask, Dispatch, Fetch, Fleet, Foretold, Policy, StepRef, least};
+use super::{Ablation, Admission as Admitted, Ask, Dispatch, Fetch, Fleet, Foretold, Policy, StepRef, least};
 use crate::trace::Step;
 
 const MODEL: &str = "model";
@@ -42,19 +42,10 @@ pub(super) struct Own {
     /// Whether the world was asked to look at them.
     looks_again: bool,
     moves: u64,
-    answers: Answers,
+    /// What is gone or wrong, in an ablation.
+    ablation: Option<Ablation>,
     /// Steps without a plan.
     unplanned: usize,
-}
-
-/// What the planner is told of an answer's length.
-#[derive(Clone, Copy, Default)]
-enum Answers {
-    /// What routers expect.
-    #[default]
-    Usual,
-    /// What it will be.
-    Told,
 }
 
 /// A step that is being served.
@@ -75,20 +66,16 @@ struct Head {
 }
 
 impl Own {
-    /// The planner with more knowledge than it has.
-    pub(super) fn told_length() -> Self {
-        Self { answers: Answers::Told, ..Self::default() }
-    }
-
-    /// The planner where no step waits.
-    pub(super) fn at_once() -> Self {
-        Self { queue: Queue::new(Admission::OFF), ..Self::default() }
+    /// The planner with a part of it gone, or told something wrong.
+    pub(super) fn without(ablation: Ablation) -> Self {
+        let queue = Queue::new(if ablation == Ablation::AtOnce { Admission::OFF } else { Admission::default() });
+        Self { ablation: Some(ablation), queue, ..Self::default() }
     }
 
     fn answer(&self, step: &Step) -> Tokens {
-        match self.answers {
-            Answers::Usual => USUAL_ANSWER,
-            Answers::Told => step.answer,
+        match self.ablation {
+            Some(Ablation::ToldLength) => step.answer,
+            _ => USUAL_ANSWER,
         }
     }
 
@@ -103,6 +90,12 @@ impl Own {
         self.policy.tiers = TierSpeeds { host_bytes_per_second, ..self.policy.tiers };
         self.views = fleet.all().map(|worker| view(worker, fleet)).collect();
         self.sealed = vec![false; fleet.runs.len()];
+        let Some(ablation) = self.ablation else { return };
+        self.policy.disabled = ablation.disabled().to_vec();
+        if ablation == Ablation::NoEvictionPrice {
+            self.policy.eviction = 0.0;
+        }
+        self.views.iter_mut().enumerate().for_each(|(place, view)| ablation.mislead(place, view));
     }
 
     fn look(&mut self, fleet: &Fleet<'_>, prompt: Tokens) {
@@ -327,6 +320,6 @@ mod tests {
         let trace = sessions();
         assert!(trace.steps().any(|step| step.answer != USUAL_ANSWER));
         assert!(trace.steps().all(|step| Own::default().answer(step) == USUAL_ANSWER));
-        assert!(trace.steps().all(|step| Own::told_length().answer(step) == step.answer));
+        assert!(trace.steps().all(|step| Own::without(Ablation::ToldLength).answer(step) == step.answer));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 
-use super::{Cell, Definition, Figures, Times, Verdict, cells, definitions, notes, verdicts};
+use super::{Cell, Definition, Figures, Times, Verdict, Worth, ablations, cells, definitions, notes, verdicts};
 use crate::Spec;
 use crate::trace::{Arrivals, Trace};
 
@@ -20,6 +20,9 @@ pub struct Report {
     pub cells: Vec<Cell>,
     /// OwnerServe beside the best baseline.
     pub verdicts: Vec<Verdict>,
+    /// OwnerServe without parts of it beside the whole, where that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ablations: Vec<Worth>,
     /// What must be known before the figures are believed.
     pub notes: Vec<String>,
     /// What the words mean.
@@ -88,7 +91,8 @@ impl Report {
         let cells = cells(&runs);
         let verdicts = verdicts(&runs, &cells);
         let notes = of_trace.into_iter().chain(notes(&runs, &verdicts)).collect();
-        Self { subject, runs, cells, verdicts, notes, definitions: definitions(), planning: Vec::new() }
+        let ablations = ablations(&runs, &cells);
+        Self { subject, runs, cells, verdicts, ablations, notes, definitions: definitions(), planning: Vec::new() }
     }
 
     /// The policies, in the order in which they first ran.

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::ablations::ABLATION;
 use super::foretold::ALL;
 use super::times::{PERCENTILE, WINDOW};
 use super::verdicts::VERDICT;
@@ -269,6 +270,7 @@ pub fn definitions() -> Vec<Definition> {
         ("percentile", PERCENTILE),
         ("measured window", WINDOW),
         ("verdict", VERDICT),
+        ("ablation", ABLATION),
         ("planning overhead", PLANNING),
     ];
     let words = words.into_iter().map(|(name, what)| Definition { name, what });

@@ -1,6 +1,7 @@
 //! The figures of runs, what several seeds of them come to, and how they are written: a table and a page for people, JSON
 //! and CSV for programs.
 
+mod ablations;
 mod cells;
 mod document;
 mod foretold;
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+pub use ablations::{Worth, ablation_table, ablations};
 pub use cells::{Cell, cells, table};
 pub use document::{Planning, Report, Subject};
 pub use foretold::Foretelling;

@@ -1,3 +1,4 @@
+mod ablations;
 mod own;
 mod policies;
 mod readers;

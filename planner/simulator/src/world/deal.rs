@@ -3,6 +3,7 @@
 use engine_model::runs::{Memory, Prompt, RunEngine, RunId, Seconds, Ticket, Where};
 use vocabulary::Tokens;
 
+use super::late::Late;
 use super::stages::Stages;
 use super::{Event, Job, World};
 use crate::policies::{Admission, Ask, Dispatch, Fetch, Fleet, Policy, Source, StepRef};
@@ -28,8 +29,9 @@ impl World<'_> {
         let step = &trace.sessions[at.session].steps[at.step];
         let alone = trace.arrivals == Arrivals::Recorded;
         let held = self.held(step);
+        let late = self.late.as_ref().map(|late| self.known(late, step, &held));
         let dealt = self.deal(|policy, fleet| {
-            let ask = Ask { at, step, alone, held: &held };
+            let ask = Ask { at, step, alone, held: late.as_ref().unwrap_or(&held) };
             (policy.admit(&ask, fleet) == Admission::Now).then(|| policy.place(&ask, fleet))
         });
         let Some(dispatch) = dealt else {
@@ -52,6 +54,16 @@ impl World<'_> {
             return vec![Memory { device: found, with_host: found }; self.engines.len()];
         }
         self.engines.iter().map(|worker| worker.engine.holds(runs, &step.path)).collect()
+    }
+
+    /// What the policy is shown of it.
+    fn known(&self, late: &Late, step: &Step, held: &[Memory]) -> Vec<Memory> {
+        let known = |(worker, memory): (usize, &Memory)| {
+            let device = late.matched(worker, &self.trace.runs, &step.path);
+            let has_host = self.setup.spec.sizes.host > Tokens::ZERO;
+            Memory { device, with_host: if has_host { memory.with_host.max(device) } else { device } }
+        };
+        held.iter().enumerate().map(known).collect()
     }
 
     fn dispatch(&mut self, (at, step): (StepRef, &Step), since: Seconds, (dispatch, held): (&Dispatch, &[Memory])) {

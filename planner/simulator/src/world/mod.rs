@@ -4,6 +4,7 @@ mod commons;
 mod deal;
 mod events;
 mod gaps;
+mod late;
 mod links;
 mod looks;
 mod reuse;
@@ -20,6 +21,7 @@ use crate::report::Figures;
 use crate::spec::Spec;
 use crate::trace::{Arrivals, LATEST, Trace};
 use events::{Event, Events};
+use late::Late;
 use links::Links;
 use script::Script;
 use serve::Job;
@@ -99,6 +101,8 @@ pub struct World<'a> {
     policy: Box<dyn Policy + 'a>,
     engines: Vec<Worker>,
     shared: Option<SharedPool>,
+    /// What the policy is shown of what workers hold, where that is late.
+    late: Option<Late>,
     links: Links,
     events: Events,
     script: Script,
@@ -123,7 +127,11 @@ impl<'a> World<'a> {
         // A bound's workers have no memory of their own, and so need not keep books of it.
         let sizes = if shared.is_some() { Sizes { host: Tokens::ZERO, ..spec.sizes } } else { spec.sizes };
         let own = if shared.is_some() { 0 } else { runs };
-        let worker = |_| Worker { engine: RunEngine::new(spec.timing, sizes, own), announced: 0 };
+        let late = kind.lateness().map(|by| Late::new(by, setup.workers, runs));
+        let worker = |_| {
+            let engine = RunEngine::new(spec.timing, sizes, own);
+            Worker { engine: if late.is_some() { engine.telling() } else { engine }, announced: 0 }
+        };
         Ok(Self {
             trace,
             setup,
@@ -131,6 +139,7 @@ impl<'a> World<'a> {
             policy: kind.make(setup.seed),
             engines: (0..setup.workers).map(worker).collect(),
             shared,
+            late,
             links: Links::new(setup.workers, spec.link),
             events: Events::default(),
             script: Script::new(trace),
@@ -153,6 +162,7 @@ impl<'a> World<'a> {
         while let Some((at, event)) = self.events.next() {
             self.pass(at);
             self.happen(event);
+            self.tell_late();
             let over = self.tally.over();
             if over >= told + TOLD_EVERY {
                 told = over;
@@ -186,6 +196,14 @@ impl<'a> World<'a> {
     fn pass(&mut self, until: Seconds) {
         self.tally.gaps.pass(until - self.now);
         self.now = until;
+        self.late.iter_mut().for_each(|late| late.pass(until));
+    }
+
+    fn tell_late(&mut self) {
+        let Some(late) = &mut self.late else { return };
+        for (place, worker) in self.engines.iter_mut().enumerate() {
+            late.changed(place, self.now, worker.engine.changes());
+        }
     }
 
     fn happen(&mut self, event: Event) {

@@ -156,6 +156,17 @@ impl RunEngine {
         }
     }
 
+    /// The same, remembering what comes into its cache and goes.
+    pub fn telling(mut self) -> Self {
+        self.pool.tell();
+        self
+    }
+
+    /// The runs that came into the cache (true) and went, in order, since the last call; none unless it is telling.
+    pub fn changes(&mut self) -> Vec<(RunId, bool)> {
+        self.pool.changes()
+    }
+
     /// What its senders know of its load.
     pub fn load(&self) -> &Load {
         &self.load

@@ -16,6 +16,8 @@ pub(super) struct RunPool {
     pinned: Tokens,
     host: Option<Host>,
     evicted: Tokens,
+    /// What came and went since somebody asked; none while nobody does.
+    changes: Option<Vec<(RunId, bool)>>,
 }
 
 #[derive(Clone, Debug)]
@@ -37,7 +39,22 @@ impl RunPool {
             pinned: Tokens::ZERO,
             host: (sizes.host > Tokens::ZERO).then(|| host(sizes.host)),
             evicted: Tokens::ZERO,
+            changes: None,
         }
+    }
+
+    /// Remembers from now on what comes and goes.
+    pub(super) fn tell(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    /// What came (true) and went since the last call.
+    pub(super) fn changes(&mut self) -> Vec<(RunId, bool)> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn changed(&mut self, run: RunId, came: bool) {
+        self.changes.iter_mut().for_each(|changes| changes.push((run, came)));
     }
 
     pub(super) fn has(&self, run: RunId) -> bool {
@@ -104,6 +121,7 @@ impl RunPool {
     fn evict(&mut self, runs: &Runs, run: RunId) {
         let tokens = runs.tokens(run);
         self.cached.remove(run);
+        self.changed(run, false);
         self.used -= tokens;
         self.cached_tokens -= tokens;
         self.evicted += tokens;
@@ -128,6 +146,7 @@ impl RunPool {
         let fresh = !self.cached.has(run);
         if fresh {
             self.cached.touch(run);
+            self.changed(run, true);
             self.cached_tokens += runs.tokens(run);
         }
         fresh
@@ -157,6 +176,7 @@ impl RunPool {
     pub(super) fn forget(&mut self, runs: &Runs, path: &[RunId]) {
         for run in path {
             if self.pins[run.0 as usize] == 0 && self.cached.remove(*run) {
+                self.changed(*run, false);
                 self.used -= runs.tokens(*run);
                 self.cached_tokens -= runs.tokens(*run);
             }

@@ -41,13 +41,14 @@ pub fn page(report: &Report) -> String {
 }
 
 /// The sections, in the order of `sections::ALL`.
-const NAMES: [(&str, &str); 10] = [
+const NAMES: [(&str, &str); 11] = [
     ("verdicts", "OwnerServe beside the best baseline of each load"),
     ("sweep", "Load sweep"),
     ("latency", "Latency"),
     ("memory", "Copies and bytes moved"),
     ("actions", "Action mix"),
     ("time", "Where the time went"),
+    ("ablations", "What each part is worth"),
     ("foretold", "First tokens as foretold"),
     ("planning", "Planning overhead"),
     ("figures", "Every figure"),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::policies::PolicyKind;
+use crate::policies::{PolicyKind, every};
 
 const COLOURS: usize = 7;
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
@@ -32,7 +32,7 @@ pub(super) fn rules(policies: &[&str]) -> String {
 }
 
 fn look(policy: &str) -> (String, &'static str, f64) {
-    let place = PolicyKind::ALL.iter().chain(&PolicyKind::ASIDE).position(|kind| kind.as_str() == policy);
+    let place = every().position(|kind| kind.as_str() == policy);
     let place = place.unwrap_or_default();
     match policy.parse::<PolicyKind>() {
         Ok(PolicyKind::OwnerServe) => ("var(--own)".into(), "none", 3.0),

@@ -7,11 +7,11 @@ use super::html::{escaped, figure, folded};
 use super::lines::{Axis, Line, Marked, Point, plot};
 use super::policies::legend;
 use super::scale::{Scale, Steps};
-use crate::report::{Cell, Foretelling, Metric, Report, Spent};
+use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table};
 
 /// All of them, from the top.
-pub(super) const ALL: [fn(&Report) -> String; 10] =
-    [super::verdicts, sweep, latency, memory, actions, time, foretold, planning, figures, definitions];
+pub(super) const ALL: [fn(&Report) -> String; 11] =
+    [super::verdicts, sweep, latency, memory, actions, time, ablations, foretold, planning, figures, definitions];
 
 /// What is plotted over the load: the figure, what it is called, and how its axis goes.
 const SWEEP: [(&str, &str, Steps); 4] = [
@@ -170,6 +170,21 @@ fn time(report: &Report) -> String {
     let html = per_load(report, ("Seconds of a step, mean", " s"), (&Spent::PARTS, parts));
     let names = [&NAMES[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
     html + &folded("where the time went", &with_confidence(report, &names))
+}
+
+/// OwnerServe without parts of it.
+fn ablations(report: &Report) -> String {
+    if report.ablations.is_empty() {
+        return "<p>None was asked for: <code>--policy ablations</code> runs them beside <code>ownerserve</code>.</p>"
+            .to_owned();
+    }
+    let mut what: Vec<(&str, &str)> = report.ablations.iter().map(|worth| (worth.policy, worth.what)).collect();
+    what.sort_unstable();
+    what.dedup();
+    let items: String = what.iter().map(|(name, what)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(what))).collect();
+    let said = "By OwnerServe whole at the same load: above 1, the part is worth that much.";
+    let table = super::table("Figures without a part, by the whole's", &ablation_table(&report.ablations));
+    format!("<p class=\"soft\">{said}</p><dl>{items}</dl>{table}")
 }
 
 /// How well policies foretold first tokens, by the way of serving.

@@ -1,0 +1,112 @@
+//! OwnerServe with one part of it gone, or told something wrong: what each part is worth, and what each error costs.
+
+use engine_model::runs::Seconds;
+use planner::Action;
+use vocabulary::WorkerView;
+
+/// What is gone or wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Ablation {
+    /// Nothing is sent from a worker to another before a prompt begins.
+    NoFetch,
+    /// Nobody computes a prompt for somebody else.
+    NoRemotePrefill,
+    /// A session's state is never sent to a new owner.
+    NoMigration,
+    /// What is sent is never a copy beside its owner's.
+    NoReplicas,
+    /// What a step pushes out of memory has no price.
+    NoEvictionPrice,
+    /// No step waits so that others' KV stays where it is.
+    AtOnce,
+    /// Workers are believed to compute half as fast as they do.
+    SlowBelief,
+    /// Workers are believed to compute twice as fast as they do.
+    FastBelief,
+    /// Every other worker is believed to be twice as fast as it is, those between them half as fast.
+    UnevenBelief,
+    /// What workers hold is known a second late.
+    Late,
+    /// The length of every answer is known, which no router knows.
+    ToldLength,
+}
+
+impl Ablation {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::NoFetch,
+        Self::NoRemotePrefill,
+        Self::NoMigration,
+        Self::NoReplicas,
+        Self::NoEvictionPrice,
+        Self::AtOnce,
+        Self::SlowBelief,
+        Self::FastBelief,
+        Self::UnevenBelief,
+        Self::Late,
+        Self::ToldLength,
+    ];
+
+    /// The word on the command line and in reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoFetch => "ownerserve_no_fetch",
+            Self::NoRemotePrefill => "ownerserve_no_remote_prefill",
+            Self::NoMigration => "ownerserve_no_migration",
+            Self::NoReplicas => "ownerserve_no_replicas",
+            Self::NoEvictionPrice => "ownerserve_no_eviction_price",
+            Self::AtOnce => "ownerserve_at_once",
+            Self::SlowBelief => "ownerserve_slow_belief",
+            Self::FastBelief => "ownerserve_fast_belief",
+            Self::UnevenBelief => "ownerserve_uneven_belief",
+            Self::Late => "ownerserve_late_by_1s",
+            Self::ToldLength => "ownerserve_told_length",
+        }
+    }
+
+    /// What it does, for people.
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::NoFetch => "nothing is sent between workers before a prompt begins",
+            Self::NoRemotePrefill => "nobody computes a prompt for somebody else",
+            Self::NoMigration => "a session's state is never sent to a new owner",
+            Self::NoReplicas => "what is sent is never a copy beside its owner's",
+            Self::NoEvictionPrice => "what a step pushes out of memory has no price",
+            Self::AtOnce => "no step waits so that others' KV stays where it is",
+            Self::SlowBelief => "workers are believed to compute half as fast as they do",
+            Self::FastBelief => "workers are believed to compute twice as fast as they do",
+            Self::UnevenBelief => "every other worker is believed twice as fast as it is, those between half as fast",
+            Self::Late => "what workers hold in device memory is known a second late",
+            Self::ToldLength => "the length of every answer is known, which no router knows",
+        }
+    }
+
+    /// Actions that are switched off.
+    pub(super) fn disabled(self) -> &'static [Action] {
+        use Action::{ArtifactFetch, RemotePrefill, StateMigration, TailRecompute};
+        match self {
+            Self::NoFetch => &[ArtifactFetch, TailRecompute, StateMigration],
+            Self::NoRemotePrefill => &[RemotePrefill],
+            Self::NoMigration => &[StateMigration],
+            Self::NoReplicas => &[ArtifactFetch, TailRecompute],
+            _ => &[],
+        }
+    }
+
+    /// Makes what is known of a worker wrong.
+    pub(super) fn mislead(self, place: usize, view: &mut WorkerView) {
+        let times = match self {
+            Self::SlowBelief => 0.5,
+            Self::FastBelief => 2.0,
+            Self::UnevenBelief if place.is_multiple_of(2) => 2.0,
+            Self::UnevenBelief => 0.5,
+            _ => return,
+        };
+        view.speeds.prefill_tokens_per_second *= times;
+    }
+
+    /// How long ago that was which is known of what workers hold.
+    pub(crate) fn lateness(self) -> Option<Seconds> {
+        (self == Self::Late).then_some(Seconds(1.0))
+    }
+}
