@@ -162,3 +162,22 @@ def test_an_empty_trace_is_named(tmp_path):
     done = subprocess.run([BINARY, "simulate", empty], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode != 0
     assert f"{empty}:1: holds no request; accepted: at least one" in done.stderr
+
+
+def test_ablations_are_told_by_the_whole(tmp_path):
+    page = tmp_path / "page.html"
+    done = simulate("--workers", "2", "--policy", "ablations", "--load", "8", "--report", page)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.split("by ownerserve whole:\n")[1].split("\n\n")[0].splitlines()
+    report = json.loads(page.with_suffix(".json").read_text())
+    runs = {run["policy"]: run for run in report["runs"]}
+    assert len(told) - 1 == len(report["ablations"]) == len(runs) - 1 >= 9
+    for worth in report["ablations"]:
+        steps = [runs[policy]["step"]["mean"] for policy in (worth["policy"], "ownerserve")]
+        assert worth["ratios"]["step_mean_s"]["mean"] == pytest.approx(steps[0] / steps[1])
+    assert runs["ownerserve_no_fetch"]["service"]["actions"].get("state_migration", 0) == 0
+    assert runs["ownerserve"]["service"]["actions"]["state_migration"] > 0
+    tables = Page(page.read_text()).tables
+    assert len(tables["Figures without a part, by the whole's"]) == len(told)
+    foretold = tables["First tokens as foretold, by action"]
+    assert {row[2] for row in foretold[1:] if row[0] == "ownerserve"} >= {"all", "colocated_prefill", "state_migration"}
