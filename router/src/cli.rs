@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Overrides};
-use crate::{ctl, demo, serve, sim_command, simulate_command, telemetry, trace_command, what_if_command};
+use crate::{closed_loop, ctl, demo, serve, sim_command, simulate_command, telemetry, trace_command, what_if_command};
 
 /// KV-aware proxy for LLM workers: knows who owns each session's prefix, and serves its next step where that is cheapest.
 #[derive(Debug, Parser)]
@@ -25,6 +25,7 @@ enum Command {
     Ctl(Box<ctl::CtlArgs>),
     Trace(trace_command::TraceArgs),
     Simulate(Box<simulate_command::SimulateArgs>),
+    ClosedLoop(closed_loop::LoopArgs),
     WhatIf(Box<what_if_command::WhatIfArgs>),
 }
 
@@ -92,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::Ctl(args) => runtime.block_on(ctl::run(&args)),
         Command::Trace(args) => ended(trace_command::run(&args)),
         Command::Simulate(args) => ended(simulate_command::run(&args)),
+        Command::ClosedLoop(args) => ended(runtime.block_on(closed_loop::run(&args))),
         Command::WhatIf(args) => ended(what_if_command::run(&args)),
     }
 }

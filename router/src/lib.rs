@@ -6,6 +6,7 @@ pub mod catalog;
 mod certificates;
 pub mod checkpoints;
 pub mod cli;
+mod closed_loop;
 pub mod config;
 mod ctl;
 pub mod decisions;

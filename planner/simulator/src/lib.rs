@@ -12,7 +12,7 @@ mod world;
 
 pub use chance::Chance;
 pub use spec::{LinkSpeed, Spec};
-pub use world::{Setup, SetupError, World};
+pub use world::{NEXT_SESSION, START_GAP, Setup, SetupError, World};
 
 #[cfg(test)]
 mod tests;

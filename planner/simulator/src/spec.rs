@@ -1,5 +1,6 @@
 //! What a worker of the fleet is: its speeds, its memory and its link.
 
+use engine_model::Profile;
 use engine_model::runs::{Sizes, Timing};
 use serde::Serialize;
 use vocabulary::Tokens;
@@ -70,6 +71,22 @@ impl Spec {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::H100_8B, Self::A100_8B, Self::H200_30B_A3B, Self::H100X4_70B];
 
+    /// What a simulated worker of this profile is, by runs: without a host tier.
+    pub fn of(name: &'static str, profile: &Profile) -> Self {
+        let kv_bytes = profile.kv_bytes_per_token.0;
+        let tokens_per_second = profile.link_bytes_per_second / kv_bytes as f64;
+        let device = u64::from(profile.blocks) * u64::from(profile.block_tokens);
+        Self {
+            name,
+            gpus: 1,
+            timing: Timing::of(profile),
+            // There is no such tier to be read from.
+            sizes: sizes(device, 1.0),
+            kv_bytes,
+            link: LinkSpeed { tokens_per_second, fixed: profile.link_latency_us.0 as f64 / 1e6 },
+        }
+    }
+
     /// By name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|spec| spec.name == name)
@@ -85,4 +102,20 @@ const fn timing([token, pair, step, context_token]: [f64; 4], chunk: u64) -> Tim
 
 const fn sizes(device: u64, host_tokens_per_second: f64) -> Sizes {
     Sizes { device: Tokens(device), host: Tokens::ZERO, host_tokens_per_second }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profiles_engine_has_its_times_and_sizes() {
+        let profile = Profile { step_overhead_us: vocabulary::Micros(1_000), ..Profile::default() };
+        let spec = Spec::of("own", &profile);
+        assert_eq!(spec.sizes.device, Tokens(4_096 * 16));
+        // A second of computing in ten chunks.
+        assert!((spec.timing.prefill(Tokens(20_000), Tokens::ZERO) - 1.01).abs() < 1e-9);
+        assert!((spec.link.tokens_per_second * spec.kv_bytes as f64 - 5e9).abs() < 1.0);
+        assert!((spec.link.fixed - 0.002).abs() < 1e-12);
+    }
 }

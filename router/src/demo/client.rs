@@ -35,7 +35,7 @@ const SHOWN: usize = 300;
 
 /// Why a step or a page failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ClientError {
+pub(crate) enum ClientError {
     /// No connection, or it broke.
     #[error("connection: {0}")]
     Connection(String),
@@ -63,7 +63,7 @@ pub(super) enum ClientError {
 
 /// One step, ready to be sent.
 #[derive(Serialize)]
-pub(super) struct Ask<'a> {
+pub(crate) struct Ask<'a> {
     /// The served model.
     pub model: &'a str,
     /// The whole history.
@@ -88,7 +88,7 @@ struct StreamOptions {
 
 /// What came back for a step.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// The text.
     pub text: String,
     /// From sending the request to the first piece of text.
@@ -103,7 +103,7 @@ pub(super) struct Answer {
 
 /// The engine's count of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-pub(super) struct Usage {
+pub(crate) struct Usage {
     /// Tokens of the prompt.
     #[serde(default)]
     pub prompt_tokens: u64,
@@ -122,31 +122,41 @@ struct PromptDetails {
 
 impl Usage {
     /// Tokens of the prompt that came from the cache; engines leave a zero out.
-    pub(super) fn cached_tokens(&self) -> u64 {
+    pub(crate) fn cached_tokens(&self) -> u64 {
         self.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0)
     }
 }
 
 /// A pool of keep-alive connections.
 #[derive(Clone)]
-pub(super) struct Client {
+pub(crate) struct Client {
     pool: Pool<HttpConnector, Full<Bytes>>,
 }
 
 impl Client {
     /// A fresh pool.
-    pub(super) fn new() -> Client {
+    pub(crate) fn new() -> Client {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         Client { pool: Pool::builder(TokioExecutor::new()).build(connector) }
     }
 
     /// Sends one step of `session` to `proxy` and reads its answer to the end.
-    pub(super) async fn ask(&self, proxy: SocketAddr, session: &str, ask: &Ask<'_>) -> Result<Answer, ClientError> {
+    pub(crate) async fn ask(&self, proxy: SocketAddr, session: &str, ask: &Ask<'_>) -> Result<Answer, ClientError> {
         let stream_options = StreamOptions { include_usage: true };
         let body = serde_json::to_vec(&Body { ask, temperature: 0.0, stream: true, stream_options })
             .expect("messages that were parsed from JSON go back into JSON");
-        let request = Request::post(format!("http://{proxy}/v1/chat/completions"))
+        self.stream(proxy, "/v1/chat/completions", (session, body)).await
+    }
+
+    /// Sends any request of `session` for a streamed answer, and reads that to the end.
+    pub(crate) async fn stream(
+        &self,
+        proxy: SocketAddr,
+        path: &str,
+        (session, body): (&str, Vec<u8>),
+    ) -> Result<Answer, ClientError> {
+        let request = Request::post(format!("http://{proxy}{path}"))
             .header("content-type", "application/json")
             .header(SESSION_HEADER, session)
             .body(Full::new(Bytes::from(body)))
@@ -160,7 +170,7 @@ impl Client {
     }
 
     /// Reads a whole page.
-    pub(super) async fn page(&self, server: SocketAddr, path: &str) -> Result<String, ClientError> {
+    pub(crate) async fn page(&self, server: SocketAddr, path: &str) -> Result<String, ClientError> {
         let request = Request::get(format!("http://{server}{path}"))
             .body(Full::default())
             .expect("an address and a fixed path make a request");
@@ -228,6 +238,9 @@ struct Chunk {
 struct Choice {
     #[serde(default)]
     delta: Delta,
+    /// Completions have their text here.
+    #[serde(default)]
+    text: Option<String>,
     #[serde(default)]
     finish_reason: Option<String>,
 }
@@ -250,7 +263,7 @@ impl Reading {
             return Err(ClientError::ErrorEvent(error.to_string().chars().take(SHOWN).collect()));
         }
         for choice in chunk.choices {
-            if let Some(text) = choice.delta.content.filter(|text| !text.is_empty()) {
+            if let Some(text) = choice.delta.content.or(choice.text).filter(|text| !text.is_empty()) {
                 self.first_token.get_or_insert(elapsed);
                 self.text.push_str(&text);
             }

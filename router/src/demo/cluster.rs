@@ -65,21 +65,33 @@ fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ClusterError {
 }
 
 /// The engines that the workers stand for.
-pub(super) fn profile() -> Profile {
+pub(crate) fn profile() -> Profile {
     toml::from_str(PROFILE).expect("the profile that is compiled in was tested")
 }
 
 /// How a cluster is to be.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    /// The workers.
+    pub roles: Vec<Role>,
+    /// What each of them is, as a file says it.
+    pub profile: &'static str,
     /// What `serve` is set to.
     pub policy: Policy,
     /// How many times faster than the modelled engines the simulated ones run.
     pub speed_up: f64,
 }
 
+impl Shape {
+    /// The demo's.
+    pub(crate) fn demo(policy: Policy, speed_up: f64) -> Self {
+        let roles = ROLES.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, *count)).collect();
+        Self { roles, profile: PROFILE, policy, speed_up }
+    }
+}
+
 /// One worker process.
-pub(super) struct Worker {
+pub(crate) struct Worker {
     /// What it is for.
     pub role: Role,
     /// Its OpenAI endpoint and `/metrics`.
@@ -88,7 +100,7 @@ pub(super) struct Worker {
 }
 
 /// A cluster that answers.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     /// The workers.
     pub workers: Vec<Worker>,
     /// Where clients talk to.
@@ -102,25 +114,24 @@ pub(super) struct Cluster {
 
 impl Cluster {
     /// Starts everything and waits until every process answers.
-    pub(super) async fn start(shape: Shape) -> Result<Cluster, ClusterError> {
+    pub(crate) async fn start(shape: Shape) -> Result<Cluster, ClusterError> {
         let mut attempt = 1;
         loop {
-            match Cluster::start_once(shape).await {
+            match Cluster::start_once(&shape).await {
                 Err(ClusterError::Ended { lines, .. }) if attempt < ATTEMPTS && lost_a_port(&lines) => attempt += 1,
                 result => return result,
             }
         }
     }
 
-    async fn start_once(shape: Shape) -> Result<Cluster, ClusterError> {
-        let roles: Vec<Role> = ROLES.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, *count)).collect();
-        let ports = free_ports(roles.len() + 2)?;
+    async fn start_once(shape: &Shape) -> Result<Cluster, ClusterError> {
+        let ports = free_ports(shape.roles.len() + 2)?;
         let (own, workers) = ports.split_at(2);
         let data = tempfile::tempdir().map_err(system("make a folder for the ledger"))?;
         let profile = data.path().join("profile.toml");
-        std::fs::write(&profile, PROFILE).map_err(system("write the workers' profile"))?;
+        std::fs::write(&profile, shape.profile).map_err(system("write the workers' profile"))?;
         let mut started = Vec::new();
-        for (number, (role, address)) in roles.into_iter().zip(workers).enumerate() {
+        for (number, (role, address)) in shape.roles.iter().copied().zip(workers).enumerate() {
             let name = format!("{} worker {number}", role.as_str());
             let args = worker_args((role, *address), shape, &profile);
             let process = Process::spawn(name, &args).map_err(system("start a worker"))?;
@@ -148,18 +159,18 @@ impl Cluster {
     }
 
     /// The error of the first child that has ended, if any has.
-    pub(super) fn failed(&mut self) -> Option<ClusterError> {
+    pub(crate) fn failed(&mut self) -> Option<ClusterError> {
         let processes = self.workers.iter_mut().map(|worker| &mut worker.process).chain([&mut self.serve]);
         processes.into_iter().find_map(|process| process.ended().map(|status| ended(process, status)))
     }
 
     /// The workers by their addresses.
-    pub(super) fn roles(&self) -> Vec<(String, Role)> {
+    pub(crate) fn roles(&self) -> Vec<(String, Role)> {
         self.workers.iter().map(|worker| (worker.address.to_string(), worker.role)).collect()
     }
 
     /// The workers' `/metrics` now; a worker that does not answer gives an empty page.
-    pub(super) async fn worker_pages(&self) -> Vec<Page> {
+    pub(crate) async fn worker_pages(&self) -> Vec<Page> {
         let mut pages = Vec::new();
         for worker in &self.workers {
             pages.push(self.page(worker.address).await);
@@ -168,7 +179,7 @@ impl Cluster {
     }
 
     /// The router's `/metrics` now.
-    pub(super) async fn router_page(&self) -> Page {
+    pub(crate) async fn router_page(&self) -> Page {
         self.page(self.operator).await
     }
 
@@ -177,7 +188,7 @@ impl Cluster {
     }
 
     /// Kills every process and waits until all are gone.
-    pub(super) async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.serve.stop().await;
         for worker in self.workers {
             worker.process.stop().await;
@@ -185,7 +196,7 @@ impl Cluster {
     }
 }
 
-fn worker_args((role, address): (Role, SocketAddr), shape: Shape, profile: &Path) -> Vec<String> {
+fn worker_args((role, address): (Role, SocketAddr), shape: &Shape, profile: &Path) -> Vec<String> {
     [
         "sim-worker".to_owned(),
         EXIT_WITH_PARENT.to_owned(),
@@ -197,7 +208,7 @@ fn worker_args((role, address): (Role, SocketAddr), shape: Shape, profile: &Path
     .into()
 }
 
-fn serve_args(shape: Shape, own: &[SocketAddr], workers: &[Worker], data: &Path) -> Vec<String> {
+fn serve_args(shape: &Shape, own: &[SocketAddr], workers: &[Worker], data: &Path) -> Vec<String> {
     let mut args = vec![
         "serve".to_owned(),
         EXIT_WITH_PARENT.to_owned(),

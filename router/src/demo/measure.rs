@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 /// The `quantile` (0 to 1) of `values` by nearest rank, in milliseconds; 0 without values.
-pub(super) fn percentile_ms(values: &[Duration], quantile: f64) -> f64 {
+pub(crate) fn percentile_ms(values: &[Duration], quantile: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
     let rank = (quantile * sorted.len() as f64).ceil() as usize;
@@ -13,7 +13,7 @@ pub(super) fn percentile_ms(values: &[Duration], quantile: f64) -> f64 {
 
 /// One scraped page in the Prometheus text form.
 #[derive(Default, Clone, Debug)]
-pub(super) struct Page {
+pub(crate) struct Page {
     samples: Vec<Sample>,
 }
 
@@ -26,13 +26,13 @@ struct Sample {
 
 impl Page {
     /// Reads a page; lines that are no samples are left out.
-    pub(super) fn parse(text: &str) -> Page {
+    pub(crate) fn parse(text: &str) -> Page {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         Page { samples: lines.filter_map(sample).collect() }
     }
 
     /// The sum of all samples of `name` that carry every one of `labels`.
-    pub(super) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let wanted = |sample: &&Sample| {
             let carries = |(key, value): &(&str, &str)| sample.labels.get(*key).is_some_and(|seen| seen == value);
             sample.name == name && labels.iter().all(carries)
@@ -42,7 +42,7 @@ impl Page {
     }
 
     /// The samples of `name`, summed by their `label`.
-    pub(super) fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
+    pub(crate) fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
         let mut sums = BTreeMap::new();
         for sample in self.samples.iter().filter(|sample| sample.name == name) {
             if let Some(value) = sample.labels.get(label) {

@@ -4,10 +4,10 @@
 //! beyond loopback and leaves nothing running.
 
 mod child;
-mod client;
-mod cluster;
+pub(crate) mod client;
+pub(crate) mod cluster;
 mod corpus;
-mod measure;
+pub(crate) mod measure;
 mod policy;
 mod report;
 mod session;
@@ -174,7 +174,7 @@ async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError
             cluster.stop().await;
         }
         // Fresh workers: no policy inherits the cache of another.
-        let cluster = standing.insert(Cluster::start(Shape { policy: *policy, speed_up: options.speed_up }).await?);
+        let cluster = standing.insert(Cluster::start(Shape::demo(*policy, options.speed_up)).await?);
         let run = Run { options, policy: *policy, dialogues: dialogues.clone() };
         report.add(*policy, run.on(cluster, view).await?);
     }

@@ -8,7 +8,7 @@ const LONGEST_LINE: usize = 1 << 20;
 /// A line grew past the bound.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event of the stream is longer than {LONGEST_LINE} bytes")]
-pub(super) struct Oversized;
+pub(crate) struct Oversized;
 
 /// One event.
 #[derive(Debug, PartialEq, Eq)]

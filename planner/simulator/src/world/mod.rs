@@ -89,9 +89,10 @@ pub enum SetupError {
     Empty,
 }
 
-/// Between the starts of the first sessions, and between a session's end and the next one's start.
-const START_GAP: f64 = 2.0;
-const NEXT_SESSION: f64 = 1.0;
+/// Seconds between the starts of the first sessions, and between a session's end and the next one's start.
+pub const START_GAP: f64 = 2.0;
+/// See `START_GAP`.
+pub const NEXT_SESSION: f64 = 1.0;
 
 /// One run: a trace, a fleet and a policy.
 pub struct World<'a> {

@@ -1,0 +1,174 @@
+//! `ownerserve closed-loop`: one trace against the simulated fleet and against the live proxy with simulated workers behind
+//! it, and how far the two agree. What the simulator says of policies is worth as much as that.
+
+mod compared;
+mod live;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use simulator::policies::{Ablation, PolicyKind};
+use simulator::report::Figures;
+use simulator::trace::{Limits, Trace};
+use simulator::{Setup, SetupError, Spec, World};
+use vocabulary::{Micros, Role, Tokens};
+use workers_shim::sim::Profile;
+
+use crate::demo::Policy;
+use crate::demo::cluster::{Cluster, ClusterError, Shape};
+use crate::trace_command::files::{self, FilesError};
+use compared::Compared;
+use live::Live;
+
+/// What the workers are, compiled in so that it runs from anywhere.
+const PROFILE: &str = include_str!("../../../configs/profiles/closed-loop.toml");
+
+const MORE: &str = "\
+The simulated fleet and the live one have the same workers, sessions, pauses and lengths; prompts are token ids, so that
+their blocks are equal where the trace's are. Live workers, links and speeds are learnt by the router as always; the
+simulated planner is told them, and answers' lengths, which live clients limit. Aims: mean first tokens within 10 %,
+each action's share of the steps within 5 points. It takes real time, some three minutes as it is, and this machine's
+own load is in the live figures.";
+
+/// Replays a trace in virtual time and against the live proxy with simulated workers, and says how far they agree.
+#[derive(Debug, Args)]
+#[command(after_long_help = MORE)]
+pub(crate) struct LoopArgs {
+    /// A trace of sessions, as `simulate` takes it.
+    trace: PathBuf,
+    /// Workers.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
+    workers: u8,
+    /// Sessions at once.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=64))]
+    load: u8,
+    /// Sessions in all.
+    #[arg(long, default_value_t = 18, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    sessions: u16,
+    /// Steps of a session, at most.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(3..=1000))]
+    steps: u16,
+    /// Leaves out steps whose prompt and answer are longer.
+    #[arg(long, value_name = "TOKENS", default_value_t = 48_000, value_parser = clap::value_parser!(u64).range(1_000..=64_000))]
+    context: u64,
+    /// Shortens pauses to so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=60))]
+    longest_pause: u64,
+    /// Another order of the sessions.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Writes the figures here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+/// Why nothing was compared.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoopError {
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    #[error(
+        "{trace} has {left} sessions with steps of at most {context} tokens, and {load} are to run at once; accepted: a smaller \
+         --load, a larger --context, or another trace of sessions"
+    )]
+    TooFew { trace: PathBuf, left: usize, context: u64, load: u8 },
+    #[error("the requests of {0} come at recorded times; accepted: a trace of sessions")]
+    NoSessions(PathBuf),
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("{failed} of {steps} live steps failed, the first one so: {first}")]
+    Failed { failed: usize, steps: usize, first: String },
+    #[error("cannot write {path}: {source}")]
+    Report { path: PathBuf, source: std::io::Error },
+    #[error("cannot write the figures: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+pub(crate) async fn run(args: &LoopArgs) -> Result<(), LoopError> {
+    if let Some(path) = &args.report {
+        // Better now than after minutes.
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.map_err(|source| LoopError::Report { path: path.clone(), source })?;
+    }
+    let trace = Arc::new(args.traffic()?);
+    let simulated = args.simulated(&trace)?;
+    let compared = args.live(trace, &simulated).await?;
+    std::io::stdout().lock().write_all(compared.table().as_bytes())?;
+    let Some(path) = &args.report else { return Ok(()) };
+    std::fs::write(path, compared.json()).map_err(|source| LoopError::Report { path: path.clone(), source })
+}
+
+fn profile() -> Profile {
+    toml::from_str(PROFILE).expect("the profile that is compiled in was tested")
+}
+
+impl LoopArgs {
+    /// The part of the trace that is replayed. What the recorded agent resent of its answers is not what simulated workers
+    /// answer, so that no answer is found again.
+    fn traffic(&self) -> Result<Trace, LoopError> {
+        let limits = Limits {
+            context: Tokens(self.context),
+            steps: self.steps.into(),
+            longest_pause: Micros(self.longest_pause * 1_000_000),
+            ..Limits::default()
+        };
+        let trace = files::load(&self.trace)?;
+        if trace.arrivals == simulator::trace::Arrivals::Recorded {
+            return Err(LoopError::NoSessions(self.trace.clone()));
+        }
+        let mut trace = trace.within(&limits).shuffled(self.seed);
+        trace.sessions.truncate(self.sessions.into());
+        let left = trace.sessions.len();
+        if left < usize::from(self.load) {
+            return Err(LoopError::TooFew { trace: self.trace.clone(), left, context: self.context, load: self.load });
+        }
+        trace.sessions.iter_mut().flat_map(|session| &mut session.steps).for_each(|step| step.resent = None);
+        Ok(trace)
+    }
+
+    fn simulated(&self, trace: &Trace) -> Result<Figures, LoopError> {
+        let setup = Setup {
+            workers: self.workers.into(),
+            spec: Spec::of("closed_loop", &profile()),
+            load: f64::from(self.load),
+            seed: self.seed,
+        };
+        Ok(World::new(trace, PolicyKind::Without(Ablation::ToldLength), setup)?.run(&mut |_, _| {}))
+    }
+
+    async fn live(&self, trace: Arc<Trace>, simulated: &Figures) -> Result<Compared, LoopError> {
+        let shape = Shape {
+            roles: vec![Role::Hybrid; self.workers.into()],
+            profile: PROFILE,
+            policy: Policy::Ownerserve,
+            speed_up: 1.0,
+        };
+        let mut cluster = Cluster::start(shape).await?;
+        let live = Live::new(trace, self.load.into(), cluster.proxy);
+        let replayed = live.replay(&mut cluster).await;
+        let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
+        cluster.stop().await;
+        replayed?;
+        let seen = live.seen();
+        match seen.errors.first() {
+            Some(first) => {
+                Err(LoopError::Failed { failed: seen.errors.len(), steps: seen.steps, first: first.clone() })
+            }
+            None => Ok(Compared::of(simulated, (&seen, &router, &workers))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_profile_is_a_sound_engine() {
+        profile().check().unwrap();
+    }
+}
