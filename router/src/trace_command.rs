@@ -1,6 +1,7 @@
 //! `ownerserve trace`: looks at recorded traffic. Reads files and writes to the terminal; serves nobody.
 
 pub(crate) mod files;
+mod generate;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use simulator::stats::{RepetitionOf, Spread, TraceStats};
 use crate::ctl::aligned;
 use files::FilesError;
 
-/// Looks at recorded traffic.
+/// Looks at recorded traffic, or makes some up.
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
     #[command(subcommand)]
@@ -22,6 +23,7 @@ pub(crate) struct TraceArgs {
 enum TraceCommand {
     /// Lengths, pauses, ideal hit rates, forks, kinds of step and repetition of a trace.
     Stats(StatsArgs),
+    Generate(generate::GenerateArgs),
 }
 
 #[derive(Debug, Args)]
@@ -60,7 +62,13 @@ pub(crate) enum TraceCommandError {
 }
 
 pub(crate) fn run(args: &TraceArgs) -> Result<(), TraceCommandError> {
-    let TraceCommand::Stats(args) = &args.command;
+    match &args.command {
+        TraceCommand::Stats(args) => stats(args),
+        TraceCommand::Generate(args) => Ok(generate::run(args)?),
+    }
+}
+
+fn stats(args: &StatsArgs) -> Result<(), TraceCommandError> {
     let trace = files::load(&args.path)?;
     let repetition = RepetitionOf { visits: args.visits, longer_than: args.longer_than };
     let stats = TraceStats::of(&trace, repetition);

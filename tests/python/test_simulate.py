@@ -181,3 +181,13 @@ def test_ablations_are_told_by_the_whole(tmp_path):
     assert len(tables["Figures without a part, by the whole's"]) == len(told)
     foretold = tables["First tokens as foretold, by action"]
     assert {row[2] for row in foretold[1:] if row[0] == "ownerserve"} >= {"all", "colocated_prefill", "state_migration"}
+
+
+@pytest.mark.parametrize(("shape", "steps"), [("shared-prefix", 6 * 4), ("forked-rollouts", 6 * (3 * 4 + 2))])
+def test_generated_traffic_is_a_trace(tmp_path, shape, steps):
+    done = subprocess.run([BINARY, "trace", "generate", shape, "--sessions", "6", "--groups", "3", "--turns", "4"],
+                          capture_output=True, text=True, timeout=20, check=True)
+    (trace := tmp_path / "made.jsonl").write_text(done.stdout)
+    run = subprocess.run([BINARY, "simulate", trace, "--load", "6", "--workers", "2", "--policy", "ownerserve", "-o", "json"],
+                         capture_output=True, text=True, timeout=60, check=True)
+    assert [(one["steps"], one["unserved"]) for one in json.loads(run.stdout)["runs"]] == [(steps, 0)]

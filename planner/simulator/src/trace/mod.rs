@@ -5,6 +5,7 @@ mod azure;
 mod block_ids;
 mod budget;
 mod error;
+mod generate;
 mod limits;
 mod mooncake;
 mod notes;
@@ -19,6 +20,7 @@ use engine_model::runs::{RunId, Runs};
 use vocabulary::{Micros, Tokens};
 
 pub use error::{Fault, TraceError};
+pub use generate::{Shape, Workload};
 pub use limits::{Limits, ListError};
 pub use notes::{is_torn, torn};
 pub use reader::Reader;

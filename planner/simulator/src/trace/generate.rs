@@ -1,0 +1,246 @@
+//! Made-up traffic of two shapes that recordings seldom have alone, in the form of recorded agent sessions.
+
+use serde::Serialize;
+
+use crate::Chance;
+
+/// Tokens in a block of this form.
+const BLOCK: u64 = 64;
+
+/// What sessions have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    /// Every session begins with one of a few prefixes, the first of which are begun with the most (by 1 / rank).
+    SharedPrefix {
+        /// Different prefixes.
+        prefixes: u32,
+    },
+    /// Every session has a context of its own, from which its branches go on at the same time; when all are over, it
+    /// goes on itself.
+    ForkedRollouts {
+        /// Branches of a session.
+        branches: u32,
+    },
+}
+
+/// Traffic to be made. Lengths and pauses are means: each is drawn evenly from half of that to one and a half.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Workload {
+    /// What sessions have in common.
+    pub shape: Shape,
+    /// Sessions.
+    pub sessions: u32,
+    /// Tokens of a prefix, or of the context that branches share; exact.
+    pub shared: u64,
+    /// Steps of a session, or of each branch.
+    pub turns: u32,
+    /// Tokens that a step adds besides the answer before it.
+    pub new: u64,
+    /// Tokens of an answer.
+    pub answer: u64,
+    /// Seconds between an answer and the next step.
+    pub pause: f64,
+    /// Equal seeds give equal traffic.
+    pub seed: u64,
+}
+
+#[derive(Serialize)]
+struct Line {
+    id: String,
+    block_size: u64,
+    models: [&'static str; 1],
+    tool_tokens: u64,
+    system_tokens: u64,
+    reqs: Vec<Request>,
+}
+
+/// A request as what it adds to an earlier one.
+#[derive(Serialize)]
+struct Request {
+    t: f64,
+    agent: u32,
+    #[serde(rename = "in")]
+    prompt: u64,
+    #[serde(rename = "out")]
+    answer: u64,
+    think: f64,
+    api: f64,
+    par: i64,
+    keep: u64,
+    runs: Vec<(u64, u64)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sub: Option<Sub>,
+}
+
+#[derive(Serialize)]
+struct Sub {
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+impl Workload {
+    /// One session, as a line of JSON.
+    pub fn line(&self, session: u32) -> String {
+        let mut making = Making { of: self, chance: self.chance(session), reqs: Vec::new(), ids: 1 };
+        let tool_tokens = match self.shape {
+            Shape::SharedPrefix { prefixes } => making.with_prefix(prefixes),
+            Shape::ForkedRollouts { branches } => making.with_branches(branches),
+        };
+        let (id, models) = (format!("generated-{}-{session}", self.seed), ["generated"]);
+        let line = Line { id, block_size: BLOCK, models, tool_tokens, system_tokens: 0, reqs: making.reqs };
+        serde_json::to_string(&line).expect("numbers and words make JSON")
+    }
+
+    /// A stream of its own for each session: more sessions leave the first ones as they are.
+    fn chance(&self, session: u32) -> Chance {
+        Chance::new(Chance::new(self.seed).draw() ^ u64::from(session))
+    }
+}
+
+/// A session in the making.
+struct Making<'a> {
+    of: &'a Workload,
+    chance: Chance,
+    reqs: Vec<Request>,
+    /// The next block's id.
+    ids: u64,
+}
+
+impl Making<'_> {
+    /// Tells the tokens that all sessions with this prefix share: as many as only they have.
+    fn with_prefix(&mut self, prefixes: u32) -> u64 {
+        let rank = self.rank(prefixes);
+        let tools = self.of.shared + BLOCK * u64::from(rank);
+        let first = tools + self.about(self.of.new);
+        self.ask((0, None), (None, first));
+        self.turns(0, self.of.turns.saturating_sub(1));
+        tools
+    }
+
+    fn with_branches(&mut self, branches: u32) -> u64 {
+        self.ask((0, None), (None, self.of.shared));
+        let context = self.reqs.len() - 1;
+        for agent in 1..=branches {
+            let prompt = self.grown(context);
+            self.ask((agent, Some(Sub { kind: "branch" })), (Some(context), prompt));
+            self.turns(agent, self.of.turns.saturating_sub(1));
+        }
+        let prompt = self.grown(context);
+        self.ask((0, None), (Some(context), prompt));
+        0
+    }
+
+    /// The agent goes on from its last request.
+    fn turns(&mut self, agent: u32, turns: u32) {
+        for _ in 0..turns {
+            let last = self.reqs.len() - 1;
+            let prompt = self.grown(last);
+            self.ask((agent, None), (Some(last), prompt));
+        }
+    }
+
+    /// The next prompt after a request: with its answer and something new.
+    fn grown(&mut self, last: usize) -> u64 {
+        self.reqs[last].prompt + self.reqs[last].answer + self.about(self.of.new)
+    }
+
+    fn ask(&mut self, (agent, sub): (u32, Option<Sub>), (last, prompt): (Option<usize>, u64)) {
+        let (answer, think) = (self.about(self.of.answer), self.of.pause * (0.5 + self.share()));
+        let before = last.map(|last| &self.reqs[last]);
+        let (keep, t) = before.map_or((0, 0.0), |last| (last.prompt / BLOCK, last.t + last.api + think));
+        let added = prompt / BLOCK - keep;
+        let runs = if added > 0 { vec![(self.ids, added)] } else { Vec::new() };
+        self.ids += added;
+        let par = last.map_or(-1, |last| last as i64);
+        let think = if last.is_some() { think } else { 0.0 };
+        // As long as an answer took somewhere: only pauses that are not told are made of it.
+        self.reqs.push(Request { t, agent, prompt, answer, think, api: 1.0, par, keep, runs, sub });
+    }
+
+    /// Evenly from half of it to one and a half, at least one.
+    fn about(&mut self, mean: u64) -> u64 {
+        (mean / 2 + self.chance.below(mean.max(1) + 1)).max(1)
+    }
+
+    fn share(&mut self) -> f64 {
+        self.chance.below(1_000_001) as f64 / 1e6
+    }
+
+    /// One of so many, each by 1 / its rank.
+    fn rank(&mut self, among: u32) -> u32 {
+        let weight = |rank: u32| 1.0 / f64::from(rank + 1);
+        let mut left = self.share() * (0..among).map(weight).sum::<f64>();
+        for rank in 0..among {
+            left -= weight(rank);
+            if left <= 0.0 {
+                return rank;
+            }
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::{RepetitionOf, TraceStats};
+    use crate::trace::{Reader, Trace};
+
+    const PREFIX: Workload = Workload {
+        shape: Shape::SharedPrefix { prefixes: 3 },
+        sessions: 40,
+        shared: 16_000,
+        turns: 5,
+        new: 800,
+        answer: 200,
+        pause: 4.0,
+        seed: 7,
+    };
+    const FORKED: Workload =
+        Workload { shape: Shape::ForkedRollouts { branches: 8 }, sessions: 5, shared: 20_000, turns: 3, ..PREFIX };
+
+    fn trace(of: &Workload) -> Trace {
+        let text: Vec<String> = (0..of.sessions).map(|session| of.line(session)).collect();
+        let mut reader = Reader::default();
+        reader.read("generated", &text.join("\n")).unwrap();
+        reader.finish().unwrap().unwrap()
+    }
+
+    #[test]
+    fn sessions_with_the_same_prefix_share_its_blocks_and_no_more() {
+        let trace = trace(&PREFIX);
+        assert_eq!(trace.steps().count(), 40 * 5);
+        let first = |session: usize| &trace.sessions[session].steps[0].path;
+        let shared = |a: usize, b: usize| {
+            let common = first(a).iter().zip(first(b).iter()).take_while(|(a, b)| a == b).count();
+            trace.runs.end(&first(a)[..common]).0
+        };
+        let shares: Vec<u64> = (1..40).map(|session| shared(0, session)).collect();
+        assert!(shares.iter().all(|tokens| *tokens == 0 || (16_000..16_200).contains(tokens)), "{shares:?}");
+        let many = shares.iter().filter(|tokens| **tokens > 0).count();
+        assert!((5..35).contains(&many), "three prefixes: {shares:?}");
+    }
+
+    #[test]
+    fn branches_go_on_from_their_context_at_once_and_the_session_after_all_of_them() {
+        let trace = trace(&FORKED);
+        let steps = &trace.sessions[0].steps;
+        assert_eq!(steps.len(), 1 + 8 * 3 + 1);
+        let begins: Vec<_> = steps.iter().filter(|step| step.after == [0]).collect();
+        assert_eq!(begins.len(), 8);
+        let context = trace.runs.end(&steps[0].path);
+        assert_eq!(context.0, 20_000 / 64 * 64);
+        let known = steps[0].path.len();
+        assert!(begins.iter().all(|step| step.path[..known] == steps[0].path[..] && step.path.len() > known));
+        assert_eq!(steps.last().unwrap().after.len(), 8, "it waits for every branch's last step");
+        let stats = TraceStats::of(&trace, RepetitionOf::default());
+        assert_eq!((stats.forks.nodes, stats.forks.children.max), (5, 9.0));
+    }
+
+    #[test]
+    fn a_seed_is_a_trace_and_more_sessions_leave_the_first_ones() {
+        assert_eq!(PREFIX.line(3), Workload { sessions: 90, ..PREFIX }.line(3));
+        assert_ne!(PREFIX.line(3), Workload { seed: 8, ..PREFIX }.line(3));
+        assert_ne!(PREFIX.line(3), PREFIX.line(4));
+    }
+}
