@@ -10,8 +10,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, Stay, StepKind, Tenancy,
-    Transfers, plan,
+    Actions, Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, Stay, StepKind,
+    Tenancy, Transfers, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
@@ -67,6 +67,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
             now: Micros(SESSIONS * 1_000),
             excluded: &[],
             policy: &policy,
+            disabled: Actions::NONE,
             turn: 0,
         };
         let start = Instant::now();

@@ -103,7 +103,7 @@ impl Maker<'_> {
     fn single(&self, target: usize, replicate: Option<Replicate>) -> Candidate {
         let cached = self.at(target).holding.cached;
         let draft = self.draft(target);
-        let allows = |action| self.table.inputs.policy.allows(action);
+        let allows = |action| self.table.inputs.allows(action);
         let is_tail = |r: Replicate| cached > Tokens::ZERO && r.until - cached <= cached;
         let continues = self.table.inputs.step == StepKind::DecodeContinuation && draft.claim == Claim::Keep;
         let action = if self.fabrics.is_none() && self.table.inputs.policy.rule != Rule::Own {
@@ -152,7 +152,7 @@ impl Maker<'_> {
             _ if holds_more || way.recomputes_windows() => Action::TailRecompute,
             _ => Action::ArtifactFetch,
         };
-        let refused = (!self.table.inputs.policy.allows(action)).then_some(Refused::Disabled);
+        let refused = (!self.table.inputs.allows(action)).then_some(Refused::Disabled);
         Fetch { terms, action, refused }
     }
 
@@ -181,7 +181,7 @@ impl Maker<'_> {
         terms.network = self.network(target, bytes) + source.pace.step;
         let prefill = self.leg(prefiller, source.holding.cached);
         let decode = Leg { tokens_computed: Tokens::ZERO, ..self.leg(target, at.holding.cached) };
-        let allowed = self.table.inputs.policy.allows(Action::RemotePrefill);
+        let allowed = self.table.inputs.allows(Action::RemotePrefill);
         Draft { prefill, decode, handoff: Some(handoff), claim, terms }
             .labelled(Action::RemotePrefill, (!allowed).then_some(Refused::Disabled))
     }
@@ -287,7 +287,7 @@ impl Maker<'_> {
             return Claim::Keep;
         }
         let replicates = matches!(handoff, Some(Handoff::Replicate { .. }));
-        if replicates && !self.table.inputs.policy.allows(Action::StateMigration) {
+        if replicates && !self.table.inputs.allows(Action::StateMigration) {
             return Claim::Borrow;
         }
         let lives_there = |owner: usize| owner == target || self.at(target).holding.held > self.at(owner).holding.held;

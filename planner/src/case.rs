@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
 
 use crate::{
-    Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, RankMemory, SessionView, StepFacts, Tenancy,
-    classify, plan,
+    Actions, Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, RankMemory, SessionView, StepFacts,
+    Tenancy, classify, plan,
 };
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
@@ -30,6 +30,9 @@ pub struct Case {
     /// in a plan that is made of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Vec<RankMemory>>,
+    /// Actions that were switched off at that time, beside those of the policy.
+    #[serde(default, skip_serializing_if = "Actions::is_empty")]
+    pub disabled: Actions,
 }
 
 impl Case {
@@ -49,6 +52,7 @@ impl Case {
             overlaps: &self.overlaps,
             excluded: &self.excluded,
             policy,
+            disabled: self.disabled,
             attention,
             shapes,
             tenancy: &tenancy,

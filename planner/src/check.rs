@@ -125,7 +125,7 @@ impl Plan {
         };
         match fits {
             false => Err(Illegal::Mislabelled(self.action)),
-            true if !inputs.policy.allows(self.action) => Err(Illegal::Disabled(self.action)),
+            true if !inputs.allows(self.action) => Err(Illegal::Disabled(self.action)),
             true => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Blocks, DpRank, Epoch, Micros, ModelId, Overlap, Owner, SessionId, Tokens, WorkerId, WorkerView};
 
-use crate::{AttentionSpec, ParallelShape, Policy, StepKind, Tenancy, exchange};
+use crate::{Action, Actions, AttentionSpec, ParallelShape, Policy, StepKind, Tenancy, exchange};
 
 /// Whether KV may move for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
@@ -113,11 +113,18 @@ pub struct Inputs<'a> {
     pub excluded: &'a [WorkerId],
     /// Prices and switches.
     pub policy: &'a Policy,
+    /// Actions that are switched off at this time, beside those that the policy switches off.
+    pub disabled: Actions,
     /// How many steps were planned before this one; only `Rule::RoundRobin` reads it.
     pub turn: u64,
 }
 
 impl Inputs<'_> {
+    /// Whether `action` is switched on. Colocated prefill always is: every step must be servable.
+    pub fn allows(&self, action: Action) -> bool {
+        self.policy.allows(action) && (action == Action::ColocatedPrefill || !self.disabled.contains(action))
+    }
+
     /// The parallel shape of a worker, where it is known.
     pub(crate) fn shape(&self, worker: WorkerId) -> Option<ParallelShape> {
         let at = self.shapes.binary_search_by_key(&worker, |(id, _)| *id).ok()?;

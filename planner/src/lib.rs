@@ -4,6 +4,7 @@
 //! workers. It never blocks a step over a missing fact: what is unknown is priced with a documented default.
 
 mod action;
+mod actions;
 mod admission;
 mod attention;
 mod candidates;
@@ -27,6 +28,7 @@ mod table;
 mod tenancy;
 
 pub use action::Action;
+pub use actions::Actions;
 pub use admission::{Admission, Queue, Verdict, costs_others};
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Instances, KvGroups,

@@ -27,6 +27,7 @@ pub(crate) struct Scene {
     pub(crate) overlaps: Vec<Overlap>,
     pub(crate) excluded: Vec<WorkerId>,
     pub(crate) policy: Policy,
+    pub(crate) disabled: Actions,
     pub(crate) turn: u64,
     pub(crate) tenancy: Tenancy,
     pub(crate) now: Micros,
@@ -67,6 +68,7 @@ impl Scene {
             now: self.now,
             excluded: &self.excluded,
             policy: &self.policy,
+            disabled: self.disabled,
             turn: self.turn,
         }
     }
@@ -98,6 +100,7 @@ impl Scene {
             overlaps: Vec::new(),
             excluded: Vec::new(),
             policy: Policy { transfer: TransferRisk { fixed: Micros(0), share: 0.0 }, ..Policy::default() },
+            disabled: Actions::NONE,
             turn: 0,
             tenancy: Tenancy::default(),
             now: Micros(0),

@@ -215,7 +215,22 @@ proptest! {
     }
 
     #[test]
-    fn a_case_that_was_written_down_and_read_again_is_decided_the_same(scene in own_scenes(), prompt in 0u64..9_000) {
+    fn what_is_switched_off_at_run_time_is_as_if_the_policy_had_it(scene in own_scenes(), bits in 0u8..64) {
+        let mut scene = scene;
+        scene.disabled = Actions::from_bits(bits);
+        let running = plan(&scene.inputs());
+        if let Ok(decision) = &running {
+            prop_assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
+        }
+        scene.policy.disabled.extend(scene.disabled.iter());
+        scene.disabled = Actions::NONE;
+        prop_assert_eq!(plan(&scene.inputs()), running);
+    }
+
+    #[test]
+    fn a_case_that_was_written_down_and_read_again_is_decided_the_same(
+        scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64,
+    ) {
         let mut case = Case {
             facts: StepFacts { prompt: Tokens(prompt), ..StepFacts::default() },
             ask: scene.ask,
@@ -224,6 +239,7 @@ proptest! {
             overlaps: scene.overlaps,
             excluded: scene.excluded,
             memory: Some(Vec::new()),
+            disabled: Actions::from_bits(disabled),
         };
         // JSON has no other numbers; fleets measure their rates, and so have none.
         let is_number = |view: &WorkerView| {

@@ -8,7 +8,7 @@ mod workers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use planner::{Policy, Rule};
+use planner::{Actions, Policy, Rule};
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -80,7 +80,7 @@ impl Default for SteeringConfig {
 impl SteeringConfig {
     /// The part that can change at run time.
     pub fn steering(self) -> Steering {
-        Steering { mode: self.mode, rollout_percent: self.rollout_percent }
+        Steering { mode: self.mode, rollout_percent: self.rollout_percent, disabled: Actions::NONE }
     }
 }
 

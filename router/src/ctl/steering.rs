@@ -152,10 +152,40 @@ pub(crate) struct ModeArgs {
     /// In mode own, the percentage of sessions that the planner routes.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     rollout: Option<u8>,
+    /// Exactly the actions that are switched off from now on, with commas; `none` switches all on again.
+    #[arg(long, value_name = "ACTION", value_delimiter = ',')]
+    disabled: Option<Vec<SwitchArg>>,
 }
 
-const MODES: [Column; 3] =
-    [("ENDPOINT", "/endpoint"), ("MODE", "/answer/mode"), ("ROLLOUT PERCENT", "/answer/rollout_percent")];
+/// What can be switched off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum SwitchArg {
+    /// Nothing.
+    None,
+    DecodeContinuation,
+    RemotePrefill,
+    ArtifactFetch,
+    TailRecompute,
+    StateMigration,
+}
+
+/// The actions as the API takes them.
+fn switches(disabled: &[SwitchArg]) -> Result<Value, CtlError> {
+    if disabled.len() > 1 && disabled.contains(&SwitchArg::None) {
+        return Err(CtlError::Usage("--disabled: none stands alone; leave it out, or the actions beside it".into()));
+    }
+    let named = disabled.iter().filter(|switch| **switch != SwitchArg::None);
+    let words = named.filter_map(ValueEnum::to_possible_value);
+    Ok(words.map(|word| json!(word.get_name())).collect())
+}
+
+const MODES: [Column; 4] = [
+    ("ENDPOINT", "/endpoint"),
+    ("MODE", "/answer/mode"),
+    ("ROLLOUT PERCENT", "/answer/rollout_percent"),
+    ("SWITCHED OFF", "/answer/disabled"),
+];
 
 /// Shows every endpoint's dial, or turns it.
 pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Result<(), CtlError> {
@@ -165,7 +195,8 @@ pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Re
             "--rollout: in mode sticky nothing is planned for any session, so that a share has no effect; leave it out";
         return Err(CtlError::Usage(what.into()));
     }
-    let wanted = [("mode", mode), ("rollout_percent", args.rollout.map(Value::from))];
+    let disabled = args.disabled.as_deref().map(switches).transpose()?;
+    let wanted = [("mode", mode), ("rollout_percent", args.rollout.map(Value::from)), ("disabled", disabled)];
     let wanted: Map<_, _> = wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
     if wanted.is_empty() {
         return tell(&ask_all(client, "mode").await, &MODES, output);
@@ -200,5 +231,20 @@ mod tests {
         }
         let refused = Line::try_parse_from(["decisions", "--mode", "fast"]).unwrap_err().to_string();
         assert!(refused.contains("[possible values: own, shadow, sticky]"), "{refused}");
+    }
+
+    #[test]
+    fn switches_are_the_words_of_the_api_and_none_is_an_empty_list() {
+        let words: Vec<_> =
+            SwitchArg::value_variants().iter().filter_map(|switch| switch.to_possible_value()).collect();
+        let names: Vec<_> = words.iter().map(|word| word.get_name()).collect();
+        let actions: Vec<_> = planner::Action::ALL[1..].iter().map(|action| action.as_str()).collect();
+        assert_eq!((names[0], &names[1..]), ("none", &actions[..]));
+        assert_eq!(switches(&[SwitchArg::None]).unwrap(), json!([]));
+        let both = [SwitchArg::ArtifactFetch, SwitchArg::StateMigration];
+        assert_eq!(switches(&both).unwrap(), json!(["artifact_fetch", "state_migration"]));
+        assert!(
+            switches(&[SwitchArg::None, SwitchArg::ArtifactFetch]).unwrap_err().to_string().contains("stands alone")
+        );
     }
 }

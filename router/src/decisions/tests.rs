@@ -3,7 +3,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 
 use flate2::read::GzDecoder;
-use planner::{Ask, SessionView, StepFacts, Transfers};
+use planner::{Actions, Ask, SessionView, StepFacts, Transfers};
 use vocabulary::{Blocks, Overlap, SessionId, Tokens, WorkerId};
 
 use super::*;
@@ -71,6 +71,7 @@ fn case(tokens: u64) -> Case {
         }],
         excluded: vec![WorkerId(2)],
         memory: Some(Vec::new()),
+        disabled: Actions::NONE,
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use planner::{Action, StepKind};
+use planner::{Action, Actions, StepKind};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -16,6 +16,7 @@ use super::paging::limit;
 use super::problem::{Kind, Problem};
 use super::words::{RequestWord, SessionWord, WorkerWord};
 use crate::decisions::Wanted;
+use crate::error::shortened;
 use crate::gateway::Gateway;
 use crate::pipeline::receipt::Ending;
 use crate::pipeline::steering::{Mode, Percent, Steering};
@@ -41,12 +42,29 @@ pub(super) struct Dial {
     /// In mode `own`, the share of sessions whose steps the planner routes.
     #[schema(value_type = u8, maximum = 100)]
     rollout_percent: Percent,
+    /// Actions that are switched off at run time, by an operator or because they made sessions slower. Those of
+    /// `planner.disabled` in the configuration are off as well, and stay so.
+    #[schema(value_type = Vec<ActionWord>, inline)]
+    disabled: Actions,
 }
 
 impl From<Steering> for Dial {
     fn from(steering: Steering) -> Self {
-        Self { mode: steering.mode, rollout_percent: steering.rollout_percent }
+        let Steering { mode, rollout_percent, disabled } = steering;
+        Self { mode, rollout_percent, disabled }
     }
+}
+
+/// What can be switched off.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes how Action is written")]
+enum ActionWord {
+    DecodeContinuation,
+    RemotePrefill,
+    ArtifactFetch,
+    TailRecompute,
+    StateMigration,
 }
 
 /// A change of the dial; what is left out stays.
@@ -58,6 +76,27 @@ pub(super) struct Change {
     #[serde(default, deserialize_with = "share")]
     #[schema(value_type = Option<u8>, maximum = 100)]
     rollout_percent: Option<Percent>,
+    /// Exactly the actions that are switched off from now on; an empty list switches all on again.
+    #[serde(default, deserialize_with = "switches")]
+    #[schema(value_type = Option<Vec<ActionWord>>, inline)]
+    disabled: Option<Actions>,
+}
+
+/// Actions that can be switched off; of another word, what is accepted.
+fn switches<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Actions>, D::Error> {
+    let Some(words) = Option::<Vec<String>>::deserialize(given)? else { return Ok(None) };
+    let switchable = || Action::ALL.into_iter().filter(|action| *action != Action::ColocatedPrefill);
+    let off = |word: &String| {
+        switchable().find(|action| action.as_str() == word).ok_or_else(|| {
+            let accepted = switchable().map(Action::as_str).collect::<Vec<_>>().join(", ");
+            let why = match Action::ColocatedPrefill.as_str() == word {
+                true => "cannot be switched off, because every step must be servable",
+                false => "is not accepted here",
+            };
+            D::Error::custom(format!("{} {why}: accepted is a list of {accepted}", shortened(word)))
+        })
+    };
+    words.iter().map(off).collect::<Result<_, _>>().map(Some)
 }
 
 /// A share of sessions; what is none is told what one is, not what its type could hold.
@@ -82,14 +121,16 @@ pub(super) async fn set_mode(
     State(gateway): State<Arc<Gateway>>,
     told: Result<Told<Change>, Problem>,
 ) -> Result<Json<Dial>, Problem> {
-    let accepted = "accepted is {\"mode\": \"shadow\" | \"sticky\" | \"own\", \"rollout_percent\": 0 to 100}";
+    let accepted = "accepted is {\"mode\": \"shadow\" | \"sticky\" | \"own\", \"rollout_percent\": 0 to 100, \
+                    \"disabled\": [\"artifact_fetch\", ...]}";
     let Told(change) = told.map_err(|problem| problem.and(accepted))?;
     let before = gateway.steering.get();
-    let after = Steering {
-        mode: change.mode.unwrap_or(before.mode),
-        rollout_percent: change.rollout_percent.unwrap_or(before.rollout_percent),
-    };
-    gateway.steering.set(after);
+    let share = change.rollout_percent.unwrap_or(before.rollout_percent);
+    gateway.steering.turn(change.mode.unwrap_or(before.mode), share);
+    if let Some(disabled) = change.disabled {
+        gateway.steering.set_disabled(disabled);
+    }
+    let after = gateway.steering.get();
     tracing::info!(?before, ?after, "an operator changed the mode");
     Ok(Json(after.into()))
 }

@@ -19,11 +19,14 @@ async fn the_dial_turns_at_run_time_and_shows_in_the_metrics() {
     let at = front.operator_address();
     let path = "/ownerserve/v1/mode";
     let json = |request: http::request::Builder| request.header("content-type", "application/json");
-    assert_eq!(get(at, path).await.json(), serde_json::json!({"mode": "shadow", "rollout_percent": 100}));
+    assert_eq!(
+        get(at, path).await.json(),
+        serde_json::json!({"mode": "shadow", "rollout_percent": 100, "disabled": []})
+    );
     let got = send(at, json(Request::put(path)), "{\"mode\":\"own\",\"rollout_percent\":5}").await;
     assert_eq!((got.status, got.json()["rollout_percent"].as_u64()), (200, Some(5)));
     let got = send(at, json(Request::patch(path)), "{\"rollout_percent\":20}").await;
-    assert_eq!(got.json(), serde_json::json!({"mode": "own", "rollout_percent": 20}));
+    assert_eq!(got.json(), serde_json::json!({"mode": "own", "rollout_percent": 20, "disabled": []}));
     let text = get(at, "/metrics").await.body;
     let text = std::str::from_utf8(&text).unwrap();
     assert!(
@@ -38,6 +41,35 @@ async fn the_dial_turns_at_run_time_and_shows_in_the_metrics() {
     let form = Request::put(path).header("content-type", "text/plain");
     assert_eq!(send(at, form, "{\"mode\":\"sticky\"}").await.status, 415, "what any web page could send is refused");
     assert_eq!(get(at, path).await.json()["mode"], "own");
+}
+
+#[tokio::test]
+async fn an_action_is_switched_off_and_on_at_run_time() {
+    let front = front_of(&[], &[]).await;
+    let (at, path) = (front.operator_address(), "/ownerserve/v1/mode");
+    let turn = |body: &'static str| send(at, Request::put(path).header("content-type", "application/json"), body);
+    let disabled = |got: crate::testing::Got| got.json()["disabled"].clone();
+    let got = turn(r#"{"disabled":["state_migration","artifact_fetch"]}"#).await;
+    assert_eq!(got.status, 200);
+    assert_eq!(disabled(got), serde_json::json!(["artifact_fetch", "state_migration"]));
+    assert_eq!(
+        disabled(turn(r#"{"rollout_percent":50}"#).await).as_array().map(Vec::len),
+        Some(2),
+        "left out, it stays"
+    );
+    let off = front.gateway.steering.get().disabled;
+    assert!(off.contains(planner::Action::ArtifactFetch) && !off.contains(planner::Action::RemotePrefill));
+    for (body, why) in [
+        (r#"{"disabled":["colocated_prefill"]}"#, "colocated_prefill cannot be switched off, because every step"),
+        (r#"{"disabled":["fetch"]}"#, "fetch is not accepted here: accepted is a list of decode_continuation, remote_"),
+        (r#"{"disabled":"artifact_fetch"}"#, "accepted is"),
+    ] {
+        let got = turn(body).await;
+        let told = got.json()["detail"].as_str().unwrap().to_owned();
+        assert!(got.status == 400 && told.contains(why), "{body}: {told}");
+    }
+    assert_eq!(disabled(get(at, path).await).as_array().map(Vec::len), Some(2), "what was refused changed nothing");
+    assert_eq!(disabled(turn(r#"{"disabled":[]}"#).await), serde_json::json!([]));
 }
 
 #[tokio::test]

@@ -176,6 +176,7 @@ impl Finish {
             overlaps: located.overlaps,
             excluded,
             memory: Some(memory),
+            disabled: self.step.disabled,
         };
         let case = receipt.decision.is_some().then_some(case);
         (receipt, case)

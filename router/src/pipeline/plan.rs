@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use planner::{
-    Ask, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts, StepKind, TransferBar,
-    Transfers, classify as kind_of,
+    Actions, Ask, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts, StepKind,
+    TransferBar, Transfers, classify as kind_of,
 };
 use vocabulary::{Tokens, WorkerId, WorkerView};
 
@@ -61,6 +61,8 @@ pub struct Classified {
     pub ask: Ask,
     /// Who decides for it.
     pub mode: Mode,
+    /// Actions that are switched off at run time.
+    pub disabled: Actions,
 }
 
 /// What a step is to be done by.
@@ -105,7 +107,8 @@ pub fn classify(gateway: &Gateway, located: Located) -> Classified {
         block: prefixed.prompt.chain.block,
         transfers: transfers(&located),
     };
-    Classified { mode: gateway.steering.get().mode_of(located.pin), step, ask, located }
+    let steering = gateway.steering.get();
+    Classified { mode: steering.mode_of(located.pin), disabled: steering.disabled, step, ask, located }
 }
 
 fn transfers(located: &Located) -> Transfers {
@@ -148,6 +151,7 @@ fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result
                 now: account.now,
                 excluded,
                 policy,
+                disabled: step.disabled,
                 turn,
             };
             let decision = planner::plan(&inputs)?;

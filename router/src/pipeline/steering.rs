@@ -1,7 +1,9 @@
-//! How much of the traffic OwnerServe decides: the mode and the rollout share, both changeable at run time.
+//! How much of the traffic OwnerServe decides, and by which actions: mode, rollout share and switches, all changeable at
+//! run time.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use planner::{Action, Actions};
 use serde::{Deserialize, Serialize};
 use vocabulary::SessionId;
 
@@ -72,6 +74,8 @@ pub struct Steering {
     pub mode: Mode,
     /// In mode `own`, the share of sessions whose steps the planner routes. Stable per session.
     pub rollout_percent: Percent,
+    /// Actions that are switched off, beside those that the planner's policy switches off.
+    pub disabled: Actions,
 }
 
 impl Steering {
@@ -91,13 +95,15 @@ impl Steering {
 pub struct LiveSteering {
     mode: AtomicU8,
     percent: AtomicU8,
+    disabled: AtomicU8,
 }
 
 impl LiveSteering {
     /// In force from the start.
     pub fn new(steering: Steering) -> Self {
-        let live = Self { mode: AtomicU8::new(0), percent: AtomicU8::new(0) };
-        live.set(steering);
+        let live = Self { mode: AtomicU8::new(0), percent: AtomicU8::new(0), disabled: AtomicU8::new(0) };
+        live.turn(steering.mode, steering.rollout_percent);
+        live.set_disabled(steering.disabled);
         live
     }
 
@@ -108,18 +114,32 @@ impl LiveSteering {
             1 => Mode::Sticky,
             _ => Mode::Own,
         };
-        Steering { mode, rollout_percent: Percent(self.percent.load(Ordering::Relaxed)) }
+        Steering {
+            mode,
+            rollout_percent: Percent(self.percent.load(Ordering::Relaxed)),
+            disabled: Actions::from_bits(self.disabled.load(Ordering::Relaxed)),
+        }
     }
 
-    /// Puts another steering in force, from the next request on.
-    pub fn set(&self, steering: Steering) {
-        let mode = match steering.mode {
+    /// Puts another mode and share in force, from the next request on.
+    pub fn turn(&self, mode: Mode, rollout_percent: Percent) {
+        let mode = match mode {
             Mode::Shadow => 0,
             Mode::Sticky => 1,
             Mode::Own => 2,
         };
         self.mode.store(mode, Ordering::Relaxed);
-        self.percent.store(steering.rollout_percent.0, Ordering::Relaxed);
+        self.percent.store(rollout_percent.0, Ordering::Relaxed);
+    }
+
+    /// Switches exactly these actions off, from the next request on. Those that were off before.
+    pub fn set_disabled(&self, disabled: Actions) -> Actions {
+        Actions::from_bits(self.disabled.swap(disabled.bits(), Ordering::Relaxed))
+    }
+
+    /// Switches one more action off, whatever else is changed meanwhile.
+    pub fn switch_off(&self, action: Action) {
+        self.disabled.fetch_or(Actions::NONE.with(action).bits(), Ordering::Relaxed);
     }
 }
 
@@ -134,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_session_that_was_rolled_out_stays_so_when_the_share_grows() {
-        let at = |percent| Steering { mode: Mode::Own, rollout_percent: Percent(percent) };
+        let at = |percent| Steering { mode: Mode::Own, rollout_percent: Percent(percent), ..Steering::default() };
         let owned = |percent| sessions().filter(|s| at(percent).mode_of(*s) == Mode::Own).collect::<Vec<_>>();
         let (few, more) = (owned(20), owned(60));
         assert!((150..250).contains(&few.len()), "{}", few.len());
@@ -146,7 +166,7 @@ mod tests {
     #[test]
     fn shadow_and_sticky_are_for_everybody() {
         for mode in [Mode::Shadow, Mode::Sticky] {
-            let steering = Steering { mode, rollout_percent: Percent(10) };
+            let steering = Steering { mode, rollout_percent: Percent(10), ..Steering::default() };
             assert!(sessions().all(|session| steering.mode_of(session) == mode));
         }
     }
@@ -155,10 +175,21 @@ mod tests {
     fn what_is_set_is_what_is_in_force() {
         let live = LiveSteering::new(Steering::default());
         for mode in [Mode::Shadow, Mode::Sticky, Mode::Own] {
-            let steering = Steering { mode, rollout_percent: Percent(7) };
-            live.set(steering);
-            assert_eq!(live.get(), steering);
+            live.turn(mode, Percent(7));
+            assert_eq!(live.get(), Steering { mode, rollout_percent: Percent(7), disabled: Actions::NONE });
         }
+    }
+
+    #[test]
+    fn actions_are_switched_off_together_or_one_more() {
+        let live = LiveSteering::new(Steering::default());
+        let fetch = Actions::NONE.with(Action::ArtifactFetch);
+        assert_eq!(live.set_disabled(fetch), Actions::NONE);
+        live.switch_off(Action::StateMigration);
+        assert_eq!(live.get().disabled, fetch.with(Action::StateMigration));
+        live.turn(Mode::Shadow, Percent(7));
+        assert_eq!(live.set_disabled(Actions::NONE), fetch.with(Action::StateMigration), "the dial leaves switches");
+        assert_eq!(live.get().disabled, Actions::NONE);
     }
 
     #[test]

@@ -2,12 +2,14 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use http::{HeaderMap, Method, Request};
+use planner::{Action, Actions};
 use serde_json::{Value, json};
 use vocabulary::{Blocks, Knowledge, ModelId, SessionId, TenantId, Tokens};
 
 use super::identify::Unnamed;
 use super::opening::preamble;
 use super::parse;
+use crate::decisions::Records;
 use crate::incoming::{Endpoint, Incoming, new_request_id};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{Front, Worker, front, front_of, get, post, send, until};
@@ -48,6 +50,35 @@ async fn a_session_that_was_spawned_from_another_says_so_in_the_ledger() {
     let parent = || front.gateway.directory().view().session(session("child")).map(|child| child.parent);
     until("the session is known", || parent().is_some()).await;
     assert_eq!(parent().flatten(), Some(session("mother")));
+}
+
+#[tokio::test]
+async fn an_action_that_is_switched_off_is_not_taken_from_the_next_request_on_and_the_log_reproduces_that() {
+    let (_worker, front) = with_a_lease(&["models.tiny.text=builtin"]).await;
+    let body = format!("{{\"model\":\"tiny\",\"prompt\":{:?}}}", "a long history ".repeat(40));
+    let ask = async || {
+        let request = Request::post(PATH).header("x-session-id", "again");
+        assert_eq!(send(front.proxy_address(), request, body.clone()).await.status, 200);
+        front.gateway.decisions.receipts.newest(1, |_| true)[0].attempts[0].action
+    };
+    ask().await;
+    let is_known =
+        || front.gateway.directory().view().session(session("again")).is_some_and(|one| !one.heads.is_empty());
+    until("the session is known", is_known).await;
+    assert_eq!(ask().await, Action::DecodeContinuation);
+    front.gateway.steering.switch_off(Action::DecodeContinuation);
+    assert_eq!(ask().await, Action::ColocatedPrefill);
+    front.gateway.steering.set_disabled(Actions::NONE);
+    assert_eq!(ask().await, Action::DecodeContinuation);
+    front.gateway.decisions.close();
+    let mut records = Records::open(&front.gateway.config.ledger.data_dir).unwrap();
+    let entries = records.next_file().unwrap().unwrap();
+    let off: Vec<_> = entries.iter().map(|entry| entry.case.as_ref().unwrap().disabled.iter().next()).collect();
+    assert_eq!(off, [None, None, Some(Action::DecodeContinuation), None]);
+    for entry in &entries {
+        let planned = entry.case.as_ref().unwrap().plan(&entry.head.policy, (None, &[])).unwrap();
+        assert_eq!(Some(planned.plan), entry.told.decision.as_ref().map(|decision| decision.plan));
+    }
 }
 
 /// A conversation's step in the words of each of these endpoints.

@@ -161,6 +161,7 @@ impl Filing {
                 unapplied: false,
                 promises: 0,
                 routers: 0,
+                unread: None,
             },
         }
     }
@@ -179,6 +180,7 @@ impl Filing {
             answered: usage.map(|usage| usage.completion),
             moved: Default::default(),
             engine_disagrees: None,
+            cache_disagrees: None,
         }
     }
 }

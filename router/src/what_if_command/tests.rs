@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use planner::{Ask, Case, SessionView, StepFacts, Transfers};
+use planner::{Actions, Ask, Case, SessionView, StepFacts, Transfers};
 use serde_json::json;
 use vocabulary::{Blocks, Bytes, Micros, Overlap, SessionId, Tokens, WorkerId, WorkerView};
 
@@ -38,6 +38,8 @@ fn case(session: u128, backlog: u64) -> Case {
         workers: Arc::new([worker(1, backlog), worker(2, 0)]),
         overlaps: vec![overlap],
         excluded: Vec::new(),
+        disabled: Actions::NONE,
+        memory: Some(Vec::new()),
     }
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use engine_model::runs::{RunId, Seconds};
 use planner::{
-    Admission, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts, StepKind,
-    Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
+    Actions, Admission, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts,
+    StepKind, Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
@@ -169,6 +169,7 @@ impl Own {
             now: micros(fleet.now.0),
             excluded: &[],
             policy: &self.policy,
+            disabled: Actions::NONE,
             turn: 0,
         })
     }

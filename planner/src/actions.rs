@@ -1,0 +1,106 @@
+//! Some of the six ways to serve a step, without memory of its own.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Action;
+
+/// A set of actions; a list of their words in JSON.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[serde(from = "Vec<Action>", into = "Vec<Action>")]
+pub struct Actions(u8);
+
+impl Actions {
+    /// No action.
+    pub const NONE: Self = Self(0);
+
+    /// Whether `action` is one of them.
+    pub fn contains(self, action: Action) -> bool {
+        self.0 & bit(action) != 0
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0 == 0
+    }
+
+    /// These and `action`.
+    #[must_use]
+    pub fn with(self, action: Action) -> Self {
+        Self(self.0 | bit(action))
+    }
+
+    /// Those of these that are not among `others`.
+    #[must_use]
+    pub fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+
+    /// Each, in declaration order.
+    pub fn iter(self) -> impl Iterator<Item = Action> {
+        Action::ALL.into_iter().filter(move |action| self.contains(*action))
+    }
+
+    /// One bit an action: a form that fits an atomic.
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Those whose bits are set; others mean nothing.
+    pub fn from_bits(bits: u8) -> Self {
+        Action::ALL.into_iter().filter(|action| bits & bit(*action) != 0).collect()
+    }
+}
+
+fn bit(action: Action) -> u8 {
+    1 << action as u8
+}
+
+impl FromIterator<Action> for Actions {
+    fn from_iter<I: IntoIterator<Item = Action>>(actions: I) -> Self {
+        actions.into_iter().fold(Self::NONE, Self::with)
+    }
+}
+
+impl From<Vec<Action>> for Actions {
+    fn from(actions: Vec<Action>) -> Self {
+        actions.into_iter().collect()
+    }
+}
+
+impl From<Actions> for Vec<Action> {
+    fn from(actions: Actions) -> Self {
+        actions.iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_set_of_actions_is_itself_again_as_bits_and_as_json() {
+        for bits in 0..1u8 << Action::ALL.len() {
+            let actions = Actions::from_bits(bits);
+            assert_eq!(actions.bits(), bits);
+            let text = serde_json::to_string(&actions).unwrap();
+            assert_eq!(serde_json::from_str::<Actions>(&text).unwrap(), actions, "{text}");
+            assert_eq!(actions.is_empty(), actions.iter().next().is_none());
+        }
+        assert_eq!(Actions::from_bits(0xff), Action::ALL.into_iter().collect());
+    }
+
+    #[test]
+    fn a_set_has_what_was_put_in_and_not_what_was_taken_out() {
+        let fetch = Actions::NONE.with(Action::ArtifactFetch);
+        let both = fetch.with(Action::StateMigration);
+        assert!(both.contains(Action::ArtifactFetch) && !both.contains(Action::RemotePrefill));
+        assert_eq!(both.without(fetch), Actions::NONE.with(Action::StateMigration));
+        assert_eq!(serde_json::to_string(&both).unwrap(), r#"["artifact_fetch","state_migration"]"#);
+    }
+
+    #[test]
+    fn a_word_that_is_no_action_is_refused_with_those_that_are() {
+        let error = serde_json::from_str::<Actions>(r#"["fetch"]"#).unwrap_err().to_string();
+        assert!(Action::ALL.iter().all(|action| error.contains(action.as_str())), "{error}");
+    }
+}
