@@ -75,6 +75,13 @@ fn a_log_of_the_planner_itself_is_reproduced_and_saves_nothing() {
 }
 
 #[test]
+fn records_that_do_not_say_whose_kv_a_step_pushes_out_are_counted() {
+    let old = |n| entry(Case { memory: None, ..case(n, 0) }, ("own", 1), Micros(12_000));
+    let got = compared(Change::default(), [old(1), old(2), entry(case(3, 0), ("own", 1), Micros(12_000))]);
+    assert_eq!((got.replayed.reproduced, got.replayed.without_memory), (3, 2));
+}
+
+#[test]
 fn a_shadow_log_becomes_what_would_have_been_saved() {
     // The bypass took the worker that holds nothing: 90 ms more, for every step.
     let got = compared(Change::default(), (1..=4).map(|n| entry(case(n, 0), ("shadow", 2), Micros(120_000))));
