@@ -218,7 +218,7 @@ pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Front {
 
 /// Waits for `happened`, at most five seconds.
 pub(crate) async fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while !happened() {
         assert!(std::time::Instant::now() < deadline, "never: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;

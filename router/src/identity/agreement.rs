@@ -5,17 +5,24 @@
 //! Only what is certain is held against each other, and no step waits or fails for it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{ModelId, Tokens, WorkerId};
 
 use crate::telemetry::identity::IdentityMetrics;
 
 /// So many answers in a row that agree end a doubt.
 const HEALED: u32 = 32;
+/// Events come later than answers where links or engines are slow: what more was found than they had told is looked at again
+/// after this time, before it counts.
+pub(crate) const LATE: Duration = Duration::from_secs(3);
+/// So many answers wait for that at most; others say nothing then.
+const MOST_LATER: usize = 256;
 /// Between two warnings of one model at one worker.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
@@ -31,7 +38,8 @@ pub struct Counts {
 /// The tokens of one prompt that were in the engine's cache, by two words of the engine's.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 pub struct Finds {
-    /// What its events had told of the prompt as it was computed here, before the step or until its answer was over.
+    /// What its events had told of the prompt as it was computed here: before the step, until its answer was over, or `LATE`
+    /// after that.
     pub told: Tokens,
     /// As its usage says.
     pub found: Tokens,
@@ -162,13 +170,16 @@ pub struct Agreement {
     models: Mutex<BTreeMap<ModelId, Signs>>,
     /// Whether anything is doubted: steps ask without the lock where nothing is.
     any: AtomicBool,
+    /// Places for answers that are looked at again.
+    later: Arc<Semaphore>,
     metrics: IdentityMetrics,
 }
 
 impl Agreement {
     /// Nobody has answered yet.
     pub fn new(metrics: IdentityMetrics) -> Self {
-        Self { models: Mutex::default(), any: AtomicBool::new(false), metrics }
+        let later = Arc::new(Semaphore::new(MOST_LATER));
+        Self { models: Mutex::default(), any: AtomicBool::new(false), later, metrics }
     }
 
     /// A whole answer of `worker` is over. `counts` are none where they cannot be held against each other; they are given
@@ -180,6 +191,11 @@ impl Agreement {
     /// The same of what it found in its cache.
     pub fn found(&self, at: (&ModelId, WorkerId), finds: Option<Finds>, now: Instant) -> Option<Finds> {
         self.answered(at, (Sign::Found, finds.map(Said::Finds)), now).then_some(finds).flatten()
+    }
+
+    /// A place for an answer that is looked at again; none where too many are.
+    pub fn later(&self) -> Option<OwnedSemaphorePermit> {
+        self.later.clone().try_acquire_owned().ok()
     }
 
     /// Whether it disagrees.
@@ -314,7 +330,7 @@ impl News {
             ),
             (News::Disagrees, Said::Finds(Finds { told, found, .. })) => tracing::warn!(
                 %model, %worker, told = told.0, found = found.0,
-                "a worker finds more of a prompt in its cache than its events told of it; if that goes on, {advice}"
+                "a worker finds more of a prompt in its cache than its events had told of it {LATE:?} later; if that goes on, {advice}"
             ),
             (News::Doubted, Said::Finds(Finds { told, found, .. })) => tracing::warn!(
                 %model, %worker, told = told.0, found = found.0,
@@ -336,7 +352,7 @@ impl News {
 pub fn advice(model: &ModelId) -> String {
     format!(
         "see that the folder of models.{model:?}.text holds the very tokenizer.json and chat template that the engine \
-         loads, and that the engine was not started with another --chat-template or --tokenizer",
+         loads, and that the engine was not started with another --chat-template or --tokenizer; then start the router again",
         model = &*model.0
     )
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use planner::{Candidate, Case, Handoff, Transfers};
+use tokio::sync::OwnedSemaphorePermit;
 use vocabulary::{Blocks, Bytes, Knowledge, Micros, Overlap, Tokens, WorkerId, WorkerView};
 use workers_shim::dialect::Usage;
 use workers_shim::events::{KnownBy, Served};
@@ -16,7 +17,7 @@ use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use crate::gateway::Gateway;
-use crate::identity::agreement::{Counts, Finds};
+use crate::identity::agreement::{Counts, Finds, LATE};
 
 /// A request on its way to its end.
 pub struct Finish {
@@ -255,11 +256,32 @@ impl Finish {
         self.gateway.remembered.identity.agreement.counted(at, counts, Instant::now())
     }
 
-    /// Holds what the engine found in its cache against what its events told. Both where they disagree.
+    /// Holds what the engine found in its cache against what its events told. Both where they disagree by now.
     fn finds_disagreeing(&self, ending: Ending, usage: Option<Usage>) -> Option<Finds> {
         let usage = usage.filter(|_| ending == Ending::Complete)?;
-        let at = (&self.step.located.prefixed.request.model, self.server());
-        self.gateway.remembered.identity.agreement.found(at, self.finds(usage), Instant::now())
+        let (model, server) = (&self.step.located.prefixed.request.model, self.server());
+        let agreement = &self.gateway.remembered.identity.agreement;
+        let finds = self.finds(usage);
+        match (finds.filter(|finds| !finds.agree()), agreement.later()) {
+            (Some(disagreeing), Some(place)) => self.look_later(disagreeing, place),
+            (Some(_), None) => _ = agreement.found((model, server), None, Instant::now()),
+            (None, _) => _ = agreement.found((model, server), finds, Instant::now()),
+        }
+        finds.filter(|finds| !finds.agree())
+    }
+
+    /// Lets events that are late come, before what was found counts as another prompt's.
+    fn look_later(&self, finds: Finds, place: OwnedSemaphorePermit) {
+        let prefixed = &self.step.located.prefixed;
+        let (gateway, server) = (self.gateway.clone(), self.server());
+        let (model, chain) = (prefixed.request.model.clone(), prefixed.prompt.chain.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(LATE).await;
+            let told = told_at(server, chain.block, &gateway.index().read().overlaps_of(&chain));
+            let finds = Finds { told: finds.told.max(told), ..finds };
+            gateway.remembered.identity.agreement.found((&model, server), Some(finds), Instant::now());
+            drop(place);
+        });
     }
 
     /// None where the prompt is not certain or one of several, where its blocks may have come from elsewhere, where not all of
@@ -273,10 +295,7 @@ impl Finish {
         let is_it = |worker: &&WorkerView| worker.id == self.server() && worker.knowledge == Knowledge::Exact;
         let capacity = fleet.iter().find(is_it)?.capacity;
         let chain = &prefixed.prompt.chain;
-        let told = |overlaps: &[Overlap]| {
-            let at = overlaps.iter().filter(|overlap| overlap.worker == self.server());
-            at.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(chain.block)
-        };
+        let told = |overlaps: &[Overlap]| told_at(self.server(), chain.block, overlaps);
         let before =
             Finds { told: told(&located.overlaps), found: usage.cached?, block: capacity.block.max(chain.block) };
         // What others had computed there meanwhile was told meanwhile.
@@ -313,4 +332,10 @@ impl Finish {
             _ => Bytes::ZERO,
         }
     }
+}
+
+/// How much of a prompt a worker has told that it holds.
+fn told_at(worker: WorkerId, block: Tokens, overlaps: &[Overlap]) -> Tokens {
+    let there = overlaps.iter().filter(|overlap| overlap.worker == worker);
+    there.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(block)
 }

@@ -59,6 +59,8 @@ pub enum Doubt {
         stored: u64,
         /// How many end the doubt, where that is known.
         enough: Option<u64>,
+        /// Whether somebody can be asked for what was missed.
+        replays: bool,
     },
 }
 
@@ -111,22 +113,28 @@ impl fmt::Display for Doubt {
                 "nobody can be asked for what it said before: set `replay_endpoint` of its --kv-events-config, and `replay` of \
                  its [[workers]] entry where `events` is set"
             ),
-            Doubt::Lost { stored, enough } => lost(f, *stored, *enough),
+            Doubt::Lost { stored, enough, replays } => lost(f, (*stored, *enough), *replays),
         }
     }
 }
 
 /// Of events that are lost for good.
-fn lost(f: &mut fmt::Formatter<'_>, stored: u64, enough: Option<u64>) -> fmt::Result {
+fn lost(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), replays: bool) -> fmt::Result {
     write!(f, "events were lost for good; ")?;
     match enough {
         Some(enough) => write!(f, "it has stored {stored} of the {enough} blocks that end this")?,
         None => write!(f, "how many blocks it can hold is not known, so no number of new ones ends this")?,
     }
+    let advice = match replays {
+        true => "raise `buffer_steps` of its --kv-events-config",
+        false => {
+            "set `replay_endpoint` of its --kv-events-config, and `replay` of its [[workers]] entry where `events` is set"
+        }
+    };
     write!(
         f,
         ", as do a reset of its prefix cache (POST /reset_prefix_cache at the engine) and a restart; so that it does not \
-         happen again, raise `buffer_steps` of its --kv-events-config"
+         happen again, {advice}"
     )
 }
 
@@ -216,7 +224,7 @@ mod tests {
         let text = |doubt: Doubt| doubt.to_string();
         let model = ModelId::from("tiny");
         let misfit = Doubt::Misfit { model: model.clone(), block: Tokens(10), chain: Tokens(4) };
-        let lost = |enough| Doubt::Lost { stored: 7, enough };
+        let lost = |enough| Doubt::Lost { stored: 7, enough, replays: true };
         let all = [
             (Doubt::Unreached, "GET /health"),
             (Doubt::Silent, "--kv-events-config"),
@@ -231,6 +239,7 @@ mod tests {
             (lost(Some(20)), "7 of the 20 blocks"),
             (lost(None), "POST /reset_prefix_cache"),
             (lost(None), "`buffer_steps`"),
+            (Doubt::Lost { stored: 7, enough: None, replays: false }, "`replay_endpoint`"),
         ];
         for (doubt, named) in all {
             assert!(text(doubt.clone()).contains(named), "{doubt:?}: {doubt}");

@@ -274,7 +274,13 @@ async fn a_template_that_gives_as_many_other_tokens_is_found_out_by_what_the_eng
         let finds = seen.cache_disagrees.unwrap();
         assert_eq!((finds.told, Some(finds.found)), (Tokens(0), seen.cached));
     }
+    // It counts once late events had time to come.
+    let agreement = &front.gateway.remembered.identity.agreement;
+    assert_eq!(agreement.all_doubts(), []);
+    until("it is doubted", || !agreement.all_doubts().is_empty()).await;
     assert_eq!(say(&front, &messages).await.attempts[0].knowledge, Knowledge::Fallback);
+    let disagreeing = front.gateway.metrics.identity.found_prompts.with_label_values(&["disagrees"]);
+    until("all are looked at", || disagreeing.get() == 7).await;
     let ready = get(front.operator_address(), "/readyz").await.json();
     let line = &ready["degraded"][0];
     assert_eq!((&line["what"], &line["cause"]), (&json!("identity"), &json!("cache_disagrees")), "{ready}");
@@ -350,6 +356,8 @@ async fn cold_starts_together_and_evictions_make_no_doubt() {
     let agreement = &front.gateway.remembered.identity.agreement;
     assert_eq!(agreement.all_doubts(), []);
     let compared = |result| front.gateway.metrics.identity.found_prompts.with_label_values(&[result]).get();
+    let all = || ["agrees", "disagrees", "not_compared"].map(compared).iter().sum::<u64>();
+    until("all are looked at", || all() == 48).await;
     assert!(compared("agrees") >= 24 && compared("disagrees") < 4, "{} {}", compared("agrees"), compared("disagrees"));
     let held = front.gateway.index().read().blocks();
     assert!(held <= 160, "{held}: what was there before is evicted");

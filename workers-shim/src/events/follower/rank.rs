@@ -315,7 +315,9 @@ impl Rank {
             (Gap::Unidentified, _) => Doubt::Unidentified,
             (Gap::Behind, Some(replay)) => Doubt::Replaying { replay: replay.clone() },
             (Gap::Behind, None) => Doubt::NoReplay,
-            (Gap::Lost(stored), _) => Doubt::Lost { stored, enough: self.most_blocks().map(turned_over) },
+            (Gap::Lost(stored), replay) => {
+                Doubt::Lost { stored, enough: self.most_blocks().map(turned_over), replays: replay.is_some() }
+            }
         })
     }
 
