@@ -112,7 +112,7 @@ impl Gateway {
             upstream: Upstream::new(config.upstream.clone()),
             keys,
             metrics,
-            steering: LiveSteering::new(config.steering.steering()),
+            steering: LiveSteering::new(config.steering()),
             roster: Arc::new(Roster::new(&config.workers)),
             remembered,
             config,

@@ -18,6 +18,7 @@ mod following;
 pub mod foretelling;
 pub mod forward;
 pub mod gateway;
+pub mod guardrail;
 pub mod identity;
 pub mod incoming;
 mod models;

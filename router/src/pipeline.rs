@@ -5,6 +5,7 @@ mod batch;
 pub mod commit;
 pub mod execute;
 pub mod finish;
+pub(crate) mod guard;
 pub mod identify;
 mod knowledge;
 pub mod legs;

@@ -152,7 +152,12 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             let usage = serde_json::json!({"prompt_tokens": asked["counted"], "completion_tokens": 1});
             axum::Json(serde_json::json!({"usage": usage})).into_response()
         }
+        "late" => {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            axum::Json(serde_json::json!({"usage": null})).into_response()
+        }
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
+        "fail at one" if worker.name == "one" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "fail" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "refuse" => (StatusCode::UNPROCESSABLE_ENTITY, [("x-engine", "said no")], "engine's own words").into_response(),
         "forgotten" if asked["previous_response_id"].is_string() => StatusCode::NOT_FOUND.into_response(),

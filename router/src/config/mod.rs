@@ -43,6 +43,8 @@ pub struct Config {
     pub models: BTreeMap<String, ModelConfig>,
     /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
     pub steering: SteeringConfig,
+    /// The control group that actions are held against.
+    pub guardrail: GuardrailConfig,
     /// Prices and switches of the planner.
     pub planner: Policy,
     /// The ledger of owners and sessions.
@@ -77,10 +79,18 @@ impl Default for SteeringConfig {
     }
 }
 
-impl SteeringConfig {
-    /// The part that can change at run time.
-    pub fn steering(self) -> Steering {
-        Steering { mode: self.mode, rollout_percent: self.rollout_percent, disabled: Actions::NONE }
+/// Section `[guardrail]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GuardrailConfig {
+    /// In mode `own`, the share of sessions that are planned and served by the bypass all the same, so that actions which
+    /// make the others slower are found and switched off; 0 to 50, and 0 compares nothing.
+    pub control_percent: Percent,
+}
+
+impl Default for GuardrailConfig {
+    fn default() -> Self {
+        Self { control_percent: Percent::NONE }
     }
 }
 
@@ -183,6 +193,13 @@ pub struct Overrides {
 }
 
 impl Config {
+    /// What steers from the start.
+    pub fn steering(&self) -> Steering {
+        let SteeringConfig { mode, rollout_percent, .. } = self.steering;
+        let control_percent = self.guardrail.control_percent;
+        Steering { mode, rollout_percent, control_percent, disabled: Actions::NONE }
+    }
+
     /// The configuration of `file`, if any, with `overrides` on top.
     pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, ConfigError> {
         let mut table = match file {
@@ -246,6 +263,9 @@ impl Config {
         if self.steering.bypass == Rule::Own {
             let accepted = "accepted is session_pinning, round_robin or match_rate_minus_load";
             return invalid("steering.bypass", accepted.into());
+        }
+        if u8::from(self.guardrail.control_percent) > 50 {
+            return invalid("guardrail.control_percent", "accepted is 0 to 50".into());
         }
         if self.proxy.connections == 0 || self.proxy.connections > 1_000_000 {
             return invalid("proxy.connections", "accepted is 1 to 1000000".into());

@@ -56,6 +56,7 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ("", &["steering.bypass=own"], "steering.bypass: accepted is session_pinning"),
         ("[decisions]\nlog = \"1KiB\"", &[], "decisions.log: accepted is 0, which keeps none, or 1MiB and more"),
         ("", &["decisions.log=1048575"], "decisions.log: accepted is 0"),
+        ("", &["guardrail.control_percent=51"], "guardrail.control_percent: accepted is 0 to 50"),
         ("", &["planner.lamda=1"], "lamda"),
         ("", &["proxy.listen=localhost"], "proxy.listen: invalid socket address syntax; accepted is IP:PORT"),
         ("", &["mode"], "expected PATH=VALUE"),

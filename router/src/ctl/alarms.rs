@@ -379,6 +379,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_action_that_was_given_up_is_an_alarm_that_says_how_to_take_it_again() {
+        let worker = Worker::start("one", "tiny").await;
+        let front = front_of(&[worker.url()], &[]).await;
+        let alarms = async || {
+            let found = look(&client(&front), Output::Json).await.unwrap();
+            let guarded = found.iter().filter(|alarm| word(alarm.get("alarm")).starts_with("guardrail"));
+            guarded.cloned().collect::<Vec<_>>()
+        };
+        assert!(alarms().await.is_empty());
+        crate::pipeline::guard::tests::make_slow(&front.gateway, planner::Action::ArtifactFetch);
+        let found = alarms().await;
+        let what = word(found[0].get("what"));
+        assert_eq!(names(&found), ["guardrail_action_slower"]);
+        assert!(what.contains("artifact_fetch made sessions slower") && what.contains("`disabled` of PUT"), "{what}");
+    }
+
+    #[tokio::test]
     async fn what_readyz_calls_degraded_is_an_alarm_with_what_to_do() {
         let worker = Worker::start("one", "tiny").await;
         let data = tempfile::tempdir().unwrap();

@@ -161,7 +161,11 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         if receipt["mode"] == "shadow" {
             let plan = &receipt["decision"]["plan"];
             let what = format!("{} at {} for {price} ms; {next}", word(plan.get("action")), names.leg(&plan["decode"]));
-            rows.push(row(["would be", &format!("{what}. In mode shadow the bypass served it:")]));
+            let why = match receipt["control"] == true {
+                true => "Its session is of the guardrail's control group, so that the bypass served it:",
+                false => "In mode shadow the bypass served it:",
+            };
+            rows.push(row(["would be", &format!("{what}. {why}")]));
         } else {
             rows.push(row(["chosen", &format!("by {rule} for {price} ms; {next}")]));
             rows.push(row(["ownership", &claim(&receipt["decision"]["plan"]["claim"])]));

@@ -20,6 +20,7 @@ use vocabulary::{ModelId, RequestId, WorkerId};
 
 use crate::config::units::Size;
 use crate::foretelling::Foretelling;
+use crate::guardrail::Guardrail;
 use crate::pipeline::receipt::{Receipt, Receipts};
 use crate::telemetry::decisions::DecisionMetrics;
 pub(crate) use files::Bound;
@@ -119,6 +120,8 @@ pub struct Decisions {
     pub receipts: Receipts,
     /// Whether first tokens come when prices say.
     pub foretelling: Foretelling,
+    /// Whether actions make sessions slower than the bypass.
+    pub guardrail: Guardrail,
     log: Option<Writer>,
     folder: PathBuf,
 }
@@ -153,7 +156,8 @@ impl Decisions {
         let open = |bound| Writer::open(folder, bound, (&head, metrics));
         let log = Bound::of(config.log.0 as u64).map(open).transpose();
         let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;
-        Ok(Self { receipts, foretelling: Foretelling::default(), log, folder: folder.to_owned() })
+        let (foretelling, guardrail) = Default::default();
+        Ok(Self { receipts, foretelling, guardrail, log, folder: folder.to_owned() })
     }
 
     /// Files a finished step. `case` is what the planner was asked, where it was asked.

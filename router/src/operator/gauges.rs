@@ -4,12 +4,15 @@ use std::time::Instant;
 
 use ownership::Standing;
 use ownership::ledger::Lease;
+use planner::Action;
 use vocabulary::{Health, Knowledge, WorkerView};
 use workers_shim::events::SourceCount;
 
+use super::guardrail::is_reverted;
 use crate::exchange::trouble::Trouble;
 use crate::foretelling::Off;
 use crate::gateway::Gateway;
+use crate::guardrail::Arm;
 use crate::pipeline::steering::Mode;
 
 /// Writes all of it.
@@ -19,6 +22,7 @@ pub(super) fn refresh(gateway: &Gateway) {
     cluster(gateway);
     gateway.metrics.soft_state.memory_bytes.set(signed(gateway.remembered.state.bytes() as u64));
     identity(gateway);
+    guarded(gateway);
     workers(gateway);
     exchange(gateway);
 }
@@ -91,6 +95,19 @@ fn identity(gateway: &Gateway) {
     metrics.memory_bytes.set(signed(trails.bytes().0));
     metrics.distrusted.set(signed(gateway.catalog().distrusted().count() as u64));
     metrics.doubted.set(signed(gateway.remembered.identity.agreement.doubted_models() as u64));
+}
+
+fn guarded(gateway: &Gateway) {
+    let metrics = &gateway.metrics.decisions;
+    for action in Action::ALL {
+        let compared = gateway.decisions.guardrail.of(action);
+        let name = action.as_str();
+        metrics.guard_ratio.with_label_values(&[name]).set(compared.ratio.unwrap_or_default());
+        for (arm, count) in [(Arm::Control, compared.control_sessions), (Arm::Own, compared.own_sessions)] {
+            metrics.guard_sessions.with_label_values(&[name, arm.as_str()]).set(signed(count as u64));
+        }
+        metrics.reverted.with_label_values(&[name]).set(i64::from(is_reverted(gateway, action, &compared)));
+    }
 }
 
 fn process(gateway: &Gateway) {

@@ -14,6 +14,7 @@ mod document;
 mod fresh;
 mod gate;
 mod gauges;
+mod guardrail;
 mod input;
 mod keeping;
 mod leases;
@@ -98,6 +99,7 @@ fn other_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(process::ready))
         .routes(routes!(document::document))
         .routes(routes!(steering::mode, steering::set_mode, steering::patch_mode))
+        .routes(routes!(guardrail::guardrail))
         .routes(routes!(steering::decisions))
         .routes(routes!(steering::decision))
 }

@@ -13,6 +13,7 @@ use vocabulary::WorkerId;
 use super::desk::Desk;
 use super::fresh::Fresh;
 use super::gauges;
+use super::guardrail;
 use super::problem::Problem;
 use crate::adapters;
 use crate::gateway::Gateway;
@@ -39,11 +40,11 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger`, `soft_state`, `identity`, `audit` or `files`.
+    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `audit` or `files`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
     /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
-    /// `adapter_not_served`; of the audit log `failed`;
+    /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of the audit log `failed`;
     /// of files that cannot be read what they hold.
     cause: &'static str,
     /// In words.
@@ -110,6 +111,31 @@ impl Readiness {
                      else can, and nothing new is owned; take a worker back, or add one"
                     .into(),
         });
+        let slower = guardrail::told(gateway).map(|(cause, detail)| Degraded { what: "guardrail", cause, detail });
+        let audit = desk.audit.is_broken().then(|| Degraded {
+            what: "audit",
+            cause: "failed",
+            detail: "the audit log takes no line, so that operators' writes are refused".into(),
+        });
+        let files = gateway.untaken().all().into_iter().map(|(cause, why)| Degraded {
+            what: "files",
+            cause,
+            detail: format!("a file that changed is not used, what was read before still is: {why}"),
+        });
+        let degraded = draining
+            .into_iter()
+            .chain(ledger)
+            .chain(redis)
+            .chain(Self::of_identity(gateway))
+            .chain(slower)
+            .chain(audit)
+            .chain(files)
+            .collect();
+        Self { ready: true, node: directory.node().0, standing, degraded }
+    }
+
+    /// What is known of prompts less well than it could be.
+    fn of_identity(gateway: &Gateway) -> impl Iterator<Item = Degraded> {
         let identity = gateway.catalog().distrusted().map(|model| Degraded {
             what: "identity",
             cause: "distrusted",
@@ -124,21 +150,7 @@ impl Readiness {
         let doubts = gateway.remembered.identity.agreement.all_doubts();
         let identity = identity.chain(doubts.into_iter().map(|doubt| Degraded::of_doubt(gateway, &doubt)));
         let odd = adapters::odd(gateway).into_iter();
-        let identity =
-            identity.chain(odd.map(|odd| Degraded { what: "identity", cause: odd.cause(), detail: odd.to_string() }));
-        let audit = desk.audit.is_broken().then(|| Degraded {
-            what: "audit",
-            cause: "failed",
-            detail: "the audit log takes no line, so that operators' writes are refused".into(),
-        });
-        let files = gateway.untaken().all().into_iter().map(|(cause, why)| Degraded {
-            what: "files",
-            cause,
-            detail: format!("a file that changed is not used, what was read before still is: {why}"),
-        });
-        let degraded =
-            draining.into_iter().chain(ledger).chain(redis).chain(identity).chain(audit).chain(files).collect();
-        Self { ready: true, node: directory.node().0, standing, degraded }
+        identity.chain(odd.map(|odd| Degraded { what: "identity", cause: odd.cause(), detail: odd.to_string() }))
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) struct Dial {
 
 impl From<Steering> for Dial {
     fn from(steering: Steering) -> Self {
-        let Steering { mode, rollout_percent, disabled } = steering;
+        let Steering { mode, rollout_percent, disabled, .. } = steering;
         Self { mode, rollout_percent, disabled }
     }
 }
@@ -128,7 +128,8 @@ pub(super) async fn set_mode(
     let share = change.rollout_percent.unwrap_or(before.rollout_percent);
     gateway.steering.turn(change.mode.unwrap_or(before.mode), share);
     if let Some(disabled) = change.disabled {
-        gateway.steering.set_disabled(disabled);
+        let before = gateway.steering.set_disabled(disabled);
+        before.without(disabled).iter().for_each(|action| gateway.decisions.guardrail.begin_anew(action));
     }
     let after = gateway.steering.get();
     tracing::info!(?before, ?after, "an operator changed the mode");

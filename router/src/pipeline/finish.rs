@@ -1,9 +1,9 @@
 //! What is to be done when an answer is over: the commit, the receipt, the figures. Once a request, whatever its end.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use planner::{Candidate, Case, Handoff, Transfers};
+use planner::{Action, Candidate, Case, Handoff, Transfers};
 use tokio::sync::OwnedSemaphorePermit;
 use vocabulary::{Blocks, Bytes, Knowledge, Micros, Overlap, Tokens, WorkerId, WorkerView};
 use workers_shim::dialect::Usage;
@@ -11,13 +11,19 @@ use workers_shim::events::{KnownBy, Served};
 use workers_shim::fleet::InFlight;
 
 use super::commit::{commit, withdraw};
+use super::guard::guard;
 use super::knowledge::is_converted_by_guess;
 use super::plan::{Classified, Planned, facts};
 use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use crate::gateway::Gateway;
+use crate::guardrail::{Arm, Step};
 use crate::identity::agreement::{Counts, Finds, LATE};
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
 
 /// A request on its way to its end.
 pub struct Finish {
@@ -25,6 +31,8 @@ pub struct Finish {
     pub gateway: Arc<Gateway>,
     /// The step.
     pub step: Classified,
+    /// What the planner chose first, where it was asked.
+    pub chosen: Option<Action>,
     /// The plan that serves it.
     pub planned: Planned,
     /// Every try, the newest last.
@@ -85,6 +93,7 @@ impl Finish {
         let seen = self.seen(ending, usage);
         self.count(&seen);
         self.hold_against_price(&seen);
+        self.hold_against_control(&seen);
         let gateway = self.gateway.clone();
         if ending == Ending::Complete && self.step.ask.transfers == Transfers::Allowed {
             let session = self.step.located.session.id;
@@ -156,14 +165,14 @@ impl Finish {
         };
         let incoming = &located.prefixed.request.incoming;
         let gateway = &self.gateway;
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let receipt = Receipt {
             request: incoming.id,
-            at_unix_ms: (now.as_millis() as u64).saturating_sub(seen.total.0 / 1000),
+            at_unix_ms: unix_ms().saturating_sub(seen.total.0 / 1000),
             tenant: incoming.tenant.clone(),
             model: located.prefixed.request.model.clone(),
             known,
             mode: self.step.mode,
+            control: self.step.arm == Some(Arm::Control),
             soft_state: gateway.remembered.state.trouble(),
             decision,
             attempts: self.attempts,
@@ -238,6 +247,18 @@ impl Finish {
                 "its first tokens do not come when prices say: see whether others use it, or its clocks were lowered"),
             None => tracing::info!(%worker, %ratio, "its first tokens come when prices say again"),
         }
+    }
+
+    /// Holds the first token of a compared session's step against those of the other arm. What counts is what was chosen
+    /// first: that it failed and was replaced is part of what it does to its session.
+    fn hold_against_control(&self, seen: &Seen) {
+        let (Some(arm), Some(action)) = (self.step.arm, self.chosen) else { return };
+        if seen.ending != Ending::Complete {
+            return;
+        }
+        let session = self.step.located.pin;
+        let took = seen.first_token.unwrap_or(seen.total);
+        guard(&self.gateway, &Step { action, session, arm, took, at_unix_ms: unix_ms() });
     }
 
     /// Whether who served it may read the request otherwise than it was read here.

@@ -16,6 +16,7 @@ use super::tenure::{Account, Tenure};
 use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
+use crate::guardrail::Arm;
 
 /// The two policies that may be in force for a step, and what is kept between steps.
 #[derive(Debug)]
@@ -61,6 +62,8 @@ pub struct Classified {
     pub ask: Ask,
     /// Who decides for it.
     pub mode: Mode,
+    /// On which side of the guardrail's comparison its session is.
+    pub arm: Option<Arm>,
     /// Actions that are switched off at run time.
     pub disabled: Actions,
 }
@@ -108,7 +111,8 @@ pub fn classify(gateway: &Gateway, located: Located) -> Classified {
         transfers: transfers(&located),
     };
     let steering = gateway.steering.get();
-    Classified { mode: steering.mode_of(located.pin), disabled: steering.disabled, step, ask, located }
+    let (mode, arm) = (steering.mode_of(located.pin), steering.arm_of(located.pin));
+    Classified { mode, arm, disabled: steering.disabled, step, ask, located }
 }
 
 fn transfers(located: &Located) -> Transfers {

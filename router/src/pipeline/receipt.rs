@@ -29,6 +29,9 @@ pub struct Receipt {
     pub known: Known,
     /// Who decided.
     pub mode: Mode,
+    /// Whether its session is of the guardrail's control group: planned, and served by the bypass in mode `own`, too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub control: bool,
     /// How Redis stood where that was not as it should be; none when all was well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soft_state: Option<Standing>,
@@ -279,6 +282,7 @@ pub(crate) mod testing {
                 },
             },
             mode: Mode::Sticky,
+            control: false,
             soft_state: None,
             decision: None,
             attempts: Vec::new(),

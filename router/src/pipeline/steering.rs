@@ -7,6 +7,8 @@ use planner::{Action, Actions};
 use serde::{Deserialize, Serialize};
 use vocabulary::SessionId;
 
+use crate::guardrail::Arm;
+
 /// Who decides where a step goes.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "lowercase")]
@@ -37,6 +39,8 @@ impl Mode {
 pub struct Percent(u8);
 
 impl Percent {
+    /// Nobody.
+    pub const NONE: Self = Self(0);
     /// Everybody.
     pub const ALL: Self = Self(100);
 }
@@ -67,25 +71,53 @@ impl From<Percent> for u8 {
 }
 
 /// The setting as the configuration and the operator API write it.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub struct Steering {
     /// Who decides.
     pub mode: Mode,
     /// In mode `own`, the share of sessions whose steps the planner routes. Stable per session.
     pub rollout_percent: Percent,
+    /// Of these, the share that the bypass serves so that the others can be compared with them. Stable per session.
+    pub control_percent: Percent,
     /// Actions that are switched off, beside those that the planner's policy switches off.
     pub disabled: Actions,
+}
+
+impl Default for Steering {
+    fn default() -> Self {
+        let control_percent = Percent::NONE;
+        Self { mode: Mode::Own, rollout_percent: Percent::ALL, control_percent, disabled: Actions::NONE }
+    }
+}
+
+/// Two places of a session from 0 to 99 that say nothing of each other. The id is a hash already; its high half is not
+/// used for placement.
+fn places(session: SessionId) -> [u8; 2] {
+    let high = session.0 >> 64;
+    [(high % 100) as u8, (high / 100 % 100) as u8]
 }
 
 impl Steering {
     /// Who decides for this session.
     pub fn mode_of(self, session: SessionId) -> Mode {
-        // The id is a hash already; its high half is not used for placement.
-        let place = ((session.0 >> 64) % 100) as u8;
         match self.mode {
-            Mode::Own if place >= self.rollout_percent.0 => Mode::Sticky,
+            Mode::Own if places(session)[0] >= self.rollout_percent.0 => Mode::Sticky,
+            Mode::Own if self.arm_of(session) == Some(Arm::Control) => Mode::Shadow,
             mode => mode,
+        }
+    }
+
+    /// On which side of the guardrail's comparison this session is. Both sides are as large: the newest sessions of
+    /// either are of the same hours then.
+    pub fn arm_of(self, session: SessionId) -> Option<Arm> {
+        let ([place, other], share) = (places(session), self.control_percent.0);
+        let is_owned = self.mode == Mode::Own && place < self.rollout_percent.0;
+        match other {
+            _ if !is_owned => None,
+            other if other < share => Some(Arm::Control),
+            other if other < 2 * share => Some(Arm::Own),
+            _ => None,
         }
     }
 }
@@ -96,12 +128,14 @@ pub struct LiveSteering {
     mode: AtomicU8,
     percent: AtomicU8,
     disabled: AtomicU8,
+    control: Percent,
 }
 
 impl LiveSteering {
     /// In force from the start.
     pub fn new(steering: Steering) -> Self {
-        let live = Self { mode: AtomicU8::new(0), percent: AtomicU8::new(0), disabled: AtomicU8::new(0) };
+        let control = steering.control_percent;
+        let live = Self { mode: AtomicU8::new(0), percent: AtomicU8::new(0), disabled: AtomicU8::new(0), control };
         live.turn(steering.mode, steering.rollout_percent);
         live.set_disabled(steering.disabled);
         live
@@ -117,6 +151,7 @@ impl LiveSteering {
         Steering {
             mode,
             rollout_percent: Percent(self.percent.load(Ordering::Relaxed)),
+            control_percent: self.control,
             disabled: Actions::from_bits(self.disabled.load(Ordering::Relaxed)),
         }
     }
@@ -164,6 +199,34 @@ mod tests {
     }
 
     #[test]
+    fn the_control_group_is_a_part_of_the_rolled_out_sessions_whatever_their_share_and_the_other_arm_is_as_large() {
+        let at = |rollout, control| Steering {
+            rollout_percent: Percent(rollout),
+            control_percent: Percent(control),
+            ..Steering::default()
+        };
+        let in_arm =
+            |steering: Steering, arm| sessions().filter(|session| steering.arm_of(*session) == arm).collect::<Vec<_>>();
+        let (all, half) = (at(100, 20), at(50, 20));
+        for arm in Arm::ALL {
+            let (all, half) = (in_arm(all, Some(arm)), in_arm(half, Some(arm)));
+            assert!((150..250).contains(&all.len()) && (70..130).contains(&half.len()), "{} {}", all.len(), half.len());
+            assert!(half.iter().all(|session| all.contains(session)), "stable as the share grows");
+        }
+        for session in sessions() {
+            let expected = match all.arm_of(session) {
+                Some(Arm::Control) => Mode::Shadow,
+                Some(Arm::Own) | None => Mode::Own,
+            };
+            assert_eq!(all.mode_of(session), expected);
+            assert!(half.mode_of(session) != Mode::Sticky || half.arm_of(session).is_none());
+            assert_eq!(Steering { mode: Mode::Shadow, ..all }.arm_of(session), None);
+        }
+        assert_eq!(in_arm(at(100, 0), None).len(), 1_000);
+        assert_eq!(in_arm(at(100, 50), None).len(), 0);
+    }
+
+    #[test]
     fn shadow_and_sticky_are_for_everybody() {
         for mode in [Mode::Shadow, Mode::Sticky] {
             let steering = Steering { mode, rollout_percent: Percent(10), ..Steering::default() };
@@ -176,7 +239,7 @@ mod tests {
         let live = LiveSteering::new(Steering::default());
         for mode in [Mode::Shadow, Mode::Sticky, Mode::Own] {
             live.turn(mode, Percent(7));
-            assert_eq!(live.get(), Steering { mode, rollout_percent: Percent(7), disabled: Actions::NONE });
+            assert_eq!(live.get(), Steering { mode, rollout_percent: Percent(7), ..Steering::default() });
         }
     }
 

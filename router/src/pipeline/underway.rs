@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use planner::Plan;
+use planner::{Action, Plan};
 use vocabulary::WorkerId;
 
 use super::execute::{Answering, Failed};
@@ -29,6 +29,8 @@ pub struct Underway {
 
 struct Tried {
     step: Classified,
+    /// What the planner chose first.
+    chosen: Option<Action>,
     /// The plan under way, or the last one that failed.
     planned: Option<Planned>,
     /// Every finished try, the newest last.
@@ -52,7 +54,8 @@ impl Tried {
 impl Underway {
     /// Nothing was tried yet.
     pub fn new(gateway: &Arc<Gateway>, step: Classified) -> Self {
-        let tried = Tried { step, planned: None, attempts: Vec::new(), excluded: Vec::new(), failed: None };
+        let tried =
+            Tried { step, chosen: None, planned: None, attempts: Vec::new(), excluded: Vec::new(), failed: None };
         Self { gateway: gateway.clone(), tried: Some(tried) }
     }
 
@@ -70,6 +73,8 @@ impl Underway {
                     self.gateway.metrics.requests.retries.with_label_values(&[remark.as_str()]).inc();
                 }
                 let plan = planned.plan;
+                let chosen = planned.decision.as_ref().map(|decision| decision.plan.action);
+                tried.chosen = tried.chosen.or(chosen);
                 tried.planned = Some(planned);
                 let tried = self.tried.as_ref().expect("it was there a line ago");
                 Ok((&tried.step, plan))
@@ -107,6 +112,7 @@ impl Underway {
         let finish = Finish {
             gateway: self.gateway.clone(),
             step: tried.step,
+            chosen: tried.chosen,
             planned: tried.planned.expect("an answer has a plan"),
             attempts: tried.attempts,
             in_flight: Some(answering.in_flight),
@@ -123,6 +129,7 @@ impl Underway {
         let finish = Finish {
             gateway: self.gateway.clone(),
             step: tried.step,
+            chosen: tried.chosen,
             planned,
             attempts: tried.attempts,
             in_flight: None,

@@ -132,6 +132,7 @@ impl Filing {
             model: self.request.model.clone(),
             known: self.known(usage),
             mode: self.gateway.steering.get().mode_of(self.session),
+            control: false,
             soft_state: self.gateway.remembered.state.trouble(),
             decision: None,
             attempts: vec![attempt],

@@ -15,6 +15,13 @@ pub struct DecisionMetrics {
     pub prefill_speed: GaugeVec,
     /// `worker_mispriced{worker, off}`: 1 while its first tokens come late or early by its prices; refreshed when scraped.
     pub mispriced: IntGaugeVec,
+    /// `guardrail_first_token_ratio{action}`: sessions with it by the control group's; 0 before there are enough; refreshed
+    /// when scraped, as the next two.
+    pub guard_ratio: GaugeVec,
+    /// `guardrail_sessions{action, arm}`: sessions that are compared.
+    pub guard_sessions: IntGaugeVec,
+    /// `guardrail_reverted{action}`: 1 while it is switched off because it made sessions slower.
+    pub reverted: IntGaugeVec,
 }
 
 impl DecisionMetrics {
@@ -41,6 +48,21 @@ impl DecisionMetrics {
                 "worker_mispriced",
                 "1 while its first tokens come later or earlier than prices foretell.",
                 &["worker", "off"],
+            ),
+            guard_ratio: f.fractions(
+                "guardrail_first_token_ratio",
+                "First-token time of sessions that an action served, by that of the control group; 0 while too few are known.",
+                &["action"],
+            ),
+            guard_sessions: f.gauges(
+                "guardrail_sessions",
+                "Sessions whose steps are compared, by the action that the planner chose and by arm.",
+                &["action", "arm"],
+            ),
+            reverted: f.gauges(
+                "guardrail_reverted",
+                "1 while an action is switched off because it made sessions slower.",
+                &["action"],
             ),
         }
     }

@@ -1,0 +1,80 @@
+//! `/ownerserve/v1/guardrail`: how each action compares with the bypass, and what was given up for it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use planner::Action;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::gateway::Gateway;
+use crate::guardrail::{Compared, can_be_reverted};
+use crate::pipeline::steering::Percent;
+
+/// How sessions are compared.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Guarded {
+    /// The share of sessions that the bypass serves so that others can be compared with them; 0 compares nothing.
+    #[schema(value_type = u8, maximum = 50)]
+    control_percent: Percent,
+    /// Each action once.
+    actions: Vec<Line>,
+}
+
+/// One action beside the bypass, over steps for which the planner chose it.
+#[derive(Serialize, ToSchema)]
+struct Line {
+    /// As `artifact_fetch`.
+    #[schema(value_type = String)]
+    action: Action,
+    #[serde(flatten)]
+    compared: Compared,
+    /// Whether it is switched off when it is slower; others are told as an alarm.
+    can_be_reverted: bool,
+    /// Whether it was switched off because it is slower, and still is off.
+    reverted: bool,
+}
+
+/// Whether an action is off because it was slower.
+pub(super) fn is_reverted(gateway: &Gateway, action: Action, compared: &Compared) -> bool {
+    let is_off = gateway.steering.get().disabled.contains(action);
+    compared.slower_since_unix_ms.is_some() && can_be_reverted(action) && is_off
+}
+
+/// How each action compares with the bypass, over this router's sessions since it started.
+///
+/// `PUT /ownerserve/v1/mode` with a `disabled` that lacks an action switches it on again, and its comparison begins anew.
+#[utoipa::path(get, path = "/ownerserve/v1/guardrail", tag = "steering",
+    responses((status = 200, description = "The comparison of every action.", body = Guarded)))]
+pub(super) async fn guardrail(State(gateway): State<Arc<Gateway>>) -> Json<Guarded> {
+    let line = |action| {
+        let compared = gateway.decisions.guardrail.of(action);
+        let reverted = is_reverted(&gateway, action, &compared);
+        Line { action, compared, can_be_reverted: can_be_reverted(action), reverted }
+    };
+    let control_percent = gateway.steering.get().control_percent;
+    Json(Guarded { control_percent, actions: Action::ALL.into_iter().map(line).collect() })
+}
+
+/// What is slower, in words: its cause as `/readyz` names it, and what that means.
+pub(super) fn told(gateway: &Gateway) -> impl Iterator<Item = (&'static str, String)> {
+    gateway.decisions.guardrail.slower().into_iter().map(|(action, compared)| {
+        let figure = |figure: Option<f64>| figure.unwrap_or_default();
+        let figures = format!(
+            "first tokens take {:.2} times as long with it ({:.2} to {:.2}; {} sessions, {} of the control group)",
+            figure(compared.ratio),
+            figure(compared.ratio_low),
+            figure(compared.ratio_high),
+            compared.own_sessions,
+            compared.control_sessions
+        );
+        if can_be_reverted(action) {
+            let then = format!("it is switched off until `disabled` of PUT /ownerserve/v1/mode lacks {action}");
+            ("action_slower", format!("{action} made sessions slower than the bypass does: {figures}; {then}"))
+        } else {
+            let then = "it cannot be switched off: lower rollout_percent, or set mode shadow";
+            ("placement_slower", format!("{action} makes sessions slower than the bypass does: {figures}; {then}"))
+        }
+    })
+}
