@@ -94,7 +94,11 @@ impl Tenancy {
     }
 
     /// The step came to nothing: what it left there is not counted on.
-    pub fn fails(&mut self, at: Owner, session: SessionId) {
+    pub fn fails(&mut self, at: Owner, session: SessionId, now: Micros) {
+        if let Some(seen) = self.sessions.get_mut(&session) {
+            seen.away_since = Some(now);
+            self.ends.push_back((now, session));
+        }
         if let Some(mut place) = self.known(at) {
             place.fails(session);
         }
@@ -105,6 +109,11 @@ impl Tenancy {
         if let Some(mut place) = self.known(at) {
             place.leaves(session);
         }
+    }
+
+    /// Whether a session has something at a rank.
+    pub fn has(&self, at: Owner, session: SessionId) -> bool {
+        self.tenants.of(session).iter().any(|(place, _)| *place == at)
     }
 
     /// A rank was seen to hold so many tokens, of all sessions. Where that is less than half of what idle ones have in the

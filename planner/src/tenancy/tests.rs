@@ -90,7 +90,7 @@ fn two_steps_of_a_session_are_one_tenant_until_both_are_over() {
 fn a_step_that_failed_leaves_nothing_that_is_counted_on() {
     let mut tenancy = served(&[(1, 100)]);
     begins(&mut tenancy, 1, 150);
-    tenancy.fails(at(1), SessionId(1));
+    tenancy.fails(at(1), SessionId(1), seconds(92));
     assert_eq!((room(&tenancy, 1).own, room(&tenancy, 1).free), (Tokens::ZERO, ALL));
 }
 

@@ -1,7 +1,9 @@
 //! What the account said when a step was planned: enough of it, for a decision log, to plan the step again.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
-use vocabulary::{DpRank, Owner, Tokens, WorkerId};
+use vocabulary::{DpRank, Owner, Tokens, WorkerId, WorkerView};
 
 use super::Tenancy;
 use super::room::{Room, Victim};
@@ -39,13 +41,13 @@ impl Tenancy {
     /// What a step's planner read of the account, rank by rank; those of which nothing is known are left out.
     pub fn told_of(&self, inputs: &Inputs<'_>, decision: &Decision) -> Vec<RankMemory> {
         let visit = self.visit(inputs.session.id, inputs.now);
-        let mut all: Vec<RankMemory> = Vec::with_capacity(inputs.workers.len());
-        for leg in decision.candidates.iter().flat_map(|candidate| [candidate.prefill, candidate.decode]) {
-            if all.iter().any(|told| (told.worker, told.rank) == (leg.worker, leg.rank)) {
-                continue;
-            }
-            let Some(view) = inputs.workers.iter().find(|view| view.id == leg.worker) else { continue };
-            let at = Owner { worker: view.id, incarnation: view.incarnation, rank: leg.rank };
+        let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
+        let legs = decision.candidates.iter().flat_map(|candidate| [candidate.prefill, candidate.decode]);
+        let places: BTreeSet<(WorkerId, DpRank)> = legs.map(|leg| (leg.worker, leg.rank)).collect();
+        let mut all: Vec<RankMemory> = Vec::with_capacity(places.len());
+        for (worker, rank) in places {
+            let Some(view) = views.get(&worker) else { continue };
+            let at = Owner { worker, incarnation: view.incarnation, rank };
             if !self.knows(at) {
                 continue;
             }
@@ -61,7 +63,7 @@ impl Tenancy {
             };
             let victims = visit.victims(&room).take_while(within).collect();
             let Room { free, own, others_idle: idle, active, .. } = room;
-            all.push(RankMemory { worker: leg.worker, rank: leg.rank, free, own, idle, active, victims });
+            all.push(RankMemory { worker, rank, free, own, idle, active, victims });
         }
         all
     }

@@ -87,7 +87,10 @@ impl Plain {
         self.tenants.retain(|tenant| tenant.steps > 0 || tenant.tokens > Tokens::ZERO);
     }
 
-    fn fails(&mut self, at: Owner, session: SessionId) {
+    fn fails(&mut self, at: Owner, session: SessionId, now: Micros) {
+        if let Some((.., away)) = self.sessions.iter_mut().find(|(id, ..)| *id == session) {
+            *away = Some(now);
+        }
         let Some(tenant) = self.find(at, session) else { return };
         tenant.steps = tenant.steps.saturating_sub(1);
         let over = tenant.steps == 0;
@@ -169,8 +172,8 @@ fn happen(tenancy: &mut Tenancy, plain: &mut Plain, (what, place, session, token
             }
         }
         8 => {
-            tenancy.fails(at, session);
-            plain.fails(at, session);
+            tenancy.fails(at, session, now);
+            plain.fails(at, session, now);
         }
         9 => {
             tenancy.leaves(at, session);

@@ -28,7 +28,8 @@ const PROFILE: &str = include_str!("../../../configs/profiles/closed-loop.toml")
 const MORE: &str = "\
 The simulated fleet and the live one have the same workers, sessions, pauses and lengths; prompts are token ids, so that
 their blocks are equal where the trace's are. Live workers, links and speeds are learnt by the router as always; the
-simulated planner is told them, and answers' lengths, which live clients limit. Aims: mean first tokens within 10 %,
+simulated planner is told them, and answers' lengths, which live clients limit. Simulated links carry KV past the engines'
+queues; live transfers wait in them, and are priced so. Aims: mean first tokens within 10 %,
 each action's share of the steps within 5 points. It takes real time, some three minutes as it is, and this machine's
 own load is in the live figures.";
 

@@ -213,7 +213,8 @@ fn disagreements(seen: &Value) -> Vec<Vec<String>> {
     if finds.is_object() {
         let (found, told) = (word(finds.get("found")), word(finds.get("told")));
         said.push(format!(
-            "the engine found {found} prompt tokens in its cache where its events told of {told}: {advice}"
+            "the engine found {found} prompt tokens in its cache where its events had told of {told} by then: they may be late; if \
+             `ctl alarm` says `identity_cache_disagrees`, {advice}"
         ));
     }
     said.iter().map(|what| row(["disagrees", what])).collect()

@@ -18,6 +18,7 @@ use super::words::{RequestWord, SessionWord, WorkerWord};
 use crate::decisions::Wanted;
 use crate::error::shortened;
 use crate::gateway::Gateway;
+use crate::guardrail::can_be_reverted;
 use crate::pipeline::receipt::Ending;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 
@@ -132,6 +133,11 @@ pub(super) async fn set_mode(
         before.without(disabled).iter().for_each(|action| gateway.decisions.guardrail.begin_anew(action));
     }
     let after = gateway.steering.get();
+    if after.mode != Mode::Own || u8::from(after.rollout_percent) == 0 {
+        // Nothing is compared any more, and so nothing would end what was said of placement.
+        let placement = Action::ALL.into_iter().filter(|action| !can_be_reverted(*action));
+        placement.for_each(|action| gateway.decisions.guardrail.begin_anew(action));
+    }
     tracing::info!(?before, ?after, "an operator changed the mode");
     Ok(Json(after.into()))
 }

@@ -72,7 +72,8 @@ impl Finish {
         if let Some(tenure) = self.planned.tenure.take() {
             match ending {
                 Ending::Complete => tenure.served(usage.map(|usage| usage.prompt + usage.completion)),
-                Ending::Refused | Ending::Failed | Ending::Broken => tenure.failed(),
+                Ending::Refused => tenure.refused(),
+                Ending::Failed | Ending::Broken => tenure.failed(),
                 // What was computed until then stays there.
                 Ending::ClientLeft => drop(tenure),
             }

@@ -128,7 +128,7 @@ fn transfers(located: &Located) -> Transfers {
 /// Plans a step and notes where it goes. `excluded` failed already in this request.
 pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result<Planned, ApiError> {
     let account = &gateway.policies.account;
-    account.compare(gateway.fleet(), &step.located.workers);
+    account.compare(gateway.fleet());
     let decided = decide(gateway, step, excluded)?;
     let tenure = account.begin(step, &decided.plan);
     Ok(Planned { tenure, ..decided })

@@ -191,8 +191,9 @@ pub struct Seen {
     /// Prompt tokens by both counts, where the engine's is another than ours: tokenizer or template here are not its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_disagrees: Option<Counts>,
-    /// What the engine found of the prompt beside what its events had told of it, where that is less: its prompts are other
-    /// ones than ours. Prompts that were computed there meanwhile for others are told, and not meant.
+    /// What the engine found of the prompt beside what its events had told of it when the answer was over, where that is less:
+    /// they are late, or its prompts are other ones than ours, which is said by `/readyz` where it stays so. Prompts that
+    /// were computed there meanwhile for others are told, and not meant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_disagrees: Option<Finds>,
 }

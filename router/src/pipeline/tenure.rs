@@ -59,13 +59,14 @@ impl Account {
     }
 
     /// Drops what workers have cleared, as far as their events tell. Looks once a second at most.
-    pub fn compare(&self, fleet: &Fleet, workers: &[WorkerView]) {
+    pub fn compare(&self, fleet: &Fleet) {
         let mut at = self.now();
         if at.kept.compared.elapsed() < COMPARED_EVERY {
             return;
         }
         at.kept.compared = Instant::now();
-        for view in workers.iter().filter(|view| view.knowledge == Knowledge::Exact) {
+        let knows = |view: &&WorkerView| view.knowledge == Knowledge::Exact && view.capacity.block > Tokens::ZERO;
+        for view in fleet.snapshot().iter().filter(knows) {
             let Some(seen) = fleet.events(view.id) else { continue };
             // Of all its ranks together: more than any of them holds.
             let tokens = view.capacity.block * seen.blocks;
@@ -91,11 +92,14 @@ impl Account {
             Claim::Keep | Claim::Open | Claim::Borrow => None,
         };
         let mut account = self.now();
-        let stay = Stay { tokens, found: found.tokens(step.ask.block), capacity };
+        let found = found.tokens(step.ask.block);
+        // What an owner holds that the account does not know of is the session's own: it was there before this router.
+        let is_own = located.session.owner == Some(at) && !account.kept.tenancy.has(at, session);
+        let stay = Stay { tokens, found: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
         account.kept.tenancy.begins(at, session, stay, now);
         drop(account);
-        Some(Tenure { account: self.clone(), at, session, left, end: End::Idle(tokens) })
+        Some(Tenure { account: self.clone(), at, session, found, left, end: End::Idle(tokens) })
     }
 }
 
@@ -105,6 +109,8 @@ pub struct Tenure {
     account: Account,
     at: Owner,
     session: SessionId,
+    /// What of the prompt was there before.
+    found: Tokens,
     /// Where the session lives no more once this is over.
     left: Option<Owner>,
     end: End,
@@ -127,6 +133,11 @@ impl Tenure {
         self.end = End::Served(tokens.unwrap_or(expected));
     }
 
+    /// The worker took it for wrong, and computed nothing: what was there before is there still.
+    pub fn refused(mut self) {
+        self.end = End::Idle(self.found);
+    }
+
     /// The worker did not serve it.
     pub fn failed(mut self) {
         self.end = End::Failed;
@@ -139,7 +150,7 @@ impl Drop for Tenure {
         let now = account.now;
         let tenancy = &mut account.kept.tenancy;
         match self.end {
-            End::Failed => tenancy.fails(self.at, self.session),
+            End::Failed => tenancy.fails(self.at, self.session, now),
             End::Idle(tokens) => tenancy.ends(self.at, self.session, tokens, now),
             End::Served(tokens) => {
                 tenancy.ends(self.at, self.session, tokens, now);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use engine_model::runs::{RunId, Seconds};
 use planner::{
-    Actions, Admission, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts,
-    StepKind, Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
+    Actions, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts, StepKind,
+    Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
@@ -37,8 +37,8 @@ pub(super) struct Own {
     under_way: HashMap<StepRef, UnderWay>,
     /// Whose KV lies where, as routers account for it.
     tenancy: Tenancy,
-    /// Steps that wait.
-    queue: Queue<StepRef>,
+    /// Steps that wait, where steps do.
+    queue: Option<Queue<StepRef>>,
     /// Whether the world was asked to look at them.
     looks_again: bool,
     moves: u64,
@@ -68,7 +68,7 @@ struct Head {
 impl Own {
     /// The planner with a part of it gone, or told something wrong.
     pub(super) fn without(ablation: Ablation) -> Self {
-        let queue = Queue::new(if ablation == Ablation::AtOnce { Admission::OFF } else { Admission::default() });
+        let queue = (ablation == Ablation::Waiting).then(Queue::default);
         Self { ablation: Some(ablation), queue, ..Self::default() }
     }
 
@@ -195,11 +195,11 @@ impl Own {
 
 impl Policy for Own {
     fn admit(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Admitted {
-        let mut queue = std::mem::take(&mut self.queue);
+        let Some(mut queue) = self.queue.take() else { return Admitted::Now };
         let verdict = self.tell(ask, fleet, |inputs| {
             plan(inputs).map_or(Verdict::Start, |decision| queue.admit(ask.at, inputs, &decision))
         });
-        self.queue = queue;
+        self.queue = Some(queue);
         match verdict {
             Verdict::Start => Admitted::Now,
             Verdict::Hold { .. } => Admitted::Later,
@@ -245,12 +245,12 @@ impl Policy for Own {
     }
 
     fn look_again(&mut self) -> Option<Seconds> {
-        (!std::mem::replace(&mut self.looks_again, true)).then_some(PERIOD)
+        (self.queue.is_some() && !std::mem::replace(&mut self.looks_again, true)).then_some(PERIOD)
     }
 
     fn due(&mut self, _fleet: &Fleet<'_>) -> Vec<StepRef> {
         self.looks_again = false;
-        self.queue.in_turn()
+        self.queue.as_ref().map(Queue::in_turn).unwrap_or_default()
     }
 
     fn session_over(&mut self, session: usize) {

@@ -92,7 +92,8 @@ fn what_an_engine_counts_otherwise_is_said_with_what_to_do() {
     wrong["seen"] = receipt()["seen"].clone();
     wrong["seen"]["cache_disagrees"] = json!({"told": 16, "found": 512, "block": 16});
     let shown = text(&wrong, &Names::default());
-    let wanted = "the engine found 512 prompt tokens in its cache where its events told of 16: see that models.";
+    let wanted =
+        "the engine found 512 prompt tokens in its cache where its events had told of 16 by then: they may be late;";
     assert!(shown.contains(wanted) && !shown.contains("counts"), "{shown}");
     assert!(!text(&receipt(), &Names::default()).contains("disagrees"));
 }
