@@ -10,8 +10,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    Actions, Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, Stay, StepKind,
-    Tenancy, Transfers, plan,
+    Account, Actions, Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, Stay,
+    StepKind, Tenancy, Transfers, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
@@ -63,8 +63,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
             workers: fleet,
             shapes: &[],
             overlaps,
-            tenancy: &tenancy,
-            now: Micros(SESSIONS * 1_000),
+            account: Account { tenancy: &tenancy, now: Micros(SESSIONS * 1_000) },
             excluded: &[],
             policy: &policy,
             disabled: Actions::NONE,

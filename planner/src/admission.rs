@@ -68,7 +68,7 @@ pub fn costs_others(inputs: &Inputs<'_>, decision: &Decision) -> Micros {
     if view.capacity.kv == Tokens::ZERO {
         return Micros::ZERO;
     }
-    let visit = inputs.tenancy.visit(inputs.session.id, inputs.now);
+    let visit = inputs.account.tenancy.visit(inputs.session.id, inputs.account.now);
     let at = Standing::new((inputs, visit), view, Holding { rank: leg.rank, ..Holding::default() });
     let stored = inputs.ask.prompt + inputs.ask.answer - found(decision, leg);
     match stored - at.room.free {

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
 
 use crate::{
-    Actions, Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, RankMemory, SessionView, StepFacts,
-    Tenancy, classify, plan,
+    Account, Actions, Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, RankMemory, SessionView,
+    StepFacts, Tenancy, classify, plan,
 };
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
@@ -55,8 +55,7 @@ impl Case {
             disabled: self.disabled,
             attention,
             shapes,
-            tenancy: &tenancy,
-            now: Micros::ZERO,
+            account: Account { tenancy: &tenancy, now: Micros::ZERO },
             turn: 0,
         })
     }

@@ -105,10 +105,8 @@ pub struct Inputs<'a> {
     pub shapes: &'a [(WorkerId, ParallelShape)],
     /// Who holds how much of the prompt, in any order.
     pub overlaps: &'a [Overlap],
-    /// Whose KV lies where, as far as is known.
-    pub tenancy: &'a Tenancy,
-    /// The time, on the clock of `tenancy`.
-    pub now: Micros,
+    /// Whose KV lies where.
+    pub account: Account<'a>,
     /// Workers that failed already in this attempt.
     pub excluded: &'a [WorkerId],
     /// Prices and switches.
@@ -117,6 +115,15 @@ pub struct Inputs<'a> {
     pub disabled: Actions,
     /// How many steps were planned before this one; only `Rule::RoundRobin` reads it.
     pub turn: u64,
+}
+
+/// Whose KV lies where, as far as is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Account<'a> {
+    /// The account.
+    pub tenancy: &'a Tenancy,
+    /// The time, on its clock.
+    pub now: Micros,
 }
 
 impl Inputs<'_> {

@@ -37,7 +37,7 @@ enum LastResort {
 impl<'a> Table<'a> {
     pub(crate) fn lay(inputs: &Inputs<'a>) -> Result<Self, NoPlan> {
         let holdings = holdings(inputs);
-        let visit = inputs.tenancy.visit(inputs.session.id, inputs.now);
+        let visit = inputs.account.tenancy.visit(inputs.session.id, inputs.account.now);
         let stand = |(view, holding)| Standing::new((inputs, visit), view, holding);
         let standings: Vec<_> = inputs.workers.iter().zip(holdings).map(stand).collect();
         let able = |s: &Standing<'_>| s.can_serve() && !s.is_draining();

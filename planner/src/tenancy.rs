@@ -124,6 +124,12 @@ impl Tenancy {
         }
     }
 
+    /// How many sessions are remembered.
+    #[cfg(test)]
+    pub(crate) fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
     /// As a step of a session finds it.
     pub(crate) fn visit(&self, session: SessionId, now: Micros) -> Visit<'_> {
         Visit { tenancy: self, session, now, own: self.tenants.of(session) }

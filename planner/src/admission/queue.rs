@@ -29,13 +29,13 @@ impl<K: Copy + Eq> Queue<K> {
     /// so does one for which no place is left in the queue.
     pub fn admit(&mut self, step: K, inputs: &Inputs<'_>, decision: &Decision) -> Verdict {
         let place = self.steps.iter().position(|waiting| waiting.step == step);
-        let waited = place.map_or(Micros::ZERO, |place| inputs.now - self.steps[place].since);
+        let waited = place.map_or(Micros::ZERO, |place| inputs.account.now - self.steps[place].since);
         let full = place.is_none() && self.steps.len() >= self.admission.most;
         if waited < self.admission.longest && !full {
             let costs_others = costs_others(inputs, decision);
             if costs_others > self.admission.tolerated {
                 if place.is_none() {
-                    self.steps.push(Waiting { step, prompt: inputs.ask.prompt, since: inputs.now });
+                    self.steps.push(Waiting { step, prompt: inputs.ask.prompt, since: inputs.account.now });
                 }
                 return Verdict::Hold { costs_others };
             }

@@ -40,7 +40,7 @@ impl RankMemory {
 impl Tenancy {
     /// What a step's planner read of the account, rank by rank; those of which nothing is known are left out.
     pub fn told_of(&self, inputs: &Inputs<'_>, decision: &Decision) -> Vec<RankMemory> {
-        let visit = self.visit(inputs.session.id, inputs.now);
+        let visit = self.visit(inputs.session.id, inputs.account.now);
         let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
         let legs = decision.candidates.iter().flat_map(|candidate| [candidate.prefill, candidate.decode]);
         let places: BTreeSet<(WorkerId, DpRank)> = legs.map(|leg| (leg.worker, leg.rank)).collect();

@@ -7,6 +7,7 @@ mod legality;
 mod pressure;
 mod prices;
 mod properties;
+mod retold;
 mod scenarios;
 
 use std::str::FromStr;
@@ -64,8 +65,7 @@ impl Scene {
             workers: &self.workers,
             shapes: &self.shapes,
             overlaps: &self.overlaps,
-            tenancy: &self.tenancy,
-            now: self.now,
+            account: Account { tenancy: &self.tenancy, now: self.now },
             excluded: &self.excluded,
             policy: &self.policy,
             disabled: self.disabled,

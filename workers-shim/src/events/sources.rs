@@ -113,24 +113,24 @@ impl fmt::Display for Doubt {
                 "nobody can be asked for what it said before: set `replay_endpoint` of its --kv-events-config, and `replay` of \
                  its [[workers]] entry where `events` is set"
             ),
-            Doubt::Lost { stored, enough, replays } => lost(f, (*stored, *enough), *replays),
+            Doubt::Lost { stored, enough, replays: true } => lost(f, (*stored, *enough), TOO_LONG_AGO),
+            Doubt::Lost { stored, enough, replays: false } => lost(f, (*stored, *enough), NOBODY_TO_ASK),
         }
     }
 }
 
+/// So that no events are lost again: where they are replayed, and where they are not.
+const TOO_LONG_AGO: &str = "raise `buffer_steps` of its --kv-events-config";
+const NOBODY_TO_ASK: &str =
+    "set `replay_endpoint` of its --kv-events-config, and `replay` of its [[workers]] entry where `events` is set";
+
 /// Of events that are lost for good.
-fn lost(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), replays: bool) -> fmt::Result {
+fn lost(f: &mut fmt::Formatter<'_>, (stored, enough): (u64, Option<u64>), advice: &str) -> fmt::Result {
     write!(f, "events were lost for good; ")?;
     match enough {
         Some(enough) => write!(f, "it has stored {stored} of the {enough} blocks that end this")?,
         None => write!(f, "how many blocks it can hold is not known, so no number of new ones ends this")?,
     }
-    let advice = match replays {
-        true => "raise `buffer_steps` of its --kv-events-config",
-        false => {
-            "set `replay_endpoint` of its --kv-events-config, and `replay` of its [[workers]] entry where `events` is set"
-        }
-    };
     write!(
         f,
         ", as do a reset of its prefix cache (POST /reset_prefix_cache at the engine) and a restart; so that it does not \

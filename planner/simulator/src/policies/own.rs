@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use engine_model::runs::{RunId, Seconds};
 use planner::{
-    Actions, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts, StepKind,
-    Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
+    Account, Actions, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts,
+    StepKind, Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
@@ -165,8 +165,7 @@ impl Own {
             workers: &self.views,
             shapes: &[],
             overlaps: &overlaps,
-            tenancy: &self.tenancy,
-            now: micros(fleet.now.0),
+            account: Account { tenancy: &self.tenancy, now: micros(fleet.now.0) },
             excluded: &[],
             policy: &self.policy,
             disabled: Actions::NONE,

@@ -20,7 +20,7 @@ impl World<'_> {
             runs: &self.trace.runs,
             block: self.trace.block,
         };
-        ask(&mut *self.policy, &fleet)
+        ask(&mut *self.seat.policy, &fleet)
     }
 
     /// A step wants to be served; it has wanted to `since` then.
@@ -29,14 +29,14 @@ impl World<'_> {
         let step = &trace.sessions[at.session].steps[at.step];
         let alone = trace.arrivals == Arrivals::Recorded;
         let held = self.held(step);
-        let late = self.late.as_ref().map(|late| self.known(late, step, &held));
+        let late = self.seat.late.as_ref().map(|late| self.known(late, step, &held));
         let dealt = self.deal(|policy, fleet| {
             let ask = Ask { at, step, alone, held: late.as_ref().unwrap_or(&held) };
             (policy.admit(&ask, fleet) == Admission::Now).then(|| policy.place(&ask, fleet))
         });
         let Some(dispatch) = dealt else {
             self.script.wait(at, since);
-            if let Some(after) = self.policy.look_again() {
+            if let Some(after) = self.seat.policy.look_again() {
                 self.events.add(self.now + after, Event::PolicyClock);
             }
             return;

@@ -99,17 +99,22 @@ pub struct World<'a> {
     trace: &'a Trace,
     setup: Setup,
     kind: PolicyKind,
-    policy: Box<dyn Policy + 'a>,
+    seat: Seat<'a>,
     engines: Vec<Worker>,
     shared: Option<SharedPool>,
-    /// What the policy is shown of what workers hold, where that is late.
-    late: Option<Late>,
     links: Links,
     events: Events,
     script: Script,
     jobs: Vec<Option<Job>>,
     tally: Tally,
     now: Seconds,
+}
+
+/// Who decides, and what it is shown.
+struct Seat<'a> {
+    policy: Box<dyn Policy + 'a>,
+    /// What workers hold, where that is shown late.
+    late: Option<Late>,
 }
 
 /// An engine, and which of its announced events is the last: those before it are void.
@@ -129,18 +134,18 @@ impl<'a> World<'a> {
         let sizes = if shared.is_some() { Sizes { host: Tokens::ZERO, ..spec.sizes } } else { spec.sizes };
         let own = if shared.is_some() { 0 } else { runs };
         let late = kind.lateness().map(|by| Late::new(by, setup.workers, runs));
+        let is_late = late.is_some();
         let worker = |_| {
             let engine = RunEngine::new(spec.timing, sizes, own);
-            Worker { engine: if late.is_some() { engine.telling() } else { engine }, announced: 0 }
+            Worker { engine: if is_late { engine.telling() } else { engine }, announced: 0 }
         };
         Ok(Self {
             trace,
             setup,
             kind,
-            policy: kind.make(setup.seed),
+            seat: Seat { policy: kind.make(setup.seed), late },
             engines: (0..setup.workers).map(worker).collect(),
             shared,
-            late,
             links: Links::new(setup.workers, spec.link),
             events: Events::default(),
             script: Script::new(trace),
@@ -152,7 +157,7 @@ impl<'a> World<'a> {
 
     /// The same, with somebody who takes the time of its policy's decisions.
     pub fn watched(self, watch: &'a dyn Stopwatch) -> Self {
-        Self { policy: Box::new(Watched { policy: self.policy, watch }), ..self }
+        Self { seat: Seat { policy: Box::new(Watched { policy: self.seat.policy, watch }), ..self.seat }, ..self }
     }
 
     /// Runs until nothing happens any more. `progress` is told now and then how many steps are over, and of how many.
@@ -189,7 +194,7 @@ impl<'a> World<'a> {
                     .for_each(|n| self.events.add(Seconds(n as f64 * START_GAP), Event::SessionStarts));
             }
         }
-        if let Some(period) = self.policy.period() {
+        if let Some(period) = self.seat.policy.period() {
             self.events.add(period, Event::PolicyClock);
         }
     }
@@ -197,11 +202,11 @@ impl<'a> World<'a> {
     fn pass(&mut self, until: Seconds) {
         self.tally.gaps.pass(until - self.now);
         self.now = until;
-        self.late.iter_mut().for_each(|late| late.pass(until));
+        self.seat.late.iter_mut().for_each(|late| late.pass(until));
     }
 
     fn tell_late(&mut self) {
-        let Some(late) = &mut self.late else { return };
+        let Some(late) = &mut self.seat.late else { return };
         for (place, worker) in self.engines.iter_mut().enumerate() {
             late.changed(place, self.now, worker.engine.changes());
         }
@@ -245,7 +250,7 @@ impl<'a> World<'a> {
             let since = self.script.waited_since(at).unwrap_or(self.now);
             self.arrive(at, since);
         }
-        if let Some(period) = self.policy.period().filter(|_| !self.events.is_empty()) {
+        if let Some(period) = self.seat.policy.period().filter(|_| !self.events.is_empty()) {
             self.events.add(self.now + period, Event::PolicyClock);
         }
     }

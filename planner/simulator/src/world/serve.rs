@@ -129,7 +129,7 @@ impl World<'_> {
         let Some(job) = self.jobs[ticket.0 as usize].take() else { return };
         let step = &trace.sessions[job.at.session].steps[job.at.step];
         self.tally.finished((job.at, step), self.now, &job.stages);
-        self.policy.finished(job.at, step, self.now);
+        self.seat.policy.finished(job.at, step, self.now);
         if self.shared.is_none() && self.tally.is_time_to_look() {
             let engines: Vec<_> = self.engines.iter().map(|worker| &worker.engine).collect();
             self.tally.look(&engines, &trace.runs);
@@ -140,7 +140,7 @@ impl World<'_> {
             self.events.add(self.now + think, Event::Arrives(StepRef { step, ..job.at }));
         }
         if followed.over {
-            self.policy.session_over(job.at.session);
+            self.seat.policy.session_over(job.at.session);
             self.tally.session_over(job.at.session);
             self.events.add(self.now + Seconds(NEXT_SESSION), Event::SessionStarts);
         }

@@ -35,7 +35,7 @@ fn setup(workers: usize) -> Setup {
 
 fn told<'a>(trace: &'a Trace, setup: Setup, dispatches: &[Dispatch]) -> World<'a> {
     let mut world = World::new(trace, PolicyKind::RoundRobin, setup).unwrap();
-    world.policy = Box::new(Told(dispatches.iter().copied().collect()));
+    world.seat.policy = Box::new(Told(dispatches.iter().copied().collect()));
     world
 }
 

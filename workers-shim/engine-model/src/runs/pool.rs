@@ -53,8 +53,8 @@ impl RunPool {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    fn changed(&mut self, run: RunId, came: bool) {
-        self.changes.iter_mut().for_each(|changes| changes.push((run, came)));
+    fn changed(&mut self, change: (RunId, bool)) {
+        self.changes.iter_mut().for_each(|changes| changes.push(change));
     }
 
     pub(super) fn has(&self, run: RunId) -> bool {
@@ -121,7 +121,7 @@ impl RunPool {
     fn evict(&mut self, runs: &Runs, run: RunId) {
         let tokens = runs.tokens(run);
         self.cached.remove(run);
-        self.changed(run, false);
+        self.changed((run, false));
         self.used -= tokens;
         self.cached_tokens -= tokens;
         self.evicted += tokens;
@@ -146,7 +146,7 @@ impl RunPool {
         let fresh = !self.cached.has(run);
         if fresh {
             self.cached.touch(run);
-            self.changed(run, true);
+            self.changed((run, true));
             self.cached_tokens += runs.tokens(run);
         }
         fresh
@@ -176,7 +176,7 @@ impl RunPool {
     pub(super) fn forget(&mut self, runs: &Runs, path: &[RunId]) {
         for run in path {
             if self.pins[run.0 as usize] == 0 && self.cached.remove(*run) {
-                self.changed(*run, false);
+                self.changed((*run, false));
                 self.used -= runs.tokens(*run);
                 self.cached_tokens -= runs.tokens(*run);
             }

@@ -26,13 +26,18 @@ pub(crate) struct Ask {
     pub(crate) stops: Vec<String>,
     /// Tokens that the producer of a consumer found cached.
     pub(crate) remote_cached: Option<u32>,
-    /// What of the prompts may come from the cache.
-    pub(crate) reading: Reading,
     longest: Option<u32>,
     sampling: Sampling,
-    keys: CacheKeys,
+    pub(crate) cache: CacheUse,
     transfer: Transfer,
     report: Report,
+}
+
+/// What its prompts have to do with the prefix cache.
+pub(crate) struct CacheUse {
+    keys: CacheKeys,
+    /// What of them may come from it.
+    pub(crate) reading: Reading,
 }
 
 /// How an answer is delivered.
@@ -70,9 +75,8 @@ impl Ask {
             longest: longest.into_iter().flatten().next(),
             sampling: sampling(fields)?,
             transfer: transfer_of(params),
-            reading: Reading::Cached,
+            cache: CacheUse { keys, reading: Reading::Cached },
             report: report(fields)?,
-            keys,
             model,
         })
     }
@@ -102,9 +106,9 @@ impl Ask {
             name: Arc::from(format!("{}-{:08x}", self.id, app.next_number() as u32)),
             prompt: prompt.to_vec(),
             sampling,
-            keys: self.keys.clone(),
+            keys: self.cache.keys.clone(),
             transfer: self.transfer.clone(),
-            reading: self.reading,
+            reading: self.cache.reading,
             report: self.report,
         })
     }

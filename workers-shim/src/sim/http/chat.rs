@@ -27,7 +27,7 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: 
     let limits = ["max_completion_tokens", "max_tokens"];
     let mut ask = Ask::read(&app, (&headers, &fields), &limits, "chatcmpl-")?;
     if fields.get("prompt_logprobs").is_some() || fields.flag("echo")? {
-        ask.reading = Reading::Nothing;
+        ask.cache.reading = Reading::Nothing;
     }
     let prompt = prompt_of(&app, &fields)?;
     let choices = begin(&app, &ask, std::slice::from_ref(&prompt))?;

@@ -33,7 +33,7 @@ pub(crate) async fn completions(
     ask.bound(DEFAULT_TOKENS);
     // What is echoed has log probabilities where the answer has.
     if fields.get("prompt_logprobs").is_some() || fields.flag("echo")? && fields.get("logprobs").is_some() {
-        ask.reading = Reading::Nothing;
+        ask.cache.reading = Reading::Nothing;
     }
     let prompts = prompts_of(&app, &fields)?;
     let choices = begin(&app, &ask, &prompts)?;
