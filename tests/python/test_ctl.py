@@ -308,10 +308,14 @@ def test_a_log_is_asked_again_what_it_was_decided_on(tmp_path):
 def test_the_mode_is_shown_and_turned_at_every_endpoint(fleet, run):
     try:
         turned = run("mode", "shadow", "--rollout", "40")
-        assert turned.returncode == 0 and turned.stdout.splitlines()[1].split()[1:] == ["shadow", "40"], turned
+        assert turned.returncode == 0 and turned.stdout.splitlines()[1].split()[1:] == ["shadow", "40", "0"], turned
         assert run("mode").stdout == turned.stdout
+        without = run("mode", "--disabled", "artifact_fetch,state_migration")
+        assert without.stdout.splitlines()[1].split()[3:] == ["artifact_fetch,state_migration"], without
     finally:
-        assert json.loads(run("mode", "own", "--rollout", "100", "-o", "json").stdout)[0]["answer"]["mode"] == "own"
+        back = run("mode", "own", "--rollout", "100", "--disabled", "none", "-o", "json")
+        answer = json.loads(back.stdout)[0]["answer"]
+        assert (answer["mode"], answer["disabled"]) == ("own", []), back
 
 
 def test_a_mode_that_is_not_turned_everywhere_says_where_it_was(fleet, run):
