@@ -39,11 +39,6 @@ impl Default for Admission {
     }
 }
 
-impl Admission {
-    /// No step waits.
-    pub const OFF: Self = Self { tolerated: Micros(u64::MAX), longest: Micros::ZERO, most: 0 };
-}
-
 /// What a step does next.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]

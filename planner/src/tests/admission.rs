@@ -122,8 +122,8 @@ fn only_so_many_wait_and_one_more_starts() {
 }
 
 #[test]
-fn where_it_is_off_nobody_waits() {
-    let mut queue = Queue::new(Admission::OFF);
+fn with_no_longest_wait_nobody_waits() {
+    let mut queue = Queue::new(Admission { longest: Micros::ZERO, ..settings() });
     assert_eq!(admit(&mut queue, 1, &full(0)), Verdict::Start);
     assert!(queue.is_empty());
 }

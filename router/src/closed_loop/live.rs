@@ -14,7 +14,7 @@ use simulator::{Chance, NEXT_SESSION, START_GAP};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::demo::client::Client;
+use crate::demo::client::{Client, StreamOptions};
 use crate::demo::cluster::{Cluster, ClusterError};
 use crate::simulate_command::Progress;
 
@@ -56,11 +56,6 @@ struct Completion {
     temperature: f64,
     stream: bool,
     stream_options: StreamOptions,
-}
-
-#[derive(Serialize)]
-struct StreamOptions {
-    include_usage: bool,
 }
 
 impl Live {

@@ -81,9 +81,11 @@ struct Body<'a> {
     stream_options: StreamOptions,
 }
 
+/// What a streamed answer has besides.
 #[derive(Serialize)]
-struct StreamOptions {
-    include_usage: bool,
+pub(crate) struct StreamOptions {
+    /// Whether it ends with the engine's counts.
+    pub include_usage: bool,
 }
 
 /// What came back for a step.

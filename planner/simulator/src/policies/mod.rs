@@ -91,8 +91,6 @@ pub struct Dispatch {
     pub fetch: Option<Fetch>,
     /// What is sent to the decode worker where it is another.
     pub ship: Ship,
-    /// What becomes of the copy of whoever sends.
-    pub source: Source,
     /// What the policy calls it and expects of it, where it has words for that.
     pub foretold: Option<Foretold>,
 }
@@ -109,14 +107,7 @@ pub struct Foretold {
 impl Dispatch {
     /// One leg at one worker.
     pub fn at(worker: usize) -> Self {
-        Self {
-            prefill: worker,
-            decode: worker,
-            fetch: None,
-            ship: Ship::Missing,
-            source: Source::Keeps,
-            foretold: None,
-        }
+        Self { prefill: worker, decode: worker, fetch: None, ship: Ship::Missing, foretold: None }
     }
 }
 
@@ -136,15 +127,6 @@ pub enum Ship {
     Missing,
     /// The whole prompt, every time.
     Whole,
-}
-
-/// What becomes of a copy that was sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
-    /// It stays until it is evicted.
-    Keeps,
-    /// It is dropped, if nobody else uses it: the state has moved.
-    Drops,
 }
 
 /// Whether a step is placed now.

@@ -6,7 +6,7 @@ use vocabulary::Tokens;
 use super::late::Late;
 use super::stages::Stages;
 use super::{Event, Job, World};
-use crate::policies::{Admission, Ask, Dispatch, Fetch, Fleet, Policy, Source, StepRef};
+use crate::policies::{Admission, Ask, Dispatch, Fetch, Fleet, Policy, StepRef};
 use crate::trace::{Arrivals, Step};
 
 impl World<'_> {
@@ -41,9 +41,6 @@ impl World<'_> {
             }
             return;
         };
-        if !alone {
-            self.script.commons.note(at, step);
-        }
         self.dispatch((at, step), since, (&dispatch, &held));
     }
 
@@ -122,11 +119,7 @@ impl World<'_> {
         let job = self.job(ticket);
         let (dispatch, fetched) = (job.dispatch, std::mem::take(&mut job.fetched));
         if let Some(Fetch { from, .. }) = dispatch.fetch {
-            let engine = &mut self.engines[from].engine;
-            engine.lent(runs, &fetched);
-            if dispatch.source == Source::Drops {
-                engine.forget(runs, &self.script.commons.without(fetched));
-            }
+            self.engines[from].engine.lent(runs, &fetched);
             self.wake(dispatch.prefill);
             self.wake(from);
         }

@@ -1,6 +1,5 @@
 //! The fleet and its traffic in virtual time: what happens next, until nothing does.
 
-mod commons;
 mod deal;
 mod events;
 mod gaps;

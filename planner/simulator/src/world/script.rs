@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use engine_model::runs::Seconds;
 
-use super::commons::Commons;
 use crate::policies::StepRef;
 use crate::trace::{Session, Trace};
 
@@ -15,7 +14,6 @@ pub(super) struct Script {
     open: HashMap<usize, Open>,
     /// Steps that a policy lets wait, since when.
     waiting: HashMap<StepRef, Seconds>,
-    pub(super) commons: Commons,
 }
 
 /// A session under way.
@@ -36,13 +34,7 @@ pub(super) struct Followed {
 
 impl Script {
     pub(super) fn new(trace: &Trace) -> Self {
-        Self {
-            sessions: trace.sessions.len(),
-            next: 0,
-            open: HashMap::new(),
-            waiting: HashMap::new(),
-            commons: Commons::new(trace.runs.len()),
-        }
+        Self { sessions: trace.sessions.len(), next: 0, open: HashMap::new(), waiting: HashMap::new() }
     }
 
     pub(super) fn next_session(&mut self) -> Option<usize> {

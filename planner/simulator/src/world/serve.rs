@@ -5,7 +5,7 @@ use vocabulary::Tokens;
 
 use super::stages::Stages;
 use super::{Event, NEXT_SESSION, World};
-use crate::policies::{Dispatch, Ship, Source, StepRef};
+use crate::policies::{Dispatch, Ship, StepRef};
 
 /// How long a decode worker without room is given between two tries, and after how many the prefill worker answers.
 const NO_ROOM: Seconds = Seconds(0.05);
@@ -86,7 +86,7 @@ impl World<'_> {
     pub(super) fn shipped(&mut self, ticket: Ticket) {
         let (now, runs) = (self.now, &self.trace.runs);
         let job = self.job(ticket);
-        let (Dispatch { prefill, decode, source, .. }, tries) = (job.dispatch, job.tries);
+        let (Dispatch { prefill, decode, .. }, tries) = (job.dispatch, job.tries);
         let Some(prefilled) = job.prefilled.take() else { return };
         let around = Around { runs, shared: self.shared.as_mut() };
         let target = &mut self.engines[decode].engine;
@@ -103,11 +103,7 @@ impl World<'_> {
             return;
         }
         self.first_token(ticket);
-        let engine = &mut self.engines[prefill].engine;
-        engine.release(runs, &prefilled);
-        if source == Source::Drops {
-            engine.forget(runs, &self.script.commons.without(prefilled.prompt.path.to_vec()));
-        }
+        self.engines[prefill].engine.release(runs, &prefilled);
         self.wake(decode);
         self.wake(prefill);
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::*;
 use crate::LinkSpeed;
-use crate::policies::{Ask, Dispatch, Fetch, Fleet, Ship, Source};
+use crate::policies::{Ask, Dispatch, Fetch, Fleet, Ship};
 use crate::tests::{read, sessions};
 use crate::trace::Limits;
 
@@ -83,21 +83,19 @@ fn a_conversation_at_one_worker_computes_what_is_new() {
 }
 
 #[test]
-fn what_is_fetched_arrives_before_the_prompt_begins_and_may_leave_its_source() {
+fn what_is_fetched_arrives_before_the_prompt_begins_and_stays_where_it_was() {
     let trace = talk();
-    for (source, left) in [(Source::Keeps, 6_400), (Source::Drops, 0)] {
-        let fetch = Dispatch { fetch: Some(Fetch { from: 0, until: Tokens(6_400) }), source, ..Dispatch::at(1) };
-        let mut world = told(&trace, setup(2), &[Dispatch::at(0), fetch, Dispatch::at(1)]);
-        over(&mut world);
-        let steps = &trace.sessions[0].steps;
-        assert_eq!(world.engines[0].engine.holds(&trace.runs, &steps[0].path).device, Tokens(left));
-        assert_eq!(world.engines[1].engine.holds(&trace.runs, &steps[2].path).device, Tokens(19_200));
-        let figures = world.figures();
-        let first = [prefill(6_400, 0), sent(6_400) + prefill(6_400, 6_400), prefill(6_400, 12_800)];
-        near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
-        assert_eq!(figures.memory.kv_bytes_moved, 6_400 * Spec::H100_8B.kv_bytes);
-        near(figures.reuse.fetched_rate, 1.0 / 6.0);
-    }
+    let fetch = Dispatch { fetch: Some(Fetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let mut world = told(&trace, setup(2), &[Dispatch::at(0), fetch, Dispatch::at(1)]);
+    over(&mut world);
+    let steps = &trace.sessions[0].steps;
+    assert_eq!(world.engines[0].engine.holds(&trace.runs, &steps[0].path).device, Tokens(6_400));
+    assert_eq!(world.engines[1].engine.holds(&trace.runs, &steps[2].path).device, Tokens(19_200));
+    let figures = world.figures();
+    let first = [prefill(6_400, 0), sent(6_400) + prefill(6_400, 6_400), prefill(6_400, 12_800)];
+    near(figures.first_token.mean, first.iter().sum::<f64>() / 3.0);
+    assert_eq!(figures.memory.kv_bytes_moved, 6_400 * Spec::H100_8B.kv_bytes);
+    near(figures.reuse.fetched_rate, 1.0 / 6.0);
 }
 
 #[test]
@@ -217,25 +215,6 @@ fn a_step_waits_for_all_that_it_waits_for() {
     assert_eq!(end(1), Some((vec![3], false)));
     assert_eq!(end(3), Some((vec![], true)));
     assert_eq!(end(3), None, "a session that is over has no steps");
-}
-
-#[test]
-fn what_two_sessions_begin_with_is_nobodys() {
-    let request = |first: u64| {
-        format!(r#"{{"t": 0, "agent": 0, "in": 192, "out": 1, "par": -1, "keep": 0, "runs": [[{first}, 3]]}}"#)
-    };
-    let session = |id: &str, first| {
-        format!(r#"{{"id": "{id}", "block_size": 64, "tool_tokens": 64, "reqs": [{}]}}"#, request(first))
-    };
-    let trace = read(&[session("a", 1), session("b", 1)].join("\n"));
-    let mut commons = commons::Commons::new(trace.runs.len());
-    let path = |session: usize| trace.sessions[session].steps[0].path.to_vec();
-    for session in [0, 0] {
-        commons.note(StepRef { session, step: 0 }, &trace.sessions[session].steps[0]);
-    }
-    assert_eq!(commons.without(path(0)), path(0));
-    commons.note(StepRef { session: 1, step: 0 }, &trace.sessions[1].steps[0]);
-    assert_eq!(commons.without(path(0)), path(0)[1..], "both begin with the same tools");
 }
 
 #[test]

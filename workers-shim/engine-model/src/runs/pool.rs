@@ -171,15 +171,4 @@ impl RunPool {
             }
         }
     }
-
-    /// Forgets runs that nobody uses: their place is better given to others.
-    pub(super) fn forget(&mut self, runs: &Runs, path: &[RunId]) {
-        for run in path {
-            if self.pins[run.0 as usize] == 0 && self.cached.remove(*run) {
-                self.changed((*run, false));
-                self.used -= runs.tokens(*run);
-                self.cached_tokens -= runs.tokens(*run);
-            }
-        }
-    }
 }

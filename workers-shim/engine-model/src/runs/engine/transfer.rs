@@ -16,11 +16,6 @@ impl RunEngine {
         self.pool.unpin(runs, path);
     }
 
-    /// Forgets runs that nobody here uses.
-    pub fn forget(&mut self, runs: &Runs, path: &[RunId]) {
-        self.pool.forget(runs, path);
-    }
-
     /// The KV of a prompt that was computed elsewhere is here, and its answer begins; given back if there is no room.
     pub fn receive(&mut self, runs: &Runs, mut prompt: Prompt) -> Result<(), Prompt> {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));

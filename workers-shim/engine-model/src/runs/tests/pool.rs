@@ -57,14 +57,12 @@ fn as_many_users_must_leave_as_have_come() {
     pool.pin(&runs, &a);
     pool.unpin(&runs, &a);
     assert_eq!(pool.in_use(), Tokens(60));
-    pool.forget(&runs, &a);
-    assert!(pool.has(a[0]), "somebody uses it");
+    assert!(!pool.reserve(&runs, Tokens(100)), "somebody uses it");
+    assert!(pool.has(a[0]));
     pool.unpin(&runs, &a);
     assert_eq!((pool.in_use(), pool.used()), (Tokens(0), Tokens(60)));
-    pool.forget(&runs, &a);
-    assert_eq!((pool.has(a[0]), pool.used()), (false, Tokens(0)));
-    pool.forget(&runs, &a);
-    assert_eq!(pool.used(), Tokens(0), "what is not there is forgotten for nothing");
+    assert!(pool.reserve(&runs, Tokens(100)));
+    assert_eq!((pool.has(a[0]), pool.evicted()), (false, Tokens(60)));
 }
 
 #[test]
