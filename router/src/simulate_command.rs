@@ -69,6 +69,18 @@ pub(crate) struct SimulateArgs {
     /// Tokens of KV in a worker's host tier.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     host_tokens: u64,
+    /// What comes back from it, in place of the profile's.
+    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    host_speed: Option<f64>,
+    /// Tokens of KV on a worker's disk, which takes what the host tier pushes out.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    disk_tokens: u64,
+    /// What the disk reads while it does not write, in place of 6.
+    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    disk_speed: Option<f64>,
+    /// What the disk writes while it does not read, in place of 3.
+    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    disk_write_speed: Option<f64>,
     /// Seeds, five or more for confidence: each is another order of the sessions or of the gaps between requests, and other choices of policies that
     /// leave some to chance.
     #[arg(long, value_delimiter = ',', default_value = "1")]
@@ -112,6 +124,14 @@ struct TooFewSteps;
 
 fn steps(word: &str) -> Result<usize, TooFewSteps> {
     word.parse().ok().filter(|steps| *steps >= Limits::default().shortest).ok_or(TooFewSteps)
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("accepted: gigabytes a second, 0.001 to 10000")]
+struct NoSpeed;
+
+fn speed(word: &str) -> Result<f64, NoSpeed> {
+    word.parse().ok().filter(|speed| (0.001..=10_000.0).contains(speed)).ok_or(NoSpeed)
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -272,8 +292,17 @@ impl SimulateArgs {
 
     fn spec(&self) -> Spec {
         let mut spec = self.profile;
-        spec.sizes.host = Tokens(self.host_tokens);
-        spec.sizes.device = self.device_tokens.map_or(spec.sizes.device, Tokens);
+        let sizes = &mut spec.sizes;
+        (sizes.host, sizes.disk) = (Tokens(self.host_tokens), Tokens(self.disk_tokens));
+        sizes.device = self.device_tokens.map_or(sizes.device, Tokens);
+        let tokens = |gigabytes: f64| gigabytes * 1e9 / spec.kv_bytes as f64;
+        for (speed, told) in [
+            (&mut sizes.host_tokens_per_second, self.host_speed),
+            (&mut sizes.disk_speed.read, self.disk_speed),
+            (&mut sizes.disk_speed.written, self.disk_write_speed),
+        ] {
+            *speed = told.map_or(*speed, tokens);
+        }
         spec
     }
 

@@ -1,7 +1,7 @@
 //! What a worker of the fleet is: its speeds, its memory and its link.
 
 use engine_model::Profile;
-use engine_model::runs::{Sizes, Timing};
+use engine_model::runs::{DiskSpeed, Sizes, Timing};
 use serde::Serialize;
 use vocabulary::Tokens;
 
@@ -32,12 +32,12 @@ pub struct LinkSpeed {
 }
 
 impl Spec {
-    /// Llama-3.1-8B-like in BF16 on one H100 80 GB; 400 Gb/s at 80 %, PCIe at 25 GB/s; 128 KiB a token.
+    /// Llama-3.1-8B-like in BF16 on one H100 80 GB; 400 Gb/s at 80 %, PCIe at 25 GB/s, an NVMe disk; 128 KiB a token.
     pub const H100_8B: Self = Self {
         name: "8b_h100",
         gpus: 1,
         timing: timing([1.0 / 25_000.0, 1.05e-9, 0.0065, 4.4e-8], 2_048),
-        sizes: sizes(400_000, 190_000.0),
+        sizes: sizes(400_000, 190_000.0, 131_072),
         kv_bytes: 131_072,
         link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003 },
     };
@@ -46,7 +46,7 @@ impl Spec {
         name: "8b_a100",
         gpus: 1,
         timing: timing([1.0 / 10_000.0, 2.9e-9, 0.0095, 7.3e-8], 1_024),
-        sizes: sizes(400_000, 150_000.0),
+        sizes: sizes(400_000, 150_000.0, 131_072),
         kv_bytes: 131_072,
         link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003 },
     };
@@ -55,7 +55,7 @@ impl Spec {
         name: "30a3_h200",
         gpus: 1,
         timing: timing([1.0 / 30_000.0, 1.6e-9, 0.0080, 2.3e-8], 4_096),
-        sizes: sizes(700_000, 254_000.0),
+        sizes: sizes(700_000, 254_000.0, 98_304),
         kv_bytes: 98_304,
         link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003 },
     };
@@ -64,14 +64,14 @@ impl Spec {
         name: "70b_tp4",
         gpus: 4,
         timing: timing([1.0 / 11_000.0, 1.46e-9, 0.0160, 2.8e-8], 2_048),
-        sizes: sizes(460_000, 150_000.0),
+        sizes: sizes(460_000, 150_000.0, 327_680),
         kv_bytes: 327_680,
         link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003 },
     };
     /// All of them.
     pub const ALL: [Self; 4] = [Self::H100_8B, Self::A100_8B, Self::H200_30B_A3B, Self::H100X4_70B];
 
-    /// What a simulated worker of this profile is, by runs: without a host tier.
+    /// What a simulated worker of this profile is, by runs: without slower tiers.
     pub fn of(name: &'static str, profile: &Profile) -> Self {
         let kv_bytes = profile.kv_bytes_per_token.0;
         let tokens_per_second = profile.link_bytes_per_second / kv_bytes as f64;
@@ -81,7 +81,7 @@ impl Spec {
             gpus: 1,
             timing: Timing::of(profile),
             // There is no such tier to be read from.
-            sizes: sizes(device, 1.0),
+            sizes: sizes(device, 1.0, kv_bytes),
             kv_bytes,
             link: LinkSpeed { tokens_per_second, fixed: profile.link_latency_us.0 as f64 / 1e6 },
         }
@@ -100,8 +100,13 @@ const fn timing([token, pair, step, context_token]: [f64; 4], chunk: u64) -> Tim
     Timing { token, pair, chunk, chunk_overhead, step, step_beside_chunk, context_token, request }
 }
 
-const fn sizes(device: u64, host_tokens_per_second: f64) -> Sizes {
-    Sizes { device: Tokens(device), host: Tokens::ZERO, host_tokens_per_second }
+/// What one NVMe disk for data centres reads and writes for long, in bytes a second.
+const DISK: DiskSpeed = DiskSpeed { read: 6e9, written: 3e9 };
+
+/// Without slower tiers, but with the speeds that they would have.
+const fn sizes(device: u64, host_tokens_per_second: f64, kv_bytes: u64) -> Sizes {
+    let disk_speed = DiskSpeed { read: DISK.read / kv_bytes as f64, written: DISK.written / kv_bytes as f64 };
+    Sizes { device: Tokens(device), host: Tokens::ZERO, host_tokens_per_second, disk: Tokens::ZERO, disk_speed }
 }
 
 #[cfg(test)]

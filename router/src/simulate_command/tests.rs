@@ -59,6 +59,10 @@ fn what_is_accepted_is_said() {
     assert!(said(&["--policy=best"]).contains("there is no policy `best`; accepted: round_robin, "));
     assert!(said(&["--profile=b200"]).contains("accepted: 8b_h100, 8b_a100, 30a3_h200, 70b_tp4"));
     assert!(said(&["--load=many"]).contains("invalid"));
+    for speed in ["0", "-1", "nan", "inf", "fast", "10001"] {
+        let refused = said(&[&format!("--disk-speed={speed}")]);
+        assert!(refused.contains("accepted: gigabytes a second, 0.001 to 10000"), "{refused}");
+    }
     assert!(
         said(&["--steps=1"]).contains("accepted: a whole number, 3 or more: sessions with fewer steps are left out")
     );
@@ -93,6 +97,18 @@ fn without_a_load_there_are_as_many_sessions_as_there_can_be_or_the_recorded_rat
         help.contains("24 sessions, or all that there are if fewer") && help.contains("the recorded rate"),
         "{help}"
     );
+}
+
+#[test]
+fn slower_tiers_have_the_sizes_and_speeds_that_were_named() {
+    let sizes = |words: &[&str]| args(words).unwrap().spec().sizes;
+    let usual = sizes(&[]);
+    assert_eq!((usual.host, usual.disk), (Tokens::ZERO, Tokens::ZERO));
+    let words = ["--host-tokens=7", "--disk-tokens=9", "--host-speed=131.072", "--disk-speed=13.1072"];
+    let named = sizes(&words);
+    assert_eq!((named.host, named.disk, named.host_tokens_per_second), (Tokens(7), Tokens(9), 1e6));
+    assert_eq!((named.disk_speed.read, named.disk_speed.written), (1e5, usual.disk_speed.written));
+    assert_eq!(sizes(&["--disk-write-speed=13.1072"]).disk_speed.written, 1e5);
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub struct Ask<'a> {
 impl Ask<'_> {
     /// Prompt tokens that a worker would compute.
     pub(crate) fn missing(&self, worker: usize) -> Tokens {
-        self.step.prompt - self.held[worker].with_host
+        self.step.prompt - self.held[worker].with_disk
     }
 }
 

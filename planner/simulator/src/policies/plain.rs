@@ -83,7 +83,7 @@ pub(super) struct PrefixAffinity;
 
 impl Policy for PrefixAffinity {
     fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        let key = |worker: usize| (Reverse(ask.held[worker].with_host), fleet.requests(worker));
+        let key = |worker: usize| (Reverse(ask.held[worker].with_disk), fleet.requests(worker));
         Dispatch::at(least(fleet.all(), key))
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct MatchRateMinusLoad;
 impl Policy for MatchRateMinusLoad {
     fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
         let most = fleet.all().map(|worker| fleet.requests(worker)).max().unwrap_or_default().max(1) as f64;
-        let score = |worker: usize| match_rate(ask.held[worker].with_host, ask) - fleet.requests(worker) as f64 / most;
+        let score = |worker: usize| match_rate(ask.held[worker].with_disk, ask) - fleet.requests(worker) as f64 / most;
         Dispatch::at(least(fleet.all(), |worker| -score(worker)))
     }
 }
@@ -34,7 +34,7 @@ impl MultiOwner {
 
 impl Policy for MultiOwner {
     fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        let held = |worker: usize| ask.held[worker].with_host;
+        let held = |worker: usize| ask.held[worker].with_disk;
         let deepest = fleet.all().map(held).max().unwrap_or_default();
         let owned = match_rate(deepest, ask) > Self::OWNED;
         let owns = |worker: &usize| !owned || held(*worker).0 as f64 >= Self::NEARLY * deepest.0 as f64;
@@ -107,7 +107,7 @@ impl Policy for Llmd {
         let score = |worker: usize| {
             let short = if most == fewest { 1.0 } else { (most - queue(worker)) / (most - fewest) };
             let taken = (self.memory)(fleet.workers[worker]).0 as f64 / fleet.spec.sizes.device.0.max(1) as f64;
-            3.0 * match_rate(ask.held[worker].with_host, ask) + 2.0 * short + 2.0 * (1.0 - taken)
+            3.0 * match_rate(ask.held[worker].with_disk, ask) + 2.0 * short + 2.0 * (1.0 - taken)
         };
         Dispatch::at(least(fleet.all(), |worker| -score(worker)))
     }

@@ -62,6 +62,8 @@ pub struct Subject {
     pub device_tokens: u64,
     /// Tokens of KV in a worker's host tier.
     pub host_tokens: u64,
+    /// Tokens of KV on a worker's disk.
+    pub disk_tokens: u64,
 }
 
 impl Subject {
@@ -81,6 +83,7 @@ impl Subject {
             gpus: workers * spec.gpus as usize,
             device_tokens: spec.sizes.device.0,
             host_tokens: spec.sizes.host.0,
+            disk_tokens: spec.sizes.disk.0,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::ablations::ABLATION;
 use super::foretold::ALL;
 use super::times::{PERCENTILE, WINDOW};
 use super::verdicts::VERDICT;
-use super::{Figures, Foretelling, Spent};
+use super::{Figures, Foretelling, Restore, Spent};
 
 /// One figure of a run.
 pub struct Metric {
@@ -74,6 +74,22 @@ fn foretold(figures: &Figures, part: fn(&Foretelling) -> f64) -> Option<f64> {
 /// A part of a step's time; none where no step was measured.
 fn spent(figures: &Figures, part: fn(&Spent) -> f64) -> Option<f64> {
     (figures.step.count > 0).then(|| part(&figures.service.spent))
+}
+
+const RESTORED: &str = "measured steps that were loaded KV from the host tier or from disk, or sent KV by another worker \
+    before their prompt began";
+
+const WRITE_AMPLIFICATION: &str = "bytes of KV written to disks, by those of them that were ever read back, each counted once at \
+    each worker: what a byte of use costs in writes. An SSD's own rewriting comes on top. Nothing where none was read";
+
+/// A part of what first tokens of restored steps waited for; none without such steps.
+fn restore(figures: &Figures, part: fn(&Restore) -> f64) -> Option<f64> {
+    (figures.reuse.restores.steps > 0).then(|| part(&figures.reuse.restores.split))
+}
+
+/// In gigabytes.
+fn gigabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e9
 }
 
 impl Metric {
@@ -207,7 +223,7 @@ impl Metric {
         metric((InFull, "spent_queue_s", "of these: it waited behind others or for memory"), 3, |f| {
             spent(f, |spent| spent.queue)
         }),
-        metric((InFull, "spent_restore_s", "of these: KV came back from the host tier"), 3, |f| {
+        metric((InFull, "spent_restore_s", "of these: KV came back from slower tiers"), 3, |f| {
             spent(f, |spent| spent.restore)
         }),
         metric(
@@ -241,6 +257,40 @@ impl Metric {
             3,
             |f| spent(f, |spent| spent.answer),
         ),
+        metric((InFull, "restored_mtok", "millions of prompt tokens that came back from slower tiers"), 2, |f| {
+            Some(f.reuse.restored_tokens as f64 / 1e6)
+        }),
+        metric((InFull, "restored_steps", RESTORED), 0, |f| Some(f.reuse.restores.steps as f64)),
+        metric(
+            (
+                InFull,
+                "restore_host_s",
+                "seconds of such a step's time to first token, mean: KV came from the host tier",
+            ),
+            3,
+            |f| restore(f, |split| split.host),
+        ),
+        metric((InFull, "restore_disk_s", "of these: KV came from disk, waiting for it included"), 3, |f| {
+            restore(f, |split| split.disk)
+        }),
+        metric((InFull, "restore_network_s", "of these: KV came from another worker"), 3, |f| {
+            restore(f, |split| split.network)
+        }),
+        metric((InFull, "restore_compute_s", "of these: the rest of the prompt was computed"), 3, |f| {
+            restore(f, |split| split.compute)
+        }),
+        metric((InFull, "disk_written_gb", "gigabytes of KV that were written to disks"), 1, |f| {
+            Some(gigabytes(f.memory.disk.written_bytes))
+        }),
+        metric((InFull, "disk_read_gb", "gigabytes of KV that were read from disks"), 1, |f| {
+            Some(gigabytes(f.memory.disk.read_bytes))
+        }),
+        metric(
+            (InFull, "disk_dropped_gb", "gigabytes of KV that disks more than a second behind did not write"),
+            1,
+            |f| Some(gigabytes(f.memory.disk.dropped_bytes)),
+        ),
+        metric((InFull, "write_amplification", WRITE_AMPLIFICATION), 3, |f| f.memory.disk.write_amplification()),
         metric((InTable, "foretold_error", FORETOLD), 3, |f| foretold(f, |all| all.error_p50)),
         metric(
             (

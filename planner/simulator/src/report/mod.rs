@@ -9,6 +9,7 @@ mod mean;
 mod metrics;
 mod notes;
 mod page;
+mod restores;
 mod spent;
 mod times;
 mod verdicts;
@@ -26,6 +27,7 @@ pub use mean::{Mean, student};
 pub use metrics::{Definition, Metric, csv, definitions};
 pub use notes::notes;
 pub use page::page;
+pub use restores::{Restore, Restores};
 pub use spent::Spent;
 pub use times::{Times, percentile};
 pub use verdicts::{Verdict, verdict_table, verdicts};
@@ -86,8 +88,10 @@ pub struct Reuse {
     pub best_holder_rate: f64,
     /// Share of prompt tokens that were sent by another worker before the prompt began.
     pub fetched_rate: f64,
-    /// Prompt tokens that came back from the host tier.
+    /// Prompt tokens that came back from slower tiers.
     pub restored_tokens: u64,
+    /// Measured steps that were loaded or sent KV, and the mean of what their first tokens waited for.
+    pub restores: Restores,
 }
 
 /// Where KV lay and moved.
@@ -105,8 +109,30 @@ pub struct Memory {
     pub kv_bytes_moved: u64,
     /// Tokens that lost their place in device memory.
     pub evicted_tokens: u64,
+    /// What went to disks and came from them.
+    pub disk: Disk,
     /// Sessions at once times their mean prompt, by the memory of all workers; 0 where requests come at recorded times.
     pub occupancy: f64,
+}
+
+/// What went to the workers' disks and came from them.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+pub struct Disk {
+    /// Bytes of KV that were written.
+    pub written_bytes: u64,
+    /// Bytes of KV that were read.
+    pub read_bytes: u64,
+    /// Of those, each counted once at each worker however often it was read.
+    pub useful_bytes: u64,
+    /// Bytes of KV that disks were too busy to write.
+    pub dropped_bytes: u64,
+}
+
+impl Disk {
+    /// Bytes written by those that were ever of use; none where none was.
+    pub fn write_amplification(&self) -> Option<f64> {
+        (self.useful_bytes > 0).then(|| self.written_bytes as f64 / self.useful_bytes as f64)
+    }
 }
 
 /// What the workers did.

@@ -40,7 +40,7 @@ impl Talk {
             Fleet { now: Seconds(self.now), workers: &workers, spec: &spec, runs: &self.runs, block: Tokens(64) };
         let held = held.map(|runs| {
             let tokens = self.runs.end(&self.path[..runs]);
-            Memory { device: tokens, with_host: tokens }
+            Memory::on_device(tokens)
         });
         let step = self.asked(Tokens(200));
         let at = StepRef { session: 0, step: index };

@@ -22,7 +22,7 @@ impl Scene {
         let (spec, mut runs) = (Spec::H100_8B, Runs::default());
         let path = [runs.add(None, prompt as u32)];
         let engine = || RunEngine::new(spec.timing, spec.sizes, runs.len());
-        let memory = |tokens: &u64| Memory { device: Tokens(*tokens), with_host: Tokens(*tokens) };
+        let memory = |tokens: &u64| Memory::on_device(Tokens(*tokens));
         let step = Step {
             agent: 0,
             after: Vec::new(),

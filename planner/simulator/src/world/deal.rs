@@ -48,7 +48,7 @@ impl World<'_> {
         let runs = &self.trace.runs;
         if let Some(shared) = &self.shared {
             let found = shared.matched(runs, &step.path);
-            return vec![Memory { device: found, with_host: found }; self.engines.len()];
+            return vec![Memory::on_device(found); self.engines.len()];
         }
         self.engines.iter().map(|worker| worker.engine.holds(runs, &step.path)).collect()
     }
@@ -57,8 +57,11 @@ impl World<'_> {
     fn known(&self, late: &Late, step: &Step, held: &[Memory]) -> Vec<Memory> {
         let known = |(worker, memory): (usize, &Memory)| {
             let device = late.matched(worker, &self.trace.runs, &step.path);
-            let has_host = self.setup.spec.sizes.host > Tokens::ZERO;
-            Memory { device, with_host: if has_host { memory.with_host.max(device) } else { device } }
+            let sizes = &self.setup.spec.sizes;
+            let below =
+                |size: Tokens, now: Tokens, known: Tokens| if size > Tokens::ZERO { now.max(known) } else { known };
+            let with_host = below(sizes.host, memory.with_host, device);
+            Memory { device, with_host, with_disk: below(sizes.disk, memory.with_disk, with_host) }
         };
         held.iter().enumerate().map(known).collect()
     }
@@ -68,7 +71,7 @@ impl World<'_> {
         let (prefill, decode) = (dispatch.prefill, dispatch.decode);
         let (fetched, ready) =
             dispatch.fetch.map_or((Vec::new(), Seconds::ZERO), |fetch| self.fetch(ticket, step, (fetch, prefill)));
-        let there = held[prefill].with_host;
+        let there = held[prefill].with_disk;
         let sent = dispatch.fetch.filter(|_| !fetched.is_empty()).map_or(Tokens::ZERO, |fetch| fetch.until);
         let cached = there.max(sent);
         let expected = (step.prompt - cached).max(Tokens(1));

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use engine_model::runs::{RunId, Runs, Seconds};
 use vocabulary::Tokens;
 
-/// What each worker held in device memory so long ago. What lies in a host tier is known at once.
+/// What each worker held in device memory so long ago. What lies in slower tiers is known at once.
 pub(super) struct Late {
     by: Seconds,
     workers: Vec<Known>,

@@ -12,7 +12,7 @@ mod serve;
 mod stages;
 mod tally;
 
-use engine_model::runs::{Around, RunEngine, Seconds, SharedPool, Sizes, Ticket};
+use engine_model::runs::{Around, RunEngine, Seconds, SharedPool, Ticket};
 use vocabulary::Tokens;
 
 use crate::policies::{Policy, PolicyKind, StepRef, Stopwatch, Watched};
@@ -130,7 +130,7 @@ impl<'a> World<'a> {
         let all = spec.sizes.device * setup.workers as u64;
         let shared = kind.shared(all).map(|capacity| SharedPool::new(capacity, runs));
         // A bound's workers have no memory of their own, and so need not keep books of it.
-        let sizes = if shared.is_some() { Sizes { host: Tokens::ZERO, ..spec.sizes } } else { spec.sizes };
+        let sizes = if shared.is_some() { spec.sizes.device_only() } else { spec.sizes };
         let own = if shared.is_some() { 0 } else { runs };
         let late = kind.lateness().map(|by| Late::new(by, setup.workers, runs));
         let is_late = late.is_some();

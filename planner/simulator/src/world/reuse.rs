@@ -4,7 +4,7 @@ use engine_model::runs::{RunId, Runs, Started};
 use vocabulary::Tokens;
 
 use super::tally::share;
-use crate::report::Reuse;
+use crate::report::{Restores, Reuse};
 use crate::trace::Step;
 
 /// A worker that lacks no more than this of what it should hold holds it: a block.
@@ -83,21 +83,22 @@ impl Reused {
             best_holder_rate: hits(self.best),
             fetched_rate: of(self.fetched),
             restored_tokens: self.restored.0,
+            restores: Restores::default(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use engine_model::runs::Ticket;
+    use engine_model::runs::{Restoring, Ticket};
 
     use super::*;
     use crate::tests::sessions;
 
     fn started(step: &Step, local: Tokens) -> Started {
         let computed = step.prompt - local;
-        let (fetched, restored) = (Tokens::ZERO, Tokens::ZERO);
-        Started { ticket: Ticket(1), local, fetched, restored, computed, work: 1.0, restoring: 0.0 }
+        let (fetched, restored, restoring) = (Tokens::ZERO, Tokens::ZERO, Restoring::default());
+        Started { ticket: Ticket(1), local, fetched, restored, computed, work: 1.0, restoring }
     }
 
     #[test]

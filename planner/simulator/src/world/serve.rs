@@ -63,7 +63,7 @@ impl World<'_> {
         let job = self.job(ticket);
         job.stages.first_token = now;
         let (at, stages, foretold) = (job.at, job.stages, job.dispatch.foretold);
-        self.tally.first_token(at, now - stages.arrived);
+        self.tally.first_token(at, &stages);
         foretold.iter().for_each(|foretold| self.tally.foretold(foretold, now - stages.placed));
     }
 

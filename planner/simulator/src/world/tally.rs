@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use engine_model::runs::{RunEngine, Runs, Seconds, Started};
+use engine_model::runs::{DiskUse, RunEngine, Runs, Seconds, Started};
 use vocabulary::Tokens;
 
 use super::World;
@@ -11,7 +11,7 @@ use super::looks::Looks;
 use super::reuse::Reused;
 use super::stages::Stages;
 use crate::policies::{Action, Foretold, StepRef};
-use crate::report::{Figures, Foretellings, Memory, Service, Spent, Times, Traffic};
+use crate::report::{Disk, Figures, Foretellings, Memory, Restores, Reuse, Service, Spent, Times, Traffic};
 use crate::trace::{Arrivals, Step, Trace};
 
 /// Copies are counted whenever so many more steps are over.
@@ -46,6 +46,7 @@ struct Waits {
     session: Vec<f64>,
     token: Vec<f64>,
     spent: Spent,
+    restores: Restores,
     foretold: Foretellings,
 }
 
@@ -100,13 +101,17 @@ impl Tally {
         self.reused.started(runs, (step, started), goes_on.then_some(best))
     }
 
-    pub(super) fn first_token(&mut self, at: StepRef, waited: Seconds) {
-        if !self.cut {
-            self.times.first.push(waited.0);
-            if self.small.contains(&at) {
-                self.times.small.push(waited.0);
-            }
+    /// The first token is there, as its stages say.
+    pub(super) fn first_token(&mut self, at: StepRef, stages: &Stages) {
+        if self.cut {
+            return;
         }
+        let waited = (stages.first_token - stages.arrived).0;
+        self.times.first.push(waited);
+        if self.small.contains(&at) {
+            self.times.small.push(waited);
+        }
+        stages.restore().iter().for_each(|restore| self.times.restores.add(restore));
     }
 
     /// A first token that came after so long was foretold.
@@ -180,7 +185,7 @@ impl World<'_> {
             step: Times::of(tally.times.step),
             session: Times::of(tally.times.session),
             token: Times::of(tally.times.token),
-            reuse: tally.reused.figures(),
+            reuse: Reuse { restores: tally.times.restores.mean(), ..tally.reused.figures() },
             memory,
             service,
         }
@@ -199,7 +204,21 @@ impl World<'_> {
             sessions_fit: share(capacity, session),
             kv_bytes_moved: self.links.moved().0 * self.setup.spec.kv_bytes,
             evicted_tokens: self.engines.iter().map(|worker| worker.engine.evicted().0).sum(),
+            disk: self.disk(),
             occupancy: if in_sessions { self.setup.load * mean_prompt / capacity } else { 0.0 },
+        }
+    }
+
+    fn disk(&self) -> Disk {
+        let bytes = |of: fn(DiskUse) -> Tokens| -> u64 {
+            let tokens: Tokens = self.engines.iter().map(|worker| of(worker.engine.disk_use())).sum();
+            tokens.0 * self.setup.spec.kv_bytes
+        };
+        Disk {
+            written_bytes: bytes(|disk| disk.written),
+            read_bytes: bytes(|disk| disk.read),
+            useful_bytes: bytes(|disk| disk.useful),
+            dropped_bytes: bytes(|disk| disk.dropped),
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::*;
 use crate::LinkSpeed;
 use crate::policies::{Ask, Dispatch, Fetch, Fleet, Ship};
+use crate::report::Disk;
 use crate::tests::{read, sessions};
 use crate::trace::Limits;
 
@@ -127,7 +128,7 @@ fn a_link_carries_one_thing_at_a_time_each_way() {
 fn every_policy_serves_every_step_leaves_nothing_behind_and_does_the_same_again() {
     let trace = sessions().within(&Limits::default());
     let mut spec = Spec::H100_8B;
-    (spec.sizes.device, spec.sizes.host) = (Tokens(160_000), Tokens(100_000));
+    (spec.sizes.device, spec.sizes.host, spec.sizes.disk) = (Tokens(160_000), Tokens(100_000), Tokens(300_000));
     let setup = Setup { workers: 4, spec, load: 9.0, seed: 7 };
     for kind in PolicyKind::ALL {
         let mut world = World::new(&trace, kind, setup).unwrap();
@@ -136,6 +137,10 @@ fn every_policy_serves_every_step_leaves_nothing_behind_and_does_the_same_again(
         assert_eq!(once, again, "{kind:?}");
         assert_eq!((once.steps, once.unserved, once.service.sessions_over), (778, 0, 35), "{kind:?}");
         near(once.service.spent.parts().iter().sum(), once.step.mean);
+        let Disk { written_bytes, read_bytes, useful_bytes, .. } = once.memory.disk;
+        let is_bound = matches!(kind, PolicyKind::Pooled | PolicyKind::Oracle);
+        assert_eq!(written_bytes > 0, !is_bound, "{kind:?} has written {written_bytes}");
+        assert!(useful_bytes <= read_bytes.min(written_bytes), "{kind:?} {:?}", once.memory.disk);
         assert!(once.service.spent.parts().iter().all(|part| *part >= 0.0), "{kind:?} {:?}", once.service.spent);
         assert!((0.0..=1.0).contains(&once.service.busy) && once.service.busy >= once.service.prefill_use, "{kind:?}");
     }
@@ -282,4 +287,67 @@ fn what_an_active_session_takes_says_how_many_fit() {
     near(fits(spread), 1.0);
     assert!(spread.session_bytes > 1.05 * kept.session_bytes, "copies take memory: {spread:?} {kept:?}");
     assert_eq!((bound.looks, bound.sessions_fit), (0, 0.0), "there is one memory, in which nothing lies twice");
+}
+
+/// Two conversations in turn at one worker, each of which pushes the other out of a memory for one.
+fn in_turn(spec: Spec) -> crate::report::Figures {
+    let request = |at: u64, blocks: u64, par: i64, keep: u64, first: u64| {
+        format!(
+            r#"{{"t": {at}, "agent": 0, "in": {}, "out": 20, "think": 20, "par": {par}, "keep": {keep}, "runs": [[{first}, {}]]}}"#,
+            blocks * 64,
+            blocks - keep,
+        )
+    };
+    let session = |name: &str, first: u64| {
+        let steps = [
+            request(0, 100, -1, 0, first),
+            request(60, 110, 0, 100, first + 1_000),
+            request(120, 120, 1, 110, first + 2_000),
+        ];
+        format!(r#"{{"id": "{name}", "block_size": 64, "tool_tokens": 0, "reqs": [{}]}}"#, steps.join(","))
+    };
+    let trace = read(&[session("a", 1), session("b", 100_000)].join("\n"));
+    World::new(&trace, PolicyKind::RoundRobin, Setup { workers: 1, spec, load: 2.0, seed: 1 })
+        .unwrap()
+        .run(&mut |_, _| {})
+}
+
+#[test]
+fn what_comes_from_disk_is_told_apart_from_what_comes_from_the_host_tier_and_is_slower() {
+    let run = |host: u64, disk: u64| {
+        let mut spec = Spec::H100_8B;
+        (spec.sizes.device, spec.sizes.host, spec.sizes.disk) = (Tokens(8_000), Tokens(host), Tokens(disk));
+        (in_turn(spec), spec)
+    };
+    let ((none, _), (host, spec), (disk, _)) = (run(0, 0), run(100_000, 0), run(0, 100_000));
+    let split = |figures: &crate::report::Figures| figures.reuse.restores.split;
+    assert_eq!((none.reuse.restores.steps, none.memory.disk.written_bytes), (0, 0));
+    assert_eq!(none.memory.disk.write_amplification(), None);
+    assert_eq!((host.reuse.restores.steps, disk.reuse.restores.steps), (3, 3), "the last step is not measured");
+    assert_eq!(host.reuse.prefill_tokens, disk.reuse.prefill_tokens);
+    // 100 blocks come back to each second step and 110 to each third one.
+    let tokens = (2 * 6_400 + 7_040) as f64 / 3.0;
+    near(split(&host).host, tokens / spec.sizes.host_tokens_per_second);
+    near(split(&disk).disk, tokens / spec.sizes.disk_speed.read);
+    assert_eq!((split(&host).disk, split(&disk).host, split(&disk).network), (0.0, 0.0, 0.0));
+    near(split(&host).compute, split(&disk).compute);
+    near(disk.service.spent.restore, split(&disk).disk * 3.0 / 5.0);
+    assert!(none.first_token.mean > disk.first_token.mean && disk.first_token.mean > host.first_token.mean);
+    // Every block of the first two steps is read, and written once; what the third ones add is of no use any more.
+    let Disk { written_bytes, read_bytes, useful_bytes, dropped_bytes } = disk.memory.disk;
+    let kv = |tokens: u64| tokens * spec.kv_bytes;
+    assert_eq!((read_bytes, useful_bytes, dropped_bytes), (kv(2 * (6_400 + 7_040)), kv(2 * 7_040), 0));
+    assert_eq!(disk.memory.disk.write_amplification(), Some(written_bytes as f64 / useful_bytes as f64));
+    assert!((kv(2 * 7_040)..=kv(7_040 + 7_680)).contains(&written_bytes), "{written_bytes}");
+}
+
+#[test]
+fn what_is_sent_is_a_restore_over_the_network() {
+    let trace = talk();
+    let fetch = Dispatch { fetch: Some(Fetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let figures = told(&trace, setup(2), &[Dispatch::at(0), fetch, Dispatch::at(1)]).run(&mut |_, _| {});
+    let restores = figures.reuse.restores;
+    assert_eq!((restores.steps, restores.split.host, restores.split.disk), (1, 0.0, 0.0));
+    near(restores.split.network, sent(6_400));
+    near(restores.split.compute, prefill(6_400, 6_400));
 }

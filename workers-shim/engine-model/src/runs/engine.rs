@@ -12,16 +12,13 @@ use std::collections::{BinaryHeap, VecDeque};
 use vocabulary::Tokens;
 
 use super::pool::RunPool;
-use super::{Around, Memory, Prompt, RunId, Runs, Seconds, Sizes, Ticket, Timing};
+use super::{Around, DiskUse, Memory, Prompt, Restoring, RunId, Runs, Seconds, Sizes, Ticket, Timing};
 
 /// A simulated engine.
 #[derive(Debug)]
 pub struct RunEngine {
     timing: Timing,
     pool: RunPool,
-    host_tokens_per_second: f64,
-    /// When the way from the host tier is free again.
-    host_free: Seconds,
     queue: VecDeque<Prompt>,
     prefilling: Option<Prefilling>,
     batch: Batch,
@@ -116,14 +113,14 @@ pub struct Started {
     pub local: Tokens,
     /// Tokens after these that had been sent here for it.
     pub fetched: Tokens,
-    /// Tokens after these that came from the host tier.
+    /// Tokens after these that came from slower tiers.
     pub restored: Tokens,
     /// Tokens that are computed.
     pub computed: Tokens,
     /// Seconds of work until the prompt is there, beside nothing else.
     pub work: f64,
-    /// Of that, waiting for and loading what comes from the host tier.
-    pub restoring: f64,
+    /// Of that, waiting for and loading what comes from slower tiers.
+    pub restoring: Restoring,
 }
 
 /// Something that happened in an engine.
@@ -145,8 +142,6 @@ impl RunEngine {
         Self {
             timing,
             pool: RunPool::new(sizes, runs),
-            host_tokens_per_second: sizes.host_tokens_per_second,
-            host_free: Seconds::ZERO,
             queue: VecDeque::new(),
             prefilling: None,
             batch: Batch::default(),
@@ -195,7 +190,8 @@ impl RunEngine {
     /// What of a prompt lies here.
     pub fn holds(&self, runs: &Runs, path: &[RunId]) -> Memory {
         let device = self.pool.matched(runs, path);
-        Memory { device, with_host: self.pool.matched_with_host(runs, path, device) }
+        let [with_host, with_disk] = self.pool.matched_below(runs, path, device);
+        Memory { device, with_host, with_disk }
     }
 
     /// Whether a run is cached here.
@@ -211,6 +207,11 @@ impl RunEngine {
     /// Tokens of memory that cannot be evicted now.
     pub fn memory_in_use(&self) -> Tokens {
         self.pool.in_use()
+    }
+
+    /// What went to its disk and came from it.
+    pub fn disk_use(&self) -> DiskUse {
+        self.pool.lower.disk_use()
     }
 
     /// Tokens that were evicted so far.
@@ -267,6 +268,7 @@ impl RunEngine {
     pub fn settle(&mut self, now: Seconds, around: &Around<'_>) {
         let span = (now - self.clock).0;
         self.clock = now;
+        self.pool.lower.pass(now);
         if span <= 0.0 {
             return;
         }

@@ -3,7 +3,9 @@
 //!
 //! It has no text and no events. `tests` hold its times and its cache against the engine by blocks.
 
+mod disk;
 mod engine;
+mod lower;
 mod memory;
 mod pool;
 mod prompt;
@@ -11,10 +13,12 @@ mod recency;
 mod seconds;
 mod shape;
 mod shared;
+mod tier;
 mod timing;
 
 pub use engine::{Happening, Load, RunEngine, Started, Usage};
-pub use memory::{Memory, Sizes};
+pub use lower::Restoring;
+pub use memory::{DiskSpeed, DiskUse, Memory, Sizes};
 pub use prompt::{Prefilled, Prompt, Ticket, Where};
 pub use seconds::Seconds;
 pub use shape::{RunId, Runs};

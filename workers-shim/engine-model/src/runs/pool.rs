@@ -1,11 +1,12 @@
-//! One worker's memory by runs: what is cached, what is in use, and the host tier that evicted runs fall into.
+//! One worker's memory by runs: what is cached, what is in use, and the tiers that evicted runs fall into.
 
 use vocabulary::Tokens;
 
+use super::lower::{Below, Lower};
 use super::recency::Recency;
 use super::{RunId, Runs, Sizes};
 
-/// Device memory with an optional host tier. Runs in use are pinned; the rest is evicted least recently used first.
+/// Device memory with optional tiers below. Runs in use are pinned; the rest is evicted least recently used first.
 #[derive(Clone, Debug)]
 pub(super) struct RunPool {
     capacity: Tokens,
@@ -14,22 +15,14 @@ pub(super) struct RunPool {
     cached_tokens: Tokens,
     pins: Vec<u32>,
     pinned: Tokens,
-    host: Option<Host>,
+    pub(super) lower: Lower,
     evicted: Tokens,
     /// What came and went since somebody asked; none while nobody does.
     changes: Option<Vec<(RunId, bool)>>,
 }
 
-#[derive(Clone, Debug)]
-struct Host {
-    capacity: Tokens,
-    used: Tokens,
-    runs: Recency,
-}
-
 impl RunPool {
     pub(super) fn new(sizes: Sizes, runs: usize) -> Self {
-        let host = |capacity| Host { capacity, used: Tokens::ZERO, runs: Recency::new(runs) };
         Self {
             capacity: sizes.device,
             used: Tokens::ZERO,
@@ -37,7 +30,7 @@ impl RunPool {
             cached_tokens: Tokens::ZERO,
             pins: vec![0; runs],
             pinned: Tokens::ZERO,
-            host: (sizes.host > Tokens::ZERO).then(|| host(sizes.host)),
+            lower: Lower::new(&sizes, runs),
             evicted: Tokens::ZERO,
             changes: None,
         }
@@ -80,12 +73,34 @@ impl RunPool {
         runs.end(&path[..found])
     }
 
-    /// Leading tokens that are cached or in the host tier, when the first `from` are there anyway.
-    pub(super) fn matched_with_host(&self, runs: &Runs, path: &[RunId], from: Tokens) -> Tokens {
-        let Some(host) = &self.host else { return from };
-        let there = |run: &&RunId| runs.depth(**run) <= from || self.has(**run) || host.runs.has(**run);
-        let found = path.iter().take_while(there).last();
-        found.map_or(from, |run| runs.depth(*run).max(from))
+    /// Leading tokens that are cached or in the host tier, and those that are anywhere, when the first `from` are there.
+    pub(super) fn matched_below(&self, runs: &Runs, path: &[RunId], from: Tokens) -> [Tokens; 2] {
+        if self.lower.is_none() {
+            return [from; 2];
+        }
+        let (mut with_host, mut with_disk) = (None, from);
+        for run in path.iter().copied().skip_while(|run| runs.depth(*run) <= from) {
+            if !self.is_above_disk(run) {
+                with_host.get_or_insert(with_disk);
+                if !self.lower.on_disk(run) {
+                    break;
+                }
+            }
+            with_disk = runs.depth(run);
+        }
+        [with_host.unwrap_or(with_disk), with_disk]
+    }
+
+    fn is_above_disk(&self, run: RunId) -> bool {
+        self.has(run) || self.lower.on_host(run)
+    }
+
+    /// What between two depths of a path comes back from which tier.
+    pub(super) fn below(&self, runs: &Runs, path: &[RunId], (from, to): (Tokens, Tokens)) -> Below {
+        let between = path.iter().copied().skip_while(|run| runs.depth(*run) <= from);
+        let between = between.take_while(|run| runs.depth(*run) <= to);
+        let disk: Vec<RunId> = between.filter(|run| !self.is_above_disk(*run)).collect();
+        Below { host: to - from - disk.iter().map(|run| runs.tokens(*run)).sum(), disk }
     }
 
     /// Makes the cached runs of a path the most recently used ones, the first one last: a path is evicted from its end.
@@ -125,15 +140,7 @@ impl RunPool {
         self.used -= tokens;
         self.cached_tokens -= tokens;
         self.evicted += tokens;
-        let Some(host) = &mut self.host else { return };
-        if !host.runs.touch(run) {
-            host.used += tokens;
-        }
-        while host.used > host.capacity {
-            let Some(last) = host.runs.oldest() else { break };
-            host.runs.remove(last);
-            host.used -= runs.tokens(last);
-        }
+        self.lower.take(runs, run);
     }
 
     /// Gives back what was reserved and not filled.

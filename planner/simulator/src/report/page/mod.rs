@@ -66,8 +66,8 @@ fn subject(report: &Report) -> String {
     seeds.sort_unstable();
     seeds.dedup();
     format!(
-        "{} steps of {} sessions on {} workers of kind {} ({} GPUs), each with {} tokens of KV in device memory and {} in a \
-         host tier. Loads are {}. {} runs: {} policies at {} loads with {} seeds. Times are virtual.",
+        "{} steps of {} sessions on {} workers of kind {} ({} GPUs), each with {} tokens of KV in device memory, {} in a \
+         host tier and {} on disk. Loads are {}. {} runs: {} policies at {} loads with {} seeds. Times are virtual.",
         subject.steps,
         subject.sessions,
         subject.workers,
@@ -75,6 +75,7 @@ fn subject(report: &Report) -> String {
         subject.gpus,
         subject.device_tokens,
         subject.host_tokens,
+        subject.disk_tokens,
         subject.load_is,
         report.runs.len(),
         report.policies().len(),

@@ -102,7 +102,7 @@ fn memory(report: &Report) -> String {
     html + &folded("copies, bytes and tokens", &with_confidence(report, &MEMORY))
 }
 
-const MEMORY: [&str; 12] = [
+const MEMORY: [&str; 17] = [
     "duplicates",
     "moved_gb",
     "prefill_mtok",
@@ -115,6 +115,11 @@ const MEMORY: [&str; 12] = [
     "session_hbm_gb",
     "sessions_fit",
     "occupancy",
+    "restored_mtok",
+    "disk_written_gb",
+    "disk_read_gb",
+    "disk_dropped_gb",
+    "write_amplification",
 ];
 
 fn actions(report: &Report) -> String {
@@ -169,8 +174,12 @@ fn time(report: &Report) -> String {
     };
     let html = per_load(report, ("Seconds of a step, mean", " s"), (&Spent::PARTS, parts));
     let names = [&NAMES[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
-    html + &folded("where the time went", &with_confidence(report, &names))
+    let restores = folded("what first tokens of restored steps waited for", &with_confidence(report, &RESTORES));
+    html + &folded("where the time went", &with_confidence(report, &names)) + &restores
 }
+
+const RESTORES: [&str; 5] =
+    ["restored_steps", "restore_host_s", "restore_disk_s", "restore_network_s", "restore_compute_s"];
 
 /// OwnerServe without parts of it.
 fn ablations(report: &Report) -> String {

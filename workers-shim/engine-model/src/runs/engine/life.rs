@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use vocabulary::Tokens;
 
 use super::{Answering, Happening, Prefilling, RunEngine, Started};
-use crate::runs::{Around, Prefilled, Prompt, RunId, Runs, Seconds, Where};
+use crate::runs::{Around, Prefilled, Prompt, Restoring, RunId, Runs, Where};
 
 /// Progress and work within this of their end are there: what rounding leaves.
 const TOKENS_LEFT: f64 = 1e-6;
@@ -52,12 +52,13 @@ impl RunEngine {
         let runs = around.runs;
         if let Some(shared) = &around.shared {
             let found = shared.matched(runs, &prompt.path);
-            return Ok(self
-                .compute(Found { local: found, fetched: found, restored: found }, (prompt, Vec::new(), Tokens::ZERO)));
+            let found = Found { local: found, fetched: found, restored: found, restoring: Restoring::default() };
+            return Ok(self.compute(found, (prompt, Vec::new(), Tokens::ZERO)));
         }
         let local = self.pool.matched(runs, &prompt.path);
         let fetched = with_fetched(runs, &prompt, local);
-        let restored = self.pool.matched_with_host(runs, &prompt.path, fetched);
+        let [_, restored] = self.pool.matched_below(runs, &prompt.path, fetched);
+        let below = self.pool.below(runs, &prompt.path, (fetched, restored));
         let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));
         let tail = prompt.tokens - runs.end(&prompt.path);
         let need = missing.iter().map(|run| runs.tokens(*run)).sum::<Tokens>() + tail + prompt.answer;
@@ -68,29 +69,22 @@ impl RunEngine {
         }
         let found = prompt.path.iter().take_while(|run| runs.depth(**run) <= local).count();
         self.pool.touch(&prompt.path[..found]);
-        Ok(self.compute(Found { local, fetched, restored }, (prompt, missing, need)))
+        let restoring = self.pool.lower.give(runs, &below);
+        Ok(self.compute(Found { local, fetched, restored, restoring }, (prompt, missing, need)))
     }
 
     fn compute(&mut self, found: Found, (prompt, missing, reserved): (Prompt, Vec<RunId>, Tokens)) -> Started {
         let computed = (prompt.tokens - found.restored).max(Tokens(1));
-        let mut work = self.timing.prefill(computed, found.restored);
-        let restored = found.restored - found.fetched;
-        let mut restoring = 0.0;
-        if restored > Tokens::ZERO {
-            let (begin, lasts) = (self.clock.max(self.host_free), restored.0 as f64 / self.host_tokens_per_second);
-            self.host_free = begin + Seconds(lasts);
-            restoring = (begin - self.clock).0 + lasts;
-            work += restoring;
-        }
+        let work = self.timing.prefill(computed, found.restored) + found.restoring.total();
         self.load.prompt = self.load.prompt + computed - prompt.expected;
         let started = Started {
             ticket: prompt.ticket,
             local: found.local,
             fetched: found.fetched - found.local,
-            restored,
+            restored: found.restored - found.fetched,
             computed,
             work,
-            restoring,
+            restoring: found.restoring,
         };
         self.prefilling = Some(Prefilling { prompt, computed, work, left: work, missing, reserved });
         started
@@ -164,11 +158,12 @@ impl RunEngine {
     }
 }
 
-/// How deep a prompt reaches: in memory, with what was sent for it, and with what the host tier holds.
+/// How deep a prompt reaches: in memory, with what was sent for it, and with what slower tiers hold, which takes time.
 struct Found {
     local: Tokens,
     fetched: Tokens,
     restored: Tokens,
+    restoring: Restoring,
 }
 
 /// How deep a prompt reaches with the runs that were sent for it, which go on from the `local` ones.

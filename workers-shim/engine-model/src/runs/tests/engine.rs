@@ -63,7 +63,7 @@ fn a_path_is_evicted_from_its_end_and_comes_back_from_the_host_tier() {
     bench.submit(asked(2, &b, 400, 1));
     bench.until(20.0);
     let held = bench.engine.holds(&bench.runs, &a);
-    assert_eq!(held, Memory { device: Tokens(300), with_host: Tokens(900) });
+    assert_eq!(held, Memory { device: Tokens(300), with_host: Tokens(900), with_disk: Tokens(900) });
     bench.submit(asked(3, &a, 950, 1));
     bench.until(30.0);
     assert_eq!(bench.started(3), [300, 0, 600, 50]);

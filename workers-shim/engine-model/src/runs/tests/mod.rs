@@ -1,6 +1,7 @@
 //! The engine by runs: alone by its formulas, part by part, and beside the engine by blocks.
 
 mod beside;
+mod disk;
 mod engine;
 mod pool;
 mod recency;
@@ -10,7 +11,8 @@ mod timing;
 use vocabulary::Tokens;
 
 use crate::runs::{
-    Around, Happening, Load, Memory, Prompt, RunEngine, RunId, Runs, Seconds, SharedPool, Sizes, Ticket, Timing, Where,
+    Around, DiskSpeed, Happening, Load, Memory, Prompt, RunEngine, RunId, Runs, Seconds, SharedPool, Sizes, Ticket,
+    Timing, Where,
 };
 
 const TIMING: Timing = Timing {
@@ -25,7 +27,18 @@ const TIMING: Timing = Timing {
 };
 
 fn sizes(device: u64, host: u64) -> Sizes {
-    Sizes { device: Tokens(device), host: Tokens(host), host_tokens_per_second: 10_000.0 }
+    let disk_speed = DiskSpeed { read: 1_000.0, written: 500.0 };
+    Sizes {
+        device: Tokens(device),
+        host: Tokens(host),
+        host_tokens_per_second: 10_000.0,
+        disk: Tokens::ZERO,
+        disk_speed,
+    }
+}
+
+fn with_disk(device: u64, host: u64, disk: u64) -> Sizes {
+    Sizes { disk: Tokens(disk), ..sizes(device, host) }
 }
 
 /// An engine by runs, and what it said when.

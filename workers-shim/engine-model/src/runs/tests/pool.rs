@@ -96,9 +96,9 @@ fn a_hole_ends_a_match_and_the_host_tier_fills_it() {
     let pool = holding(&runs, 100, 60, &[&a, &b]);
     // Evicted from its end: 30, then 20 for what b needs.
     assert_eq!(pool.matched(&runs, &a), Tokens(30));
-    assert_eq!(pool.matched_with_host(&runs, &a, Tokens(30)), Tokens(60));
+    assert_eq!(pool.matched_below(&runs, &a, Tokens(30)), [Tokens(60); 2]);
     let mut none = holding(&runs, 100, 0, &[&a, &b]);
-    assert_eq!(none.matched_with_host(&runs, &a, Tokens(30)), Tokens(30));
+    assert_eq!(none.matched_below(&runs, &a, Tokens(30)), [Tokens(30); 2]);
     put(&mut none, &runs, &a[..2]);
     assert_eq!(none.matched(&runs, &a), Tokens(30));
 }
@@ -111,7 +111,7 @@ fn the_host_tier_forgets_its_oldest_too() {
     for path in &paths {
         put(&mut pool, &runs, path);
     }
-    let held = |path: &Vec<RunId>| pool.matched_with_host(&runs, path, pool.matched(&runs, path)).0;
+    let held = |path: &Vec<RunId>| pool.matched_below(&runs, path, pool.matched(&runs, path))[0].0;
     assert_eq!(paths.iter().map(held).collect::<Vec<_>>(), [0, 50, 50, 50]);
     assert_eq!(pool.evicted(), Tokens(150));
 }

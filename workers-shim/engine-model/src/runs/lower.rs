@@ -1,0 +1,104 @@
+//! The tiers below device memory, one under the other: what is evicted falls, and comes back when it is asked for.
+
+use vocabulary::Tokens;
+
+use super::disk::Disk;
+use super::tier::Tier;
+use super::{DiskUse, RunId, Runs, Seconds, Sizes};
+
+/// The host tier and the disk of one worker, where it has them.
+#[derive(Clone, Debug)]
+pub(super) struct Lower {
+    host: Option<Tier>,
+    host_tokens_per_second: f64,
+    disk: Option<Disk>,
+    now: Seconds,
+}
+
+/// What of a prompt comes back from which tier.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Below {
+    pub(super) host: Tokens,
+    pub(super) disk: Vec<RunId>,
+}
+
+/// Seconds until what comes back is there, each part with its wait.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Restoring {
+    /// From the host tier.
+    pub host: f64,
+    /// From disk, after that.
+    pub disk: f64,
+}
+
+impl Restoring {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.host + self.disk
+    }
+}
+
+impl Lower {
+    pub(super) fn new(sizes: &Sizes, runs: usize) -> Self {
+        Self {
+            host: Tier::of(sizes.host, runs),
+            host_tokens_per_second: sizes.host_tokens_per_second,
+            disk: Disk::of(sizes, runs),
+            now: Seconds::ZERO,
+        }
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_none(&self) -> bool {
+        self.host.is_none() && self.disk.is_none()
+    }
+
+    pub(super) fn on_host(&self, run: RunId) -> bool {
+        self.host.as_ref().is_some_and(|host| host.has(run))
+    }
+
+    pub(super) fn on_disk(&self, run: RunId) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has(run))
+    }
+
+    /// What went to its disk and came from it.
+    pub(super) fn disk_use(&self) -> DiskUse {
+        self.disk.as_ref().map(Disk::usage).unwrap_or_default()
+    }
+
+    /// Time goes by.
+    pub(super) fn pass(&mut self, now: Seconds) {
+        self.now = now;
+    }
+
+    /// A run leaves device memory for the next tier, and pushes others out of it into the one below.
+    pub(super) fn take(&mut self, runs: &Runs, run: RunId) {
+        let Self { host, disk, now, .. } = self;
+        let mut fall = |run| disk.iter_mut().for_each(|disk| disk.write(runs, run, *now));
+        let Some(host) = host else { return fall(run) };
+        host.put(runs, run);
+        while let Some(last) = host.push_out(runs) {
+            fall(last);
+        }
+    }
+
+    /// A prompt's part is loaded: first what the host tier has, then what the disk has, each after what others load from
+    /// there.
+    pub(super) fn give(&mut self, runs: &Runs, below: &Below) -> Restoring {
+        let mut restoring = Restoring::default();
+        if let Some(host) = self.host.as_mut().filter(|_| below.host > Tokens::ZERO) {
+            restoring.host = host.moves(self.now, below.host.0 as f64 / self.host_tokens_per_second);
+        }
+        if let Some(disk) = self.disk.as_mut().filter(|_| !below.disk.is_empty()) {
+            restoring.disk = disk.read(runs, &below.disk, self.now + Seconds(restoring.host));
+        }
+        restoring
+    }
+
+    /// Tokens in the host tier and on disk.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> [Tokens; 2] {
+        let used = |tier: Option<&Tier>| tier.map(Tier::used).unwrap_or_default();
+        [used(self.host.as_ref()), used(self.disk.as_ref().map(Disk::tier))]
+    }
+}

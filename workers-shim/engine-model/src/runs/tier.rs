@@ -1,0 +1,56 @@
+//! A tier below device memory: what lies in it, and when the way to it is free again.
+
+use vocabulary::Tokens;
+
+use super::recency::Recency;
+use super::{RunId, Runs, Seconds};
+
+/// Runs up to a size, of which the least recently used one goes first. It moves one thing at a time.
+#[derive(Clone, Debug)]
+pub(super) struct Tier {
+    capacity: Tokens,
+    used: Tokens,
+    runs: Recency,
+    free: Seconds,
+}
+
+impl Tier {
+    /// An empty one, for runs below `runs`; none without room.
+    pub(super) fn of(capacity: Tokens, runs: usize) -> Option<Self> {
+        let tier = || Self { capacity, used: Tokens::ZERO, runs: Recency::new(runs), free: Seconds::ZERO };
+        (capacity > Tokens::ZERO).then(tier)
+    }
+
+    pub(super) fn has(&self, run: RunId) -> bool {
+        self.runs.has(run)
+    }
+
+    /// A run is its most recently used one; whether it was there already.
+    pub(super) fn put(&mut self, runs: &Runs, run: RunId) -> bool {
+        let was = self.runs.touch(run);
+        if !was {
+            self.used += runs.tokens(run);
+        }
+        was
+    }
+
+    /// A run that has no room any more, which leaves.
+    pub(super) fn push_out(&mut self, runs: &Runs) -> Option<RunId> {
+        let last = self.runs.oldest().filter(|_| self.used > self.capacity)?;
+        self.runs.remove(last);
+        self.used -= runs.tokens(last);
+        Some(last)
+    }
+
+    /// Something is moved as soon as what came before it is: seconds from `from` until it is there.
+    pub(super) fn moves(&mut self, from: Seconds, lasts: f64) -> f64 {
+        let begin = from.max(self.free);
+        self.free = begin + Seconds(lasts);
+        (begin - from).0 + lasts
+    }
+
+    #[cfg(test)]
+    pub(super) fn used(&self) -> Tokens {
+        self.used
+    }
+}
