@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use engine_model::runs::{RunId, Seconds};
+use engine_model::runs::{Memory, RunId, Seconds};
 use planner::{
     Account, Actions, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts,
     StepKind, Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
@@ -86,8 +86,11 @@ impl Own {
         }
         // Links carry KV past the engines' queues.
         self.policy.sources = Sources::AtOnce;
-        let host_bytes_per_second = fleet.spec.sizes.host_tokens_per_second * fleet.spec.kv_bytes as f64;
-        self.policy.tiers = TierSpeeds { host_bytes_per_second, ..self.policy.tiers };
+        let bytes = |tokens_per_second: f64| tokens_per_second * fleet.spec.kv_bytes as f64;
+        self.policy.tiers = TierSpeeds {
+            host_bytes_per_second: bytes(fleet.spec.sizes.host_tokens_per_second),
+            disk_bytes_per_second: bytes(fleet.spec.sizes.disk_speed.read),
+        };
         self.views = fleet.all().map(|worker| view(worker, fleet)).collect();
         self.sealed = vec![false; fleet.runs.len()];
         let Some(ablation) = self.ablation else { return };
@@ -125,7 +128,7 @@ impl Own {
         let known = step.path.iter().take_while(|run| self.sealed[run.0 as usize]).count();
         let sealed = fleet.runs.end(&step.path[..known]).whole_blocks(block);
         let mut session = SessionView { sealed, ..SessionView::new(id) };
-        let deepest = ask.held.iter().map(|memory| memory.with_host).max().unwrap_or_default();
+        let deepest = ask.held.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
         let mut facts = StepFacts { prompt: step.prompt, reused: deepest, ..StepFacts::default() };
         let head = self.heads.get(&(ask.at.session, step.agent)).filter(|_| !ask.alone);
         if let Some(head) = head {
@@ -260,9 +263,13 @@ impl Policy for Own {
 fn overlaps(ask: &Ask<'_>, block: Tokens) -> Vec<Overlap> {
     let mut all = Vec::with_capacity(ask.held.len());
     for (worker, memory) in ask.held.iter().enumerate() {
-        for (tier, depth) in [(Tier::Hbm, memory.device), (Tier::Host, memory.with_host)] {
+        let mut deepest = Blocks::ZERO;
+        let Memory { device, with_host, with_disk } = *memory;
+        let tiers = [(Tier::Hbm, device), (Tier::Host, with_host), (Tier::Disk, with_disk)];
+        for (tier, depth) in tiers {
             let blocks = depth.whole_blocks(block);
-            if blocks > Blocks::ZERO {
+            if blocks > deepest {
+                deepest = blocks;
                 all.push(Overlap { worker: id(worker), rank: DpRank(0), tier, blocks });
             }
         }
