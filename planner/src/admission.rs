@@ -16,7 +16,7 @@ use crate::micros::micros;
 use crate::standing::Standing;
 use crate::tenancy::{Victim, Visit};
 use crate::{Decision, Inputs, Leg};
-pub use queue::Queue;
+pub use queue::{Asking, Queue};
 
 /// A victim costs as much as being computed again this many times, at most; so does what only an answer's end makes room for.
 const MOST_TIMES: f64 = 20.0;
@@ -35,7 +35,7 @@ pub struct Admission {
 
 impl Default for Admission {
     fn default() -> Self {
-        Self { tolerated: Micros(3_000_000), longest: Micros(300_000_000), most: 1_024 }
+        Self { tolerated: Micros(3_000_000), longest: Micros(60_000_000), most: 1_024 }
     }
 }
 
@@ -44,12 +44,27 @@ impl Default for Admission {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Verdict {
     /// It starts as planned.
-    Start,
+    Start {
+        /// Why now.
+        why: Start,
+    },
     /// It waits, and is planned anew when something has changed.
     Hold {
         /// What starting now would cost others.
         costs_others: Micros,
     },
+}
+
+/// Why a step starts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    /// It costs others no more than is tolerated.
+    Tolerated,
+    /// It has waited for the longest time.
+    Longest,
+    /// No place was left in the queue.
+    NoPlace,
 }
 
 /// What others will spend on computing again if this is done now, in microseconds. Zero where there is room, and where the

@@ -29,7 +29,7 @@ mod tenancy;
 
 pub use action::Action;
 pub use actions::Actions;
-pub use admission::{Admission, Queue, Verdict, costs_others};
+pub use admission::{Admission, Asking, Queue, Start, Verdict, costs_others};
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Instances, KvGroups,
     Latent, LayerState, ParallelShape, Prefetch, Restore, RestorePlan, RestorePrices, ShapeError, SpecError, StateKind,

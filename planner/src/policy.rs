@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vocabulary::{Knowledge, Micros, Tokens};
 
-use crate::{Action, Thresholds};
+use crate::{Action, Admission, Thresholds};
 
 /// Who chooses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
@@ -63,6 +63,8 @@ pub struct Policy {
     pub overload: Overload,
     /// How fast slower tiers are read.
     pub tiers: TierSpeeds,
+    /// When steps wait rather than push out others' KV.
+    pub admission: Admission,
     /// Prefill rate of a worker whose rate is unknown, in tokens a second.
     pub unknown_prefill_tokens_per_second: f64,
     /// Context at which a token costs twice as much to compute as the first one does; 0 takes every token as equal.
@@ -85,6 +87,7 @@ impl Default for Policy {
             trust: Trust::default(),
             overload: Overload::default(),
             tiers: TierSpeeds::default(),
+            admission: Admission::default(),
             unknown_prefill_tokens_per_second: 2_000.0,
             attention_doubles_at: Tokens::ZERO,
         }

@@ -2,7 +2,7 @@
 
 use vocabulary::{Micros, Tokens};
 
-use super::{Admission, Verdict, costs_others};
+use super::{Admission, Start, Verdict, costs_others};
 use crate::{Decision, Inputs};
 
 /// Steps that wait, by the caller's names for them.
@@ -19,6 +19,25 @@ struct Waiting<K> {
     since: Micros,
 }
 
+/// What counts of a step for whether it waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asking {
+    /// The length of its prompt.
+    pub prompt: Tokens,
+    /// What starting as planned would cost others.
+    pub costs_others: Micros,
+    /// The time, on a clock that only goes forward.
+    pub now: Micros,
+}
+
+impl Asking {
+    /// Of a step as it was just planned.
+    pub fn of(inputs: &Inputs<'_>, decision: &Decision) -> Self {
+        let costs_others = costs_others(inputs, decision);
+        Self { prompt: inputs.ask.prompt, costs_others, now: inputs.account.now }
+    }
+}
+
 impl<K: Copy + Eq> Queue<K> {
     /// Nobody waits.
     pub fn new(admission: Admission) -> Self {
@@ -27,23 +46,29 @@ impl<K: Copy + Eq> Queue<K> {
 
     /// Whether a step, new or waiting, starts as it was just planned. One that has waited for the longest time starts, and
     /// so does one for which no place is left in the queue.
-    pub fn admit(&mut self, step: K, inputs: &Inputs<'_>, decision: &Decision) -> Verdict {
+    pub fn admit(&mut self, step: K, asking: Asking) -> Verdict {
+        let Asking { prompt, costs_others, now } = asking;
+        let Admission { tolerated, longest, most } = self.admission;
         let place = self.steps.iter().position(|waiting| waiting.step == step);
-        let waited = place.map_or(Micros::ZERO, |place| inputs.account.now - self.steps[place].since);
-        let full = place.is_none() && self.steps.len() >= self.admission.most;
-        if waited < self.admission.longest && !full {
-            let costs_others = costs_others(inputs, decision);
-            if costs_others > self.admission.tolerated {
+        let is_full = self.steps.len() >= most;
+        let starts = match place {
+            _ if costs_others <= tolerated || longest == Micros::ZERO => Some(Start::Tolerated),
+            Some(place) if now - self.steps[place].since >= longest => Some(Start::Longest),
+            None if is_full => Some(Start::NoPlace),
+            _ => None,
+        };
+        match (starts, place) {
+            (Some(why), place) => {
+                place.map(|place| self.steps.remove(place));
+                Verdict::Start { why }
+            }
+            (None, place) => {
                 if place.is_none() {
-                    self.steps.push(Waiting { step, prompt: inputs.ask.prompt, since: inputs.account.now });
+                    self.steps.push(Waiting { step, prompt, since: now });
                 }
-                return Verdict::Hold { costs_others };
+                Verdict::Hold { costs_others }
             }
         }
-        if let Some(place) = place {
-            self.steps.remove(place);
-        }
-        Verdict::Start
     }
 
     /// Whoever wanted this step does so no longer.

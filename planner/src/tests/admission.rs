@@ -23,7 +23,12 @@ fn settings() -> Admission {
 }
 
 fn admit(queue: &mut Queue<u32>, step: u32, scene: &Scene) -> Verdict {
-    queue.admit(step, &scene.inputs(), &scene.plan())
+    queue.admit(step, Asking::of(&scene.inputs(), &scene.plan()))
+}
+
+/// It starts, and why.
+fn starts(why: Start) -> Verdict {
+    Verdict::Start { why }
 }
 
 fn waits(verdict: Verdict) -> bool {
@@ -35,7 +40,10 @@ fn a_step_that_pushes_nobody_out_starts() {
     let mut scene = full(1);
     scene.workers[0].capacity.kv = Tokens(22_000);
     assert_eq!(cost(&scene), 0);
-    assert_eq!(admit(&mut Queue::new(Admission { tolerated: Micros(0), ..settings() }), 1, &scene), Verdict::Start);
+    assert_eq!(
+        admit(&mut Queue::new(Admission { tolerated: Micros(0), ..settings() }), 1, &scene),
+        starts(Start::Tolerated)
+    );
 }
 
 #[test]
@@ -46,7 +54,7 @@ fn it_waits_while_it_would_push_out_who_comes_back_at_once_and_starts_when_that_
     let mut queue = Queue::new(settings());
     assert_eq!(admit(&mut queue, 1, &full(1)), Verdict::Hold { costs_others: Micros(cost(&full(1))) });
     assert_eq!((queue.len(), queue.in_turn()), (1, vec![1]));
-    assert_eq!(admit(&mut queue, 1, &full(400)), Verdict::Start);
+    assert_eq!(admit(&mut queue, 1, &full(400)), starts(Start::Tolerated));
     assert!(queue.is_empty());
 }
 
@@ -65,7 +73,7 @@ fn who_has_its_kv_there_stores_little_and_goes_on() {
     let all = cost(&full(1));
     // 1,536 of 1,600 are there.
     assert!(cost(&scene) * 10 <= all && cost(&scene) > 0, "{} of {all}", cost(&scene));
-    assert_eq!(admit(&mut Queue::new(settings()), 1, &scene), Verdict::Start);
+    assert_eq!(admit(&mut Queue::new(settings()), 1, &scene), starts(Start::Tolerated));
 }
 
 #[test]
@@ -100,11 +108,12 @@ fn nobody_waits_longer_than_the_longest_wait() {
     let mut scene = full(1);
     let begin = scene.now;
     assert!(waits(admit(&mut queue, 1, &scene)));
-    for (passed, starts) in [(0, false), (4_999_999, false), (5_000_000, true)] {
+    for (passed, is_over) in [(0, false), (4_999_999, false), (5_000_000, true)] {
         scene.now = begin + Micros(passed);
         // Somebody else has just filled the memory.
         scene.tenant(8, "a", FULL.0, 0);
-        assert_eq!(admit(&mut queue, 1, &scene) == Verdict::Start, starts, "after {passed} us");
+        let verdict = admit(&mut queue, 1, &scene);
+        assert_eq!((verdict == starts(Start::Longest), waits(verdict)), (is_over, !is_over), "after {passed} us");
     }
     assert!(queue.is_empty());
 }
@@ -114,7 +123,7 @@ fn only_so_many_wait_and_one_more_starts() {
     let mut queue = Queue::new(Admission { most: 2, ..settings() });
     let scene = full(1);
     assert!(waits(admit(&mut queue, 1, &scene)) && waits(admit(&mut queue, 2, &scene)));
-    assert_eq!(admit(&mut queue, 3, &scene), Verdict::Start);
+    assert_eq!(admit(&mut queue, 3, &scene), starts(Start::NoPlace));
     assert!(waits(admit(&mut queue, 2, &scene)), "who waits already goes on waiting");
     queue.leave(1);
     assert_eq!(queue.in_turn(), [2]);
@@ -124,7 +133,7 @@ fn only_so_many_wait_and_one_more_starts() {
 #[test]
 fn with_no_longest_wait_nobody_waits() {
     let mut queue = Queue::new(Admission { longest: Micros::ZERO, ..settings() });
-    assert_eq!(admit(&mut queue, 1, &full(0)), Verdict::Start);
+    assert_eq!(admit(&mut queue, 1, &full(0)), starts(Start::Tolerated));
     assert!(queue.is_empty());
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use engine_model::runs::{Memory, RunId, Seconds};
 use planner::{
-    Account, Actions, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts,
+    Account, Actions, Asking, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts,
     StepKind, Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
@@ -199,12 +199,12 @@ impl Policy for Own {
     fn admit(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Admitted {
         let Some(mut queue) = self.queue.take() else { return Admitted::Now };
         let verdict = self.tell(ask, fleet, |inputs| {
-            plan(inputs).map_or(Verdict::Start, |decision| queue.admit(ask.at, inputs, &decision))
+            plan(inputs).ok().map(|decision| queue.admit(ask.at, Asking::of(inputs, &decision)))
         });
         self.queue = Some(queue);
         match verdict {
-            Verdict::Start => Admitted::Now,
-            Verdict::Hold { .. } => Admitted::Later,
+            Some(Verdict::Hold { .. }) => Admitted::Later,
+            Some(Verdict::Start { .. }) | None => Admitted::Now,
         }
     }
 
