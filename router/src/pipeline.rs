@@ -25,6 +25,7 @@ pub mod stream;
 pub mod summary;
 pub mod tenure;
 pub mod token_ids;
+pub mod turns;
 pub mod underway;
 
 use std::sync::Arc;
@@ -60,8 +61,13 @@ pub async fn serve_generation(
     clock.done("classify");
     let mut underway = Underway::new(gateway, step);
     loop {
-        let (step, plan) = underway.planned(|step, excluded| plan::plan(gateway, step, excluded))?;
+        let planned = underway.planned(|step, excluded| plan::plan(gateway, step, excluded))?;
         clock.done("plan");
+        let Some((step, plan)) = planned else {
+            underway.called(|step| plan::classify(gateway, locate::again(gateway, step.located))).await;
+            clock.leave_out();
+            continue;
+        };
         commit::announce(gateway, step, &plan);
         match execute::execute(gateway, step, &plan).await {
             Ok(answering) => {
@@ -136,6 +142,11 @@ impl<'a> Steps<'a> {
         let now = Instant::now();
         self.metrics.plans.step.with_label_values(&[step]).observe((now - self.since).as_secs_f64());
         self.since = now;
+    }
+
+    /// What was since then belongs to no step.
+    fn leave_out(&mut self) {
+        self.since = Instant::now();
     }
 }
 

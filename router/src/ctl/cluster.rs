@@ -152,7 +152,7 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     Ok(())
 }
 
-const STATUS: [Column; 11] = [
+const STATUS: [Column; 12] = [
     ("ENDPOINT", "/endpoint"),
     ("NODE", "/answer/node"),
     ("LEADER", "/answer/leader"),
@@ -163,6 +163,7 @@ const STATUS: [Column; 11] = [
     ("SESSIONS", "/answer/holds/sessions"),
     ("ARTIFACTS", "/answer/holds/artifacts"),
     ("LOG BYTES", "/answer/log_bytes"),
+    ("WAITING", "/answer/waiting"),
     ("CLUSTER", "/answer/cluster"),
 ];
 

@@ -171,6 +171,9 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
             rows.push(row(["ownership", &claim(&receipt["decision"]["plan"]["claim"])]));
         }
     }
+    if receipt["waited"].is_object() {
+        rows.push(row(["waited", &waited(&receipt["waited"])]));
+    }
     for attempt in receipt["attempts"].as_array().into_iter().flatten() {
         let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
         let at = if prefill == decode { decode } else { format!("{prefill} and {decode}") };
@@ -199,6 +202,19 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         rows.push(row(["moved", &format!("{} bytes", word(seen.get("moved")))]));
     }
     rows
+}
+
+/// What a step waited for.
+fn waited(waited: &Value) -> String {
+    let until = match waited["until"].as_str() {
+        Some("room") => "until there was room",
+        Some("longest") => "until planner.admission.longest was over",
+        Some("no_place") => "as planner.admission.most waited already",
+        Some("left") => "until its client left or nobody could serve it",
+        _ => "",
+    };
+    let (time, cost) = (millis(&waited["time"]), millis(&waited["costs_others"]));
+    format!("{time} ms, {until}; starting at once would have cost others {cost} ms")
 }
 
 /// In what the engine shows that its prompt was another one.

@@ -121,8 +121,16 @@ pub(crate) struct Told {
     pub(crate) known: Known,
     pub(crate) mode: Mode,
     pub(crate) decision: Option<Decision>,
+    #[serde(default)]
+    pub(crate) waited: Option<Waited>,
     pub(crate) attempts: Vec<Tried>,
     pub(crate) seen: Option<Saw>,
+}
+
+/// That it waited before it was served.
+#[derive(Clone, Copy, Deserialize, Debug)]
+pub(crate) struct Waited {
+    pub(crate) time: Micros,
 }
 
 #[derive(Deserialize, Debug)]

@@ -42,6 +42,8 @@ pub(super) struct Cluster {
     queue: u64,
     /// Bytes of log on this node's disk.
     log_bytes: u64,
+    /// Steps that wait at this router rather than push out others' KV.
+    waiting: usize,
 }
 
 /// The cluster as this node sees it.
@@ -66,6 +68,7 @@ pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): See
         apply_lag: readings.apply_lag,
         queue: readings.queue_depth,
         log_bytes: readings.log_bytes,
+        waiting: gateway.policies.account().waiting(),
     };
     Fresh::new(&view, cluster)
 }

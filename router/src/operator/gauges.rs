@@ -23,6 +23,7 @@ pub(super) fn refresh(gateway: &Gateway) {
     gateway.metrics.soft_state.memory_bytes.set(signed(gateway.remembered.state.bytes() as u64));
     identity(gateway);
     guarded(gateway);
+    gateway.metrics.decisions.waiting.set(signed(gateway.policies.account().waiting() as u64));
     workers(gateway);
     exchange(gateway);
 }

@@ -17,6 +17,7 @@ use super::plan::{Classified, Planned, facts};
 use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
+use super::turns::Waited;
 use crate::gateway::Gateway;
 use crate::guardrail::{Arm, Step};
 use crate::identity::agreement::{Counts, Finds, LATE};
@@ -37,6 +38,8 @@ pub struct Finish {
     pub planned: Planned,
     /// Every try, the newest last.
     pub attempts: Vec<Attempt>,
+    /// How it waited before, where it did.
+    pub waited: Option<Waited>,
     /// The request as the target's load counts it; none when nobody serves it.
     pub in_flight: Option<InFlight>,
     /// When the first byte of the answer was there.
@@ -61,6 +64,8 @@ impl Finish {
         match (self.step.mode, ending) {
             // The ledger is not asked, and so not told either.
             (Mode::Sticky, _) => {}
+            // It was not announced.
+            _ if self.attempts.is_empty() => {}
             (_, Ending::Complete) => {
                 let since = Instant::now();
                 commit(&self.gateway, located, &self.planned.plan);
@@ -176,6 +181,7 @@ impl Finish {
             control: self.step.arm == Some(Arm::Control),
             soft_state: gateway.remembered.state.trouble(),
             decision,
+            waited: self.waited,
             attempts: self.attempts,
             seen: Some(seen),
         };
@@ -194,6 +200,10 @@ impl Finish {
     }
 
     fn count(&self, seen: &Seen) {
+        // Of one that left while it waited nothing was executed.
+        if self.attempts.is_empty() {
+            return;
+        }
         let metrics = &self.gateway.metrics;
         let (plan, located) = (&self.planned.plan, &self.step.located);
         let kind = self.step.step.as_str();
@@ -233,6 +243,8 @@ impl Finish {
         let at = |one: &&Candidate| one.handoff.is_none() && (one.prefill.worker, one.decode.worker) == legs;
         let served = decision.candidates.iter().find(at);
         let (Some(served), Some(first_token)) = (served, seen.first_token) else { return };
+        // Whoever waits here waits for others, and not for this worker.
+        let first_token = first_token - self.waiting();
         let is_alone = plan.handoff.is_none() && self.attempts.len() == 1;
         let worker = self.step.located.workers.iter().find(|view| view.id == plan.target());
         let Some(worker) = worker.filter(|_| is_alone) else { return };
@@ -258,8 +270,14 @@ impl Finish {
             return;
         }
         let session = self.step.located.pin;
-        let took = seen.first_token.unwrap_or(seen.total);
+        // No action is to blame for a wait.
+        let took = seen.first_token.unwrap_or(seen.total) - self.waiting();
         guard(&self.gateway, &Step { action, session, arm, took, at_unix_ms: unix_ms() });
+    }
+
+    /// How long it waited before it started.
+    fn waiting(&self) -> Micros {
+        self.waited.map_or(Micros::ZERO, |waited| waited.time)
     }
 
     /// Whether who served it may read the request otherwise than it was read here.

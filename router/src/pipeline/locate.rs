@@ -65,6 +65,9 @@ pub struct Grounds {
     /// The deepest block of the chain that the ledger knows.
     #[serde(skip)]
     pub known: Blocks,
+    /// Leading blocks that many conversations share, where that had to be found out.
+    #[serde(skip)]
+    pub preamble: Blocks,
     /// The view of the ledger.
     pub view: Freshness,
     /// Whether a step of this session counted that was served here and is not in the view yet.
@@ -104,19 +107,28 @@ pub async fn locate(gateway: &Gateway, prefixed: Prefixed, chat: Option<Converte
     let view = gateway.directory().view();
     let found = view.locate(query(&prefixed));
     if !matches!(found.lineage, Lineage::Leaves { .. }) || prefixed.named.is_some() {
-        return Ok(located(gateway, &view, (prefixed, found)));
+        return Ok(located(gateway, &view, (prefixed, found, Blocks::ZERO)));
     }
     // A fork, or just another conversation with the same system prompt?
     let load = Load::of(&prefixed.request.incoming);
     let work = move || (preamble(&prefixed, chat.as_ref()), prefixed);
     let (preamble, prefixed) = load.done(work).await?;
     // What was applied meanwhile is no longer among the steps of our own that wait for it.
-    let view = gateway.directory().view();
-    let found = view.locate(Query { preamble, ..query(&prefixed) });
-    Ok(located(gateway, &view, (prefixed, found)))
+    Ok(anew(gateway, prefixed, preamble))
 }
 
-fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found)) -> Located {
+/// A step that has waited, in the world as it is now.
+pub fn again(gateway: &Gateway, waited: Located) -> Located {
+    anew(gateway, waited.prefixed, waited.grounds.preamble)
+}
+
+fn anew(gateway: &Gateway, prefixed: Prefixed, preamble: Blocks) -> Located {
+    let view = gateway.directory().view();
+    let found = view.locate(Query { preamble, ..query(&prefixed) });
+    located(gateway, &view, (prefixed, found, preamble))
+}
+
+fn located(gateway: &Gateway, view: &View, (prefixed, found, preamble): (Prefixed, Found, Blocks)) -> Located {
     let pin = prefixed.pin;
     let workers = knowledge::of_step(gateway, &prefixed, gateway.fleet().snapshot());
     let place = place(gateway, view, (&prefixed, &found));
@@ -147,6 +159,7 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found): (Prefixed, Found))
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
     let grounds = Grounds {
         known: found.known(),
+        preamble,
         view: if view.quorum().stale { Freshness::Stale } else { Freshness::Current },
         unapplied: place.own.is_some(),
         promises: session.promises.len(),

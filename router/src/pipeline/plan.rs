@@ -5,14 +5,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use planner::{
-    Actions, Ask, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts, StepKind,
-    TransferBar, Transfers, classify as kind_of,
+    Actions, Ask, Asking, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts, StepKind,
+    TransferBar, Transfers, Verdict, classify as kind_of,
 };
-use vocabulary::{Tokens, WorkerId, WorkerView};
+use vocabulary::{Knowledge, Tokens, WorkerId, WorkerView};
 
 use super::locate::Located;
 use super::steering::Mode;
-use super::tenure::{Account, Tenure};
+use super::tenure::{Account, Now, Tenure};
 use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
@@ -37,12 +37,17 @@ impl Policies {
         shapes.sort_unstable_by_key(|(worker, _)| *worker);
         let own = Policy { rule: Rule::Own, ..policy.clone() };
         let bypass = Policy { rule: bypass, ..policy.clone() };
-        Self { own, bypass, shapes, turn: AtomicU64::new(0), account: Account::default() }
+        Self { own, bypass, shapes, turn: AtomicU64::new(0), account: Account::new(policy.admission) }
     }
 
     /// The planner's own.
     pub fn own(&self) -> &Policy {
         &self.own
+    }
+
+    /// The account of whose KV lies where, and who waits because of it.
+    pub fn account(&self) -> &Account {
+        &self.account
     }
 
     /// Workers' shapes where they are known, in the order of their ids.
@@ -81,8 +86,17 @@ pub struct Planned {
     pub excluded: Vec<WorkerId>,
     /// What the account said of whose KV would be pushed out.
     pub memory: Vec<RankMemory>,
-    /// The step's place in the account of whose KV lies where.
+    /// What starting would cost others, where the planner was asked, and what it said to that where a step may wait.
+    pub admission: Option<(Asking, Option<Verdict>)>,
+    /// The step's place in the account of whose KV lies where; none while it is to wait.
     pub tenure: Option<Tenure>,
+}
+
+impl Planned {
+    /// Whether the step is to wait, and be planned anew.
+    pub fn waits(&self) -> bool {
+        matches!(self.admission, Some((_, Some(Verdict::Hold { .. }))))
+    }
 }
 
 /// What makes the kind of a step.
@@ -125,23 +139,42 @@ fn transfers(located: &Located) -> Transfers {
     bar.map_or(Transfers::Allowed, Transfers::Forbidden)
 }
 
-/// Plans a step and notes where it goes. `excluded` failed already in this request.
+/// Plans a step, and notes where it goes unless it is to wait. `excluded` failed already in this request.
 pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result<Planned, ApiError> {
     let account = &gateway.policies.account;
     account.compare(gateway.fleet());
-    let decided = decide(gateway, step, excluded)?;
-    let tenure = account.begin(step, &decided.plan);
-    Ok(Planned { tenure, ..decided })
+    // Planned, admitted and noted at one moment: the next one finds what this one takes.
+    let mut now = account.now();
+    let mut planned = decide(gateway, step, (excluded, &now))?;
+    if may_wait(step, &planned)
+        && let Some((asking, verdict)) = &mut planned.admission
+    {
+        *verdict = Some(now.turns().admit(step.located.prefixed.request.incoming.id, *asking));
+    }
+    if !planned.waits() {
+        planned.tenure = account.begin(now, step, &planned.plan);
+    }
+    Ok(planned)
+}
+
+/// Whether a step may be told to wait: not where the bypass serves it, where it has failed already, and where it is only
+/// guessed what it finds and so what it takes.
+fn may_wait(step: &Classified, planned: &Planned) -> bool {
+    let is_exact = |view: &WorkerView| view.id == planned.plan.target() && view.knowledge == Knowledge::Exact;
+    step.mode == Mode::Own && planned.excluded.is_empty() && step.located.workers.iter().any(is_exact)
 }
 
 /// What is carried out, and the planner's decision where it was asked; not in the account yet.
-fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result<Planned, ApiError> {
+fn decide(
+    gateway: &Gateway,
+    step: &Classified,
+    (excluded, account): (&[WorkerId], &Now<'_>),
+) -> Result<Planned, ApiError> {
     let policies = &gateway.policies;
     let mut pinned = step.located.session.clone();
     pinned.id = step.located.pin;
     let shortened = std::cell::RefCell::new(None);
     let decide = |policy: &Policy, session, turn| {
-        let account = policies.account.now();
         let planned = |ask: &Ask| {
             let inputs = Inputs {
                 step: step.step,
@@ -158,11 +191,11 @@ fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result
                 turn,
             };
             let decision = planner::plan(&inputs)?;
-            let memory = match policy.rule {
-                Rule::Own => account.tenancy().told_of(&inputs, &decision),
-                _ => Vec::new(),
+            let (memory, asking) = match policy.rule {
+                Rule::Own => (account.tenancy().told_of(&inputs, &decision), Some(Asking::of(&inputs, &decision))),
+                _ => (Vec::new(), None),
             };
-            Ok((decision, memory))
+            Ok((decision, memory, asking))
         };
         match planned(&step.ask) {
             // Tokens were only guessed from bytes: whether they fit is the engine's to say.
@@ -176,19 +209,21 @@ fn decide(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result
     };
     let own = || decide(&policies.own, &step.located.session, 0);
     let next = || policies.turn.fetch_add(1, Ordering::Relaxed);
-    let bypass = || decide(&policies.bypass, &pinned, next()).map(|(decision, _)| decision.plan);
+    let bypass = || decide(&policies.bypass, &pinned, next()).map(|(decision, ..)| decision.plan);
     let (plan, decision) = match step.mode {
         Mode::Own => {
-            let (decision, memory) = own()?;
-            (decision.plan, Some((decision, memory)))
+            let own = own()?;
+            (own.0.plan, Some(own))
         }
         Mode::Sticky => (bypass()?, None),
         // Whatever the planner says in the shadow, the answer does not depend on it.
         Mode::Shadow => (bypass()?, own().ok()),
     };
-    let (decision, memory) = decision.unzip();
-    let (memory, excluded) = (memory.unwrap_or_default(), excluded.to_vec());
-    Ok(Planned { plan, decision, shortened: shortened.into_inner(), excluded, memory, tenure: None })
+    let told = decision.map(|(decision, memory, asking)| (Some(decision), memory, asking));
+    let (decision, memory, asking) = told.unwrap_or_default();
+    let (shortened, excluded) = (shortened.into_inner(), excluded.to_vec());
+    let admission = asking.map(|asking| (asking, None));
+    Ok(Planned { plan, decision, shortened, excluded, memory, admission, tenure: None })
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {

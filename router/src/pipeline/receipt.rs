@@ -11,6 +11,7 @@ use vocabulary::{Bytes, Epoch, Knowledge, Micros, ModelId, Owner, RequestId, Ses
 use super::locate::Grounds;
 use super::session_key::KeySource;
 use super::steering::Mode;
+use super::turns::Waited;
 use crate::identity::agreement::{Counts, Finds};
 use crate::soft_state::Standing;
 
@@ -37,7 +38,10 @@ pub struct Receipt {
     pub soft_state: Option<Standing>,
     /// The choice with all candidates; none in mode `sticky`, where nothing is priced.
     pub decision: Option<Decision>,
-    /// Every try of this request, the last one served it.
+    /// That it waited rather than push out others' KV, or would have if there had been a place to wait in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waited: Option<Waited>,
+    /// Every try of this request, the last one served it; none of one that left while it waited.
     pub attempts: Vec<Attempt>,
     /// What came of it; none while it runs.
     pub seen: Option<Seen>,
@@ -275,6 +279,7 @@ pub(crate) mod testing {
                 deepest_overlap: Tokens(0),
                 grounds: Grounds {
                     known: Default::default(),
+                    preamble: Default::default(),
                     view: Freshness::Current,
                     unapplied: false,
                     promises: 0,
@@ -286,6 +291,7 @@ pub(crate) mod testing {
             control: false,
             soft_state: None,
             decision: None,
+            waited: None,
             attempts: Vec::new(),
             seen: None,
         }

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use planner::{Claim, Plan, Stay, Tenancy};
+use planner::{Admission, Claim, Plan, Stay, Tenancy};
 use vocabulary::{Blocks, DpRank, Knowledge, Micros, Owner, SessionId, Tier, Tokens, WorkerView};
 use workers_shim::fleet::Fleet;
 
 use super::commit::server_of;
 use super::plan::Classified;
+use super::turns::Turns;
 
 /// How often what workers were seen to hold is held against the account.
 const COMPARED_EVERY: Duration = Duration::from_secs(1);
 
-/// The account, and its clock. Clones share it.
+/// The account, its clock, and who waits because of it. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Account {
     kept: Arc<Mutex<Kept>>,
@@ -27,6 +28,7 @@ pub struct Account {
 #[derive(Debug)]
 struct Kept {
     tenancy: Tenancy,
+    turns: Turns,
     compared: Instant,
 }
 
@@ -42,16 +44,21 @@ impl Now<'_> {
     pub fn tenancy(&self) -> &Tenancy {
         &self.kept.tenancy
     }
-}
 
-impl Default for Account {
-    fn default() -> Self {
-        let since = Instant::now();
-        Self { kept: Arc::new(Mutex::new(Kept { tenancy: Tenancy::default(), compared: since })), since }
+    /// Who waits.
+    pub(super) fn turns(&mut self) -> &mut Turns {
+        &mut self.kept.turns
     }
 }
 
 impl Account {
+    /// Nothing lies anywhere, and nobody waits.
+    pub fn new(admission: Admission) -> Self {
+        let since = Instant::now();
+        let kept = Kept { tenancy: Tenancy::default(), turns: Turns::new(admission), compared: since };
+        Self { kept: Arc::new(Mutex::new(kept)), since }
+    }
+
     /// As it stands now.
     pub fn now(&self) -> Now<'_> {
         let kept = self.kept.lock();
@@ -77,8 +84,14 @@ impl Account {
         }
     }
 
-    /// Notes where a step is going to be served; none when its worker left the fleet meanwhile.
-    pub fn begin(&self, step: &Classified, plan: &Plan) -> Option<Tenure> {
+    /// How many steps wait.
+    pub fn waiting(&self) -> usize {
+        self.now().turns().len()
+    }
+
+    /// Notes, at the moment for which it was planned, where a step is going to be served; none when its worker left the
+    /// fleet meanwhile.
+    pub fn begin(&self, mut account: Now<'_>, step: &Classified, plan: &Plan) -> Option<Tenure> {
         let located = &step.located;
         let at = server_of(located, plan)?;
         let session = located.session.id;
@@ -91,7 +104,6 @@ impl Account {
             Claim::Move { from, .. } => Some(from).filter(|from| *from != at),
             Claim::Keep | Claim::Open | Claim::Borrow => None,
         };
-        let mut account = self.now();
         let found = found.tokens(step.ask.block);
         // What an owner holds that the account does not know of is the session's own: it was there before this router.
         let is_own = located.session.owner == Some(at) && !account.kept.tenancy.has(at, session);
@@ -159,6 +171,7 @@ impl Drop for Tenure {
                 }
             }
         }
+        account.turns().stir(now);
     }
 }
 

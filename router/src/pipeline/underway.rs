@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use planner::{Action, Plan};
-use vocabulary::WorkerId;
+use planner::{Action, Plan, Start, Verdict};
+use vocabulary::{Micros, WorkerId};
 
 use super::execute::{Answering, Failed};
 use super::finish::Finish;
 use super::legs::{LegError, Opened};
 use super::plan::{Classified, Planned};
 use super::receipt::{Attempt, Ending, Remark};
+use super::turns::{Place, Until, Waited};
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 
@@ -39,9 +40,49 @@ struct Tried {
     excluded: Vec<WorkerId>,
     /// How the last try failed, and what the client is told when nothing else can be tried.
     failed: Option<(Remark, ApiError)>,
+    /// Its place while it waits.
+    place: Option<Place>,
+    /// How it waited, once that is over.
+    waited: Option<Waited>,
 }
 
 impl Tried {
+    /// Whether it is to wait. Where it is not, a wait is over.
+    fn takes_its_turn(&mut self, gateway: &Gateway, planned: &Planned) -> bool {
+        let until = match planned.admission {
+            Some((_, Some(Verdict::Hold { costs_others }))) => {
+                let request = self.step.located.prefixed.request.incoming.id;
+                let place = || Place::of(gateway.policies.account(), request, costs_others);
+                self.place = self.place.take().or_else(place);
+                return true;
+            }
+            Some((asking, Some(Verdict::Start { why: Start::NoPlace }))) => {
+                self.note_wait(
+                    gateway,
+                    Waited { time: Micros::ZERO, costs_others: asking.costs_others, until: Until::NoPlace },
+                );
+                return false;
+            }
+            Some((_, Some(Verdict::Start { why }))) => why.into(),
+            _ => Until::Room,
+        };
+        self.over(gateway, until);
+        false
+    }
+
+    /// It waits no longer, if it did.
+    fn over(&mut self, gateway: &Gateway, until: Until) {
+        if let Some(place) = self.place.take() {
+            self.note_wait(gateway, place.waited(until));
+        }
+    }
+
+    fn note_wait(&mut self, gateway: &Gateway, waited: Waited) {
+        let seconds = &gateway.metrics.decisions.waited;
+        seconds.with_label_values(&[waited.until.as_str()]).observe(waited.time.duration().as_secs_f64());
+        self.waited = Some(waited);
+    }
+
     fn note(&mut self, remarks: Vec<Remark>) {
         let Some(Planned { plan, .. }) = &self.planned else { return };
         let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
@@ -54,17 +95,18 @@ impl Tried {
 impl Underway {
     /// Nothing was tried yet.
     pub fn new(gateway: &Arc<Gateway>, step: Classified) -> Self {
-        let tried =
-            Tried { step, chosen: None, planned: None, attempts: Vec::new(), excluded: Vec::new(), failed: None };
+        let (attempts, excluded) = (Vec::new(), Vec::new());
+        let (planned, chosen, failed, place, waited) = (None, None, None, None, None);
+        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited };
         Self { gateway: gateway.clone(), tried: Some(tried) }
     }
 
-    /// Makes the next plan with `plan`, which is shown the step and who is to be left out. When there is none, the
-    /// client hears of the try that failed before, if there was one.
+    /// Makes the next plan with `plan`, which is shown the step and who is to be left out; none while the step is to wait.
+    /// When there cannot be one, the client hears of the try that failed before, if there was one.
     pub fn planned(
         &mut self,
         plan: impl FnOnce(&Classified, &[WorkerId]) -> Result<Planned, ApiError>,
-    ) -> Result<(&Classified, Plan), ApiError> {
+    ) -> Result<Option<(&Classified, Plan)>, ApiError> {
         let tried = self.tried.as_mut().expect("only its consumers and its end take it");
         let next = plan(&tried.step, &tried.excluded);
         match next {
@@ -75,9 +117,10 @@ impl Underway {
                 let plan = planned.plan;
                 let chosen = planned.decision.as_ref().map(|decision| decision.plan.action);
                 tried.chosen = tried.chosen.or(chosen);
+                let waits = tried.takes_its_turn(&self.gateway, &planned);
                 tried.planned = Some(planned);
                 let tried = self.tried.as_ref().expect("it was there a line ago");
-                Ok((&tried.step, plan))
+                Ok((!waits).then_some((&tried.step, plan)))
             }
             Err(error) => {
                 let error = tried.failed.take().map_or(error, |(_, failed)| failed);
@@ -85,6 +128,14 @@ impl Underway {
                 Err(error)
             }
         }
+    }
+
+    /// A step that waits, until it is its turn to be planned again: then it is made anew with `anew`.
+    pub async fn called(&mut self, anew: impl FnOnce(Classified) -> Classified) {
+        if let Some(place) = self.tried.as_ref().and_then(|tried| tried.place.as_ref()) {
+            place.called().await;
+        }
+        self.tried = self.tried.take().map(|tried| Tried { step: anew(tried.step), ..tried });
     }
 
     /// Notes a failed try. The error is the client's when no other is worth trying.
@@ -115,6 +166,7 @@ impl Underway {
             chosen: tried.chosen,
             planned: tried.planned.expect("an answer has a plan"),
             attempts: tried.attempts,
+            waited: tried.waited,
             in_flight: Some(answering.in_flight),
             first_byte: Some(answering.first_byte),
             status: StatusCode::OK.as_u16(),
@@ -123,7 +175,8 @@ impl Underway {
     }
 
     fn give_up(&mut self, ending: Ending, status: u16) {
-        let Some(tried) = self.tried.take() else { return };
+        let Some(mut tried) = self.tried.take() else { return };
+        tried.over(&self.gateway, Until::Left);
         // A step that nobody could even plan leaves no receipt: its error is counted by cause.
         let Some(planned) = tried.planned else { return };
         let finish = Finish {
@@ -132,6 +185,7 @@ impl Underway {
             chosen: tried.chosen,
             planned,
             attempts: tried.attempts,
+            waited: tried.waited,
             in_flight: None,
             first_byte: None,
             status,
@@ -142,7 +196,8 @@ impl Underway {
 
 impl Drop for Underway {
     fn drop(&mut self) {
-        if let Some(tried) = &mut self.tried {
+        // Of one that waits nothing was tried.
+        if let Some(tried) = self.tried.as_mut().filter(|tried| tried.place.is_none()) {
             tried.note(Vec::new());
         }
         self.give_up(Ending::ClientLeft, CLIENT_LEFT);

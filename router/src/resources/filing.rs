@@ -135,6 +135,7 @@ impl Filing {
             control: false,
             soft_state: self.gateway.remembered.state.trouble(),
             decision: None,
+            waited: None,
             attempts: vec![attempt],
             seen: Some(seen),
         }
@@ -158,6 +159,7 @@ impl Filing {
             deepest_overlap: Tokens::ZERO,
             grounds: Grounds {
                 known: Default::default(),
+                preamble: Default::default(),
                 view: if stale { Freshness::Stale } else { Freshness::Current },
                 unapplied: false,
                 promises: 0,

@@ -1,14 +1,19 @@
 //! Metrics of the decision log, and of prices held against what was seen.
 
-use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::families::Families;
+use super::families::{Families, SECONDS};
+use crate::pipeline::turns::Until;
 
 /// Counted where it happens; clones share their values.
 #[derive(Clone, Debug)]
 pub struct DecisionMetrics {
     /// `decision_log_records_total{outcome}`: `written`, `no_room` where the queue was full, `disk` where the disk refused.
     pub records: IntCounterVec,
+    /// `steps_waiting`: refreshed when scraped.
+    pub waiting: IntGauge,
+    /// `step_waited_seconds{until}`: by what ended it.
+    pub waited: HistogramVec,
     /// `first_token_by_price_ratio{action}`: of steps that one worker served alone, seen by foretold.
     pub foretold: HistogramVec,
     /// `worker_prefill_tokens_per_second{worker}`: as it is believed now; refreshed when scraped.
@@ -32,7 +37,15 @@ impl DecisionMetrics {
             &["outcome"],
         );
         ["written", "no_room", "disk"].iter().for_each(|outcome| drop(records.with_label_values(&[outcome])));
+        let waited = f.histograms(
+            "step_waited_seconds",
+            "How long steps waited rather than push out others' KV, by what ended it: room, longest, no_place or left.",
+            (&["until"], SECONDS),
+        );
+        Until::ALL.iter().for_each(|until| drop(waited.with_label_values(&[until.as_str()])));
         Self {
+            waiting: f.gauge("steps_waiting", "Steps that wait rather than push out others' KV."),
+            waited,
             records,
             foretold: f.histograms(
                 "first_token_by_price_ratio",

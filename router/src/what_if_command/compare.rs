@@ -196,7 +196,9 @@ impl Comparing {
         if let Some(saw) = told.seen.filter(|saw| saw.ending == Ending::Complete)
             && let Some(Micros(seen)) = saw.first_token
         {
-            let pair = (first_token(&served.terms), seen as f64 / 1e3);
+            // No price is of the time that a step waits before it starts.
+            let waited = told.waited.map_or(0, |waited| waited.time.0);
+            let pair = (first_token(&served.terms), seen.saturating_sub(waited) as f64 / 1e3);
             self.foretold.entry(served.action).or_default().push(pair);
         }
         let configured = (head.configured.attention.get(&case.ask.model), &head.configured.shapes[..]);
