@@ -29,9 +29,9 @@ const USUAL_SESSIONS: usize = 24;
 const MORE: &str = "\
 ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
 `--policy ablations` runs OwnerServe whole and without each part, or told something wrong: ownerserve_no_fetch and so on;
-ownerserve_told_length is told the exact length of answers, and ownerserve_waiting lets steps wait past the fleet's memory,
-which routers do not do yet. llm_d_cached_counts counts evictable cache as memory
-taken, as the simulation that the figures are compared with does; llm_d is given what engines report.
+ownerserve_told_length is told the exact length of answers.
+llm_d_cached_counts counts evictable cache as memory taken, as the simulation that the figures are compared with does; llm_d is
+given what engines report.
 pooled_memory and oracle are bounds, not policies: one cache for all workers, without interference.";
 
 /// What the report's words mean, as `--help` ends.

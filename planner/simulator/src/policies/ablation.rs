@@ -17,8 +17,8 @@ pub enum Ablation {
     NoReplicas,
     /// What a step pushes out of memory has no price.
     NoEvictionPrice,
-    /// Steps wait rather than push out others' KV: a part that routers do not have yet.
-    Waiting,
+    /// No step waits, whoever's KV it pushes out.
+    NoAdmission,
     /// Workers are believed to compute half as fast as they do.
     SlowBelief,
     /// Workers are believed to compute twice as fast as they do.
@@ -39,7 +39,7 @@ impl Ablation {
         Self::NoMigration,
         Self::NoReplicas,
         Self::NoEvictionPrice,
-        Self::Waiting,
+        Self::NoAdmission,
         Self::SlowBelief,
         Self::FastBelief,
         Self::UnevenBelief,
@@ -55,7 +55,7 @@ impl Ablation {
             Self::NoMigration => "ownerserve_no_migration",
             Self::NoReplicas => "ownerserve_no_replicas",
             Self::NoEvictionPrice => "ownerserve_no_eviction_price",
-            Self::Waiting => "ownerserve_waiting",
+            Self::NoAdmission => "ownerserve_no_admission",
             Self::SlowBelief => "ownerserve_slow_belief",
             Self::FastBelief => "ownerserve_fast_belief",
             Self::UnevenBelief => "ownerserve_uneven_belief",
@@ -72,7 +72,7 @@ impl Ablation {
             Self::NoMigration => "a session's state is never sent to a new owner",
             Self::NoReplicas => "what is sent is never a copy beside its owner's",
             Self::NoEvictionPrice => "what a step pushes out of memory has no price",
-            Self::Waiting => "steps wait rather than push out others' KV, which routers do not do yet",
+            Self::NoAdmission => "no step waits, whoever's KV it pushes out",
             Self::SlowBelief => "workers are believed to compute half as fast as they do",
             Self::FastBelief => "workers are believed to compute twice as fast as they do",
             Self::UnevenBelief => "every other worker is believed twice as fast as it is, those between half as fast",

@@ -37,8 +37,8 @@ pub(super) struct Own {
     under_way: HashMap<StepRef, UnderWay>,
     /// Whose KV lies where, as routers account for it.
     tenancy: Tenancy,
-    /// Steps that wait, where steps do.
-    queue: Option<Queue<StepRef>>,
+    /// Steps that wait.
+    queue: Queue<StepRef>,
     /// Whether the world was asked to look at them.
     looks_again: bool,
     moves: u64,
@@ -68,8 +68,7 @@ struct Head {
 impl Own {
     /// The planner with a part of it gone, or told something wrong.
     pub(super) fn without(ablation: Ablation) -> Self {
-        let queue = (ablation == Ablation::Waiting).then(Queue::default);
-        Self { ablation: Some(ablation), queue, ..Self::default() }
+        Self { ablation: Some(ablation), ..Self::default() }
     }
 
     fn answer(&self, step: &Step) -> Tokens {
@@ -197,11 +196,14 @@ impl Own {
 
 impl Policy for Own {
     fn admit(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Admitted {
-        let Some(mut queue) = self.queue.take() else { return Admitted::Now };
+        if self.ablation == Some(Ablation::NoAdmission) {
+            return Admitted::Now;
+        }
+        let mut queue = std::mem::take(&mut self.queue);
         let verdict = self.tell(ask, fleet, |inputs| {
             plan(inputs).ok().map(|decision| queue.admit(ask.at, Asking::of(inputs, &decision)))
         });
-        self.queue = Some(queue);
+        self.queue = queue;
         match verdict {
             Some(Verdict::Hold { .. }) => Admitted::Later,
             Some(Verdict::Start { .. }) | None => Admitted::Now,
@@ -247,12 +249,12 @@ impl Policy for Own {
     }
 
     fn look_again(&mut self) -> Option<Seconds> {
-        (self.queue.is_some() && !std::mem::replace(&mut self.looks_again, true)).then_some(PERIOD)
+        (!self.queue.is_empty() && !std::mem::replace(&mut self.looks_again, true)).then_some(PERIOD)
     }
 
     fn due(&mut self, _fleet: &Fleet<'_>) -> Vec<StepRef> {
         self.looks_again = false;
-        self.queue.as_ref().map(Queue::in_turn).unwrap_or_default()
+        self.queue.in_turn()
     }
 
     fn session_over(&mut self, session: usize) {

@@ -184,7 +184,7 @@ fn tool_loops(at_once: usize, kind: PolicyKind) -> Figures {
 #[test]
 fn beyond_memory_steps_wait_rather_than_push_out_each_others_state() {
     let (waiting, thrashing) =
-        (tool_loops(14, PolicyKind::Without(Ablation::Waiting)), tool_loops(14, PolicyKind::OwnerServe));
+        (tool_loops(14, PolicyKind::OwnerServe), tool_loops(14, PolicyKind::Without(Ablation::NoAdmission)));
     assert_eq!((waiting.steps, thrashing.steps), (480, 480));
     assert!(waiting.service.spent.held_back > 0.0 && thrashing.service.spent.held_back == 0.0);
     assert!(waiting.reuse.prefill_tokens * 2 < thrashing.reuse.prefill_tokens, "{waiting:?}\n{thrashing:?}");
@@ -194,7 +194,7 @@ fn beyond_memory_steps_wait_rather_than_push_out_each_others_state() {
 #[test]
 fn where_memory_is_enough_steps_wait_for_hardly_anything() {
     let (waiting, at_once) =
-        (tool_loops(6, PolicyKind::Without(Ablation::Waiting)), tool_loops(6, PolicyKind::OwnerServe));
+        (tool_loops(6, PolicyKind::OwnerServe), tool_loops(6, PolicyKind::Without(Ablation::NoAdmission)));
     // Only for sessions that are over, which nobody tells: until they have been idle for longer.
     assert!(waiting.service.spent.held_back < 0.03, "{waiting:?}");
     assert!(waiting.session.mean < 1.03 * at_once.session.mean, "{waiting:?}\n{at_once:?}");
