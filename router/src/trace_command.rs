@@ -28,8 +28,8 @@ enum TraceCommand {
 
 #[derive(Debug, Args)]
 struct StatsArgs {
-    /// A trace, or a folder of files of one: agent sessions, Mooncake, Azure, lmcache or tau_bench, plain or gzipped; or a
-    /// router's data directory, for its decision log.
+    /// A trace, or a folder of files of one: agent sessions, Mooncake, Azure, lmcache, Claude Code's transcripts or
+    /// tau_bench, plain or gzipped; or a router's data directory, for its decision log.
     path: PathBuf,
     /// How the figures are written.
     #[arg(short, long, value_enum, default_value_t)]

@@ -3,7 +3,7 @@
 use vocabulary::Micros;
 
 use super::error::{Fault, Place, TraceError};
-use super::record::lines;
+use super::record::{lines, time_of};
 use super::{Reader, Session, Step};
 
 const HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
@@ -48,42 +48,4 @@ fn step(place: Place<'_>, line: &str) -> Result<Step, TraceError> {
     let answer = place.answer("GeneratedTokens", number("GeneratedTokens", answer)?)?;
     let (after, think) = (Vec::new(), Micros::ZERO);
     Ok(Step { agent: 0, after, think, at, prompt, answer, path: [].into(), resent: None })
-}
-
-/// `YYYY-MM-DD HH:MM:SS.fraction` since the year 0, in microseconds; none when it is something else.
-fn time_of(text: &str) -> Option<Micros> {
-    let (date, clock) = text.split_once(' ')?;
-    let [year, month, day] = numbers::<3>(date, '-')?;
-    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
-    let [hour, minute, second] = numbers::<3>(clock, ':')?;
-    let sane = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
-    if !sane || hour > 23 || minute > 59 || second > 60 || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    // Days of the civil calendar, counted from March so that the leap day comes last.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day;
-    let micros: u64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
-    Some(Micros((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000 + micros))
-}
-
-fn numbers<const N: usize>(text: &str, between: char) -> Option<[u64; N]> {
-    let all: Option<Vec<u64>> = text.split(between).map(|part| part.parse().ok()).collect();
-    all?.try_into().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_told_apart_to_the_microsecond_and_over_days() {
-        let at = |text| time_of(text).unwrap().0;
-        assert_eq!(at("2023-11-16 18:17:04.0319600") - at("2023-11-16 18:17:03.9799600"), 52_000);
-        assert_eq!(at("2024-03-01 00:00:00") - at("2024-02-28 00:00:00"), 2 * 86_400_000_000);
-        assert_eq!(at("2024-01-01 00:00:00") - at("2023-12-31 23:59:59.5"), 500_000);
-        for odd in ["", "2023-11-16", "2023-13-16 18:17:03", "2023-11-16 25:00:00", "2023-11-16 18:17:03.x", "a b"] {
-            assert_eq!(time_of(odd), None, "{odd}");
-        }
-    }
 }

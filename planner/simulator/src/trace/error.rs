@@ -20,7 +20,8 @@ pub enum Fault {
         "not a trace that is known here; accepted are agent sessions (a JSON document with `requests`, or JSON lines \
          with `reqs`), Mooncake (JSON lines with `timestamp`, `input_length`, `output_length`, `hash_ids`), Azure \
          (CSV: TIMESTAMP,ContextTokens,GeneratedTokens), lmcache (JSON lines with `timestamp`, `session_id`, `input`, \
-         `output`), tau_bench (a JSON list of dialogues with `traj`) and a router's decision log (its folder `decisions`), \
+         `output`), Claude Code (JSON lines with `uuid`, `parentUuid`, `message`), tau_bench (a JSON list of dialogues \
+         with `traj`) and a router's decision log (its folder `decisions`), \
          each plain or gzipped"
     )]
     UnknownForm,

@@ -13,6 +13,7 @@ mod radix;
 mod reader;
 mod record;
 mod text;
+mod transcripts;
 
 use std::sync::Arc;
 

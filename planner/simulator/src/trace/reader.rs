@@ -8,7 +8,7 @@ use vocabulary::Tokens;
 use super::agents::Decided;
 use super::budget::Budget;
 use super::error::{Fault, Place, TraceError};
-use super::{Arrivals, Session, Trace, agents, azure, mooncake, text};
+use super::{Arrivals, Session, Trace, agents, azure, mooncake, text, transcripts};
 
 /// How much of a file is looked at to recognise its form.
 const OPENING: usize = 4_096;
@@ -41,6 +41,7 @@ enum Form {
     Decisions,
     Lmcache,
     TauBench,
+    Transcript,
 }
 
 impl Form {
@@ -54,6 +55,7 @@ impl Form {
         match opening.bytes().next()? {
             b'T' if opening.starts_with("TIMESTAMP") => Some(Self::Azure),
             b'[' if has("task_id") => Some(Self::TauBench),
+            b'{' if transcripts::opens(has) => Some(Self::Transcript),
             b'{' if has("version") && has("policy") => Some(Self::Decisions),
             b'{' if has("reqs") => Some(Self::AgentLines),
             b'{' if has("requests") => Some(Self::AgentDocument),
@@ -75,7 +77,7 @@ impl Form {
             Self::AgentDocument | Self::AgentLines => u64::from(agents::BLOCK),
             Self::Decisions => u64::from(agents::DECIDED_BLOCK),
             Self::Mooncake => u64::from(mooncake::BLOCK),
-            Self::Azure | Self::Lmcache | Self::TauBench => u64::from(text::BLOCK),
+            Self::Azure | Self::Lmcache | Self::TauBench | Self::Transcript => u64::from(text::BLOCK),
         })
     }
 }
@@ -105,6 +107,7 @@ impl Reader {
             Form::Decisions => agents::decisions(self, file, text),
             Form::Lmcache => text::lmcache(self, file, text),
             Form::TauBench => text::tau_bench(self, file, text),
+            Form::Transcript => transcripts::read(self, file, text),
         }
     }
 

@@ -77,7 +77,8 @@ pub(super) fn lmcache(reader: &mut Reader, file: &str, text: &str) -> Result<(),
     Ok(())
 }
 
-fn tokens(text: &str) -> u64 {
+/// Of a text, by its characters.
+pub(super) fn tokens(text: &str) -> u64 {
     (text.chars().count() as f64 / CHARACTERS) as u64
 }
 
@@ -150,9 +151,13 @@ fn replayed(reader: &mut Reader, place: Place<'_>, messages: &[Value]) -> Result
 }
 
 fn message_run(reader: &mut Reader, parent: Option<RunId>, text: &str) -> RunId {
-    let (runs, length) = (&mut reader.runs, Tokens(tokens(text).max(1)));
-    let fresh = || runs.add(parent, u32::try_from(length.0).unwrap_or(u32::MAX));
-    *reader.texts.entry((parent, xxh3_64(text.as_bytes()))).or_insert_with(fresh)
+    run_of(reader, parent, (xxh3_64(text.as_bytes()), tokens(text).max(1)))
+}
+
+/// The run of a text, by its hash and its tokens, after the run before it.
+pub(super) fn run_of(reader: &mut Reader, parent: Option<RunId>, (hash, tokens): (u64, u64)) -> RunId {
+    let runs = &mut reader.runs;
+    *reader.texts.entry((parent, hash)).or_insert_with(|| runs.add(parent, u32::try_from(tokens).unwrap_or(u32::MAX)))
 }
 
 #[cfg(test)]

@@ -1,0 +1,212 @@
+//! Claude Code's transcripts: a message a line, in trees by `parentUuid`. Tokens are estimated from characters; how long
+//! the system prompt is, which transcripts do not hold, follows from the first call's usage.
+
+use std::collections::HashMap;
+
+use engine_model::runs::RunId;
+use serde::Deserialize;
+use serde_json::Value;
+use vocabulary::Micros;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::error::{Fault, Place, TraceError};
+use super::record::{json, lines, time_of};
+use super::text::{run_of, tokens};
+use super::{Reader, Session, Step};
+
+const ACCEPTED: &str = r#"{"type": "user" or "assistant", "uuid", "parentUuid", "timestamp", "message": {"id", "model", "content", "usage"}} on each line, and lines of other types, which are passed over"#;
+/// The least that a system prompt with its tools is taken for.
+const LEAST_SYSTEM: u64 = 500;
+/// System prompts are rounded down to it, so that equal ones, whose estimates differ a little, are shared.
+const SYSTEM_STEP: u64 = 256;
+/// What no engine wrote.
+const SYNTHETIC: &str = "<synthetic>";
+
+/// Other fields are for people.
+#[derive(Deserialize)]
+struct Line {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    uuid: Option<String>,
+    #[serde(rename = "parentUuid")]
+    parent: Option<String>,
+    #[serde(rename = "isSidechain")]
+    side: Option<bool>,
+    timestamp: Option<String>,
+    message: Option<Message>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    id: Option<String>,
+    model: Option<String>,
+    #[serde(default)]
+    content: Value,
+    usage: Option<Usage>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+}
+
+impl Usage {
+    fn prompt(&self) -> u64 {
+        let parts = [self.input_tokens, self.cache_read_input_tokens, self.cache_creation_input_tokens];
+        parts.into_iter().flatten().fold(0, u64::saturating_add)
+    }
+}
+
+/// A message, its parent an earlier one.
+struct Record {
+    at: Micros,
+    parent: Option<usize>,
+    hash: u64,
+    tokens: u64,
+}
+
+/// One answer of an engine, which may be written down as several messages.
+struct Call<'a> {
+    place: Place<'a>,
+    side: bool,
+    model: String,
+    prompt: u64,
+    messages: Vec<usize>,
+}
+
+/// Messages and calls of one file.
+#[derive(Default)]
+struct Transcript<'a> {
+    records: Vec<Record>,
+    calls: Vec<Call<'a>>,
+    by_uuid: HashMap<String, usize>,
+    by_message: HashMap<(String, bool), usize>,
+}
+
+/// One session a file.
+pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
+    let mut transcript = Transcript::default();
+    for (place, line) in lines(file, text) {
+        transcript.add(place, json(place, line, ACCEPTED)?)?;
+    }
+    let steps = transcript.steps(reader)?;
+    Place { file, line: 1 }.count(steps.len())?;
+    reader.sessions.push(Session { id: file.into(), steps });
+    Ok(())
+}
+
+impl<'a> Transcript<'a> {
+    fn add(&mut self, place: Place<'a>, line: Line) -> Result<(), TraceError> {
+        let Line { kind: Some(kind), uuid: Some(uuid), parent, side, timestamp, message: Some(message) } = line else {
+            return Ok(());
+        };
+        let is_answer = kind == "assistant";
+        if !is_answer && kind != "user" {
+            return Ok(());
+        }
+        let written = timestamp.unwrap_or_default();
+        let at = time_of(&written).ok_or_else(|| {
+            place
+                .fault(Fault::Malformed { why: format!("the timestamp `{written}` is not a time"), accepted: ACCEPTED })
+        })?;
+        let content = message.content.as_str().map_or_else(|| message.content.to_string(), str::to_owned);
+        let record = self.records.len();
+        let parent = parent.and_then(|parent| self.by_uuid.get(&parent).copied());
+        self.records.push(Record { at, parent, hash: xxh3_64(content.as_bytes()), tokens: tokens(&content).max(1) });
+        self.by_uuid.insert(uuid, record);
+        if is_answer {
+            let side = side.unwrap_or_default();
+            let fresh = self.calls.len();
+            let known = message.id.map(|id| *self.by_message.entry((id, side)).or_insert(fresh));
+            match known.and_then(|call| self.calls.get_mut(call)) {
+                Some(call) => call.messages.push(record),
+                None => self.calls.push(Call {
+                    place,
+                    side,
+                    model: message.model.unwrap_or_default(),
+                    prompt: message.usage.map_or(0, |usage| usage.prompt()),
+                    messages: vec![record],
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    /// What a call was asked with, oldest first.
+    fn chain(&self, call: &Call<'_>) -> Vec<usize> {
+        let parent = |record: &usize| self.records[*record].parent;
+        let mut chain: Vec<_> = std::iter::successors(parent(&call.messages[0]), parent).collect();
+        chain.reverse();
+        chain
+    }
+
+    fn steps(&self, reader: &mut Reader) -> Result<Vec<Step>, TraceError> {
+        let (mut steps, mut ends): (Vec<Step>, Vec<Micros>) = (Vec::new(), Vec::new());
+        let (mut systems, mut agents, mut step_of) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let begin = self.records.first().map_or(Micros::ZERO, |record| record.at);
+        for call in &self.calls {
+            let chain = self.chain(call);
+            let (Some(root), Some(asked)) = (chain.first(), chain.last()) else { continue };
+            if call.model == SYNTHETIC {
+                continue;
+            }
+            let fresh = agents.len() as u32;
+            let agent = *agents.entry((call.side, *root)).or_insert(fresh);
+            let model = call.model.split(':').next().unwrap_or_default();
+            let system = *systems.entry((call.side, model)).or_insert_with(|| self.system(call, &chain));
+            let mut path = vec![run_of(reader, None, (system_key(call, system), system))];
+            self.extend(reader, &mut path, &chain);
+            let mut resent = path.clone();
+            self.extend(reader, &mut resent, &call.messages);
+            reader.budget.take(call.place, path.len() + resent.len())?;
+            let at = call.place.seconds("timestamp", seconds(self.records[*asked].at - begin))?;
+            let answered = call.messages.iter().map(|record| self.records[*record].at).max().unwrap_or_default();
+            let own = chain.iter().filter_map(|record| step_of.get(record).copied());
+            let before = own.filter(|step: &usize| steps[*step].agent == agent).max().or(steps.len().checked_sub(1));
+            let (prompt, all) = (reader.runs.end(&path), reader.runs.end(&resent));
+            step_of.extend(call.messages.iter().map(|record| (*record, steps.len())));
+            steps.push(Step {
+                agent,
+                after: before.into_iter().collect(),
+                think: before.map_or(Micros::ZERO, |before| at - ends[before]),
+                at,
+                prompt: call.place.prompt("content", prompt.0)?,
+                answer: call.place.answer("content", (all - prompt).0)?,
+                path: path.into(),
+                resent: Some(resent.into()),
+            });
+            ends.push(at.max(answered - begin));
+        }
+        Ok(steps)
+    }
+
+    fn extend(&self, reader: &mut Reader, path: &mut Vec<RunId>, messages: &[usize]) {
+        for record in messages.iter().map(|record| &self.records[*record]) {
+            path.push(run_of(reader, path.last().copied(), (record.hash, record.tokens)));
+        }
+    }
+
+    /// Tokens that the first call's prompt had besides its messages.
+    fn system(&self, call: &Call<'_>, chain: &[usize]) -> u64 {
+        let messages: u64 = chain.iter().map(|record| self.records[*record].tokens).sum();
+        call.prompt.saturating_sub(messages).max(LEAST_SYSTEM) / SYSTEM_STEP * SYSTEM_STEP
+    }
+}
+
+fn system_key(call: &Call<'_>, system: u64) -> u64 {
+    xxh3_64(format!("system {} {} {system}", call.side, call.model).as_bytes())
+}
+
+fn seconds(span: Micros) -> f64 {
+    span.0 as f64 / 1e6
+}
+
+/// Whether a file begins like one: with messages, or with summaries that point at them.
+pub(super) fn opens(has: impl Fn(&str) -> bool) -> bool {
+    has("parentUuid") || has("leafUuid")
+}
+
+#[cfg(test)]
+mod tests;
