@@ -15,6 +15,7 @@ use workers_shim::sim::Profile;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use attention::AttentionError;
+pub(crate) use attention::attention_of;
 
 use crate::config::ModelConfig;
 

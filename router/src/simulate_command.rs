@@ -1,6 +1,7 @@
 //! `ownerserve simulate`: a trace against a fleet in virtual time, under as many policies and loads as one likes. Reads
 //! the trace, shows how far it is, and writes the figures; what happens in between is the simulator's.
 
+mod kept;
 mod progress;
 mod report_files;
 mod stopwatch;
@@ -14,11 +15,12 @@ use clap::{Args, ValueEnum};
 use simulator::policies::PolicyKind;
 use simulator::report::{self, Report, Subject};
 use simulator::trace::{Arrivals, Limits, ListError, Trace};
-use simulator::{Setup, SetupError, Spec, World};
+use simulator::{Cache, Setup, SetupError, Spec, World};
 use vocabulary::{Micros, Tokens};
 
 use crate::ctl::aligned;
 use crate::trace_command::files::{self, FilesError};
+use kept::{Kept, KeptError};
 pub(crate) use progress::Progress;
 use report_files::{ReportError, ReportFiles};
 use stopwatch::Clock;
@@ -81,6 +83,16 @@ pub(crate) struct SimulateArgs {
     /// What the disk writes while it does not read, in place of 3.
     #[arg(long, value_name = "GB/S", value_parser = speed)]
     disk_write_speed: Option<f64>,
+    /// What the model's layers keep: its `config.json`, or a file as `models.NAME.attention` takes it. Memory, links and
+    /// tiers then hold and move this model's bytes; computing is as fast as the profile says. When left out, every token
+    /// has KV of its own.
+    #[arg(long, value_name = "FILE")]
+    attention: Option<PathBuf>,
+    /// How tiers below device memory are kept: `hbm` has none, `lru` takes all that is evicted, `full`, `periodic:TOKENS`
+    /// and `zero` say besides where windows are stored, `cost` stores and restores in the cheapest way. The last four
+    /// need `--attention`. Of several each runs; plots and verdicts are under the first. When left out, `lru`.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    cache: Vec<Cache>,
     /// Seeds, five or more for confidence: each is another order of the sessions or of the gaps between requests, and other choices of policies that
     /// leave some to chance.
     #[arg(long, value_delimiter = ',', default_value = "1")]
@@ -174,6 +186,8 @@ pub(crate) enum SimulateError {
     #[error(transparent)]
     Setup(SetupError),
     #[error(transparent)]
+    Kept(#[from] KeptError),
+    #[error(transparent)]
     Report(#[from] ReportError),
     #[error("cannot write the figures: {0}")]
     Output(#[from] std::io::Error),
@@ -214,6 +228,9 @@ fn told(report: &Report) -> String {
     if !report.verdicts.is_empty() {
         text += &format!("\n{}", aligned(&report::verdict_table(&report.verdicts)));
     }
+    if !report.caches.is_empty() {
+        text += &format!("\nby cache management:\n{}", aligned(&report::cache_table(&report.caches)));
+    }
     if !report.ablations.is_empty() {
         text += &format!("\nby ownerserve whole:\n{}", aligned(&report::ablation_table(&report.ablations)));
     }
@@ -239,7 +256,7 @@ impl SimulateArgs {
 
     /// What is read, and must not be written.
     fn inputs(&self) -> Vec<PathBuf> {
-        [Some(files::place(&self.trace)), self.sessions.clone()].into_iter().flatten().collect()
+        [Some(files::place(&self.trace)), self.sessions.clone(), self.attention.clone()].into_iter().flatten().collect()
     }
 
     fn simulated(&self, trace: Trace) -> Result<Report, SimulateError> {
@@ -257,25 +274,31 @@ impl SimulateArgs {
             Some(ids) => trace.in_order(ids)?,
             None => trace,
         };
-        let cells = self.cells(&trace)?;
-        let mut progress = Progress::new(cells.len() * self.seed.len());
+        let kept = kept::all((self.attention.as_ref(), &self.cache), self.spec(), &trace)?;
+        let cells = kept.iter().map(|kept| self.cells(&kept.spec, &trace)).collect::<Result<Vec<_>, _>>()?;
+        let mut progress = Progress::new(cells.iter().map(Vec::len).sum::<usize>() * self.seed.len());
         // Only reports tell of this machine: everything else is equal wherever it runs.
         let (mut figures, clock) = (Vec::new(), Clock::default());
         for seed in &self.seed {
             let trace = if list.is_some() { trace.clone() } else { trace.clone().shuffled(*seed) };
-            for (kind, setup) in &cells {
-                let mut world = World::new(&trace, *kind, Setup { seed: *seed, ..*setup })?;
-                if self.report.is_some() {
-                    clock.times(kind.as_str());
-                    world = world.watched(&clock);
+            for (kept, cells) in kept.iter().zip(&cells) {
+                let trace = kept.weigh(&trace);
+                for (kind, setup) in cells {
+                    let mut world = world(kept, (&trace, *kind), Setup { seed: *seed, ..*setup })?;
+                    if self.report.is_some() {
+                        clock.times(kind.as_str());
+                        world = world.watched(&clock);
+                    }
+                    progress.begin(&format!("{} at {} with seed {seed}", kind.as_str(), setup.load));
+                    figures.push(world.run(&mut |over, all| progress.show(over, all)));
                 }
-                progress.begin(&format!("{} at {} with seed {seed}", kind.as_str(), setup.load));
-                figures.push(world.run(&mut |over, all| progress.show(over, all)));
             }
         }
         progress.end();
-        let subject = Subject::new(self.trace.display().to_string(), &trace, (self.workers, &self.spec()));
-        Ok(Report { planning: clock.planning(), ..Report::of(subject, trace.notes, figures) })
+        let fleet = kept.first().map_or_else(|| self.spec(), |kept| kept.spec);
+        let subject = Subject::new(self.trace.display().to_string(), &trace, (self.workers, &fleet));
+        let notes = trace.notes.into_iter().chain(kept.iter().filter_map(Kept::note)).collect();
+        Ok(Report { planning: clock.planning(), ..Report::of(subject, notes, figures) })
     }
 
     /// A load or seed that is named twice would count twice, and look surer than it is.
@@ -283,7 +306,9 @@ impl SimulateArgs {
         let loads = self.load.iter().map(f64::to_string).collect();
         let seeds = self.seed.iter().map(u64::to_string).collect();
         let policies = self.kinds().map(|kind| kind.as_str().to_owned()).collect();
-        [("--load", loads), ("--seed", seeds), ("--policy", policies)].into_iter().try_for_each(once)
+        let caches = self.cache.iter().map(Cache::to_string).collect();
+        let all = [("--load", loads), ("--seed", seeds), ("--policy", policies), ("--cache", caches)];
+        all.into_iter().try_for_each(once)
     }
 
     fn kinds(&self) -> impl Iterator<Item = PolicyKind> {
@@ -316,17 +341,26 @@ impl SimulateArgs {
     }
 
     /// What runs for every seed. All of it is checked before the first run: the last one's mistake costs no figures.
-    fn cells(&self, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
+    fn cells(&self, spec: &Spec, trace: &Trace) -> Result<Vec<(PolicyKind, Setup)>, SetupError> {
         let mut cells = Vec::new();
         for load in self.loads(trace) {
             for kind in self.kinds() {
-                let setup = Setup { workers: self.workers, spec: self.spec(), load, seed: 0 };
+                let setup = Setup { workers: self.workers, spec: *spec, load, seed: 0 };
                 setup.check(trace, kind)?;
                 cells.push((kind, setup));
             }
         }
         Ok(cells)
     }
+}
+
+/// One run.
+fn world<'a>(kept: &Kept, (trace, kind): (&'a Trace, PolicyKind), setup: Setup) -> Result<World<'a>, SetupError> {
+    let world = World::new(trace, kind, setup)?.keeping(kept.cache);
+    Ok(match &kept.model {
+        Some(model) => world.serving(model),
+        None => world,
+    })
 }
 
 fn once((flag, values): (&'static str, Vec<String>)) -> Result<(), SimulateError> {

@@ -2,7 +2,9 @@
 //!
 //! Pure: text and values in, figures out. Equal inputs and seeds give equal figures. It opens no file and reads no clock.
 
+mod cache;
 mod chance;
+mod kv;
 pub mod policies;
 pub mod report;
 mod spec;
@@ -10,7 +12,9 @@ pub mod stats;
 pub mod trace;
 mod world;
 
+pub use cache::{Cache, UnknownCache};
 pub use chance::Chance;
+pub use kv::{KvError, KvModel};
 pub use spec::{LinkSpeed, Spec};
 pub use world::{NEXT_SESSION, START_GAP, Setup, SetupError, World};
 

@@ -69,6 +69,14 @@ pub(super) fn kinds(spec: &AttentionSpec) -> KvKinds {
     sealed.map(kind).fold(KvKinds(0), KvKinds::with)
 }
 
+/// From a `config.json`, or from a description of one's own, whose name ends otherwise.
+pub(crate) fn attention_of(path: &Path) -> Result<AttentionSpec, AttentionError> {
+    match path.extension().is_some_and(|ending| ending == "json") {
+        true => Ok(AttentionSpec::from_config(&read(path)?)?),
+        false => of_file(path),
+    }
+}
+
 fn of_file(path: &Path) -> Result<AttentionSpec, AttentionError> {
     let text = read(path)?;
     toml::from_str(&text).map_err(|source| AttentionError::Wrong { path: path.into(), source: Box::new(source) })

@@ -111,6 +111,64 @@ fn slower_tiers_have_the_sizes_and_speeds_that_were_named() {
     assert_eq!(sizes(&["--disk-write-speed=13.1072"]).disk_speed.written, 1e5);
 }
 
+/// A model of which every other layer keeps 128 tokens.
+const HYBRID: &str = r#"
+    [[layers]]
+    times = 16
+    each = [
+        { state = "dense", kv_heads = 8, head_dim = 128 },
+        { state = "window", kv_heads = 8, head_dim = 128, window = 128 },
+    ]"#;
+
+fn model(ending: &str, text: &str) -> (tempfile::NamedTempFile, String) {
+    let file = tempfile::NamedTempFile::with_suffix(ending).unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let word = format!("--attention={}", file.path().display());
+    (file, word)
+}
+
+#[test]
+fn every_policy_runs_under_every_cache_management_of_the_model() {
+    let (_file, attention) = model(".toml", HYBRID);
+    let caches = ["hbm", "lru", "full", "periodic:4096", "zero", "cost"];
+    let cache = format!("--cache={}", caches.join(","));
+    let tiers = ["--device-tokens=100000", "--host-tokens=20000", "--disk-tokens=400000"];
+    let small =
+        ["--workers=2", "--policy=session_pinning,ownerserve", "--load=4", "--context=90000", &attention, &cache];
+    let report = simulated(&args(&[&small[..], &tiers].concat()).unwrap()).unwrap();
+    let ran: Vec<_> = report.runs.iter().map(|run| (run.traffic.cache.unwrap().to_string(), run.policy)).collect();
+    let of = |cache: &&str| ["session_pinning", "ownerserve"].map(|policy| ((*cache).to_owned(), policy));
+    assert_eq!(ran, caches.iter().flat_map(of).collect::<Vec<_>>());
+    assert_eq!((report.caches.len(), report.cells.len(), report.subject.device_tokens), (12, 2, 200_000));
+    assert!(report.notes.iter().any(|note| note.starts_with("the cheapest is to store")), "{:?}", report.notes);
+    assert!(report.runs.iter().all(|run| run.unserved == 0));
+    assert_eq!(report.runs[2].reuse, report.runs[4].reuse, "this model says full");
+    let text = told(&report);
+    assert!(text.contains("\nby cache management:\ncache ") && text.contains("\nperiodic:4096  ownerserve"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_kept_is_said_before_anything_runs() {
+    let accepted = "accepted: hbm, lru, full, periodic:TOKENS, zero, cost";
+    for word in ["best", "periodic", "periodic:0", "periodic:x"] {
+        assert!(args(&[&format!("--cache={word}")]).unwrap_err().contains(accepted), "{word}");
+    }
+    assert_eq!(refused(&["--cache=lru,lru"]), "`--cache` names lru twice; accepted: each value once");
+    for word in ["full", "zero", "periodic:64", "cost"] {
+        let said = format!(
+            "--cache {word} is of what a model's layers keep; name the model with --attention, or use hbm or lru"
+        );
+        assert_eq!(refused(&[&format!("--cache={word}")]), said);
+    }
+    let lost = refused(&["--attention=/nowhere.toml"]);
+    assert!(lost.starts_with("--attention: ") && lost.contains("/nowhere.toml"), "{lost}");
+    let (_file, strange) = model(".json", r#"{"model_type": "jamba"}"#);
+    assert!(refused(&[&strange]).contains("model_type is jamba; accepted: "), "{}", refused(&[&strange]));
+    let (_file, dense) = model(".toml", "[[layers]]\neach = [{ state = \"dense\", kv_heads = 8, head_dim = 128 }]");
+    let said = refused(&[&dense, "--cache=zero"]);
+    assert!(said.contains("--cache: ") && said.contains("accepted: hbm, lru, cost"), "{said}");
+}
+
 #[test]
 fn what_is_named_twice_is_refused() {
     let twice = |flag, value| format!("`{flag}` names {value} twice; accepted: each value once");

@@ -13,6 +13,7 @@ mod watched;
 
 use engine_model::runs::{Memory, RunEngine, Runs, Seconds};
 pub(crate) use planner::Action;
+use planner::AttentionSpec;
 use vocabulary::Tokens;
 
 use crate::spec::Spec;
@@ -67,6 +68,8 @@ pub struct Fleet<'a> {
     pub runs: &'a Runs,
     /// Tokens in a block of them.
     pub block: Tokens,
+    /// What their model's layers keep, where that is known.
+    pub attention: Option<&'a AttentionSpec>,
 }
 
 impl Fleet<'_> {

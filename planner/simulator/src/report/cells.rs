@@ -1,11 +1,12 @@
 //! What the seeds of one policy at one load come to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
 use super::metrics::Seen;
 use super::{Figures, Foretelling, Mean, Metric, Times};
+use crate::cache::Cache;
 
 /// One policy at one load.
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -14,6 +15,9 @@ pub struct Cell {
     pub policy: &'static str,
     /// Sessions at once, or the factor on the recorded rate.
     pub load: f64,
+    /// How slower tiers are kept, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Cache>,
     /// How many seeds it was given.
     pub seeds: usize,
     /// Steps that were never served, of all seeds.
@@ -50,6 +54,7 @@ impl Cell {
         Some(Self {
             policy: first.policy,
             load: first.traffic.load,
+            cache: first.traffic.cache,
             seeds: runs.len(),
             unserved: runs.iter().map(|run| run.unserved).sum(),
             figures: Metric::ALL.iter().map(figure).collect(),
@@ -77,12 +82,12 @@ fn curve(runs: &[&Figures], times: fn(&Figures) -> &Times) -> Vec<f64> {
     (0..points).map(mean).collect()
 }
 
-/// Every policy at every load, in the order in which they first ran.
+/// Every policy at every load under each cache management, in the order in which they first ran.
 pub fn cells(runs: &[Figures]) -> Vec<Cell> {
     let mut groups: Vec<Vec<&Figures>> = Vec::new();
-    let mut places = BTreeMap::new();
+    let mut places = HashMap::new();
     for run in runs {
-        let place = *places.entry((run.traffic.load.to_bits(), run.policy)).or_insert_with(|| {
+        let place = *places.entry((run.traffic.load.to_bits(), run.policy, run.traffic.cache)).or_insert_with(|| {
             groups.push(Vec::new());
             groups.len() - 1
         });

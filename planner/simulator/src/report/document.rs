@@ -18,6 +18,9 @@ pub struct Report {
     pub runs: Vec<Figures>,
     /// Every policy at every load, over its seeds.
     pub cells: Vec<Cell>,
+    /// The same under every cache management, where several were asked for: everything else is under the first one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<Cell>,
     /// OwnerServe beside the best baseline.
     pub verdicts: Vec<Verdict>,
     /// OwnerServe without parts of it beside the whole, where that was asked for.
@@ -91,11 +94,29 @@ impl Subject {
 impl Report {
     /// Of runs in any order of loads, policies and seeds. What is to be known of the trace comes first.
     pub fn of(subject: Subject, of_trace: Vec<String>, runs: Vec<Figures>) -> Self {
-        let cells = cells(&runs);
-        let verdicts = verdicts(&runs, &cells);
-        let notes = of_trace.into_iter().chain(notes(&runs, &verdicts)).collect();
-        let ablations = ablations(&runs, &cells);
-        Self { subject, runs, cells, verdicts, ablations, notes, definitions: definitions(), planning: Vec::new() }
+        let all = cells(&runs);
+        let first = runs.first().and_then(|run| run.traffic.cache);
+        let of_first: Vec<Figures> = runs.iter().filter(|run| run.traffic.cache == first).cloned().collect();
+        let (cells, others): (Vec<Cell>, Vec<Cell>) = all.iter().cloned().partition(|cell| cell.cache == first);
+        let verdicts = verdicts(&of_first, &cells);
+        let mut notes: Vec<String> = of_trace.into_iter().chain(notes(&runs, &verdicts)).collect();
+        if let Some(first) = first.filter(|_| !others.is_empty()) {
+            notes
+                .push(format!("verdicts and plots are under `{first}`; the table of cache management has all of them"));
+        }
+        let ablations = ablations(&of_first, &cells);
+        let caches = if others.is_empty() { Vec::new() } else { all };
+        Self {
+            subject,
+            runs,
+            cells,
+            caches,
+            verdicts,
+            ablations,
+            notes,
+            definitions: definitions(),
+            planning: Vec::new(),
+        }
     }
 
     /// The policies, in the order in which they first ran.

@@ -330,11 +330,15 @@ pub fn definitions() -> Vec<Definition> {
 /// Every run as comma-separated values, below the columns' names. A figure of which nothing was measured is empty.
 pub fn csv(runs: &[Figures]) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name);
-    let mut text = ["policy", "load", "seed"].into_iter().chain(names).collect::<Vec<_>>().join(",") + "\n";
+    // Last, and only where it was asked for: columns stay where they are.
+    let caches = runs.iter().any(|run| run.traffic.cache.is_some()).then_some("cache");
+    let head = ["policy", "load", "seed"].into_iter().chain(names).chain(caches);
+    let mut text = head.collect::<Vec<_>>().join(",") + "\n";
     for run in runs {
         let who = [run.policy.to_owned(), run.traffic.load.to_string(), run.traffic.seed.to_string()];
         let figures = Metric::ALL.iter().map(|metric| metric.said(run, ""));
-        text += &(who.into_iter().chain(figures).collect::<Vec<_>>().join(",") + "\n");
+        let cache = caches.map(|_| run.traffic.cache.map(|cache| cache.to_string()).unwrap_or_default());
+        text += &(who.into_iter().chain(figures).chain(cache).collect::<Vec<_>>().join(",") + "\n");
     }
     text
 }

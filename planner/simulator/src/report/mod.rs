@@ -2,6 +2,7 @@
 //! and CSV for programs.
 
 mod ablations;
+mod caches;
 mod cells;
 mod document;
 mod foretold;
@@ -18,7 +19,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::cache::Cache;
+
 pub use ablations::{Worth, ablation_table, ablations};
+pub use caches::cache_table;
 pub use cells::{Cell, cells, table};
 pub use document::{Planning, Report, Subject};
 pub use foretold::Foretelling;
@@ -62,13 +66,16 @@ pub struct Figures {
     pub service: Service,
 }
 
-/// Which traffic, and which chance.
+/// Which traffic, which chance, and which cache below device memory.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Traffic {
     /// Sessions at once, or the factor on the recorded rate.
     pub load: f64,
     /// What chance was drawn from.
     pub seed: u64,
+    /// How slower tiers are kept, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Cache>,
 }
 
 /// What was computed and what was not.

@@ -1,4 +1,5 @@
 mod ablations;
+mod kv;
 mod own;
 mod policies;
 mod readers;

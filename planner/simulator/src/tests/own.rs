@@ -36,8 +36,14 @@ impl Talk {
         self.step += 1;
         self.now += 5.0;
         let workers: Vec<&RunEngine> = self.engines.iter().collect();
-        let fleet =
-            Fleet { now: Seconds(self.now), workers: &workers, spec: &spec, runs: &self.runs, block: Tokens(64) };
+        let fleet = Fleet {
+            now: Seconds(self.now),
+            workers: &workers,
+            spec: &spec,
+            runs: &self.runs,
+            block: Tokens(64),
+            attention: None,
+        };
         let held = held.map(|runs| {
             let tokens = self.runs.end(&self.path[..runs]);
             Memory::on_device(tokens)
@@ -138,7 +144,7 @@ fn requests_on_their_own_spread_over_idle_workers() {
     let engines: Vec<RunEngine> = (0..3).map(|_| RunEngine::new(spec.timing, spec.sizes, trace.runs.len())).collect();
     let workers: Vec<&RunEngine> = engines.iter().collect();
     let (now, block) = (Seconds::ZERO, Tokens(512));
-    let fleet = Fleet { now, workers: &workers, spec: &spec, runs: &trace.runs, block };
+    let fleet = Fleet { now, workers: &workers, spec: &spec, runs: &trace.runs, block, attention: None };
     let mut served = [0; 3];
     for (index, step) in trace.steps().enumerate() {
         let at = StepRef { session: 0, step: index };
@@ -150,7 +156,8 @@ fn requests_on_their_own_spread_over_idle_workers() {
 #[test]
 fn a_step_without_a_plan_is_counted() {
     let (spec, runs, step) = (Spec::H100_8B, Runs::default(), Talk::new().asked(Tokens(1)));
-    let fleet = Fleet { now: Seconds::ZERO, workers: &[], spec: &spec, runs: &runs, block: Tokens(64) };
+    let fleet =
+        Fleet { now: Seconds::ZERO, workers: &[], spec: &spec, runs: &runs, block: Tokens(64), attention: None };
     let mut policy = PolicyKind::OwnerServe.make(1);
     let at = StepRef { session: 0, step: 0 };
     assert_eq!(policy.unplanned(), 0);

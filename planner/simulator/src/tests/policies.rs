@@ -82,7 +82,7 @@ impl Scene {
     fn with<T>(&self, session: usize, ask: impl FnOnce(&Ask<'_>, &Fleet<'_>) -> T) -> T {
         let workers: Vec<&RunEngine> = self.engines.iter().collect();
         let (now, block) = (Seconds(1.0), Tokens(64));
-        let fleet = Fleet { now, workers: &workers, spec: &self.spec, runs: &self.runs, block };
+        let fleet = Fleet { now, workers: &workers, spec: &self.spec, runs: &self.runs, block, attention: None };
         let at = StepRef { session, step: 0 };
         ask(&Ask { at, step: &self.step, alone: false, held: &self.held }, &fleet)
     }

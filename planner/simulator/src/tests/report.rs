@@ -1,8 +1,10 @@
 use super::readers::{read, sessions};
 use crate::policies::PolicyKind;
-use crate::report::{Figures, Metric, Times, cells, csv, notes, table, verdict_table, verdicts};
+use crate::report::{
+    Figures, Metric, Report, Subject, Times, cache_table, cells, csv, notes, page, table, verdict_table, verdicts,
+};
 use crate::trace::Limits;
-use crate::{Setup, Spec, World};
+use crate::{Cache, Setup, Spec, World};
 
 fn run(kind: PolicyKind, seed: u64) -> Figures {
     let trace = sessions().within(&Limits::default()).shuffled(seed);
@@ -102,6 +104,40 @@ fn unserved_steps_are_told_and_never_win() {
     own.unserved = 1;
     let runs = [slow, own];
     assert!(verdicts(&runs, &cells(&runs)).iter().all(|verdict| !verdict.holds));
+}
+
+#[test]
+fn ways_to_keep_slower_tiers_are_told_apart_and_the_first_is_what_the_rest_is_about() {
+    let one = figures();
+    let under = |cache, policy, step| {
+        let mut other = as_if(&one, policy, 1, step);
+        other.traffic.cache = Some(cache);
+        other
+    };
+    let (own, pinned) = (PolicyKind::OwnerServe, PolicyKind::SessionPinning);
+    let runs = vec![
+        under(Cache::Cost, own, 1.0),
+        under(Cache::Cost, pinned, 2.0),
+        under(Cache::Hbm, own, 3.0),
+        under(Cache::Hbm, pinned, 1.5),
+    ];
+    let subject = || Subject::new("t".to_owned(), &sessions(), (2, &Spec::A100_8B));
+    let report = Report::of(subject(), Vec::new(), runs.clone());
+    let shown: Vec<_> = report.cells.iter().map(|cell| (cell.policy, cell.mean("step_mean_s").unwrap().mean)).collect();
+    assert_eq!(shown, [("ownerserve", 1.0), ("session_pinning", 2.0)]);
+    assert!(report.verdicts.iter().all(|verdict| verdict.holds && verdict.theirs.mean > verdict.ours.mean));
+    let table = cache_table(&report.caches);
+    let names: Vec<_> = table.iter().map(|row| (row[0].as_str(), row[1].as_str(), row[5].as_str())).collect();
+    let cells = [("cost", "ownerserve", "1.000"), ("cost", "session_pinning", "2.000")];
+    let others = [("hbm", "ownerserve", "3.000"), ("hbm", "session_pinning", "1.500")];
+    assert_eq!(names[1..], [cells, others].concat());
+    assert!(report.notes.iter().any(|note| note.contains("are under `cost`")), "{:?}", report.notes);
+    let text = csv(&runs);
+    assert!(text.lines().next().unwrap().ends_with(",cache") && text.lines().nth(3).unwrap().ends_with(",hbm"));
+    let page = page(&report);
+    assert!(page.contains("aria-label=\"Cache management\"") && page.contains(">hbm</th>"), "{page}");
+    let alone = Report::of(subject(), Vec::new(), runs[..2].to_vec());
+    assert!(alone.caches.is_empty() && alone.cells.len() == 2, "of one there is nothing to compare");
 }
 
 #[test]

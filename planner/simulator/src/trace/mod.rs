@@ -86,4 +86,10 @@ impl Trace {
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.sessions.iter().flat_map(|session| &session.steps)
     }
+
+    /// Device memory that a step takes alone, in tokens' worth.
+    pub(crate) fn room(&self, step: &Step) -> Tokens {
+        let path: Tokens = step.path.iter().map(|run| self.runs.room(*run)).sum();
+        path + (step.prompt - self.runs.end(&step.path)) + step.answer + self.runs.windows()
+    }
 }

@@ -6,6 +6,7 @@ use vocabulary::Tokens;
 use super::late::Late;
 use super::stages::Stages;
 use super::{Event, Job, World};
+use crate::kv::KvModel;
 use crate::policies::{Admission, Ask, Dispatch, Fetch, Fleet, Policy, StepRef};
 use crate::trace::{Arrivals, Step};
 
@@ -19,6 +20,7 @@ impl World<'_> {
             spec: &self.setup.spec,
             runs: &self.trace.runs,
             block: self.trace.block,
+            attention: self.seat.model.as_deref().map(KvModel::planned),
         };
         ask(&mut *self.seat.policy, &fleet)
     }
@@ -109,7 +111,7 @@ impl World<'_> {
         if fetched.is_empty() {
             return (fetched, Seconds::ZERO);
         }
-        let tokens = fetched.iter().map(|run| runs.tokens(*run)).sum();
+        let tokens = fetched.iter().map(|run| runs.room(*run)).sum();
         let ready = self.links.send(self.now, (fetch.from, to), tokens);
         self.engines[fetch.from].engine.lend(runs, &fetched);
         self.events.add(ready, Event::Fetched(ticket));

@@ -36,7 +36,7 @@ impl Looks {
         let (mut all, mut distinct, mut taken) = (0, 0, 0);
         for run in (0..runs.len() as u32).map(RunId) {
             let copies = engines.iter().filter(|engine| engine.has(run)).count() as u64;
-            let tokens = runs.tokens(run).0;
+            let tokens = runs.room(run).0;
             all += copies * tokens;
             distinct += u64::from(copies > 0) * tokens;
             taken += if wanted.contains(&run) { copies.max(1) * tokens } else { 0 };

@@ -12,9 +12,13 @@ mod serve;
 mod stages;
 mod tally;
 
+use std::sync::Arc;
+
 use engine_model::runs::{Around, RunEngine, Seconds, SharedPool, Ticket};
 use vocabulary::Tokens;
 
+use crate::cache::Cache;
+use crate::kv::KvModel;
 use crate::policies::{Policy, PolicyKind, StepRef, Stopwatch, Watched};
 use crate::report::Figures;
 use crate::spec::Spec;
@@ -114,6 +118,10 @@ struct Seat<'a> {
     policy: Box<dyn Policy + 'a>,
     /// What workers hold, where that is shown late.
     late: Option<Late>,
+    /// What its model's layers keep, where that is known.
+    model: Option<Arc<KvModel>>,
+    /// How slower tiers are kept, where that was asked for.
+    cache: Option<Cache>,
 }
 
 /// An engine, and which of its announced events is the last: those before it are void.
@@ -142,7 +150,7 @@ impl<'a> World<'a> {
             trace,
             setup,
             kind,
-            seat: Seat { policy: kind.make(setup.seed), late },
+            seat: Seat { policy: kind.make(setup.seed), late, model: None, cache: None },
             engines: (0..setup.workers).map(worker).collect(),
             shared,
             links: Links::new(setup.workers, spec.link),
@@ -157,6 +165,19 @@ impl<'a> World<'a> {
     /// The same, with somebody who takes the time of its policy's decisions.
     pub fn watched(self, watch: &'a dyn Stopwatch) -> Self {
         Self { seat: Seat { policy: Box::new(Watched { policy: self.seat.policy, watch }), ..self.seat }, ..self }
+    }
+
+    /// The same, named after how its slower tiers are kept.
+    pub fn keeping(self, cache: Option<Cache>) -> Self {
+        Self { seat: Seat { cache, ..self.seat }, ..self }
+    }
+
+    /// The same with workers that serve such a model; the trace is weighed for it, and the worker is the model's.
+    pub fn serving(mut self, model: &Arc<KvModel>) -> Self {
+        let engine = |Worker { engine, announced }| Worker { engine: engine.restoring(model.rule()), announced };
+        self.engines = self.engines.into_iter().map(engine).collect();
+        self.seat.model = Some(model.clone());
+        self
     }
 
     /// Runs until nothing happens any more. `progress` is told now and then how many steps are over, and of how many.
@@ -299,7 +320,7 @@ impl Setup {
         if !(least..=1_024).contains(&self.workers) {
             return Err(SetupError::Workers { policy: kind.as_str(), workers: self.workers, least });
         }
-        let Some(longest) = trace.steps().map(|step| step.prompt + step.answer).max() else {
+        let Some(longest) = trace.steps().map(|step| trace.room(step)).max() else {
             return Err(SetupError::Empty);
         };
         let memory = self.spec.sizes.device;

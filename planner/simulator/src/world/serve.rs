@@ -77,7 +77,7 @@ impl World<'_> {
             Ship::Whole => Tokens::ZERO,
             Ship::Missing => self.engines[decode].engine.holds(runs, &prefilled.prompt.path).device,
         };
-        let arrived = self.links.send(now, (worker, decode), prefilled.prompt.tokens - there);
+        let arrived = self.links.send(now, (worker, decode), prefilled.prompt.tokens - there + runs.windows());
         self.job(ticket).prefilled = Some(prefilled);
         self.events.add(arrived, Event::Shipped(ticket));
     }

@@ -177,7 +177,7 @@ impl World<'_> {
         let tally = self.tally;
         Figures {
             policy: self.kind.as_str(),
-            traffic: Traffic { load: self.setup.load, seed: self.setup.seed },
+            traffic: Traffic { load: self.setup.load, seed: self.setup.seed, cache: self.seat.cache },
             steps: tally.over,
             unserved: all - tally.over,
             first_token: Times::of(tally.times.first),

@@ -43,7 +43,7 @@ impl Disk {
 
     /// A run comes down from the tier above. Reads go before writes, which have the time that is left.
     pub(super) fn write(&mut self, runs: &Runs, run: RunId, now: Seconds) {
-        let tokens = runs.tokens(run);
+        let tokens = runs.stored(run);
         if !self.has(run) {
             let begin = now.max(self.written);
             if (begin - now).0 > LONGEST_WAIT {
@@ -57,17 +57,22 @@ impl Disk {
         while self.tier.push_out(runs).is_some() {}
     }
 
-    /// Runs are read, and stay: seconds from `from` until they are there.
-    pub(super) fn read(&mut self, runs: &Runs, wanted: &[RunId], from: Seconds) -> f64 {
+    /// Seconds until it can read something else, and of a token's worth.
+    pub(super) fn price(&self, now: Seconds) -> (f64, f64) {
+        (self.tier.wait(now), 1.0 / self.speed.read)
+    }
+
+    /// So much of each of these runs is read, and stays: seconds from `from` until it is there.
+    pub(super) fn read(&mut self, runs: &Runs, wanted: &[(RunId, Tokens)], from: Seconds) -> f64 {
         let mut tokens = Tokens::ZERO;
-        for run in wanted {
-            tokens += runs.tokens(*run);
+        for (run, amount) in wanted {
+            tokens += *amount;
             if !std::mem::replace(&mut self.read[run.0 as usize], true) {
-                self.usage.useful += runs.tokens(*run);
+                self.usage.useful += *amount;
             }
         }
         // A path is pushed out from its end; what was pushed out since it was asked for is gone once it is read.
-        for run in wanted.iter().rev() {
+        for (run, _) in wanted.iter().rev() {
             if self.has(*run) {
                 self.tier.put(runs, *run);
             }

@@ -8,17 +8,20 @@ mod transfer;
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 use vocabulary::Tokens;
 
 use super::pool::RunPool;
-use super::{Around, DiskUse, Memory, Prompt, Restoring, RunId, Runs, Seconds, Sizes, Ticket, Timing};
+use super::restore::All;
+use super::{Around, DiskUse, Memory, Prompt, RestoreRule, Restoring, RunId, Runs, Seconds, Sizes, Ticket, Timing};
 
 /// A simulated engine.
 #[derive(Debug)]
 pub struct RunEngine {
     timing: Timing,
     pool: RunPool,
+    rule: Arc<dyn RestoreRule>,
     queue: VecDeque<Prompt>,
     prefilling: Option<Prefilling>,
     batch: Batch,
@@ -142,6 +145,7 @@ impl RunEngine {
         Self {
             timing,
             pool: RunPool::new(sizes, runs),
+            rule: Arc::new(All),
             queue: VecDeque::new(),
             prefilling: None,
             batch: Batch::default(),
@@ -149,6 +153,11 @@ impl RunEngine {
             load: Load::default(),
             usage: Usage::default(),
         }
+    }
+
+    /// The same, for a model whose prefixes come back as a rule says.
+    pub fn restoring(self, rule: Arc<dyn RestoreRule>) -> Self {
+        Self { rule, ..self }
     }
 
     /// The same, remembering what comes into its cache and goes.
@@ -187,10 +196,15 @@ impl RunEngine {
         self.prefilling.as_ref().map(|now| now.work - now.left.max(0.0))
     }
 
-    /// What of a prompt lies here.
+    /// What of a prompt lies here and need not be computed.
     pub fn holds(&self, runs: &Runs, path: &[RunId]) -> Memory {
         let device = self.pool.matched(runs, path);
-        let [with_host, with_disk] = self.pool.matched_below(runs, path, device);
+        let below = self.pool.matched_below(runs, path, device);
+        let usable = |until| match until > device {
+            true => self.pool.way(&*self.rule, (runs, path), (device, until)).start,
+            false => device,
+        };
+        let [with_host, with_disk] = below.map(usable);
         Memory { device, with_host, with_disk }
     }
 

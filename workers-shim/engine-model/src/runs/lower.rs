@@ -15,11 +15,18 @@ pub(super) struct Lower {
     now: Seconds,
 }
 
-/// What of a prompt comes back from which tier.
+/// The slowest tier that something comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lowest {
+    Host,
+    Disk,
+}
+
+/// What of a prompt comes back from which tier, in tokens' worth.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Below {
     pub(super) host: Tokens,
-    pub(super) disk: Vec<RunId>,
+    pub(super) disk: Vec<(RunId, Tokens)>,
 }
 
 /// Seconds until what comes back is there, each part with its wait.
@@ -64,6 +71,15 @@ impl Lower {
     /// What went to its disk and came from it.
     pub(super) fn disk_use(&self) -> DiskUse {
         self.disk.as_ref().map(Disk::usage).unwrap_or_default()
+    }
+
+    /// Seconds until a tier can load something else, and of a token's worth.
+    pub(super) fn price(&self, from: Lowest) -> (f64, f64) {
+        match (from, &self.disk, &self.host) {
+            (Lowest::Disk, Some(disk), _) => disk.price(self.now),
+            (_, _, Some(host)) => (host.wait(self.now), 1.0 / self.host_tokens_per_second),
+            _ => (0.0, 0.0),
+        }
     }
 
     /// Time goes by.

@@ -10,6 +10,7 @@ mod memory;
 mod pool;
 mod prompt;
 mod recency;
+mod restore;
 mod seconds;
 mod shape;
 mod shared;
@@ -20,8 +21,9 @@ pub use engine::{Happening, Load, RunEngine, Started, Usage};
 pub use lower::Restoring;
 pub use memory::{DiskSpeed, DiskUse, Memory, Sizes};
 pub use prompt::{Prefilled, Prompt, Ticket, Where};
+pub use restore::{RestoreRule, Stored, Way};
 pub use seconds::Seconds;
-pub use shape::{RunId, Runs};
+pub use shape::{Room, RunId, Runs};
 pub use shared::{Around, SharedPool};
 pub use timing::Timing;
 

@@ -2,9 +2,9 @@
 
 use vocabulary::Tokens;
 
-use super::lower::{Below, Lower};
+use super::lower::{Below, Lower, Lowest};
 use super::recency::Recency;
-use super::{RunId, Runs, Sizes};
+use super::{RestoreRule, RunId, Runs, Sizes, Stored, Way};
 
 /// Device memory with optional tiers below. Runs in use are pinned; the rest is evicted least recently used first.
 #[derive(Clone, Debug)]
@@ -95,12 +95,34 @@ impl RunPool {
         self.has(run) || self.lower.on_host(run)
     }
 
-    /// What between two depths of a path comes back from which tier.
-    pub(super) fn below(&self, runs: &Runs, path: &[RunId], (from, to): (Tokens, Tokens)) -> Below {
-        let between = path.iter().copied().skip_while(|run| runs.depth(*run) <= from);
-        let between = between.take_while(|run| runs.depth(*run) <= to);
-        let disk: Vec<RunId> = between.filter(|run| !self.is_above_disk(*run)).collect();
-        Below { host: to - from - disk.iter().map(|run| runs.tokens(*run)).sum(), disk }
+    /// What of a path comes back from which tier when it is loaded from one depth to another, with the windows there.
+    pub(super) fn below(&self, runs: &Runs, path: &[RunId], (from, way): (Tokens, &Way)) -> Below {
+        let mut below = Below::default();
+        for run in path.iter().copied().skip_while(|run| runs.depth(*run) <= from) {
+            let (begin, end) = ((runs.depth(run) - runs.tokens(run)).max(from), runs.depth(run).min(way.loaded));
+            if begin >= end {
+                break;
+            }
+            let last = if end == way.loaded { way.windows } else { Tokens::ZERO };
+            match self.is_above_disk(run) {
+                true => below.host += end - begin + last,
+                false => below.disk.push((run, end - begin + last)),
+            }
+        }
+        below
+    }
+
+    /// How what lies between two depths comes back: as a rule says, which is told what loading takes.
+    pub(super) fn way(
+        &self,
+        rule: &dyn RestoreRule,
+        (runs, path): (&Runs, &[RunId]),
+        (held, until): (Tokens, Tokens),
+    ) -> Way {
+        let between = path.iter().filter(|run| runs.depth(**run) > held && runs.depth(**run) <= until);
+        let lowest = if between.into_iter().all(|run| self.is_above_disk(*run)) { Lowest::Host } else { Lowest::Disk };
+        let (wait, token) = self.lower.price(lowest);
+        rule.way(&Stored { held, until, wait, token })
     }
 
     /// Makes the cached runs of a path the most recently used ones, the first one last: a path is evicted from its end.
@@ -117,7 +139,7 @@ impl RunPool {
         if free < tokens {
             for run in self.cached.iter().filter(|run| self.pins[run.0 as usize] == 0) {
                 victims.push(run);
-                free += runs.tokens(run);
+                free += runs.room(run);
                 if free >= tokens {
                     break;
                 }
@@ -134,7 +156,7 @@ impl RunPool {
     }
 
     fn evict(&mut self, runs: &Runs, run: RunId) {
-        let tokens = runs.tokens(run);
+        let tokens = runs.room(run);
         self.cached.remove(run);
         self.changed((run, false));
         self.used -= tokens;
@@ -154,7 +176,7 @@ impl RunPool {
         if fresh {
             self.cached.touch(run);
             self.changed((run, true));
-            self.cached_tokens += runs.tokens(run);
+            self.cached_tokens += runs.room(run);
         }
         fresh
     }
@@ -164,7 +186,7 @@ impl RunPool {
             let pins = &mut self.pins[run.0 as usize];
             *pins += 1;
             if *pins == 1 {
-                self.pinned += runs.tokens(*run);
+                self.pinned += runs.room(*run);
             }
         }
     }
@@ -174,7 +196,7 @@ impl RunPool {
             let pins = &mut self.pins[run.0 as usize];
             *pins = pins.saturating_sub(1);
             if *pins == 0 {
-                self.pinned -= runs.tokens(*run);
+                self.pinned -= runs.room(*run);
             }
         }
     }

@@ -12,6 +12,24 @@ pub struct Runs {
     tokens: Vec<u32>,
     depth: Vec<u64>,
     parent: Vec<Option<RunId>>,
+    worth: Option<Worth>,
+}
+
+/// What a model's layers keep of each run, in tokens' worth of memory, where that is not one for each of its tokens.
+#[derive(Clone, Debug)]
+struct Worth {
+    device: Vec<u32>,
+    lower: Vec<u32>,
+    windows: Tokens,
+}
+
+/// What tokens of a prompt take, in tokens' worth of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// In device memory, and over a link.
+    pub device: Tokens,
+    /// In slower tiers.
+    pub lower: Tokens,
 }
 
 impl Runs {
@@ -28,6 +46,32 @@ impl Runs {
     /// How long it is.
     pub fn tokens(&self, run: RunId) -> Tokens {
         Tokens(u64::from(self.tokens[run.0 as usize]))
+    }
+
+    /// The same runs for a model of which tokens take what `room` says of each range of them, and a sequence under way
+    /// `windows` besides.
+    pub fn weighed(mut self, windows: Tokens, room: impl Fn(Tokens, Tokens) -> Room) -> Self {
+        let all = (0..self.len() as u32).map(RunId);
+        let rooms = all.map(|run| room(self.depth(run) - self.tokens(run), self.depth(run)));
+        let short = |tokens: Tokens| u32::try_from(tokens.0).unwrap_or(u32::MAX);
+        let (device, lower) = rooms.map(|room| (short(room.device), short(room.lower))).unzip();
+        self.worth = Some(Worth { device, lower, windows });
+        self
+    }
+
+    /// What it takes in device memory and over a link, in tokens' worth.
+    pub fn room(&self, run: RunId) -> Tokens {
+        self.worth.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.device[run.0 as usize])))
+    }
+
+    /// What it takes in slower tiers, in tokens' worth.
+    pub fn stored(&self, run: RunId) -> Tokens {
+        self.worth.as_ref().map_or_else(|| self.tokens(run), |worth| Tokens(u64::from(worth.lower[run.0 as usize])))
+    }
+
+    /// What the windows of a sequence take, in tokens' worth; none where there are none.
+    pub fn windows(&self) -> Tokens {
+        self.worth.as_ref().map_or(Tokens::ZERO, |worth| worth.windows)
     }
 
     /// Tokens from the start of a prompt to its end.

@@ -37,14 +37,14 @@ impl SharedPool {
     pub(super) fn put(&mut self, runs: &Runs, path: &[RunId]) {
         for run in path.iter().rev() {
             if !self.cached.touch(*run) {
-                self.used += runs.tokens(*run);
+                self.used += runs.room(*run);
             }
         }
         let Some(capacity) = self.capacity else { return };
         while self.used > capacity {
             let Some(last) = self.cached.oldest() else { break };
             self.cached.remove(last);
-            self.used -= runs.tokens(last);
+            self.used -= runs.room(last);
         }
     }
 }

@@ -29,7 +29,7 @@ impl Tier {
     pub(super) fn put(&mut self, runs: &Runs, run: RunId) -> bool {
         let was = self.runs.touch(run);
         if !was {
-            self.used += runs.tokens(run);
+            self.used += runs.stored(run);
         }
         was
     }
@@ -38,7 +38,7 @@ impl Tier {
     pub(super) fn push_out(&mut self, runs: &Runs) -> Option<RunId> {
         let last = self.runs.oldest().filter(|_| self.used > self.capacity)?;
         self.runs.remove(last);
-        self.used -= runs.tokens(last);
+        self.used -= runs.stored(last);
         Some(last)
     }
 
@@ -47,6 +47,11 @@ impl Tier {
         let begin = from.max(self.free);
         self.free = begin + Seconds(lasts);
         (begin - from).0 + lasts
+    }
+
+    /// Seconds until it can move something else.
+    pub(super) fn wait(&self, now: Seconds) -> f64 {
+        (self.free - now).0.max(0.0)
     }
 
     #[cfg(test)]

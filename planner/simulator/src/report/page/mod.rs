@@ -41,11 +41,12 @@ pub fn page(report: &Report) -> String {
 }
 
 /// The sections, in the order of `sections::ALL`.
-const NAMES: [(&str, &str); 11] = [
+const NAMES: [(&str, &str); 12] = [
     ("verdicts", "OwnerServe beside the best baseline of each load"),
     ("sweep", "Load sweep"),
     ("latency", "Latency"),
     ("memory", "Copies and bytes moved"),
+    ("caches", "Cache management"),
     ("actions", "Action mix"),
     ("time", "Where the time went"),
     ("ablations", "What each part is worth"),

@@ -7,11 +7,23 @@ use super::html::{escaped, figure, folded};
 use super::lines::{Axis, Line, Marked, Point, plot};
 use super::policies::legend;
 use super::scale::{Scale, Steps};
-use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table};
+use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table, cache_table};
 
 /// All of them, from the top.
-pub(super) const ALL: [fn(&Report) -> String; 11] =
-    [super::verdicts, sweep, latency, memory, actions, time, ablations, foretold, planning, figures, definitions];
+pub(super) const ALL: [fn(&Report) -> String; 12] = [
+    super::verdicts,
+    sweep,
+    latency,
+    memory,
+    caches,
+    actions,
+    time,
+    ablations,
+    foretold,
+    planning,
+    figures,
+    definitions,
+];
 
 /// What is plotted over the load: the figure, what it is called, and how its axis goes.
 const SWEEP: [(&str, &str, Steps); 4] = [
@@ -121,6 +133,14 @@ const MEMORY: [&str; 17] = [
     "disk_dropped_gb",
     "write_amplification",
 ];
+
+/// Every way of keeping slower tiers that was asked for.
+fn caches(report: &Report) -> String {
+    if report.caches.is_empty() {
+        return "<p>One only: <code>--cache hbm,lru,cost</code> runs every policy under each.</p>".to_owned();
+    }
+    super::table("Cache management", &cache_table(&report.caches))
+}
 
 fn actions(report: &Report) -> String {
     let mut names: Vec<&str> = report.cells.iter().flat_map(|cell| cell.actions.keys().copied()).collect();

@@ -57,11 +57,12 @@ impl RunEngine {
         }
         let local = self.pool.matched(runs, &prompt.path);
         let fetched = with_fetched(runs, &prompt, local);
-        let [_, restored] = self.pool.matched_below(runs, &prompt.path, fetched);
-        let below = self.pool.below(runs, &prompt.path, (fetched, restored));
+        let [_, until] = self.pool.matched_below(runs, &prompt.path, fetched);
+        let way = self.pool.way(&*self.rule, (runs, &prompt.path), (fetched, until));
+        let below = self.pool.below(runs, &prompt.path, (fetched, &way));
         let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));
         let tail = prompt.tokens - runs.end(&prompt.path);
-        let need = missing.iter().map(|run| runs.tokens(*run)).sum::<Tokens>() + tail + prompt.answer;
+        let need = missing.iter().map(|run| runs.room(*run)).sum::<Tokens>() + tail + prompt.answer + runs.windows();
         self.pool.pin(runs, &present);
         if !self.pool.reserve(runs, need) {
             self.pool.unpin(runs, &present);
@@ -70,7 +71,7 @@ impl RunEngine {
         let found = prompt.path.iter().take_while(|run| runs.depth(**run) <= local).count();
         self.pool.touch(&prompt.path[..found]);
         let restoring = self.pool.lower.give(runs, &below);
-        Ok(self.compute(Found { local, fetched, restored, restoring }, (prompt, missing, need)))
+        Ok(self.compute(Found { local, fetched, restored: way.start, restoring }, (prompt, missing, need)))
     }
 
     fn compute(&mut self, found: Found, (prompt, missing, reserved): (Prompt, Vec<RunId>, Tokens)) -> Started {
@@ -98,7 +99,7 @@ impl RunEngine {
             Some(shared) => shared.put(around.runs, &prompt.path),
             None => {
                 for run in &missing {
-                    let tokens = around.runs.tokens(*run);
+                    let tokens = around.runs.room(*run);
                     // What another prompt has cached meanwhile lies here once.
                     if !self.pool.fill(around.runs, *run) {
                         self.pool.unreserve(tokens);
@@ -147,7 +148,7 @@ impl RunEngine {
     fn keep(&mut self, runs: &Runs, path: &[RunId]) {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
         self.pool.pin(runs, &present);
-        let kept = self.pool.reserve(runs, missing.iter().map(|run| runs.tokens(*run)).sum());
+        let kept = self.pool.reserve(runs, missing.iter().map(|run| runs.room(*run)).sum());
         if kept {
             missing.iter().for_each(|run| _ = self.pool.fill(runs, *run));
         }

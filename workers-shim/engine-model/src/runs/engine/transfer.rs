@@ -19,8 +19,8 @@ impl RunEngine {
     /// The KV of a prompt that was computed elsewhere is here, and its answer begins; given back if there is no room.
     pub fn receive(&mut self, runs: &Runs, mut prompt: Prompt) -> Result<(), Prompt> {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));
-        let sum: Tokens = missing.iter().map(|run| runs.tokens(*run)).sum();
-        let reserved = prompt.tokens - runs.end(&prompt.path) + prompt.answer;
+        let sum: Tokens = missing.iter().map(|run| runs.room(*run)).sum();
+        let reserved = prompt.tokens - runs.end(&prompt.path) + prompt.answer + runs.windows();
         self.pool.pin(runs, &present);
         if !self.pool.reserve(runs, sum + reserved) {
             self.pool.unpin(runs, &present);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::runs::pool::RunPool;
-use crate::runs::{DiskUse, Restoring};
+use crate::runs::{DiskUse, Restoring, Way};
 
 fn put(pool: &mut RunPool, runs: &Runs, path: &[RunId]) {
     let missing: Vec<RunId> = path.iter().copied().filter(|run| !pool.has(*run)).collect();
@@ -18,8 +18,12 @@ fn put(pool: &mut RunPool, runs: &Runs, path: &[RunId]) {
 fn restore(pool: &mut RunPool, runs: &Runs, path: &[RunId]) -> Restoring {
     let from = pool.matched(runs, path);
     let [_, to] = pool.matched_below(runs, path, from);
-    let below = pool.below(runs, path, (from, to));
+    let below = pool.below(runs, path, (from, &loaded(to)));
     pool.lower.give(runs, &below)
+}
+
+fn loaded(until: Tokens) -> Way {
+    Way { loaded: until, windows: Tokens::ZERO, start: until }
 }
 
 fn restored(host: f64, disk: f64) -> Restoring {
@@ -154,8 +158,8 @@ fn a_path_comes_back_in_parts_from_every_tier_and_a_hole_ends_it() {
     // The last two of the path have gone through the host tier, of which the disk has kept one.
     assert_eq!((pool.matched(&runs, &a), pool.lower.used()), (Tokens(100), [Tokens(100), Tokens(100)]));
     assert_eq!(pool.matched_below(&runs, &a, Tokens(100)), [Tokens(200), Tokens(300)]);
-    let below = pool.below(&runs, &a, (Tokens(100), Tokens(300)));
-    assert_eq!((below.host, below.disk), (Tokens(100), vec![a[2]]));
+    let below = pool.below(&runs, &a, (Tokens(100), &loaded(Tokens(300))));
+    assert_eq!((below.host, below.disk), (Tokens(100), vec![(a[2], Tokens(100))]));
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod disk;
 mod engine;
 mod pool;
 mod recency;
+mod restore;
 mod soak;
 mod timing;
 

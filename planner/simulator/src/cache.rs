@@ -1,0 +1,94 @@
+//! How slower tiers are kept: which there are, and where the windows of a hybrid model are stored in them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use planner::Checkpoints;
+use serde::{Serialize, Serializer};
+use vocabulary::Tokens;
+
+/// One way to manage the cache below device memory, whatever the policy.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Cache {
+    /// There is nothing below device memory.
+    Hbm,
+    /// What is evicted falls into every tier; windows as the model's description says.
+    Lru,
+    /// The same, with every token's windows.
+    Full,
+    /// The same, with the windows at every so many tokens.
+    Periodic(Tokens),
+    /// The same, without windows: the last n_win x L tokens are computed again.
+    Zero,
+    /// The same, with the windows at as many tokens as is cheapest, and each prefix restored in the cheapest way.
+    Cost,
+}
+
+/// A word that is none of them.
+#[derive(Clone, PartialEq, Eq, thiserror::Error, Debug)]
+#[error("there is no cache management `{0}`; accepted: hbm, lru, full, periodic:TOKENS, zero, cost")]
+pub struct UnknownCache(pub String);
+
+impl Cache {
+    /// Where windows are stored; none where the model's description or its costs say so.
+    pub(crate) fn checkpoints(self) -> Option<Checkpoints> {
+        match self {
+            Self::Hbm | Self::Lru | Self::Cost => None,
+            Self::Full => Some(Checkpoints::Full),
+            Self::Periodic(period) => Some(Checkpoints::Every(period)),
+            Self::Zero => Some(Checkpoints::None),
+        }
+    }
+}
+
+impl FromStr for Cache {
+    type Err = UnknownCache;
+
+    fn from_str(word: &str) -> Result<Self, UnknownCache> {
+        let unknown = || UnknownCache(word.to_owned());
+        let period = |tokens: &str| tokens.parse().ok().filter(|tokens| *tokens > 0).map(Tokens);
+        match word {
+            "hbm" => Ok(Self::Hbm),
+            "lru" => Ok(Self::Lru),
+            "full" => Ok(Self::Full),
+            "zero" => Ok(Self::Zero),
+            "cost" => Ok(Self::Cost),
+            _ => word.strip_prefix("periodic:").and_then(period).map(Self::Periodic).ok_or_else(unknown),
+        }
+    }
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hbm => f.write_str("hbm"),
+            Self::Lru => f.write_str("lru"),
+            Self::Full => f.write_str("full"),
+            Self::Periodic(period) => write!(f, "periodic:{period}"),
+            Self::Zero => f.write_str("zero"),
+            Self::Cost => f.write_str("cost"),
+        }
+    }
+}
+
+impl Serialize for Cache {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_written_as_it_is_read() {
+        for word in ["hbm", "lru", "full", "periodic:4096", "zero", "cost"] {
+            assert_eq!(word.parse::<Cache>().unwrap().to_string(), word);
+        }
+        for wrong in ["", "periodic", "periodic:", "periodic:0", "periodic:-1", "LRU", "all"] {
+            let error = wrong.parse::<Cache>().unwrap_err().to_string();
+            assert!(error.ends_with("accepted: hbm, lru, full, periodic:TOKENS, zero, cost"), "{error}");
+        }
+    }
+}
