@@ -162,7 +162,7 @@ impl Own {
         then(&Inputs {
             step,
             ask: &asked,
-            attention: None,
+            attention: fleet.attention,
             session: &session,
             workers: &self.views,
             shapes: &[],
