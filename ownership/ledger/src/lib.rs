@@ -39,7 +39,7 @@ pub use command::{
 pub use control::{AdmitNode, DrainWorker, Draining, LEVEL, NEXT_LEVEL, Pin, Pinned, RetireLife, SetQuota};
 pub use ledger::{Ledger, Restore, Usage};
 pub use limits::Limits;
-pub use locate::{Lineage, Located, Query, Sealed, Standing};
+pub use locate::{Lineage, Located, Query, Sealed, Standing, Whose};
 pub use node::{FOUNDER, Membership, Node};
 pub use outcome::{Movement, Outcome, Refusal, Stored};
 pub use point::{MAX_POINTS, Point, Run, WAYPOINT};

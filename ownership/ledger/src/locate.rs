@@ -100,7 +100,41 @@ pub struct Located {
     pub sealed: Option<Sealed>,
 }
 
+impl Sealed {
+    /// Who else has the prefix by decision, beside a session's `owner`. Its owner is one of them and no more: whoever
+    /// serves a session that nobody owns may claim it, wherever the system prompt that it shares with others was
+    /// computed first.
+    pub fn holders(&self, owner: Option<Owner>) -> Vec<Owner> {
+        let copies = self.replicas.iter().copied().filter(|copy| self.standing.owner() != Some(*copy));
+        self.standing.owner().into_iter().chain(copies).filter(|holder| owner != Some(*holder)).collect()
+    }
+}
+
+/// Whose step a prompt is, and what it goes on from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Whose {
+    /// The session: the named one, the one that the chain extends, or a new one.
+    pub session: SessionId,
+    /// The session that it leaves, where the chain says so.
+    pub parent: Option<SessionId>,
+    /// The head nearest to the prompt, and how many blocks both share.
+    pub head: Option<(Point, Blocks)>,
+    /// The head whose history the client rewrote.
+    pub rewrites: Option<PrefixId>,
+}
+
 impl Located {
+    /// Whose step it is, of a client that `named` its session or did not. `fresh` is the name of a session that is new.
+    pub fn whose(&self, named: Option<SessionId>, fresh: SessionId) -> Whose {
+        let (session, parent, head) = match (self.lineage, named) {
+            (Lineage::Continues { session, head }, _) => (session, None, Some((head, head.blocks))),
+            (Lineage::Leaves { session, head, at }, Some(_)) => (session, None, Some((head, at.blocks))),
+            (Lineage::Leaves { session, head, at }, None) => (fresh, Some(session), Some((head, at.blocks))),
+            (Lineage::Shares { .. } | Lineage::New, named) => (named.unwrap_or(fresh), None, None),
+        };
+        Whose { session, parent, head, rewrites: named.and_then(|_| self.rewrites()) }
+    }
+
     /// The base for the step's commit: blocks of the prompt that the ledger knows.
     pub fn known(&self) -> Blocks {
         self.sealed.as_ref().map_or(Blocks::ZERO, |sealed| sealed.at.blocks)

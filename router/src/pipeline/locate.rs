@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ownership::View;
-use ownership::ledger::{Ledger, Lineage, Located as Found, Query, Sealed};
+use ownership::ledger::{Ledger, Lineage, Located as Found, Query};
 use planner::{HeadRelation, Promise, SessionView, TransferBar};
 use prefix::Converted;
 use serde::Serialize;
@@ -153,7 +153,7 @@ fn located(gateway: &Gateway, view: &View, (prefixed, found, preamble): (Prefixe
             None if place.own.is_some() => found.known().max(shared),
             None => found.known(),
         },
-        replicas: sealed.map_or_else(Vec::new, |sealed| holders(sealed, owner)),
+        replicas: sealed.map_or_else(Vec::new, |sealed| sealed.holders(owner)),
         promises: if unread.is_none() { promises(gateway, view, place.session, &prefixed) } else { Vec::new() },
     };
     let idle = record.map(|session| Micros(view.now().0.saturating_sub(session.touched.0)));
@@ -237,13 +237,6 @@ fn named_parent(request: &Request) -> Option<SessionId> {
     Some(SessionId::of_key(&request.incoming.tenant, &request.model, parent))
 }
 
-/// Who else has the sealed prefix by decision. Its owner is one of them and no more: whoever serves a session that
-/// nobody owns may claim it, wherever the system prompt that it shares with others was computed first.
-fn holders(sealed: &Sealed, owner: Option<Owner>) -> Vec<Owner> {
-    let copies = sealed.replicas.iter().copied().filter(|copy| sealed.standing.owner() != Some(*copy));
-    sealed.standing.owner().into_iter().chain(copies).filter(|holder| owner != Some(*holder)).collect()
-}
-
 /// Live intents of other routers, with how much of this prompt their step shares.
 fn promises(gateway: &Gateway, view: &Ledger, session: SessionId, prefixed: &Prefixed) -> Vec<Promise> {
     let chain = &prefixed.prompt.chain;
@@ -259,33 +252,10 @@ fn promises(gateway: &Gateway, view: &Ledger, session: SessionId, prefixed: &Pre
 
 #[cfg(test)]
 mod tests {
-    use ownership::ledger::{Point, Standing};
-    use vocabulary::{ArtifactId, DpRank, Epoch, Incarnation, WorkerId};
-
     use super::*;
-
-    fn owner(worker: u64) -> Owner {
-        Owner { worker: WorkerId(worker), incarnation: Incarnation(1), rank: DpRank(0) }
-    }
-
-    fn sealed(standing: Standing, replicas: &[u64]) -> Sealed {
-        let at = Point { blocks: Blocks(4), id: PrefixId(4) };
-        let replicas = replicas.iter().copied().map(owner).collect();
-        Sealed { artifact: ArtifactId(1), at, standing, epoch: Epoch::default(), replicas, group: None }
-    }
 
     #[test]
     fn blocks_that_all_engines_share_are_a_multiple_of_each() {
         assert_eq!([lcm(1, 4), lcm(4, 6), lcm(8, 8), lcm(u64::MAX, 2)], [4, 12, 8, u64::MAX]);
-    }
-
-    #[test]
-    fn who_owns_a_shared_prefix_holds_it_for_a_session_that_is_not_theirs() {
-        let shared = sealed(Standing::Owned(owner(1)), &[2]);
-        assert_eq!(holders(&shared, None), [owner(1), owner(2)]);
-        assert_eq!(holders(&shared, Some(owner(1))), [owner(2)]);
-        assert_eq!(holders(&shared, Some(owner(2))), [owner(1)]);
-        assert_eq!(holders(&sealed(Standing::Copied(owner(2)), &[2, 3]), None), [owner(2), owner(3)]);
-        assert_eq!(holders(&sealed(Standing::Unowned, &[]), Some(owner(1))), []);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ownership::ledger::{Custody, Ledger, Lineage, Located as Found, Point, Query};
+use ownership::ledger::{Custody, Ledger, Located as Found, Point, Query, Whose};
 use vocabulary::{Blocks, Owner, PrefixId, SessionId};
 
 use crate::exchange::unapplied::{Finished, Unapplied};
@@ -26,13 +26,8 @@ pub(super) struct Place {
 impl Place {
     /// As the view says. `fresh` is the name of a session that is new.
     pub(super) fn in_view(found: &Found, named: Option<SessionId>, fresh: SessionId) -> Self {
-        let (session, parent, head) = match (found.lineage, named) {
-            (Lineage::Continues { session, head }, _) => (session, None, Some((head, head.blocks))),
-            (Lineage::Leaves { session, head, at }, Some(_)) => (session, None, Some((head, at.blocks))),
-            (Lineage::Leaves { session, head, at }, None) => (fresh, Some(session), Some((head, at.blocks))),
-            (Lineage::Shares { .. } | Lineage::New, named) => (named.unwrap_or(fresh), None, None),
-        };
-        Self { session, parent, head, rewrites: named.and_then(|_| found.rewrites()), own: None }
+        let Whose { session, parent, head, rewrites } = found.whose(named, fresh);
+        Self { session, parent, head, rewrites, own: None }
     }
 
     /// The same with our own steps over it that `view` does not show.

@@ -12,7 +12,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("simulation", &["consensus", "ledger", "vocabulary"]),
     ("ownership", &["consensus", "ledger", "vocabulary"]),
     ("planner", &["vocabulary"]),
-    ("simulator", &["planner", "engine-model", "vocabulary"]),
+    ("simulator", &["planner", "ledger", "engine-model", "vocabulary"]),
     ("residency", &["vocabulary"]),
     ("engine-model", &["vocabulary"]),
     ("workers-shim", &["residency", "engine-model", "vocabulary"]),

@@ -1,3 +1,5 @@
+use vocabulary::ArtifactId;
+
 use super::*;
 
 #[test]
@@ -158,4 +160,40 @@ fn every_depth_is_found_by_halving() {
         let before = chain(&[(letter, end - 1)]);
         assert_eq!(bench.locate(None, &before).known(), Blocks((end - 1) / 64 * 64));
     }
+}
+
+#[test]
+fn a_step_is_its_named_sessions_or_the_one_that_its_chain_goes_on_from_or_a_fresh_one() {
+    let mut bench = Bench::new();
+    let one = chain(&[('a', 200)]);
+    bench.step(step(1, &one, 0, 1));
+    let (old, fresh) = (session(1), session(9));
+    let head = Point::on(&one, Blocks(200)).unwrap();
+    let whose = |prompt: &[(char, u64)], named| bench.locate(named, &chain(prompt)).whose(named, fresh);
+    let goes_on = [('a', 200), ('b', 30)];
+    let continues = Whose { session: old, parent: None, head: Some((head, Blocks(200))), rewrites: None };
+    assert_eq!([whose(&goes_on, Some(old)), whose(&goes_on, None)], [continues; 2]);
+    let leaves = [('a', 150), ('b', 30)];
+    let left = Some((head, Blocks(128)));
+    let rewritten = Whose { session: old, parent: None, head: left, rewrites: Some(head.id) };
+    assert_eq!(whose(&leaves, Some(old)), rewritten);
+    assert_eq!(whose(&leaves, None), Whose { session: fresh, parent: Some(old), head: left, rewrites: None });
+    let unknown = Whose { session: fresh, parent: None, head: None, rewrites: None };
+    assert_eq!(whose(&[('z', 10)], None), unknown);
+    assert_eq!(whose(&leaves, Some(session(7))), Whose { session: session(7), ..unknown });
+}
+
+#[test]
+fn who_owns_a_shared_prefix_holds_it_for_a_session_that_is_not_theirs() {
+    let sealed = |standing, replicas: &[u64]| {
+        let at = Point { blocks: Blocks(4), id: PrefixId(4) };
+        let replicas = replicas.iter().copied().map(owner).collect();
+        Sealed { artifact: ArtifactId(1), at, standing, epoch: Epoch::default(), replicas, group: None }
+    };
+    let shared = sealed(Standing::Owned(owner(1)), &[2]);
+    assert_eq!(shared.holders(None), [owner(1), owner(2)]);
+    assert_eq!(shared.holders(Some(owner(1))), [owner(2)]);
+    assert_eq!(shared.holders(Some(owner(2))), [owner(1)]);
+    assert_eq!(sealed(Standing::Copied(owner(2)), &[2, 3]).holders(None), [owner(2), owner(3)]);
+    assert_eq!(sealed(Standing::Unowned, &[]).holders(Some(owner(1))), []);
 }

@@ -12,6 +12,7 @@ mod thunder;
 mod watched;
 
 use engine_model::runs::{Memory, RunEngine, Runs, Seconds};
+use ledger::Ledger;
 pub(crate) use planner::Action;
 use planner::AttentionSpec;
 use vocabulary::Tokens;
@@ -160,6 +161,11 @@ pub trait Policy {
     /// Steps that it had no plan of its own for.
     fn unplanned(&self) -> usize {
         0
+    }
+
+    /// The ledger that it keeps, where it keeps one.
+    fn ledger(&self) -> Option<&Ledger> {
+        None
     }
 
     /// How often `due` is asked.

@@ -1,21 +1,25 @@
 //! OwnerServe: the planner as routers run it, told what they would be told.
 //!
-//! Ownership is kept here as the ledger keeps it: a session's owner moves when a step that moved it is over, and what
-//! finished steps have computed is sealed. The planner expects of every answer what routers expect of one that its client
-//! does not limit.
+//! Sessions, owners and sealed prefixes are the ledger's, told and read as routers do. The planner expects of every answer
+//! what routers expect of one that its client does not limit.
+
+mod chains;
+mod quorum;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use engine_model::runs::{Memory, RunId, Seconds};
+use engine_model::runs::{Memory, Seconds};
+use ledger::Ledger;
 use planner::{
-    Account, Actions, Asking, Claim, Handoff, HeadRelation, Inputs, Plan, Queue, SessionView, Sources, Stay, StepFacts,
-    StepKind, Tenancy, TierSpeeds, Transfers, Verdict, classify, plan,
+    Account, Actions, Asking, Claim, Handoff, Inputs, Plan, Queue, Sources, Stay, StepFacts, StepKind, Tenancy,
+    TierSpeeds, Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
-    Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
-    Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
+    Blocks, Bytes, Capacity, DpRank, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap, Owner, Role,
+    SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
+
+use quorum::{Asked, Located, Quorum};
 
 use super::{Ablation, Admission as Admitted, Ask, Dispatch, Fetch, Fleet, Foretold, Policy, StepRef, least};
 use crate::trace::Step;
@@ -31,9 +35,8 @@ pub const USUAL_ANSWER: Tokens = Tokens(256);
 pub(super) struct Own {
     policy: planner::Policy,
     views: Vec<WorkerView>,
-    /// Sealed runs.
-    sealed: Vec<bool>,
-    heads: HashMap<(usize, u32), Head>,
+    /// The ledger, once the fleet is known.
+    quorum: Option<Quorum>,
     under_way: HashMap<StepRef, UnderWay>,
     /// Whose KV lies where, as routers account for it.
     tenancy: Tenancy,
@@ -41,7 +44,6 @@ pub(super) struct Own {
     queue: Queue<StepRef>,
     /// Whether the world was asked to look at them.
     looks_again: bool,
-    moves: u64,
     /// What is gone or wrong, in an ablation.
     ablation: Option<Ablation>,
     /// Steps without a plan.
@@ -50,19 +52,8 @@ pub(super) struct Own {
 
 /// A step that is being served.
 struct UnderWay {
-    session: SessionId,
-    /// Who answers.
-    server: usize,
-    /// Who owns its session afterwards.
-    owner: usize,
-}
-
-/// Where a conversation stands: the main one of a session, or a sub-agent's.
-struct Head {
-    owner: usize,
-    epoch: Epoch,
-    path: Arc<[RunId]>,
-    since: Seconds,
+    located: Located,
+    plan: Plan,
 }
 
 impl Own {
@@ -91,7 +82,7 @@ impl Own {
             disk_bytes_per_second: bytes(fleet.spec.sizes.disk_speed.read),
         };
         self.views = fleet.all().map(|worker| view(worker, fleet)).collect();
-        self.sealed = vec![false; fleet.runs.len()];
+        self.quorum = Some(Quorum::new(fleet));
         let Some(ablation) = self.ablation else { return };
         self.policy.disabled = ablation.disabled().to_vec();
         if ablation == Ablation::NoEvictionPrice {
@@ -118,37 +109,34 @@ impl Own {
         }
     }
 
-    /// What the ledger would say of the prompt.
-    fn session(&self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> (SessionView, StepKind) {
-        let (step, block) = (ask.step, fleet.block);
-        // Requests on their own are conversations of one step each: ties must not send all of them to one worker.
+    /// What the ledger says of the prompt.
+    fn locate(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> (Located, StepKind) {
+        let step = ask.step;
+        // Requests on their own name no session: the ledger finds it by what they resend.
         let within = if ask.alone { ask.at.step as u128 } else { u128::from(step.agent) };
         let id = SessionId((ask.at.session as u128) << 32 | within);
-        let known = step.path.iter().take_while(|run| self.sealed[run.0 as usize]).count();
-        let sealed = fleet.runs.end(&step.path[..known]).whole_blocks(block);
-        let mut session = SessionView { sealed, ..SessionView::new(id) };
+        let named = (!ask.alone).then_some(id);
+        let quorum = self.quorum.get_or_insert_with(|| Quorum::new(fleet));
+        let asked = Asked { named, fresh: id, path: &step.path, prompt: step.prompt };
+        let located = quorum.locate(&asked, micros(fleet.now.0));
         let deepest = ask.held.iter().map(|memory| memory.with_disk).max().unwrap_or_default();
-        let mut facts = StepFacts { prompt: step.prompt, reused: deepest, ..StepFacts::default() };
-        let head = self.heads.get(&(ask.at.session, step.agent)).filter(|_| !ask.alone);
-        if let Some(head) = head {
-            (session.owner, session.epoch) = (Some(owner(head.owner)), head.epoch);
-            let shared = head.path.iter().zip(step.path.iter()).take_while(|(a, b)| a == b).count();
-            let blocks = |path: &[RunId]| fleet.runs.end(path).whole_blocks(block);
-            facts.reused = deepest.max(fleet.runs.end(&step.path[..shared]));
-            facts.relation =
-                HeadRelation::of(step.prompt.whole_blocks(block), blocks(&head.path), blocks(&step.path[..shared]));
-            facts.idle = Some(micros((fleet.now - head.since).0));
-        }
-        (session, classify(&facts, &self.policy.thresholds))
+        let facts = StepFacts {
+            prompt: step.prompt,
+            reused: deepest.max(located.shared.tokens(fleet.block)),
+            relation: located.relation,
+            idle: located.idle,
+        };
+        let kind = classify(&facts, &self.policy.thresholds);
+        (located, kind)
     }
 
-    /// Hands on what the planner is told of a step.
-    fn tell<T>(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, then: impl FnOnce(&Inputs<'_>) -> T) -> T {
+    /// Hands on what the planner is told of a step; also gives where the ledger places it.
+    fn tell<T>(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, then: impl FnOnce(&Inputs<'_>) -> T) -> (T, Located) {
         if self.views.is_empty() {
             self.open(fleet);
         }
         self.look(fleet, ask.step.prompt);
-        let (session, step) = self.session(ask, fleet);
+        let (located, step) = self.locate(ask, fleet);
         let overlaps = overlaps(ask, fleet.block);
         let asked = planner::Ask {
             model: MODEL.into(),
@@ -159,11 +147,11 @@ impl Own {
             block: fleet.block,
             transfers: Transfers::Allowed,
         };
-        then(&Inputs {
+        let told = then(&Inputs {
             step,
             ask: &asked,
             attention: fleet.attention,
-            session: &session,
+            session: &located.session,
             workers: &self.views,
             shapes: &[],
             overlaps: &overlaps,
@@ -172,25 +160,25 @@ impl Own {
             policy: &self.policy,
             disabled: Actions::NONE,
             turn: 0,
-        })
+        });
+        (told, located)
     }
 
     /// Notes who is served where from now on.
-    fn begin(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, (session, plan): (&SessionView, &Plan)) {
-        let server = place_of(plan.decode.worker);
-        let before = session.owner.map(|owner| place_of(owner.worker));
-        let moves = matches!(plan.claim, Claim::Move { .. } | Claim::Open);
-        if let Some(before) = before.filter(|before| moves && *before != server) {
-            self.tenancy.leaves(owner(before), session.id);
+    fn begin(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, (located, plan): (Located, Plan)) {
+        let (id, server) = (located.session.id, place_of(plan.decode.worker));
+        let before = located.session.owner.filter(|before| place_of(before.worker) != server);
+        if let (Some(before), Claim::Move { .. } | Claim::Open) = (before, plan.claim) {
+            self.tenancy.leaves(before, id);
         }
         let stay = Stay {
             tokens: ask.step.prompt + self.answer(ask.step),
             found: ask.held[server].device,
             capacity: fleet.spec.sizes.device,
         };
-        self.tenancy.begins(owner(server), session.id, stay, micros(fleet.now.0));
-        let owner = before.filter(|_| !moves).unwrap_or(server);
-        self.under_way.insert(ask.at, UnderWay { session: session.id, server, owner });
+        self.tenancy.begins(owner(server), id, stay, micros(fleet.now.0));
+        self.quorum.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
+        self.under_way.insert(ask.at, UnderWay { located, plan });
     }
 }
 
@@ -200,7 +188,7 @@ impl Policy for Own {
             return Admitted::Now;
         }
         let mut queue = std::mem::take(&mut self.queue);
-        let verdict = self.tell(ask, fleet, |inputs| {
+        let (verdict, _) = self.tell(ask, fleet, |inputs| {
             plan(inputs).ok().map(|decision| queue.admit(ask.at, Asking::of(inputs, &decision)))
         });
         self.queue = queue;
@@ -211,7 +199,7 @@ impl Policy for Own {
     }
 
     fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
-        let (decision, session) = self.tell(ask, fleet, |inputs| (plan(inputs), inputs.session.clone()));
+        let (decision, located) = self.tell(ask, fleet, plan);
         // Every worker is ready and long enough, so that there is a plan; one without is counted, and anybody would do.
         let Ok(decision) = decision else {
             self.unplanned += 1;
@@ -219,7 +207,7 @@ impl Policy for Own {
         };
         let chosen = decision.plan;
         let (prefill, decode) = (place_of(chosen.prefill.worker), place_of(chosen.decode.worker));
-        self.begin(ask, fleet, (&session, &chosen));
+        self.begin(ask, fleet, (located, chosen));
         let fetch = match chosen.handoff {
             Some(Handoff::Replicate { from, blocks, .. }) => {
                 Some(Fetch { from: place_of(from), until: blocks.tokens(fleet.block) })
@@ -232,16 +220,14 @@ impl Policy for Own {
     }
 
     fn finished(&mut self, at: StepRef, step: &Step, now: Seconds) {
-        let Some(UnderWay { session, server, owner }) = self.under_way.remove(&at) else { return };
-        self.tenancy.ends(self::owner(server), session, step.prompt + step.answer, micros(now.0));
-        let path = step.resent.as_ref().unwrap_or(&step.path).clone();
-        path.iter().for_each(|run| self.sealed[run.0 as usize] = true);
-        let before = self.heads.get(&(at.session, step.agent));
-        let epoch = before.filter(|head| head.owner == owner).map(|head| head.epoch).unwrap_or_else(|| {
-            self.moves += 1;
-            Epoch { generation: 0, index: self.moves, position: 0 }
-        });
-        self.heads.insert((at.session, step.agent), Head { owner, epoch, path, since: now });
+        let Some(UnderWay { located, plan }) = self.under_way.remove(&at) else { return };
+        let (server, now) = (owner(place_of(plan.decode.worker)), micros(now.0));
+        self.tenancy.ends(server, located.session.id, step.prompt + step.answer, now);
+        self.quorum.iter_mut().for_each(|quorum| quorum.commit(&located, &plan, now));
+    }
+
+    fn ledger(&self) -> Option<&Ledger> {
+        self.quorum.as_ref().map(Quorum::ledger)
     }
 
     fn unplanned(&self) -> usize {
@@ -255,10 +241,6 @@ impl Policy for Own {
     fn due(&mut self, _fleet: &Fleet<'_>) -> Vec<StepRef> {
         self.looks_again = false;
         self.queue.in_turn()
-    }
-
-    fn session_over(&mut self, session: usize) {
-        self.heads.retain(|(of, _), _| *of != session);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A policy whose decisions somebody takes the time of. Which clock that is, is not known here.
 
 use engine_model::runs::Seconds;
+use ledger::Ledger;
 
 use super::{Admission, Ask, Dispatch, Fleet, Policy, StepRef};
 use crate::trace::Step;
@@ -41,6 +42,10 @@ impl Policy for Watched<'_> {
 
     fn unplanned(&self) -> usize {
         self.policy.unplanned()
+    }
+
+    fn ledger(&self) -> Option<&Ledger> {
+        self.policy.ledger()
     }
 
     fn period(&self) -> Option<Seconds> {

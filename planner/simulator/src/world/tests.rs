@@ -351,3 +351,35 @@ fn what_is_sent_is_a_restore_over_the_network() {
     near(restores.split.network, sent(6_400));
     near(restores.split.compute, prefill(6_400, 6_400));
 }
+
+#[test]
+fn the_ledger_behind_a_whole_run_keeps_its_invariants_and_has_every_session() {
+    let trace = crate::tests::sessions().within(&crate::trace::Limits::default());
+    let mut spec = Spec::H100_8B;
+    spec.sizes.device = Tokens(200_000);
+    let setup = Setup { workers: 3, spec, load: 8.0, seed: 1 };
+    let mut world = World::new(&trace, PolicyKind::OwnerServe, setup).unwrap();
+    world.open();
+    let mut before = ledger::Ledger::default();
+    while let Some((at, event)) = world.events.next() {
+        world.pass(at);
+        world.happen(event);
+        let Some(ledger) = world.seat.policy.ledger().filter(|ledger| ledger.applied() > before.applied() + 500) else {
+            continue;
+        };
+        ledger::invariants::check(ledger).unwrap();
+        ledger::invariants::check_step(&before, ledger).unwrap();
+        before = ledger.clone();
+    }
+    let ledger = world.seat.policy.ledger().unwrap();
+    ledger::invariants::check(ledger).unwrap();
+    let agents: usize = trace
+        .sessions
+        .iter()
+        .map(|session| session.steps.iter().map(|step| step.agent).collect::<std::collections::BTreeSet<_>>().len())
+        .sum();
+    assert_eq!(ledger.session_count(), agents);
+    assert!(ledger.sessions().all(|session| ledger.session_owner(&session).is_some() && !session.heads.is_empty()));
+    let epochs = |session: &ledger::Session| session.epoch.index;
+    assert!(ledger.sessions().any(|session| epochs(&session) > 1_000), "nothing moved late");
+}
