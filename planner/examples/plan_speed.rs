@@ -1,7 +1,7 @@
 //! How long a decision takes: `cargo run --release -p planner --example plan_speed`.
 //!
 //! A third of the fleet prefills, decodes and does both; every worker holds some of the prompt, on the tiers of two
-//! ranks, and the memory of every first rank is full with what 65,536 sessions left there. The least of many rounds is
+//! ranks, prompts have come to each of them, and the memory of every first rank is full with what 65,536 sessions left there. The least of many rounds is
 //! printed, since everything above it is somebody else's work: first with one flat figure of bytes a token, then with a
 //! hybrid model of 60 layers whose windows are stored now and then.
 
@@ -99,6 +99,7 @@ fn full(fleet: &[WorkerView]) -> Tenancy {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: DpRank(0) };
         let (id, now) = (SessionId(1_000_000 + u128::from(session)), Micros(session * 1_000));
         tenancy.begins(at, id, Stay { tokens, found: Tokens::ZERO, capacity: view.capacity.kv }, now);
+        tenancy.computes(at, Micros(1_000), now);
         tenancy.ends(at, id, tokens, now);
     }
     tenancy

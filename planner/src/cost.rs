@@ -12,6 +12,10 @@ use crate::standing::Standing;
 use crate::tenancy::Visit;
 use crate::{Ask, AttentionSpec, Inputs, Terms, TierSpeeds};
 
+/// Beside a prompt an answer gets a token with each chunk: so much of its time is lost meanwhile. A chunk of 2,048 tokens takes
+/// ten decode steps or so.
+const HELD_UP: f64 = 0.9;
+
 /// The step's prices: the request and the policy's weights, made safe.
 pub(crate) struct Prices<'a> {
     pub(crate) inputs: &'a Inputs<'a>,
@@ -23,7 +27,6 @@ pub(crate) struct Prices<'a> {
     pub(crate) mu: f64,
     /// The weight of what others compute again.
     pub(crate) eviction: f64,
-    step_every: f64,
     tiers: TierSpeeds,
 }
 
@@ -34,6 +37,8 @@ pub(crate) struct Fixed {
     restore: Micros,
     /// Microseconds that an answer loses beside this one.
     slowdown: f64,
+    /// Microseconds that this one loses beside the prompts to come.
+    stall: f64,
     eviction: Micros,
 }
 
@@ -67,7 +72,6 @@ impl<'a> Prices<'a> {
             lambda: weight(policy.lambda) / MIB,
             mu: weight(policy.mu),
             eviction: weight(policy.eviction),
-            step_every: policy.step_every.0 as f64,
             tiers: policy.tiers,
         }
     }
@@ -93,8 +97,8 @@ impl<'a> Prices<'a> {
     /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
     /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (each
     ///   displaces, with that chance, one that somebody would have come back for).
-    /// - `I_decode`: answers being generated x (time computed here + answer x decode slowdown), and the steps that come
-    ///   meanwhile.
+    /// - `I_decode`: answers being generated x (time computed here + answer x decode slowdown), what the answer itself loses
+    ///   to prompts that come later, and these to what is computed here: see `interference`.
     /// - `T_eviction`: see `eviction`.
     pub(crate) fn target(&self, at: &Standing<'_>, serving: Serving) -> Terms {
         let compute = match serving.computed {
@@ -109,7 +113,7 @@ impl<'a> Prices<'a> {
             network: Micros::ZERO,
             restore: fixed.restore,
             memory: self.memory(double, fixed.displaced),
-            interference: self.interference(at, compute, fixed.slowdown),
+            interference: self.interference(at, compute, fixed),
             eviction: fixed.eviction,
         }
     }
@@ -120,6 +124,7 @@ impl<'a> Prices<'a> {
             displaced: self.bytes(at, at.holding.cached, end).0 as f64 * at.pace.usage,
             restore: self.restore(at) + at.pace.step,
             slowdown: at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64,
+            stall: self.stall(at),
             eviction: self.eviction(at, end - at.holding.cached, Guest::Stays),
         }
     }
@@ -144,7 +149,7 @@ impl<'a> Prices<'a> {
             network: Micros::ZERO,
             restore: self.restore(at),
             memory: self.memory(stored, stored.0 as f64 * at.pace.usage),
-            interference: self.interference(at, compute, 0.0),
+            interference: micros(self.mu * self.delays(at, compute)),
             eviction: Micros::ZERO,
         }
     }
@@ -167,18 +172,24 @@ impl<'a> Prices<'a> {
         micros(self.lambda * (double.0 as f64 + displaced))
     }
 
-    /// Answers wait for the computing and are slowed down besides; each active session's next step comes during the
-    /// computing with chance `computing / step_every` and waits for half of it.
-    fn interference(&self, at: &Standing<'_>, compute: Micros, slowdown: f64) -> Micros {
-        let compute = compute.0 as f64;
-        let coming = match at.room.active {
-            0 => 0.0,
-            active => {
-                let share = if self.step_every > 0.0 { (compute / self.step_every).min(1.0) } else { 0.0 };
-                f64::from(active) * share * compute * 0.5
-            }
-        };
-        micros(self.mu * (at.pace.decoding * (compute + slowdown) + coming))
+    /// Answers wait for the computing and are slowed down besides, as this one will be.
+    fn interference(&self, at: &Standing<'_>, compute: Micros, fixed: &Fixed) -> Micros {
+        let answers = at.pace.decoding * fixed.slowdown + fixed.stall;
+        micros(self.mu * (self.delays(at, compute) + answers))
+    }
+
+    /// Microseconds that others wait for what is computed: each answer that is being generated all of it, and so does each
+    /// prompt that comes until it is done, of which there are `rate x (queue + compute)`.
+    fn delays(&self, at: &Standing<'_>, compute: Micros) -> f64 {
+        let (compute, queue) = (compute.0 as f64, at.pace.queue.0 as f64);
+        compute * (at.pace.decoding + at.room.inflow.rate * 1e-6 * (queue + compute))
+    }
+
+    /// Microseconds that an answer waits for prompts that come later, if as many come as did: `answer x step x h / (1 - h)`,
+    /// where `h` is `HELD_UP` of the share of time in which there is one.
+    fn stall(&self, at: &Standing<'_>) -> f64 {
+        let held_up = HELD_UP * at.room.inflow.share.clamp(0.0, 1.0);
+        self.ask.answer.0 as f64 * at.pace.step.0 as f64 * held_up / (1.0 - held_up)
     }
 }
 

@@ -44,7 +44,7 @@ pub use micros::ComputeRate;
 pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
 pub use policy::{Overload, Policy, Rule, Sources, TierSpeeds, TransferRisk, Trust};
 pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
-pub use tenancy::{RankMemory, Stay, Tenancy, Victim};
+pub use tenancy::{Inflow, RankMemory, Stay, Tenancy, Victim};
 
 #[cfg(test)]
 mod tests;

@@ -44,15 +44,13 @@ pub struct Policy {
     pub disabled: Vec<Action>,
     /// `lambda`: microseconds for each MiB of device memory taken from others.
     pub lambda: f64,
-    /// `mu`: microseconds of price for each microsecond that another answer loses.
+    /// `mu`: microseconds of price for each microsecond that answers, and prompts that come later, lose.
     pub mu: f64,
     /// Microseconds of price for each microsecond that others will spend on computing again what a step pushes out of
     /// device memory.
     pub eviction: f64,
     /// Tokens that a session is expected to add where it is new, beyond the step itself.
     pub growth: Tokens,
-    /// How often an active session steps; 0 expects none.
-    pub step_every: Micros,
     /// What transfers may take beyond their link's time.
     pub transfer: TransferRisk,
     /// When a source of a replicate sends.
@@ -77,11 +75,10 @@ impl Default for Policy {
             rule: Rule::Own,
             thresholds: Thresholds::default(),
             disabled: Vec::new(),
-            lambda: 50.0,
-            mu: 0.25,
+            lambda: 200.0,
+            mu: 1.0,
             eviction: 0.7,
             growth: Tokens(20_000),
-            step_every: Micros(20_000_000),
             transfer: TransferRisk::default(),
             sources: Sources::default(),
             trust: Trust::default(),

@@ -3,6 +3,7 @@
 //! Pure: times are passed in, on one clock of the caller's that only goes forward. It is an estimate that nobody waits for:
 //! what it does not know costs a worse plan.
 
+mod inflow;
 mod line;
 mod rank;
 mod room;
@@ -13,6 +14,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId};
 
 use crate::returns::{Habit, Returns};
+pub use inflow::Inflow;
+use inflow::Lately;
 use rank::{Place, Rank, Tenants};
 pub use room::Victim;
 pub(crate) use room::{Room, Visit};
@@ -45,6 +48,8 @@ pub struct Tenancy {
 struct Worker {
     incarnation: Incarnation,
     ranks: Vec<(DpRank, Rank)>,
+    /// Prompts that it was given to compute.
+    lately: Lately,
 }
 
 /// How a session steps.
@@ -80,6 +85,12 @@ impl Tenancy {
         if stay.capacity > Tokens::ZERO {
             self.place(at).begins(session, stay, now);
         }
+    }
+
+    /// A worker is given a prompt, or a part of one, that takes it so long to compute.
+    pub fn computes(&mut self, at: Owner, work: Micros, now: Micros) {
+        let Self { workers, tenants, .. } = self;
+        living(workers, tenants, at).lately.add(work, now);
     }
 
     /// The step is over; the session keeps so many tokens there.
@@ -135,19 +146,14 @@ impl Tenancy {
         Visit { tenancy: self, session, now, own: self.tenants.of(session) }
     }
 
-    /// The account of a rank; that of another life of its worker is void.
     fn place(&mut self, at: Owner) -> Place<'_> {
-        let fresh = || Worker { incarnation: at.incarnation, ranks: Vec::new() };
-        let worker = self.workers.entry(at.worker).or_insert_with(fresh);
-        if worker.incarnation != at.incarnation {
-            *worker = fresh();
-            self.tenants.forget(at.worker);
-        }
+        let Self { workers, tenants, .. } = self;
+        let worker = living(workers, tenants, at);
         let place = worker.ranks.iter().position(|(rank, _)| *rank == at.rank).unwrap_or_else(|| {
             worker.ranks.push((at.rank, Rank::default()));
             worker.ranks.len() - 1
         });
-        Place { at, rank: &mut worker.ranks[place].1, tenants: &mut self.tenants }
+        Place { at, rank: &mut worker.ranks[place].1, tenants }
     }
 
     fn known(&mut self, at: Owner) -> Option<Place<'_>> {
@@ -156,9 +162,8 @@ impl Tenancy {
         Some(Place { at, rank, tenants: &mut self.tenants })
     }
 
-    fn known_rank(&self, at: Owner) -> Option<&Rank> {
-        let worker = self.workers.get(&at.worker).filter(|worker| worker.incarnation == at.incarnation)?;
-        worker.ranks.iter().find(|(rank, _)| *rank == at.rank).map(|(_, rank)| rank)
+    fn known_worker(&self, at: Owner) -> Option<&Worker> {
+        self.workers.get(&at.worker).filter(|worker| worker.incarnation == at.incarnation)
     }
 
     /// A few of the oldest ends: their sessions have come back, or are given up.
@@ -175,6 +180,17 @@ impl Tenancy {
             }
         }
     }
+}
+
+/// The account of a worker; that of another life of it is void.
+fn living<'a>(workers: &'a mut BTreeMap<WorkerId, Worker>, tenants: &mut Tenants, at: Owner) -> &'a mut Worker {
+    let fresh = || Worker { incarnation: at.incarnation, ranks: Vec::new(), lately: Lately::default() };
+    let worker = workers.entry(at.worker).or_insert_with(fresh);
+    if worker.incarnation != at.incarnation {
+        *worker = fresh();
+        tenants.forget(at.worker);
+    }
+    worker
 }
 
 #[cfg(test)]

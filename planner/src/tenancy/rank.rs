@@ -173,7 +173,7 @@ impl Rank {
             others_idle: self.taken - self.in_use - idle.map_or(Tokens::ZERO, |_| has),
             active: served + self.idle.active(now, idle.map(|tenant| (tenant.last, session))),
             oldest: self.idle.oldest(),
-            told: &[],
+            ..Room::empty(capacity)
         }
     }
 

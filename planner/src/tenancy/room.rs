@@ -5,7 +5,7 @@ use vocabulary::{Micros, Owner, SessionId, Tokens};
 
 use super::line::Idle;
 use super::rank::Tenant;
-use super::{MOST_VICTIMS, RankMemory, Tenancy};
+use super::{Inflow, MOST_VICTIMS, RankMemory, Tenancy};
 use crate::returns;
 
 /// One session's look at the account.
@@ -29,6 +29,8 @@ pub(crate) struct Room<'a> {
     pub(crate) others_idle: Tokens,
     /// Other sessions that are served or stepped lately; of idle ones 16 at most.
     pub(crate) active: u32,
+    /// Prompts that its worker is given to compute.
+    pub(crate) inflow: Inflow,
     /// The idle ones that would be evicted first.
     pub(super) oldest: &'a [Idle],
     /// In place of these, victims as they were told at another time.
@@ -51,9 +53,16 @@ impl<'a> Visit<'a> {
             let told = told.iter().find(|told| (told.worker, told.rank) == (at.worker, at.rank));
             return told.map_or(Room::empty(capacity), RankMemory::room);
         }
-        let own = self.own.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
-        let rank = self.tenancy.known_rank(at);
-        rank.map_or(Room::empty(capacity), |rank| rank.room((self.session, own), capacity, self.now))
+        let Some(worker) = self.tenancy.known_worker(at) else { return Room::empty(capacity) };
+        let mut room = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
+            Some((_, rank)) => {
+                let own = self.own.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
+                rank.room((self.session, own), capacity, self.now)
+            }
+            None => Room::empty(capacity),
+        };
+        room.inflow = worker.lately.inflow(self.now);
+        room
     }
 
     /// Other sessions' KV in the order in which it would be evicted, of the first few sessions.
@@ -85,6 +94,7 @@ impl<'a> Visit<'a> {
 impl Room<'_> {
     /// One of which nothing is known.
     pub(super) fn empty(capacity: Tokens) -> Self {
-        Self { free: capacity, own: Tokens::ZERO, others_idle: Tokens::ZERO, active: 0, oldest: &[], told: &[] }
+        let (own, others_idle, inflow) = (Tokens::ZERO, Tokens::ZERO, Inflow::default());
+        Self { free: capacity, own, others_idle, active: 0, inflow, oldest: &[], told: &[] }
     }
 }

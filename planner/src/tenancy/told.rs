@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use vocabulary::{DpRank, Owner, Tokens, WorkerId, WorkerView};
 
-use super::Tenancy;
 use super::room::{Room, Victim};
+use super::{Inflow, Tenancy};
 use crate::{Decision, Inputs};
 
 /// One rank's memory as a step found it.
@@ -25,6 +25,9 @@ pub struct RankMemory {
     pub idle: Tokens,
     /// Other sessions that are served or stepped lately.
     pub active: u32,
+    /// Prompts that its worker is given to compute.
+    #[serde(default, skip_serializing_if = "Inflow::is_none")]
+    pub inflow: Inflow,
     /// Who would be evicted first, as far as the step could reach.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<Victim>,
@@ -32,8 +35,8 @@ pub struct RankMemory {
 
 impl RankMemory {
     pub(super) fn room(&self) -> Room<'_> {
-        let Self { free, own, idle, active, .. } = *self;
-        Room { free, own, others_idle: idle, active, oldest: &[], told: &self.victims }
+        let Self { free, own, idle, active, inflow, .. } = *self;
+        Room { own, others_idle: idle, active, inflow, told: &self.victims, ..Room::empty(free) }
     }
 }
 
@@ -62,8 +65,8 @@ impl Tenancy {
                 reached
             };
             let victims = visit.victims(&room).take_while(within).collect();
-            let Room { free, own, others_idle: idle, active, .. } = room;
-            all.push(RankMemory { worker, rank, free, own, idle, active, victims });
+            let Room { free, own, others_idle: idle, active, inflow, .. } = room;
+            all.push(RankMemory { worker, rank, free, own, idle, active, inflow, victims });
         }
         all
     }
@@ -76,7 +79,7 @@ impl Tenancy {
     fn knows(&self, at: Owner) -> bool {
         match &self.told {
             Some(told) => told.iter().any(|told| (told.worker, told.rank) == (at.worker, at.rank)),
-            None => self.known_rank(at).is_some(),
+            None => self.known_worker(at).is_some(),
         }
     }
 }

@@ -164,6 +164,7 @@ fn happen(tenancy: &mut Tenancy, plain: &mut Plain, (what, place, session, token
             if what != 0 {
                 tenancy.begins(at, session, Stay { tokens, found, capacity: CAPACITY }, now);
                 plain.begins(at, session, (tokens, found), now);
+                tenancy.computes(at, Micros(tokens.0 * 100), now);
             }
             // Of most steps both the beginning and the end.
             if what != 1 {

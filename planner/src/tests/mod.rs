@@ -17,7 +17,8 @@ use vocabulary::*;
 use crate::*;
 
 /// A scene and everything in it. Unless the scene says otherwise: blocks of 16 tokens, 100 us to compute a token,
-/// 20 ms a decode step and 1 ms more for each running request, 100 kB of KV a token, a link of 10 ms + 10 us a token.
+/// 20 ms a decode step and 1 ms more for each running request, 100 kB of KV a token, a link of 10 ms + 10 us a token;
+/// lambda is 50, mu a quarter, and transfers have no risk.
 pub(crate) struct Scene {
     pub(crate) step: StepKind,
     pub(crate) ask: Ask,
@@ -99,7 +100,12 @@ impl Scene {
             shapes: Vec::new(),
             overlaps: Vec::new(),
             excluded: Vec::new(),
-            policy: Policy { transfer: TransferRisk { fixed: Micros(0), share: 0.0 }, ..Policy::default() },
+            policy: Policy {
+                lambda: 50.0,
+                mu: 0.25,
+                transfer: TransferRisk { fixed: Micros(0), share: 0.0 },
+                ..Policy::default()
+            },
             disabled: Actions::NONE,
             turn: 0,
             tenancy: Tenancy::default(),

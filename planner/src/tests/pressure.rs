@@ -137,19 +137,37 @@ fn a_busy_workers_victims_hold_more_up_when_they_come_back() {
 }
 
 #[test]
-fn steps_that_will_come_meanwhile_count_as_interference() {
+fn prompts_that_come_until_this_one_is_computed_wait_for_it() {
     let mut scene = scene("");
-    scene.policy.mu = 1.0;
+    scene.policy.mu = 0.5;
+    scene.workers[0].load.backlog = Tokens(1_000);
     let price = |scene: &Scene| {
         let found = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("a") && c.handoff.is_none());
         found.unwrap().terms.interference.0
     };
     assert_eq!(price(&scene), 0);
-    (0..5).for_each(|n| scene.tenant(10 + n, "a", 10, 1));
-    // 160 ms of computing: each of five comes with a chance of 0.16 / 20 and waits for 80 ms.
-    assert_eq!(price(&scene), 3_200);
-    scene.policy.step_every = Micros::ZERO;
-    assert_eq!(price(&scene), 0);
+    // Sixty prompts that took no time to speak of: two a second.
+    (0..60).for_each(|_| scene.tenancy.computes(rank_of("a"), Micros(0), scene.now));
+    // 100 ms of queue and 160 ms of computing: half a prompt comes meanwhile, and waits for 160 ms.
+    assert_eq!(price(&scene), (160_000.0 * 2.0 * 0.26 * 0.5) as u64);
+    scene.now += Micros(30_000_000);
+    assert_eq!(price(&scene) * 1_000 / 41_600, 367, "after half a minute e times less");
+}
+
+#[test]
+fn an_answer_costs_more_where_prompts_keep_coming() {
+    let mut scene = scene("");
+    scene.policy.mu = 1.0;
+    let before = scene.plan().plan.because.terms.interference;
+    // Half of its time: of that an answer loses nine tenths, so that it takes 1 / 0.55 times as long.
+    scene.tenancy.computes(rank_of("a"), Micros(15_000_000), scene.now);
+    let candidates = scene.plan().candidates;
+    let at = |name| candidates.iter().find(|c| c.decode.worker == id(name) && c.handoff.is_none()).unwrap();
+    let delayed = (160_000.0 * 0.16 * 0.033_333) as u64;
+    let stalled = (100.0 * 20_000.0 * 0.45 / 0.55) as u64;
+    assert_eq!(before, Micros::ZERO);
+    assert_eq!(at("a").terms.interference, Micros(stalled + delayed));
+    assert_eq!(at("b").terms.interference, Micros::ZERO);
 }
 
 #[test]

@@ -65,6 +65,7 @@ prop_compose! {
         step in 0usize..6,
         policy in (prop_oneof![4 => Just(10.0), 1 => Just(f64::NAN), 1 => 0.0..1e6], 0.0..4.0f64, 0usize..6, 0u64..9_000),
         attention in attentions(),
+        inflow in prop::array::uniform7((0u64..4, 0u64..60_000_000)),
         rule in prop_oneof![5 => Just("own"), 1 => Just("round_robin"), 1 => Just("session_pinning"), 1 => Just("match_rate_minus_load")],
     ) -> Scene {
         let mut scene = Scene::read(&workers.join("\n"));
@@ -87,6 +88,10 @@ prop_compose! {
         (scene.policy.lambda, scene.policy.mu) = (policy.0, policy.1);
         scene.policy.disabled.extend(Action::ALL.get(policy.2));
         scene.policy.attention_doubles_at = Tokens(policy.3);
+        for (name, (prompts, work)) in NAMES.into_iter().zip(inflow) {
+            let at = Owner { worker: id(name), incarnation: Incarnation(1), rank: DpRank(0) };
+            (0..prompts).for_each(|_| scene.tenancy.computes(at, Micros(work), scene.now));
+        }
         scene.attention = attention;
         scene.policy.rule = serde_json::from_value(rule.into()).unwrap();
         scene

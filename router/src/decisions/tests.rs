@@ -143,7 +143,7 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
     while let Some(entries) = records.next_file() {
         seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.mu, entry.case)));
     }
-    assert_eq!(seen, [(0.25, Some(case(100))), (0.5, Some(case(200)))]);
+    assert_eq!(seen, [(1.0, Some(case(100))), (0.5, Some(case(200)))]);
     let torn = "decisions-0000000000001-0000000000001.jsonl.gz:3";
     assert!(matches!(&records.torn[..], [one] if one.ends_with(torn)), "{:?}", records.torn);
     assert_eq!(records.count, 2);

@@ -95,7 +95,8 @@ impl Account {
         let located = &step.located;
         let at = server_of(located, plan)?;
         let session = located.session.id;
-        let capacity = located.workers.iter().find(|view| view.id == at.worker)?.capacity.kv;
+        let view_of = |worker| located.workers.iter().find(|view| view.id == worker);
+        let capacity = view_of(at.worker)?.capacity.kv;
         let is_there =
             |found: &&vocabulary::Overlap| (found.worker, found.rank, found.tier) == (at.worker, at.rank, Tier::Hbm);
         let found = located.overlaps.iter().find(is_there).map_or(Blocks::ZERO, |found| found.blocks);
@@ -110,6 +111,11 @@ impl Account {
         let stay = Stay { tokens, found: if is_own { Tokens::ZERO } else { found }, capacity };
         let now = account.now;
         account.kept.tenancy.begins(at, session, stay, now);
+        if let Some(view) = view_of(plan.prefill.worker) {
+            let (worker, rank) = (view.id, plan.prefill.rank);
+            let computing = Owner { worker, incarnation: view.incarnation, rank };
+            account.kept.tenancy.computes(computing, plan.because.terms.compute, now);
+        }
         drop(account);
         Some(Tenure { account: self.clone(), at, session, found, left, end: End::Idle(tokens) })
     }

@@ -167,6 +167,7 @@ impl Own {
     /// Notes who is served where from now on.
     fn begin(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, (located, plan): (Located, Plan)) {
         let (id, server) = (located.session.id, place_of(plan.decode.worker));
+        let now = micros(fleet.now.0);
         let before = located.session.owner.filter(|before| place_of(before.worker) != server);
         if let (Some(before), Claim::Move { .. } | Claim::Open) = (before, plan.claim) {
             self.tenancy.leaves(before, id);
@@ -176,7 +177,8 @@ impl Own {
             found: ask.held[server].device,
             capacity: fleet.spec.sizes.device,
         };
-        self.tenancy.begins(owner(server), id, stay, micros(fleet.now.0));
+        self.tenancy.begins(owner(server), id, stay, now);
+        self.tenancy.computes(owner(place_of(plan.prefill.worker)), plan.because.terms.compute, now);
         self.quorum.iter_mut().for_each(|quorum| quorum.announce(&located, owner(server)));
         self.under_way.insert(ask.at, UnderWay { located, plan });
     }

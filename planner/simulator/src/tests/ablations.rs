@@ -4,9 +4,12 @@ use crate::tests::sessions;
 use crate::trace::Limits;
 use crate::{Setup, Spec, World};
 
+/// Sessions at once.
+const LOAD: f64 = 7.0;
+
 /// Three workers without room for all sessions, so that state moves.
 fn run(kind: PolicyKind) -> Figures {
-    run_at(kind, 8.0)
+    run_at(kind, LOAD)
 }
 
 fn run_at(kind: PolicyKind, load: f64) -> Figures {
@@ -76,7 +79,7 @@ fn each_ablation_is_a_row_beside_the_whole() {
     other.reuse.prefill_tokens *= 4;
     let runs = [whole, other.clone()];
     let worth = ablations(&runs, &cells(&runs));
-    assert_eq!((worth.len(), worth[0].policy, worth[0].load), (1, "ownerserve_no_fetch", 8.0));
+    assert_eq!((worth.len(), worth[0].policy, worth[0].load), (1, "ownerserve_no_fetch", LOAD));
     let ratio = |figure: &str| worth[0].ratios[figure].map(|mean| mean.mean);
     assert_eq!([ratio("step_mean_s"), ratio("prefill_mtok"), ratio("ttft_mean_s")], [2.0, 4.0, 1.0].map(Some));
     assert_eq!(ablation_table(&worth)[1][4], "2.000");
