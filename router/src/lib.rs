@@ -29,6 +29,7 @@ pub mod quotas;
 pub mod relay;
 pub mod remembered;
 pub mod resources;
+pub mod retries;
 pub mod rooms;
 pub mod roster;
 pub mod salts;

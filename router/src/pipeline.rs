@@ -18,6 +18,8 @@ pub mod prompts;
 pub mod receipt;
 pub mod remote_prefill;
 pub mod replicate;
+pub mod resumable;
+pub mod resume;
 pub mod session_key;
 pub mod single_flight;
 pub mod steering;
@@ -27,6 +29,7 @@ pub mod tenure;
 pub mod token_ids;
 pub mod turns;
 pub mod underway;
+pub mod vigil;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,6 +43,7 @@ use crate::incoming::{Endpoint, Incoming};
 use crate::telemetry::metrics::Metrics;
 use aside::Load;
 use identify::{Found, Named, Prefixed, Unnamed};
+use legs::Legs;
 use underway::Underway;
 
 /// Serves one generation request: parse, identify, locate, classify, plan, execute, stream, commit.
@@ -49,6 +53,7 @@ pub async fn serve_generation(
     incoming: Incoming,
 ) -> Result<Response, ApiError> {
     let mut clock = Steps::begin(&gateway.metrics);
+    gateway.policies.retries.earn();
     let salt = gateway.salts.of(&incoming.tenant);
     let request = parse::parse(incoming, endpoint, salt)?;
     gateway.metrics.requests.count_stripped(request.body.stripped(&legs::options(&request)));
@@ -69,7 +74,7 @@ pub async fn serve_generation(
             continue;
         };
         commit::announce(gateway, step, &plan);
-        match execute::execute(gateway, step, &plan).await {
+        match execute::execute(gateway, (step, &plan), Legs::of(gateway, step)).await {
             Ok(answering) => {
                 clock.done("execute");
                 let (opened, finish) = underway.answering(answering);

@@ -122,7 +122,8 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
         // A plain OpenAI server: it has none of an engine's own paths.
         return StatusCode::NOT_FOUND.into_response();
     }
-    worker.seen.lock().push(Seen { method: head.method.to_string(), path, headers: head.headers, body: body.clone() });
+    let seen = Seen { method: head.method.to_string(), path: path.clone(), headers: head.headers, body: body.clone() };
+    worker.seen.lock().push(seen);
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     let working = Working::begin(&worker.at_work);
     match asked["behave"].as_str().unwrap_or("answer") {
@@ -135,15 +136,11 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             });
             ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
         }
-        "die" => {
-            let before = asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned();
-            let pieces = futures::stream::iter([Ok(before), Err(std::io::Error::other("killed"))]);
-            let pieces = pieces.then(|piece| async {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                piece
-            });
-            ([("content-type", "text/event-stream; charset=utf-8")], Body::from_stream(pieces)).into_response()
+        "die in chat" if path.ends_with("/v1/completions") => {
+            let then = asked["then"].as_str().unwrap_or_default().to_owned();
+            ([("content-type", "text/event-stream")], then).into_response()
         }
+        "die" | "die in chat" => dying(asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned()),
         "finish one" => {
             let event = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
             ([("content-type", "text/event-stream")], event).into_response()
@@ -168,6 +165,16 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             ([("x-engine", "yes"), ("connection", "close")], axum::Json(json)).into_response()
         }
     }
+}
+
+/// A stream that breaks off after its first piece.
+fn dying(before: String) -> Response {
+    let pieces = futures::stream::iter([Ok(before), Err(std::io::Error::other("killed"))]);
+    let pieces = pieces.then(|piece| async {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        piece
+    });
+    ([("content-type", "text/event-stream; charset=utf-8")], Body::from_stream(pieces)).into_response()
 }
 
 /// One event at once, then one for each permit, for ever.

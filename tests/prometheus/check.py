@@ -142,8 +142,13 @@ class Traffic:
         for thread in threads:
             thread.start()
         time.sleep(seconds / 2)
-        # A worker dies: its steps are tried again elsewhere.
-        self.cluster.workers[1].process.kill()
+        # A worker dies: its steps are tried again elsewhere, and its streams go on there.
+        long = [threading.Thread(target=self.listen, args=(number,), daemon=True) for number in range(12)]
+        threads += long
+        for thread in long:
+            thread.start()
+        time.sleep(1)
+        max(self.cluster.workers[1:], key=lambda worker: worker.running()).process.kill()
         time.sleep(seconds / 2)
         self.over.set()
         for thread in threads:
@@ -163,6 +168,11 @@ class Traffic:
             if len(messages) > 30:
                 messages.clear()
             self.over.wait(0.05)
+
+    def listen(self, number: int) -> None:
+        """A long answer."""
+        text = f"tell me everything about flight {number}"
+        self.post({"messages": [{"role": "user", "content": text}], "max_tokens": 2000, "ignore_eos": True, "stream": True})
 
     def misbehave(self) -> None:
         """Requests that are refused, or served with less knowledge."""

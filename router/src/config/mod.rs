@@ -19,6 +19,7 @@ use crate::identity::IdentityConfig;
 use crate::operator::OperatorConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 use crate::quotas::TenantConfig;
+use crate::retries::RetryConfig;
 use crate::server::ProxyConfig;
 use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
@@ -37,6 +38,8 @@ pub struct Config {
     pub auth: AuthConfig,
     /// How workers are reached.
     pub upstream: UpstreamConfig,
+    /// Tries of a request after its first.
+    pub retries: RetryConfig,
     /// The engines.
     pub workers: Vec<WorkerConfig>,
     /// What is known of models, by served name.

@@ -40,9 +40,13 @@ pub struct Failed {
     pub error: LegError,
 }
 
-/// Carries out `plan`.
-pub async fn execute(gateway: &Arc<Gateway>, step: &Classified, plan: &Plan) -> Result<Answering, Failed> {
-    let legs = Legs::of(gateway, step);
+/// Carries out `plan` with these legs.
+pub async fn execute(
+    gateway: &Arc<Gateway>,
+    (step, plan): (&Classified, &Plan),
+    legs: Legs,
+) -> Result<Answering, Failed> {
+    let legs = legs.to(plan.target());
     let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
     let mut remarks = Vec::new();

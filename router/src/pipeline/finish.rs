@@ -57,7 +57,9 @@ impl Finish {
     /// The end. `usage` is what the engine counted.
     pub fn end(mut self, ending: Ending, usage: Option<Usage>) {
         let counted = usage.map(|usage| self.computed_here(usage));
-        if let (Some(in_flight), Some(counted)) = (&mut self.in_flight, counted) {
+        // The speed of one worker is not learnt from an answer of two.
+        let is_whole = self.attempts.last().is_some_and(|attempt| attempt.resumed.is_none());
+        if let (Some(in_flight), Some(counted), true) = (&mut self.in_flight, counted, is_whole) {
             in_flight.complete(&counted);
         }
         let located = &self.step.located;

@@ -10,12 +10,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
 use vocabulary::{Micros, WorkerId};
-use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, UsageEvent};
+use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, TokenIds, UsageEvent};
 use workers_shim::fleet::InFlight;
+use workers_shim::scrape::Engine;
 
 use super::parse::{Delivery, Request};
 use super::plan::Classified;
 use super::receipt::Remark;
+use super::vigil::Vigil;
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::Endpoint;
@@ -41,6 +43,9 @@ pub enum LegError {
     /// The worker broke off before the first byte of the body, or inside an answer that is delivered whole.
     #[error("the answer broke off")]
     Broken,
+    /// The worker cannot be reached any more, and nothing came of its answer for a while.
+    #[error("the worker cannot be reached any more")]
+    Silent,
     /// The worker has no room, or is not ready.
     #[error("the worker answered {0}")]
     Busy(StatusCode),
@@ -55,6 +60,7 @@ impl LegError {
         match self {
             LegError::Unknown | LegError::Upstream(UpstreamError::Connect(_)) => Remark::DecodeUnreachable,
             LegError::Upstream(UpstreamError::Timeout(_)) => Remark::DecodeTimeout,
+            LegError::Silent => Remark::DecodeSilent,
             LegError::Upstream(_) | LegError::Broken | LegError::Failed(_) => Remark::DecodeFailed,
             LegError::Busy(_) => Remark::DecodeBusy,
         }
@@ -64,7 +70,7 @@ impl LegError {
     pub fn retryable(&self) -> bool {
         match self {
             LegError::Upstream(error) => error.retryable(),
-            LegError::Unknown | LegError::Broken | LegError::Busy(_) | LegError::Failed(_) => true,
+            LegError::Unknown | LegError::Broken | LegError::Silent | LegError::Busy(_) | LegError::Failed(_) => true,
         }
     }
 
@@ -73,7 +79,7 @@ impl LegError {
         match self {
             LegError::Upstream(error) => crate::forward::client_error(error),
             LegError::Busy(_) => ApiError::Overloaded { what: "the workers take no more requests" },
-            LegError::Unknown | LegError::Broken | LegError::Failed(_) => {
+            LegError::Unknown | LegError::Broken | LegError::Silent | LegError::Failed(_) => {
                 ApiError::WorkerFailed { detail: "it failed before its answer began".into() }
             }
         }
@@ -104,12 +110,30 @@ impl Legs {
     /// The legs of this step.
     pub fn of(gateway: &Arc<Gateway>, step: &Classified) -> Self {
         let request = &step.located.prefixed.request;
+        // Without them an answer could not go on elsewhere.
+        let ids = if step.unresumable.is_none() { TokenIds::Always } else { TokenIds::AsAsked };
         Self {
             gateway: gateway.clone(),
             path: request.incoming.path.clone(),
             client: client_headers(request),
             body: request.body.clone(),
-            options: options(request),
+            options: LegOptions { ids, ..options(request) },
+        }
+    }
+
+    /// Those for the rest of an answer, which is a completion of token ids.
+    pub fn going_on(self, body: RequestBody) -> Self {
+        let options = LegOptions { api: Api::Completions, ..self.options };
+        Self { path: Endpoint::Completions.path().into(), body, options, ..self }
+    }
+
+    /// These legs, as this worker's engine takes them.
+    pub fn to(self, target: WorkerId) -> Self {
+        match self.gateway.fleet().engine(target) {
+            Engine::Vllm => self,
+            Engine::Sglang | Engine::Other => {
+                Self { options: LegOptions { ids: TokenIds::AsAsked, ..self.options }, ..self }
+            }
         }
     }
 
@@ -125,7 +149,7 @@ impl Legs {
             path: String::new(),
             client,
             body: RequestBody::read(Bytes::from_static(b"{}")).expect("an empty object is JSON"),
-            options: LegOptions { api: Api::Completions, salt: None, usage: UsageEvent::AsAsked },
+            options: LegOptions { api: Api::Completions, ..LegOptions::default() },
         }
     }
 
@@ -149,8 +173,16 @@ impl Legs {
         self.gateway.fleet().lost(worker).await;
     }
 
-    /// Sends `body` where the answer is to come from, and waits until it has begun.
+    /// Sends `body` where the answer is to come from, and waits until it has begun; not for a worker that cannot be
+    /// reached any more, though its connection stands.
     pub async fn serve(&self, leg: &Leg, body: Bytes) -> Result<Opened, LegError> {
+        tokio::select! {
+            opened = self.opened(leg, body) => opened,
+            () = Vigil::over(self.gateway.clone(), leg.worker).gone() => Err(LegError::Silent),
+        }
+    }
+
+    async fn opened(&self, leg: &Leg, body: Bytes) -> Result<Opened, LegError> {
         let answer = self.send(leg, &self.path, body).await?;
         if let Some(error) = failure(answer.status()) {
             return Err(error);
@@ -228,6 +260,7 @@ pub fn options(request: &Request) -> LegOptions {
             Delivery::Stream { usage_wanted: false } => UsageEvent::Always,
             Delivery::Stream { usage_wanted: true } | Delivery::Whole => UsageEvent::AsAsked,
         },
+        ids: TokenIds::AsAsked,
     }
 }
 

@@ -128,6 +128,15 @@ fn anew(gateway: &Gateway, prefixed: Prefixed, preamble: Blocks) -> Located {
     located(gateway, &view, (prefixed, found, preamble))
 }
 
+/// A step whose answer broke off: as it was, with the fleet and who holds how much as they are now.
+pub fn broken_off(gateway: &Gateway, located: Located) -> Located {
+    let prefixed = &located.prefixed;
+    let workers = knowledge::of_step(gateway, prefixed, gateway.fleet().snapshot());
+    let is_read = located.grounds.unread.is_none();
+    let overlaps = if is_read { overlaps(gateway, prefixed, located.grounds.known) } else { Vec::new() };
+    Located { workers, overlaps, ..located }
+}
+
 fn located(gateway: &Gateway, view: &View, (prefixed, found, preamble): (Prefixed, Found, Blocks)) -> Located {
     let pin = prefixed.pin;
     let workers = knowledge::of_step(gateway, &prefixed, gateway.fleet().snapshot());

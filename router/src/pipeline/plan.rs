@@ -11,12 +11,14 @@ use planner::{
 use vocabulary::{Knowledge, Tokens, WorkerId, WorkerView};
 
 use super::locate::Located;
+use super::resumable::{Unresumable, unresumable};
 use super::steering::Mode;
 use super::tenure::{Account, Now, Tenure};
 use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 use crate::guardrail::Arm;
+use crate::retries::{RetryBudget, RetryConfig};
 
 /// The two policies that may be in force for a step, and what is kept between steps.
 #[derive(Debug)]
@@ -27,17 +29,26 @@ pub struct Policies {
     shapes: Vec<(WorkerId, ParallelShape)>,
     turn: AtomicU64,
     account: Account,
+    /// What tries after the first may cost.
+    pub retries: RetryBudget,
 }
 
 impl Policies {
     /// Of the planner's policy, the rule that routes where the planner does not, and the workers' shapes.
-    pub fn new(policy: &Policy, bypass: Rule, workers: &[WorkerConfig]) -> Self {
+    pub fn new(policy: &Policy, bypass: Rule, workers: &[WorkerConfig], retries: RetryConfig) -> Self {
         let shape = |worker: &WorkerConfig| Some((WorkerId::of_endpoint(worker.endpoint()), worker.shape?));
         let mut shapes: Vec<_> = workers.iter().filter_map(shape).collect();
         shapes.sort_unstable_by_key(|(worker, _)| *worker);
         let own = Policy { rule: Rule::Own, ..policy.clone() };
         let bypass = Policy { rule: bypass, ..policy.clone() };
-        Self { own, bypass, shapes, turn: AtomicU64::new(0), account: Account::new(policy.admission) }
+        Self {
+            own,
+            bypass,
+            shapes,
+            turn: AtomicU64::new(0),
+            account: Account::new(policy.admission),
+            retries: RetryBudget::new(retries),
+        }
     }
 
     /// The planner's own.
@@ -71,6 +82,8 @@ pub struct Classified {
     pub arm: Option<Arm>,
     /// Actions that are switched off at run time.
     pub disabled: Actions,
+    /// What keeps a broken answer from going on elsewhere.
+    pub unresumable: Option<Unresumable>,
 }
 
 /// What a step is to be done by.
@@ -126,7 +139,8 @@ pub fn classify(gateway: &Gateway, located: Located) -> Classified {
     };
     let steering = gateway.steering.get();
     let (mode, arm) = (steering.mode_of(located.pin), steering.arm_of(located.pin));
-    Classified { mode, arm, disabled: steering.disabled, step, ask, located }
+    let unresumable = unresumable(&located.prefixed);
+    Classified { mode, arm, disabled: steering.disabled, step, ask, located, unresumable }
 }
 
 fn transfers(located: &Located) -> Transfers {

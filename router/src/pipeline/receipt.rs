@@ -94,8 +94,20 @@ pub struct Attempt {
     /// was routed there, where the prompt is known by its bytes only or is one that only vLLM is known to make of such a
     /// request, and where the engine's counts of prompts disagree with ours.
     pub knowledge: Knowledge,
+    /// Where it went on with an answer that had broken off at the attempt before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumed: Option<Resumed>,
     /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
     pub remarks: Vec<Remark>,
+}
+
+/// How a broken answer went on.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+pub struct Resumed {
+    /// Tokens of the answer that were kept; those after them were made again.
+    pub after: Tokens,
+    /// From the break to the first byte that followed.
+    pub took: Micros,
 }
 
 /// Something that did not go as planned. Each is counted as well.
@@ -110,6 +122,14 @@ pub enum Remark {
     DecodeBusy,
     /// The decode leg did not answer in time.
     DecodeTimeout,
+    /// The decode leg's worker cannot be reached any more, and nothing came of its answer.
+    DecodeSilent,
+    /// The answer broke off after its first byte.
+    BrokeOff,
+    /// The worker cannot be reached any more, and nothing more came of its answer after the first byte.
+    FellSilent,
+    /// The engine told after the answer's first byte that it failed.
+    EngineFailed,
     /// The prefill leg failed; the prompt was computed at the target.
     PrefillFailed,
     /// The prefill leg answered without transfer parameters; the prompt was computed at the target.
@@ -130,6 +150,10 @@ impl Remark {
             Remark::DecodeFailed => "decode_failed",
             Remark::DecodeBusy => "decode_busy",
             Remark::DecodeTimeout => "decode_timeout",
+            Remark::DecodeSilent => "decode_silent",
+            Remark::BrokeOff => "broke_off",
+            Remark::FellSilent => "fell_silent",
+            Remark::EngineFailed => "engine_failed",
             Remark::PrefillFailed => "prefill_failed",
             Remark::NoTransferParameters => "no_transfer_parameters",
             Remark::ReplicateFailed => "replicate_failed",
@@ -150,6 +174,10 @@ impl Remark {
             | Remark::DecodeFailed
             | Remark::DecodeBusy
             | Remark::DecodeTimeout
+            | Remark::DecodeSilent
+            | Remark::BrokeOff
+            | Remark::FellSilent
+            | Remark::EngineFailed
             | Remark::SourceRecomputed => false,
         }
     }

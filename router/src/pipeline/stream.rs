@@ -1,28 +1,41 @@
 //! Stream: the answer goes to the client as it comes, and its end is told apart: complete, broken, or left.
 //!
-//! A client's stream never ends in silence: where the worker broke off, an error event says so.
+//! An answer that breaks off goes on at another worker where that can be done without losing or repeating anything. Where
+//! it cannot, an error event says so, and why: a client's stream never ends in silence.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
 use http_body::{Body as HttpBody, Frame};
 use planner::TransferBar;
-use workers_shim::dialect::SseScanner;
+use prefix::SpecialTokens;
+use vocabulary::Tokens;
+use workers_shim::dialect::{Lost, Said, SseScanner, Usage};
 
 use super::finish::Finish;
 use super::legs::Opened;
 use super::parse::Delivery;
-use super::receipt::Ending;
+use super::receipt::{Ending, Remark};
+use super::resumable::said;
+use super::resume::{Rest, SoFar, resume};
+use super::underway::Break;
+use super::vigil::Vigil;
 use crate::error::{Addressee, ApiError};
 use crate::incoming::Endpoint;
 use crate::resources::listener::{Form, Listener};
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
+
+/// How often an answer goes on elsewhere: a request that kills its workers does not get all of them.
+const MOST_BREAKS: usize = 3;
 
 /// The client's response.
 pub fn stream(opened: Opened, mut finish: Finish) -> Response {
@@ -52,8 +65,12 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
                 Delivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
                 Delivery::Stream { usage_wanted: true } | Delivery::Whole => SseScanner::new(),
             };
-            let (ready, finish) = (VecDeque::new(), Some(finish));
-            let mut events = Events { client, rest, scanner, ready, finish, several, listener, over: false };
+            let scanner = match finish.step.unresumable {
+                None => scanner.keeping(said(&finish.step.located.prefixed.request)),
+                Some(_) => scanner,
+            };
+            let leg = Leg::of(rest, finish);
+            let mut events = Events { client, scanner, ready: VecDeque::new(), several, listener, leg };
             events.take(first);
             let mut response = Response::new(Body::new(events));
             *response.status_mut() = head.status;
@@ -68,14 +85,58 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
 /// A worker's events on their way to the client. Dropping it before the end is the client leaving.
 struct Events {
     client: Addressee,
-    rest: WorkerBody,
     scanner: SseScanner,
     ready: VecDeque<Bytes>,
-    finish: Option<Finish>,
     /// Whether more than one choice was asked for.
     several: bool,
     listener: Option<Listener>,
-    over: bool,
+    leg: Leg,
+}
+
+/// Who answers.
+enum Leg {
+    /// A worker.
+    Answering(Box<Answering>),
+    /// Nobody yet, after it broke off.
+    Resuming(BoxFuture<'static, Result<Rest, ApiError>>),
+    /// Nobody any more.
+    Over,
+}
+
+struct Answering {
+    rest: WorkerBody,
+    vigil: Vigil,
+    finish: Finish,
+}
+
+/// What came from a worker.
+enum Came {
+    Piece(Bytes),
+    End(Remark, Option<WorkerBodyError>),
+}
+
+impl Leg {
+    fn of(rest: WorkerBody, finish: Finish) -> Self {
+        let vigil = Vigil::over(finish.gateway.clone(), finish.server());
+        Leg::Answering(Box::new(Answering { rest, vigil, finish }))
+    }
+}
+
+impl Answering {
+    fn poll_came(&mut self, cx: &mut Context<'_>) -> Poll<Came> {
+        Poll::Ready(match Pin::new(&mut self.rest).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.vigil.heard();
+                Came::Piece(frame.into_data().unwrap_or_default())
+            }
+            Poll::Ready(Some(Err(error))) => Came::End(Remark::BrokeOff, Some(error)),
+            Poll::Ready(None) => Came::End(Remark::BrokeOff, None),
+            Poll::Pending => {
+                ready!(self.vigil.poll_gone(cx));
+                Came::End(Remark::FellSilent, None)
+            }
+        })
+    }
 }
 
 /// Who listens to the answer of a new response.
@@ -94,32 +155,115 @@ impl Events {
         let mut passes = Vec::new();
         self.scanner.push(piece, &mut passes);
         self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));
+        if self.is_given_up() {
+            self.ended(Remark::EngineFailed, None);
+        }
     }
 
-    fn ended(&mut self, error: Option<&WorkerBodyError>) {
-        self.over = true;
+    /// The worker's answer is over: complete, or broken off as `remark` says.
+    fn ended(&mut self, remark: Remark, error: Option<&WorkerBodyError>) {
+        let Leg::Answering(answering) = mem::replace(&mut self.leg, Leg::Over) else { return };
+        let finish = answering.finish;
         let mut rest = Vec::new();
         self.scanner.finish(&mut rest);
         self.ready.extend(rest);
+        if let Some(closing) = self.scanner.closing() {
+            self.ready.push_back(closing);
+            count(&finish, "complete");
+            return finish.end(Ending::Complete, self.usage());
+        }
         let facts = self.scanner.facts();
         // One choice's finish says nothing about the others.
         let finished = facts.finish.is_some() && !self.several;
-        let told = facts.ended() || finished;
-        if !told {
-            let at = self.finish.as_ref().map(Finish::server);
-            let error = error.map(tracing::field::display);
-            tracing::warn!(worker = at.map(tracing::field::display), error, "a worker's stream broke off");
-            let error = ApiError::WorkerFailed { detail: "it broke off inside its answer".into() };
-            let number = self.listener.as_ref().map_or(0, Listener::next_number);
-            self.ready.push_back(error.event(self.client, number));
-        }
-        let ending = if told && facts.error.is_none() { Ending::Complete } else { Ending::Broken };
-        let usage = facts.usage;
-        if let Some(finish) = self.finish.take() {
+        if (facts.ended() || finished) && !self.is_given_up() {
+            let ending = if facts.error.is_none() { Ending::Complete } else { Ending::Broken };
             if ending == Ending::Broken {
                 finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
             }
-            finish.end(ending, usage);
+            return finish.end(ending, facts.usage);
+        }
+        let error = error.map(tracing::field::display);
+        tracing::warn!(worker = %finish.server(), how = remark.as_str(), error, "a worker's stream broke off");
+        self.settle(&finish);
+        match so_far(&self.scanner, &finish) {
+            Ok(so_far) => self.go_on(finish, remark, so_far),
+            Err(why) => self.confess(finish, (remark, why)),
+        }
+    }
+
+    /// Whether nothing more of this worker's answer is of use: it told that it failed, or it goes on differently.
+    fn is_given_up(&self) -> bool {
+        let differs = self.scanner.said().is_some_and(|said| said.so_far() == Err(Lost::Differs));
+        differs || self.scanner.failure().is_some()
+    }
+
+    /// With its tokenizer more is known to be delivered, and less is made again.
+    fn settle(&mut self, finish: &Finish) {
+        if let Some(text) = finish.step.located.prefixed.model.identifier.text() {
+            self.scanner.settle(|ids| text.decode(ids, SpecialTokens::Without).ok());
+        }
+    }
+
+    /// Another worker is asked for the rest.
+    fn go_on(&mut self, finish: Finish, remark: Remark, so_far: SoFar) {
+        let after = so_far.as_ref().map_or(Tokens::ZERO, |(_, said)| Tokens(said.len() as u64));
+        let error = ApiError::WorkerFailed {
+            detail: "it broke off inside its answer, and no other one could go on with it".into(),
+        };
+        let broken = Break { remark, error, after, usage: self.usage() };
+        self.scanner.go_on();
+        self.leg = Leg::Resuming(resume(finish, broken, so_far).boxed());
+    }
+
+    fn resumed(&mut self, resumed: Result<Rest, ApiError>) {
+        match resumed {
+            Ok(Rest { first, body, finish }) => {
+                self.leg = Leg::of(body, finish);
+                self.take(first);
+            }
+            Err(error) => {
+                self.leg = Leg::Over;
+                self.ready.push_back(error.event(self.client, 0));
+            }
+        }
+    }
+
+    /// The client is told that its answer ends here, and why.
+    fn confess(&mut self, mut finish: Finish, (remark, why): (Remark, &str)) {
+        let number = self.listener.as_ref().map_or(0, Listener::next_number);
+        self.ready.push_back(match self.scanner.failure() {
+            Some(told) => told.clone(),
+            None => {
+                let detail = format!("it broke off inside its answer, which cannot go on elsewhere because {why}");
+                ApiError::WorkerFailed { detail }.event(self.client, number)
+            }
+        });
+        count(&finish, "unresumable");
+        finish.attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(remark));
+        finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
+        finish.end(Ending::Broken, self.usage());
+    }
+
+    /// What was counted, by the engine where it told.
+    fn usage(&self) -> Option<Usage> {
+        self.scanner.facts().usage.or_else(|| self.scanner.said().and_then(Said::usage))
+    }
+}
+
+fn count(finish: &Finish, outcome: &str) {
+    finish.gateway.metrics.requests.broken.with_label_values(&[outcome]).inc();
+}
+
+/// What another worker goes on after; else why none can.
+fn so_far(scanner: &SseScanner, finish: &Finish) -> Result<SoFar, &'static str> {
+    let breaks = finish.attempts.iter().filter(|attempt| attempt.resumed.is_some()).count();
+    match (scanner.said(), finish.step.unresumable) {
+        _ if breaks >= MOST_BREAKS => Err("it broke off too often"),
+        (_, Some(unresumable)) => Err(unresumable.why()),
+        (None, None) => Err(Lost::NoIds.why()),
+        (Some(said), None) => {
+            let kept = said.so_far().map_err(Lost::why)?;
+            Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec())))
         }
     }
 }
@@ -136,17 +280,16 @@ impl HttpBody for Events {
             if let Some(piece) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
-            if self.over {
-                return Poll::Ready(None);
-            }
-            match ready!(Pin::new(&mut self.rest).poll_frame(cx)) {
-                Some(Ok(frame)) => {
-                    if let Ok(piece) = frame.into_data() {
-                        self.take(piece);
-                    }
+            match &mut self.leg {
+                Leg::Over => return Poll::Ready(None),
+                Leg::Answering(answering) => match ready!(answering.poll_came(cx)) {
+                    Came::Piece(piece) => self.take(piece),
+                    Came::End(remark, error) => self.ended(remark, error.as_ref()),
+                },
+                Leg::Resuming(resuming) => {
+                    let resumed = ready!(resuming.poll_unpin(cx));
+                    self.resumed(resumed);
                 }
-                Some(Err(error)) => self.ended(Some(&error)),
-                None => self.ended(None),
             }
         }
     }
@@ -154,14 +297,15 @@ impl HttpBody for Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        if let Some(finish) = self.finish.take() {
+        // One that is about to go on elsewhere tells of its end itself.
+        if let Leg::Answering(answering) = mem::replace(&mut self.leg, Leg::Over) {
             let facts = self.scanner.facts();
             let ending = match (&facts.error, facts.done) {
                 (Some(_), _) => Ending::Broken,
                 (None, true) => Ending::Complete,
                 (None, false) => Ending::ClientLeft,
             };
-            finish.end(ending, facts.usage);
+            answering.finish.end(ending, facts.usage);
         }
     }
 }

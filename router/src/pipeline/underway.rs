@@ -2,16 +2,20 @@
 //! no answer. Dropping it is the client leaving, so that nothing that was announced is left behind.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::StatusCode;
 use planner::{Action, Plan, Start, Verdict};
-use vocabulary::{Micros, WorkerId};
+use vocabulary::{Micros, Tokens, WorkerId};
+use workers_shim::dialect::Usage;
 
 use super::execute::{Answering, Failed};
 use super::finish::Finish;
 use super::legs::{LegError, Opened};
+use super::locate;
 use super::plan::{Classified, Planned};
-use super::receipt::{Attempt, Ending, Remark};
+use super::receipt::{Attempt, Ending, Remark, Resumed};
+use super::tenure::Tenure;
 use super::turns::{Place, Until, Waited};
 use crate::error::ApiError;
 use crate::gateway::Gateway;
@@ -44,6 +48,33 @@ struct Tried {
     place: Option<Place>,
     /// How it waited, once that is over.
     waited: Option<Waited>,
+    /// What the client has of the answer, where it broke off.
+    begun: Option<Begun>,
+}
+
+/// An answer that broke off.
+#[derive(Debug)]
+pub struct Break {
+    /// How.
+    pub remark: Remark,
+    /// What the client is told when it cannot go on.
+    pub error: ApiError,
+    /// Tokens of the answer that are kept.
+    pub after: Tokens,
+    /// Those of the prompt and of what was delivered, where they are known.
+    pub usage: Option<Usage>,
+}
+
+/// What the client has of an answer that broke off.
+struct Begun {
+    /// When its first byte was there.
+    first_byte: Option<Instant>,
+    status: u16,
+    broke: Instant,
+    /// Tries until then.
+    tries: usize,
+    after: Tokens,
+    usage: Option<Usage>,
 }
 
 impl Tried {
@@ -88,7 +119,12 @@ impl Tried {
         let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
         let legs = self.step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
         let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
-        self.attempts.push(Attempt { action, prefill, decode, knowledge, remarks });
+        self.attempts.push(Attempt { action, prefill, decode, knowledge, resumed: None, remarks });
+    }
+
+    /// Tries since the step began, or since its answer broke off.
+    fn tries(&self) -> usize {
+        self.attempts.len() - self.begun.as_ref().map_or(0, |begun| begun.tries)
     }
 }
 
@@ -96,9 +132,26 @@ impl Underway {
     /// Nothing was tried yet.
     pub fn new(gateway: &Arc<Gateway>, step: Classified) -> Self {
         let (attempts, excluded) = (Vec::new(), Vec::new());
-        let (planned, chosen, failed, place, waited) = (None, None, None, None, None);
-        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited };
+        let (planned, chosen, failed, place, waited, begun) = (None, None, None, None, None, None);
+        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun };
         Self { gateway: gateway.clone(), tried: Some(tried) }
+    }
+
+    /// An answer broke off, and is to go on elsewhere.
+    pub fn broken(finish: Finish, broken: Break) -> Self {
+        let Finish { gateway, mut step, chosen, mut planned, mut attempts, waited, first_byte, status, .. } = finish;
+        let Break { remark, error, after, usage } = broken;
+        attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(remark));
+        if let Some(tenure) = planned.tenure.take() {
+            tenure.failed();
+        }
+        step.located = locate::broken_off(&gateway, step.located);
+        let begun = Begun { first_byte, status, broke: Instant::now(), tries: attempts.len(), after, usage };
+        // Whoever broke off is asked no more: it may be the request that breaks them.
+        let excluded = attempts.iter().map(|attempt| attempt.decode).collect();
+        let failed = Some((remark, error));
+        let (planned, begun, place) = (Some(planned), Some(begun), None);
+        Self { gateway, tried: Some(Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun }) }
     }
 
     /// Makes the next plan with `plan`, which is shown the step and who is to be left out; none while the step is to wait.
@@ -108,7 +161,15 @@ impl Underway {
         plan: impl FnOnce(&Classified, &[WorkerId]) -> Result<Planned, ApiError>,
     ) -> Result<Option<(&Classified, Plan)>, ApiError> {
         let tried = self.tried.as_mut().expect("only its consumers and its end take it");
-        let next = plan(&tried.step, &tried.excluded);
+        let is_first = tried.failed.is_none();
+        let next = plan(&tried.step, &tried.excluded).and_then(|mut planned| {
+            if is_first || self.gateway.policies.retries.spend(Instant::now()) {
+                return Ok(planned);
+            }
+            self.gateway.metrics.requests.retries_refused.inc();
+            planned.tenure.take().into_iter().for_each(Tenure::failed);
+            Err(ApiError::Overloaded { what: "too many requests are tried again" })
+        });
         match next {
             Ok(planned) => {
                 if let Some((remark, _)) = &tried.failed {
@@ -148,7 +209,7 @@ impl Underway {
         if let Some(tenure) = tried.planned.as_mut().and_then(|planned| planned.tenure.take()) {
             tenure.failed();
         }
-        if tried.attempts.len() >= MOST_TRIES || !failed.error.retryable() {
+        if tried.tries() >= MOST_TRIES || !failed.error.retryable() {
             self.give_up(Ending::Failed, error.status().as_u16());
             return Err(error);
         }
@@ -160,6 +221,13 @@ impl Underway {
     pub fn answering(mut self, answering: Answering) -> (Opened, Finish) {
         let mut tried = self.tried.take().expect("only its consumers and its end take it");
         tried.note(answering.remarks);
+        if let (Some(begun), Some(attempt)) = (&tried.begun, tried.attempts.last_mut()) {
+            let took = Micros::of(answering.first_byte - begun.broke);
+            attempt.resumed = Some(Resumed { after: begun.after, took });
+        }
+        let (first_byte, status) = tried
+            .begun
+            .map_or((Some(answering.first_byte), StatusCode::OK.as_u16()), |begun| (begun.first_byte, begun.status));
         let finish = Finish {
             gateway: self.gateway.clone(),
             step: tried.step,
@@ -168,8 +236,8 @@ impl Underway {
             attempts: tried.attempts,
             waited: tried.waited,
             in_flight: Some(answering.in_flight),
-            first_byte: Some(answering.first_byte),
-            status: StatusCode::OK.as_u16(),
+            first_byte,
+            status,
         };
         (answering.opened, finish)
     }
@@ -179,6 +247,11 @@ impl Underway {
         tried.over(&self.gateway, Until::Left);
         // A step that nobody could even plan leaves no receipt: its error is counted by cause.
         let Some(planned) = tried.planned else { return };
+        let (ending, status, first_byte, usage) = match tried.begun {
+            None => (ending, status, None, None),
+            Some(begun) if ending == Ending::ClientLeft => (ending, begun.status, begun.first_byte, begun.usage),
+            Some(begun) => (Ending::Broken, begun.status, begun.first_byte, begun.usage),
+        };
         let finish = Finish {
             gateway: self.gateway.clone(),
             step: tried.step,
@@ -187,10 +260,10 @@ impl Underway {
             attempts: tried.attempts,
             waited: tried.waited,
             in_flight: None,
-            first_byte: None,
+            first_byte,
             status,
         };
-        finish.end(ending, None);
+        finish.end(ending, usage);
     }
 }
 

@@ -65,6 +65,12 @@ pub struct Requests {
     pub stripped: IntCounterVec,
     /// `retries_total{cause}`: tries of a request after the first.
     pub retries: IntCounterVec,
+    /// `retries_refused_total`: tries that the retry budget did not allow.
+    pub retries_refused: IntCounter,
+    /// `broken_streams_total{outcome}`: what became of streams that broke off after their first byte.
+    pub broken: IntCounterVec,
+    /// `resume_seconds`: from a stream's break to the first byte from elsewhere.
+    pub resume: Histogram,
 }
 
 /// What the pipeline decides, and what happened then.
@@ -203,6 +209,12 @@ impl Metrics {
 
 impl Requests {
     fn new(f: &Families<'_>) -> Self {
+        let requests = Self::families(f);
+        BREAKS.iter().for_each(|outcome| drop(requests.broken.with_label_values(&[outcome])));
+        requests
+    }
+
+    fn families(f: &Families<'_>) -> Self {
         Self {
             total: f.counters("requests_total", "Requests answered, by path and HTTP status.", &["path", "code"]),
             by_tenant: f.counters("tenant_requests_total", "Requests accepted, by tenant.", &["tenant"]),
@@ -229,9 +241,20 @@ impl Requests {
                 &["name"],
             ),
             retries: f.counters("retries_total", "Tries of a request after its first, by cause.", &["cause"]),
+            retries_refused: f
+                .counter("retries_refused_total", "Tries of a request after its first that the retry budget did not allow."),
+            broken: f.counters(
+                "broken_streams_total",
+                "Streams that broke off after their first byte: resumed elsewhere, complete but for their end, or ended with an error.",
+                &["outcome"],
+            ),
+            resume: f.histogram("resume_seconds", "From a stream's break to the first byte from another worker.", SECONDS),
         }
     }
 }
+
+/// What became of a stream that broke off, as `broken_streams_total` names it.
+pub const BREAKS: [&str; 4] = ["resumed", "complete", "unresumable", "failed"];
 
 impl Requests {
     /// Parameters that only routers may send were left out of a client's body.

@@ -8,7 +8,9 @@ pub mod text;
 use bytes::Bytes;
 use residency::{Event, Feed, ImprintReader, Index, Limits, Settled, SourceRules, decode};
 use vocabulary::{DpRank, Incarnation, Namespace, Seed, Tokens, WorkerId};
-use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, SseScanner, UsageEvent};
+use workers_shim::dialect::{
+    Answer, Api, LegOptions, RequestBody, Said, ShownIds, SseScanner, Telling, TokenIds, UsageEvent,
+};
 
 const WORKER: WorkerId = WorkerId(1);
 
@@ -69,7 +71,7 @@ pub fn bodies(bytes: &[u8]) {
     let Ok(body) = RequestBody::read(Bytes::copy_from_slice(bytes)) else { return };
     let apis = [Api::Chat, Api::Completions, Api::Responses, Api::Messages];
     for (api, salt) in apis.into_iter().flat_map(|api| [(api, None), (api, Some("s".into()))]) {
-        let options = LegOptions { api, salt, usage: UsageEvent::Always };
+        let options = LegOptions { api, salt, usage: UsageEvent::Always, ids: TokenIds::Always };
         let plain = body.plain(&options);
         assert!(plain.len() <= bytes.len() + 200, "little is added");
         let again = RequestBody::read(plain.clone()).expect("what was read can be read again");
@@ -104,4 +106,6 @@ pub fn answers(bytes: &[u8]) {
     let hiding = scan(whole.len().max(1), SseScanner::hiding_usage());
     assert_eq!(scan(usize::from(*size).max(1), SseScanner::hiding_usage()), hiding);
     assert_eq!(hiding.0, at_once.0);
+    let keeping = || SseScanner::new().keeping(Said::new(Api::Chat, ShownIds::None, Telling::AtOnce));
+    assert_eq!(scan(usize::from(*size).max(1), keeping()), scan(whole.len().max(1), keeping()));
 }

@@ -9,12 +9,14 @@ pub mod items;
 mod json;
 mod replicate;
 mod request;
+mod said;
 mod splice;
 mod sse;
 
 pub use answer::{Answer, AnswerError, Handoff, Usage};
 pub use json::JsonError;
 pub use replicate::{PATH as REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
-pub use request::{Api, LegOptions, RequestBody, Stripped, UsageEvent};
+pub use request::{Api, GoOn, LegOptions, RequestBody, Stripped, TokenIds, UsageEvent};
+pub use said::{Kept, Lost, Said, ShownIds, Telling};
 pub use splice::{JsonFields, Splice};
 pub use sse::{SseScanner, StreamFacts};

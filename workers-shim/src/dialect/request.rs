@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use vocabulary::Tokens;
 
 use super::answer::Handoff;
 use super::json::JsonError;
@@ -69,7 +70,61 @@ pub struct LegOptions {
     pub salt: Option<Arc<str>>,
     /// Whether to ask for usage.
     pub usage: UsageEvent,
+    /// Whether to ask for token ids.
+    pub ids: TokenIds,
 }
+
+/// Whether an answer's events hold token ids: `return_token_ids` of vLLM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TokenIds {
+    /// As the client asked.
+    #[default]
+    AsAsked,
+    /// Always; the caller hides them from a client that did not ask.
+    Always,
+}
+
+/// Where an answer goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GoOn<'a> {
+    /// The prompt's token ids.
+    pub prompt: &'a [u32],
+    /// Those of the answer so far.
+    pub said: &'a [u32],
+    /// The most that prompt and answer may have, for an answer that the client did not bound.
+    pub context: Option<Tokens>,
+}
+
+/// Fields that say how a prompt is made, or what is made of the answer's text; a completion of token ids has none of them.
+const OF_WORDS: [&str; 25] = [
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "functions",
+    "function_call",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "documents",
+    "reasoning_effort",
+    "include_reasoning",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "return_prompt_text",
+    "max_completion_tokens",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "response_format",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "n",
+];
+/// What vLLM gives a completion that does not bound its answer.
+const COMPLETION: u64 = 16;
 
 /// What a client sent that only routers may send, and which is left out of every leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -131,8 +186,34 @@ impl RequestBody {
     /// One leg that does it all: the client's body, less what clients may not send.
     pub fn plain(&self, options: &LegOptions) -> Bytes {
         let mut splice = self.cleaned(options);
-        self.ask_usage(&mut splice, options);
+        self.ask(&mut splice, options);
         splice.finish()
+    }
+
+    /// The request for the rest of an answer of which a part was said: a completion of token ids. None where nobody says
+    /// how long it may be.
+    pub fn going_on(&self, api: Api, at: GoOn<'_>) -> Option<Self> {
+        let mut splice = Splice::new(&self.fields);
+        for name in OF_WORDS {
+            splice.remove(name);
+        }
+        let count = |name| self.fields.read::<u64>(name);
+        let (prompt, said) = (at.prompt.len() as u64, at.said.len() as u64);
+        let most = match api {
+            Api::Completions => count("max_tokens").unwrap_or(COMPLETION),
+            _ => {
+                let room = at.context.map(|context| context.0.saturating_sub(prompt));
+                count("max_completion_tokens").or(count("max_tokens")).or(room)?
+            }
+        };
+        // An engine takes no bound of 0; who reached it has told that the answer is over.
+        splice.set("max_tokens", most.saturating_sub(said).max(1).to_string().into_bytes());
+        if let Some(least) = count("min_tokens") {
+            splice.set("min_tokens", least.saturating_sub(said).to_string().into_bytes());
+        }
+        let ids: Vec<_> = at.prompt.iter().chain(at.said).collect();
+        splice.set("prompt", serde_json::to_vec(&ids).expect("numbers are always JSON"));
+        Self::read(splice.finish()).ok()
     }
 
     /// The leg that computes the prompt for another worker: one token, never streamed (a streaming engine does not
@@ -161,7 +242,7 @@ impl RequestBody {
     /// one that was used before.
     pub fn decode(&self, options: &LegOptions, handoff: Handoff) -> Bytes {
         let mut splice = self.cleaned(options);
-        self.ask_usage(&mut splice, options);
+        self.ask(&mut splice, options);
         splice.set("kv_transfer_params", handoff.into_parameters().to_vec());
         splice.finish()
     }
@@ -194,6 +275,13 @@ impl RequestBody {
             splice.set("cache_salt", text(salt));
         }
         splice
+    }
+
+    fn ask(&self, splice: &mut Splice<'_>, options: &LegOptions) {
+        if options.ids == TokenIds::Always {
+            splice.set("return_token_ids", b"true".as_slice());
+        }
+        self.ask_usage(splice, options);
     }
 
     fn ask_usage(&self, splice: &mut Splice<'_>, options: &LegOptions) {

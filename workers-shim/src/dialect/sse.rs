@@ -1,16 +1,19 @@
 //! A streamed answer, read while it passes: nothing is copied but events that are cut by a chunk's end.
 
-use std::borrow::Cow;
+mod chunk;
 
 use bytes::{Bytes, BytesMut};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::value::RawValue;
 
-use super::answer::{Usage, UsageFields};
+use super::answer::Usage;
+use super::said::{Event, Lost, Passage, Said};
+use chunk::{Choice, Chunk, EngineError, Inner};
 
 /// Longest event that is looked into; longer ones pass unread.
 const LONGEST_EVENT: usize = 1 << 20;
+/// The same where it may hold the token ids of a prompt.
+const LONGEST_WITH_IDS: usize = 16 << 20;
+/// Codes from which on an error is the engine's and not the client's.
+const ENGINES_FAULT: u64 = 500;
 
 /// The engine's error where it gives none.
 const UNSPECIFIED: &str = "unspecified";
@@ -43,7 +46,7 @@ impl StreamFacts {
 
 /// Whether the client is to see usage events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum UsageEvents {
+pub(super) enum UsageEvents {
     Shown,
     Hidden,
 }
@@ -60,6 +63,10 @@ pub struct SseScanner {
     overlong: bool,
     /// Whether that one ends the answer, by its name.
     last: Option<Last>,
+    /// What was said, where the answer may go on at another engine.
+    said: Option<Box<Said>>,
+    /// The event by which the engine told that it failed, kept back.
+    failure: Option<Bytes>,
 }
 
 impl SseScanner {
@@ -74,7 +81,56 @@ impl SseScanner {
     }
 
     fn with(usage: UsageEvents) -> Self {
-        Self { facts: StreamFacts::default(), usage, tail: BytesMut::new(), searched: 0, overlong: false, last: None }
+        Self {
+            facts: StreamFacts::default(),
+            usage,
+            tail: BytesMut::new(),
+            searched: 0,
+            overlong: false,
+            last: None,
+            said: None,
+            failure: None,
+        }
+    }
+
+    /// Keeps what is said, so that another engine can go on. Only whole events are forwarded then, and none by which the
+    /// engine says that it failed.
+    pub fn keeping(self, said: Said) -> Self {
+        Self { said: Some(Box::new(said)), ..self }
+    }
+
+    /// What was said, where that is kept.
+    pub fn said(&self) -> Option<&Said> {
+        self.said.as_deref()
+    }
+
+    /// The event by which the engine told that it failed, where it was kept back.
+    pub fn failure(&self) -> Option<&Bytes> {
+        self.failure.as_ref()
+    }
+
+    /// Settles what a tokenizer shows to be delivered, so that little is made again.
+    pub fn settle(&mut self, text_of: impl Fn(&[u32]) -> Option<String>) {
+        if let Some(said) = &mut self.said {
+            said.settle(text_of);
+        }
+    }
+
+    /// What comes next is from another engine, which goes on.
+    pub fn go_on(&mut self) {
+        (self.tail, self.searched, self.overlong, self.last, self.failure) = Default::default();
+        (self.facts.error, self.facts.done) = (None, false);
+        if let Some(said) = &mut self.said {
+            said.go_on();
+        }
+    }
+
+    /// What ends an answer whose last word was said, where its engine broke off before it told the rest.
+    pub fn closing(&self) -> Option<Bytes> {
+        let is_said = self.facts.finish.is_some() && !self.facts.ended();
+        let said = self.said.as_ref().filter(|said| is_said && said.so_far() != Err(Lost::Differs))?;
+        let is_told = self.facts.usage.is_some() || self.usage == UsageEvents::Hidden;
+        Some(said.closing(if is_told { UsageEvents::Hidden } else { UsageEvents::Shown }).into())
     }
 
     /// What is known so far.
@@ -89,7 +145,7 @@ impl SseScanner {
 
     /// Reads a chunk, and appends to `out` what is to be forwarded: the chunk itself, or slices of it.
     pub fn push(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) {
-        if self.usage == UsageEvents::Shown {
+        if self.usage == UsageEvents::Shown && self.said.is_none() {
             out.push(chunk.clone());
             self.take(chunk, &mut |_| {});
         } else {
@@ -100,7 +156,7 @@ impl SseScanner {
     /// The stream is over: what is left of an incomplete event.
     pub fn finish(&mut self, out: &mut Vec<Bytes>) {
         let tail = std::mem::take(&mut self.tail).freeze();
-        if self.usage == UsageEvents::Hidden && !tail.is_empty() {
+        if self.usage == UsageEvents::Hidden && self.said.is_none() && !tail.is_empty() {
             out.push(tail);
         }
     }
@@ -124,12 +180,15 @@ impl SseScanner {
             if let Some(last) = self.last.take() {
                 self.end(last);
             }
-            let only_usage = !overlong && self.event(&bytes[event.clone()]);
-            if only_usage && self.usage == UsageEvents::Hidden {
+            let passage = if overlong { Passage::Same } else { self.event(bytes.slice(event.clone())) };
+            if passage != Passage::Same {
                 if unpassed < at {
                     pass(bytes.slice(unpassed..at));
                 }
                 unpassed = event.end;
+            }
+            if let Passage::As(other) = passage {
+                pass(other.into());
             }
             at = event.end;
         }
@@ -143,9 +202,10 @@ impl SseScanner {
     /// Bounds what is kept: an event that grows too long passes unread.
     fn keep_tail(&mut self, pass: &mut dyn FnMut(Bytes)) {
         self.searched = self.tail.len();
-        if self.overlong || self.tail.len() > LONGEST_EVENT {
+        let longest = if self.said.is_some() { LONGEST_WITH_IDS } else { LONGEST_EVENT };
+        if self.overlong || self.tail.len() > longest {
             if !self.overlong {
-                self.facts.unread += 1;
+                self.unread();
                 self.last = ends_answer(name_of(&self.tail));
             }
             self.overlong = true;
@@ -159,20 +219,28 @@ impl SseScanner {
         }
     }
 
-    /// Reads one event; true if it tells nothing but usage.
-    fn event(&mut self, event: &[u8]) -> bool {
-        let mut only_usage = false;
+    /// Reads one event.
+    fn event(&mut self, event: Bytes) -> Passage {
+        // The rest of an engine's answer that told that it failed.
+        let mut passage = if self.failure.is_some() { Passage::Hidden } else { Passage::Same };
         for line in event.split(|byte| *byte == b'\n') {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             let Some(payload) = line.strip_prefix(b"data:") else { continue };
             let payload = payload.trim_ascii();
             if payload == b"[DONE]" {
-                self.facts.done = true;
-            } else {
-                only_usage = self.payload(payload);
+                self.facts.done = self.failure.is_none();
+            } else if self.failure.is_none() {
+                passage = self.payload(payload, &event);
             }
         }
-        only_usage
+        passage
+    }
+
+    fn unread(&mut self) {
+        self.facts.unread += 1;
+        if let Some(said) = &mut self.said {
+            said.unread();
+        }
     }
 
     fn end(&mut self, last: Last) {
@@ -182,10 +250,10 @@ impl SseScanner {
         }
     }
 
-    fn payload(&mut self, payload: &[u8]) -> bool {
+    fn payload(&mut self, payload: &[u8], event: &Bytes) -> Passage {
         let Ok(chunk) = serde_json::from_slice::<Chunk>(payload) else {
-            self.facts.unread += 1;
-            return false;
+            self.unread();
+            return Passage::Same;
         };
         let kind = chunk.r#type.as_deref().unwrap_or_default();
         let inner = chunk.response.or(chunk.message).and_then(|raw| serde_json::from_str::<Inner>(raw.get()).ok());
@@ -194,13 +262,20 @@ impl SseScanner {
             self.facts.id = chunk.id.or(inner.id);
         }
         if let Some(error) = chunk.error.or(inner.error).or_else(|| (kind == "error").then(EngineError::default)) {
+            let is_the_engines =
+                error.code.as_ref().and_then(serde_json::Value::as_u64).is_none_or(|code| code >= ENGINES_FAULT);
             self.facts.error = Some(error.message.unwrap_or_else(|| UNSPECIFIED.into()));
+            if self.said.is_some() && is_the_engines {
+                self.failure = Some(event.clone());
+                return Passage::Hidden;
+            }
         }
         if let Some(last) = ends_answer(kind.as_bytes()) {
             self.end(last);
         }
         let before = self.facts.usage.unwrap_or_default();
         let usage = chunk.usage.or(inner.usage).map(|usage| usage.after(before));
+        let usage = usage.map(|usage| self.said.as_ref().map_or(usage, |said| said.counted(usage)));
         let choices = chunk.choices.unwrap_or_default();
         self.facts.outputs += u64::from(kind.ends_with("delta") && kind != "message_delta");
         self.facts.outputs += u64::from(choices.iter().any(Choice::has_output));
@@ -209,7 +284,20 @@ impl SseScanner {
         }
         let only_usage = usage.is_some() && choices.is_empty();
         self.facts.usage = usage.or(self.facts.usage);
-        only_usage
+        let passage = self.noted(payload, event);
+        if only_usage && self.usage == UsageEvents::Hidden { Passage::Hidden } else { passage }
+    }
+
+    /// Keeps what the event says, where that is kept.
+    fn noted(&mut self, payload: &[u8], event: &Bytes) -> Passage {
+        let Some(said) = &mut self.said else { return Passage::Same };
+        match serde_json::from_slice::<Event<'_>>(payload) {
+            Ok(told) => said.take(event, told),
+            Err(_) => {
+                said.unread();
+                Passage::Same
+            }
+        }
     }
 }
 
@@ -253,76 +341,6 @@ fn event_end(bytes: &[u8]) -> Option<usize> {
         }
     }
     None
-}
-
-/// An event of any of the four APIs.
-#[derive(Deserialize)]
-struct Chunk<'a> {
-    /// Of `/v1/messages` and `/v1/responses`.
-    #[serde(borrow, default)]
-    r#type: Option<Cow<'a, str>>,
-    #[serde(default)]
-    id: Option<String>,
-    #[serde(default)]
-    choices: Option<Vec<Choice>>,
-    #[serde(default)]
-    usage: Option<UsageFields>,
-    #[serde(default)]
-    error: Option<EngineError>,
-    /// The answer so far of `/v1/responses`, and the head of one of `/v1/messages`; errors have a text of that name.
-    #[serde(borrow, default)]
-    response: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    message: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize, Default)]
-struct Inner {
-    #[serde(default)]
-    id: Option<String>,
-    #[serde(default)]
-    usage: Option<UsageFields>,
-    #[serde(default)]
-    error: Option<EngineError>,
-}
-
-#[derive(Deserialize, Default)]
-struct EngineError {
-    #[serde(default)]
-    message: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    #[serde(default)]
-    finish_reason: Option<String>,
-    #[serde(default)]
-    text: Option<String>,
-    #[serde(default)]
-    delta: Option<Delta>,
-}
-
-#[derive(Deserialize)]
-struct Delta {
-    #[serde(default)]
-    content: Option<String>,
-    #[serde(default)]
-    reasoning: Option<String>,
-    #[serde(default)]
-    reasoning_content: Option<String>,
-    #[serde(default)]
-    tool_calls: Option<Vec<IgnoredAny>>,
-}
-
-impl Choice {
-    fn has_output(&self) -> bool {
-        let text = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let delta = self.delta.as_ref().is_some_and(|delta| {
-            let called = delta.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
-            called || text(&delta.content) || text(&delta.reasoning) || text(&delta.reasoning_content)
-        });
-        text(&self.text) || delta
-    }
 }
 
 #[cfg(test)]

@@ -125,3 +125,25 @@ fn fields_that_decide_may_stand_only_once() {
     }
     assert!(RequestBody::read(Bytes::from_static(br#"{"vllm_xargs":7}"#)).is_ok(), "types are the engine's business");
 }
+
+#[test]
+fn the_rest_of_an_answer_is_a_completion_of_token_ids_that_keeps_how_it_is_drawn() {
+    let chat = r#"{"model":"m","messages":[{"role":"user","content":"q"}],"tools":[],"max_completion_tokens":9,"min_tokens":2,"seed":3,"temperature":0.5,"stream":true,"add_generation_prompt":true,"logprobs":false,"stop_token_ids":[4]}"#;
+    let going = |text: &str, api, context| {
+        let at = GoOn { prompt: &[1, 2], said: &[30, 40, 50], context };
+        body(text).going_on(api, at)
+    };
+    let options =
+        LegOptions { api: Api::Completions, usage: UsageEvent::Always, ids: TokenIds::Always, salt: Some("5a".into()) };
+    let leg = value(&going(chat, Api::Chat, None).unwrap().plain(&options));
+    let expected = json!({
+        "model": "m", "prompt": [1, 2, 30, 40, 50], "max_tokens": 6, "min_tokens": 0, "seed": 3, "temperature": 0.5, "stream": true,
+        "stop_token_ids": [4], "return_token_ids": true, "stream_options": {"include_usage": true}, "cache_salt": "5a"
+    });
+    assert_eq!(leg, expected);
+    let bound =
+        |text, api, context| going(text, api, context).map(|body| value(&body.plain(&options))["max_tokens"].clone());
+    assert_eq!(bound(r#"{"prompt":"q"}"#, Api::Completions, None), Some(13.into()), "vLLM's own bound is 16");
+    assert_eq!(bound(r#"{"messages":[]}"#, Api::Chat, Some(vocabulary::Tokens(100))), Some(95.into()));
+    assert_eq!(bound(r#"{"messages":[]}"#, Api::Chat, None), None, "nobody knows how long it may be");
+}

@@ -1,0 +1,211 @@
+"""Workers are killed and stopped in the middle of many streams: every client gets what an unbroken run would have given it."""
+
+import http.client
+import json
+import os
+import signal
+import threading
+import urllib.request
+from dataclasses import dataclass, field
+
+import pytest
+from harness.cluster import Cluster, SimWorker, get_json, metric
+from harness.processes import until
+from harness.talk import TEXT, prose
+from harness.wire import events
+
+STREAMS = 40
+TOKENS = 300
+# About three seconds an answer.
+SIM = ("--speed-up", "2")
+
+
+def bodies() -> list[tuple[str, dict]]:
+    """Chats and completions, with and without usage, with ids, stop texts, seeds and bounds of their own."""
+    asked = []
+    for number in range(STREAMS):
+        body = {"model": "tiny", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        if number % 3 == 0:
+            body["stream_options"] = {"include_usage": True}
+        if number % 5 == 0:
+            body["return_token_ids"] = True
+        if number % 7 == 0:
+            body["stop"] = ["a text that never comes"]
+        if number % 4 == 1:
+            body |= {"temperature": 0.7, "seed": number}
+        text = prose(60, number + 1)
+        if number % 2:
+            asked.append(("/v1/completions", body | {"prompt": text, "min_tokens": 250}))
+        else:
+            asked.append(("/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]}))
+    return asked
+
+
+@dataclass
+class Stream:
+    """One client's stream, read in a thread of its own."""
+
+    url: str
+    path: str
+    body: dict
+    begun: threading.Event = field(default_factory=threading.Event)
+    answer: bytes | None = None
+    error: Exception | None = None
+
+    def start(self) -> "Stream":
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
+        return self
+
+    def read(self) -> None:
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + self.path, json.dumps(self.body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=90) as answer:
+                self.begun.set()
+                self.answer = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.error = error
+
+    def payloads(self) -> list:
+        self.thread.join(100)
+        assert self.answer is not None, f"a client was left hanging: {self.error!r}"
+        return events(self.answer)
+
+
+def told(payloads: list) -> dict:
+    """What a client makes of a stream."""
+    assert payloads[-1] == "[DONE]" and payloads.count("[DONE]") == 1, payloads[-3:]
+    told = [payload for payload in payloads if payload != "[DONE]"]
+    assert not [payload for payload in told if "error" in payload], [p for p in told if "error" in p]
+    choices = [choice for payload in told for choice in payload["choices"]]
+    said = [choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices]
+    usage = [payload["usage"] for payload in told if payload.get("usage")]
+    return {
+        "text": "".join(said),
+        "ids": [number for choice in choices for number in choice.get("token_ids") or []],
+        "finish": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
+        "roles": sum("role" in choice.get("delta", {}) for choice in choices),
+        "usage": [(one["prompt_tokens"], one["completion_tokens"], one["total_tokens"]) for one in usage],
+        "heads": len({(payload["id"], payload["created"], payload["object"], payload["model"]) for payload in told}),
+        "objects": {payload["object"] for payload in told},
+    }
+
+
+@pytest.fixture(scope="module")
+def unbroken() -> list[dict]:
+    """What one worker tells that nothing happens to."""
+    worker = SimWorker("hybrid", "--speed-up", "50").wait()
+    try:
+        return [told(Stream(worker.url, path, body).start().payloads()) for path, body in bodies()]
+    finally:
+        worker.process.stop()
+
+
+def busiest(cluster: Cluster) -> SimWorker:
+    return max(cluster.workers, key=lambda worker: worker.running())
+
+
+def resumed(cluster: Cluster) -> int:
+    return int(cluster.serve.metric("broken_streams_total", outcome="resumed"))
+
+
+def check(cluster: Cluster, streams: list[Stream], unbroken: list[dict]) -> None:
+    for number, (stream, expected) in enumerate(zip(streams, unbroken)):
+        got = told(stream.payloads())
+        assert got == expected, f"stream {number} {stream.path}: {got} {expected}"
+    broken = {outcome: cluster.serve.metric("broken_streams_total", outcome=outcome) for outcome in ("failed", "unresumable")}
+    assert broken == {"failed": 0, "unresumable": 0}
+    receipts = get_json(f"{cluster.serve.operator}/ownerserve/v1/decisions?limit={STREAMS}")["decisions"]
+    again = [receipt for receipt in receipts if any("resumed" in attempt for attempt in receipt["attempts"])]
+    assert len(again) >= 1
+    for receipt in again:
+        attempts = receipt["attempts"]
+        broken = [attempt["decode"] for attempt in attempts if {"broke_off", "fell_silent"} & set(attempt["remarks"])]
+        assert broken and attempts[-1]["decode"] not in broken and attempts[-1]["resumed"]["took"] > 0, attempts
+        assert receipt["seen"]["ending"] == "complete"
+        assert receipt["seen"]["answered"] == TOKENS
+
+
+@pytest.mark.parametrize("settings", [(), (TEXT,)], ids=["by_bytes", "by_tokens"])
+def test_a_worker_killed_in_the_middle_of_many_streams_is_not_noticed(unbroken, settings):
+    with Cluster("hybrid", "hybrid", "hybrid", sim=SIM, settings=settings) as cluster:
+        streams = [Stream(cluster.url, path, body).start() for path, body in bodies()]
+        assert all(stream.begun.wait(60) for stream in streams)
+        victim = busiest(cluster)
+        held = victim.running()
+        assert held >= 1
+        victim.process.kill()
+        check(cluster, streams, unbroken)
+        assert resumed(cluster) >= held / 2, "the streams were over before the worker was"
+
+
+def test_a_worker_that_is_stopped_in_the_middle_of_many_streams_is_given_up(unbroken):
+    with Cluster("hybrid", "hybrid", "hybrid", sim=SIM) as cluster:
+        streams = [Stream(cluster.url, path, body).start() for path, body in bodies()]
+        assert all(stream.begun.wait(60) for stream in streams)
+        victim = busiest(cluster)
+        assert victim.running() >= 1
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        try:
+            check(cluster, streams, unbroken)
+            assert resumed(cluster) >= 1
+        finally:
+            os.kill(victim.process.pid, signal.SIGCONT)
+
+
+def test_workers_that_die_one_after_the_other_are_not_noticed_while_one_is_left(unbroken):
+    with Cluster("hybrid", "hybrid", "hybrid", sim=SIM) as cluster:
+        streams = [Stream(cluster.url, path, body).start() for path, body in bodies()]
+        assert all(stream.begun.wait(60) for stream in streams)
+        for _ in range(2):
+            victim = busiest(cluster)
+            victim.process.kill()
+            cluster.workers.remove(victim)
+            before = resumed(cluster)
+            until("its streams go on", lambda: resumed(cluster) > before or all(not s.thread.is_alive() for s in streams))
+        check(cluster, streams, unbroken)
+
+
+def broken_stream(cluster: Cluster, path: str, **more) -> list:
+    body = {"model": "tiny", "temperature": 0, "max_tokens": 4000, "ignore_eos": True, "stream": True, **more}
+    stream = Stream(cluster.url, path, body).start()
+    assert stream.begun.wait(30)
+    until("somebody serves", lambda: busiest(cluster).running() >= 1)
+    until("words came", lambda: "vllm:generation_tokens_total 0" not in busiest(cluster).metrics())
+    victim = busiest(cluster)
+    victim.process.kill()
+    payloads = stream.payloads()
+    victim.start()
+    victim.wait()
+    until("it is back", lambda: cluster.serve.workers_up() == len(cluster.workers))
+    return payloads
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_what_cannot_go_on_says_why():
+    ask = {"messages": [{"role": "user", "content": "Tell me everything."}]}
+    with Cluster("hybrid", "hybrid", sim=SIM) as cluster:
+        for more, why in [
+            ({"tools": [TOOL]}, "tools"),
+            ({"n": 2}, "several choices"),
+            ({"logprobs": True}, "log probabilities"),
+            ({"response_format": {"type": "json_object"}}, "a format"),
+            ({"presence_penalty": 0.5}, "penalties"),
+        ]:
+            payloads = broken_stream(cluster, "/v1/chat/completions", **ask, **more)
+            errors = [payload["error"]["message"] for payload in payloads if "error" in payload]
+            assert len(errors) == 1 and why in errors[0] and "cannot go on elsewhere" in errors[0], errors
+            assert "[DONE]" not in payloads
+        assert cluster.serve.metric("broken_streams_total", outcome="unresumable") == 5
+
+
+def test_no_more_is_tried_than_the_budget_allows():
+    ask = {"messages": [{"role": "user", "content": "Tell me everything."}]}
+    with Cluster("hybrid", "hybrid", sim=SIM, settings=("retries.burst=0",)) as cluster:
+        payloads = broken_stream(cluster, "/v1/chat/completions", **ask)
+        assert "error" in payloads[-1]
+        assert cluster.serve.metric("retries_refused_total") == 1
+        assert metric(cluster.serve.metrics(), "ownerserve_broken_streams_total", outcome="failed") == 1

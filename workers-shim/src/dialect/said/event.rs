@@ -1,0 +1,65 @@
+//! What is read of an event whose answer may go on elsewhere: the places of what is exchanged in it.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::dialect::answer::UsageFields;
+
+/// An event of a chat or a completion.
+#[derive(Deserialize)]
+pub(in crate::dialect) struct Event<'a> {
+    #[serde(borrow, default)]
+    pub(super) id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) created: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) model: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) choices: Vec<Choice<'a>>,
+    #[serde(borrow, default)]
+    pub(super) prompt_token_ids: Option<&'a RawValue>,
+    #[serde(default)]
+    pub(super) usage: Option<UsageFields>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Choice<'a> {
+    #[serde(borrow, default)]
+    text: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    delta: Option<Delta<'a>>,
+    #[serde(borrow, default)]
+    pub(super) finish_reason: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) stop_reason: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) prompt_token_ids: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Delta<'a> {
+    #[serde(borrow, default)]
+    content: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    reasoning: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_calls: Option<&'a RawValue>,
+}
+
+impl Choice<'_> {
+    pub(super) fn text(&self) -> &str {
+        let content = self.delta.as_ref().and_then(|delta| delta.content.as_deref());
+        self.text.as_deref().or(content).unwrap_or_default()
+    }
+
+    pub(super) fn is_parsed(&self) -> bool {
+        let Some(delta) = &self.delta else { return false };
+        [delta.reasoning, delta.reasoning_content, delta.tool_calls].into_iter().flatten().any(|raw| raw.get() != "[]")
+    }
+}
