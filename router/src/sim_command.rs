@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use prefix::PrefixError;
 use vocabulary::Role;
-use workers_shim::sim::{EventFault, EventOptions, Profile, SimError, SimOptions, SimWorker};
+use workers_shim::sim::{EventFault, EventOptions, Profile, SimError, SimOptions, SimWorker, TransferFault};
 
 use crate::serve::asked_to_end;
 
@@ -48,6 +48,9 @@ pub struct SimArgs {
     /// What goes wrong with events on their way, for tests: duplicate=N, gap=N.
     #[arg(long, value_name = "FAULTS")]
     events_fault: Option<EventFault>,
+    /// What goes wrong with KV on its way to other workers, for tests: corrupt=N damages one of N reads, and tells nobody.
+    #[arg(long, value_name = "FAULT")]
+    transfer_fault: Option<TransferFault>,
     /// Ends when standard input closes.
     #[arg(long, hide = true)]
     pub(crate) exit_with_parent: bool,
@@ -144,6 +147,7 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
             ..EventOptions::default()
         },
         side_channel: beside(listen.ip()),
+        transfer_fault: args.transfer_fault.unwrap_or_default(),
         ..SimOptions::default()
     })
 }

@@ -21,6 +21,14 @@ pub struct BlockImage {
     pub tokens: Vec<u32>,
 }
 
+impl BlockImage {
+    /// Damaged on its way: whoever reads it computes on top of something else than its tokens.
+    #[must_use]
+    pub fn damaged(self) -> Self {
+        Self { start: self.start.spoiled(), ..self }
+    }
+}
+
 /// What a consumer must know of a producer's finished request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Handoff {

@@ -19,5 +19,5 @@ mod worker;
 pub use codec::{ChatWords, CodecError, Framing, TextCodec};
 pub use engine_model::Profile;
 pub use error::SimError;
-pub use options::{EventFault, EventFaultError, EventOptions, SimOptions};
+pub use options::{EventFault, EventFaultError, EventOptions, SimOptions, TransferFault, TransferFaultError};
 pub use worker::{SimWorker, WORKER_HEADER};

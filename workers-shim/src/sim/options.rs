@@ -26,6 +26,8 @@ pub struct SimOptions {
     pub events: EventOptions,
     /// Where the KV side channel listens; the address is handed to consumers.
     pub side_channel: SocketAddr,
+    /// What goes wrong with KV on its way to consumers.
+    pub transfer_fault: TransferFault,
     /// Largest request body in bytes.
     pub body_limit: usize,
 }
@@ -78,6 +80,27 @@ impl FromStr for EventFault {
     }
 }
 
+/// What goes wrong with KV on its way to other workers, who are not told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TransferFault {
+    /// Of so many reads one gets damaged blocks.
+    pub corrupt: Option<NonZeroU64>,
+}
+
+/// A fault that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{0}` is not a transfer fault: write corrupt=N, for one of N reads")]
+pub struct TransferFaultError(String);
+
+impl FromStr for TransferFault {
+    type Err = TransferFaultError;
+
+    fn from_str(text: &str) -> Result<Self, TransferFaultError> {
+        let number = text.trim().strip_prefix("corrupt=").and_then(|number| number.trim().parse().ok());
+        number.map(|number| Self { corrupt: Some(number) }).ok_or_else(|| TransferFaultError(text.to_owned()))
+    }
+}
+
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Default for SimOptions {
@@ -91,6 +114,7 @@ impl Default for SimOptions {
             speed_up: 1.0,
             events: EventOptions::default(),
             side_channel: ANY,
+            transfer_fault: TransferFault::default(),
             body_limit: 64 << 20,
         }
     }

@@ -2,6 +2,7 @@
 //! checks nothing but the engine's id. Frames: a 4-byte big-endian length and msgpack.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use engine_model::{BlockImage, Source};
@@ -12,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::driver::Driver;
+use super::options::TransferFault;
 
 /// Largest frame that is read.
 const FRAME_LIMIT: u32 = 256 << 20;
@@ -73,13 +75,34 @@ async fn exchange(source: &Source, asked: &Asked) -> Result<Answered, PullError>
     tokio::time::timeout(PATIENCE, talk).await.map_err(|_| PullError::Silent)?
 }
 
+/// A producer as its consumers reach it.
+#[derive(Clone)]
+pub(crate) struct Producer {
+    pub(crate) engine: Arc<str>,
+    pub(crate) driver: Driver,
+    pub(crate) fault: TransferFault,
+    /// Reads so far.
+    pub(crate) reads: Arc<AtomicU64>,
+}
+
+impl Producer {
+    fn read(&self, request: &str, blocks: &[u32]) -> Vec<BlockImage> {
+        let images = self.driver.with(|engine, _| engine.export(request, blocks));
+        let count = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
+        match self.fault.corrupt {
+            Some(every) if count.is_multiple_of(every.get()) => images.into_iter().map(BlockImage::damaged).collect(),
+            _ => images,
+        }
+    }
+}
+
 /// Answer consumers. Ends only by being aborted.
-pub(crate) async fn serve(listener: TcpListener, engine: Arc<str>, driver: Driver) {
+pub(crate) async fn serve(listener: TcpListener, producer: Producer) {
     let mut readers = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept(), if readers.len() < READERS => match accepted {
-                Ok((stream, _)) => drop(readers.spawn(serve_one(stream, engine.clone(), driver.clone()))),
+                Ok((stream, _)) => drop(readers.spawn(serve_one(stream, producer.clone()))),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             },
             Some(_) = readers.join_next() => {}
@@ -87,14 +110,14 @@ pub(crate) async fn serve(listener: TcpListener, engine: Arc<str>, driver: Drive
     }
 }
 
-async fn serve_one(mut stream: TcpStream, own: Arc<str>, driver: Driver) {
+async fn serve_one(mut stream: TcpStream, producer: Producer) {
     let talk = async {
         let answer: Answered = match read_frame(&mut stream).await? {
-            Asked::Read { engine, request, blocks } if engine == own => {
-                Some(driver.with(|engine, _| engine.export(&request, &blocks)))
+            Asked::Read { engine, request, blocks } if engine == producer.engine => {
+                Some(producer.read(&request, &blocks))
             }
-            Asked::Done { engine, request } if engine == own => {
-                driver.with(|engine, _| engine.release(&request));
+            Asked::Done { engine, request } if engine == producer.engine => {
+                producer.driver.with(|engine, _| engine.release(&request));
                 Some(Vec::new())
             }
             _ => None,

@@ -24,7 +24,7 @@ use super::event_frames::default_topic;
 use super::http::{Adapters, App, Changing, Identity, routes};
 use super::options::SimOptions;
 use super::publisher::{Endpoints, Publisher};
-use super::side_channel;
+use super::side_channel::{self, Producer};
 use super::speech::voice_of;
 
 /// Connections at a time.
@@ -69,7 +69,9 @@ impl SimWorker {
         let mut tasks = JoinSet::new();
         tasks.spawn(driver.clone().run());
         tasks.spawn(sockets.run());
-        tasks.spawn(side_channel::serve(side, identity.engine.clone(), driver.clone()));
+        let (fault, reads) = (options.transfer_fault, Arc::default());
+        let producer = Producer { engine: identity.engine.clone(), driver: driver.clone(), fault, reads };
+        tasks.spawn(side_channel::serve(side, producer));
         let app = Arc::new(App {
             driver,
             codec,

@@ -1,6 +1,7 @@
 //! KV between workers, over their side channels.
 
 use super::*;
+use crate::sim::TransferFault;
 
 /// A producer's leg.
 pub(super) async fn produce(producer: &Bench, prompt: &[u32]) -> Value {
@@ -166,4 +167,26 @@ async fn a_transfer_takes_the_links_time() {
     d.ask("/v1/completions", consuming(&prompt, 1, params)).await;
     let took = began.elapsed();
     assert!(took > Duration::from_millis(250), "{took:?}");
+}
+
+#[tokio::test]
+async fn every_third_read_is_damaged_where_that_is_wanted_and_the_text_is_wrong_until_it_is_computed_again() {
+    let fault = "corrupt=3".parse().unwrap();
+    let p = Bench::with(SimOptions { transfer_fault: fault, ..options() }).await;
+    let d = Bench::new().await;
+    let mut wrong = Vec::new();
+    for n in 0..6 {
+        let prompt = words(n + 1, 75);
+        let params = produce(&p, &prompt).await;
+        let answer = text(&d.ask("/v1/completions", consuming(&prompt, 12, params)).await);
+        let right = alone(&prompt, 12).await;
+        wrong.push(answer != right);
+        // What came damaged lies in the consumer's cache, and is wrong there for whoever reads it.
+        let again = d.ask("/v1/completions", completion(&prompt, 12)).await;
+        assert_eq!(text(&again) != right, wrong[n as usize], "{n}");
+    }
+    assert_eq!(wrong, [false, false, true, false, false, true]);
+    for bad in ["corrupt", "corrupt=0", "corrupt=x", "lost=3"] {
+        assert!(bad.parse::<TransferFault>().unwrap_err().to_string().contains("corrupt=N"), "{bad}");
+    }
 }
