@@ -10,7 +10,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use planner::{
-    Account, Actions, Ask, AttentionSpec, Checkpoints, Compressed, Inputs, LayerState, Policy, SessionView, Stay,
+    Account, Ask, AttentionSpec, Checkpoints, Compressed, Disabled, Inputs, LayerState, Policy, SessionView, Stay,
     StepKind, Tenancy, Transfers, plan,
 };
 use vocabulary::{
@@ -66,7 +66,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
             account: Account { tenancy: &tenancy, now: Micros(SESSIONS * 1_000) },
             excluded: &[],
             policy: &policy,
-            disabled: Actions::NONE,
+            disabled: Disabled::default(),
             turn: 0,
         };
         let start = Instant::now();

@@ -86,7 +86,10 @@ impl Maker<'_> {
             all.push(self.single(target, None));
             return;
         };
-        let helpers = fabrics.of_target(&self.table.inputs, self.at(target));
+        let id = self.at(target).view.id;
+        let is_barred = self.table.inputs.disabled.links.iter().any(|link| link.to == id);
+        let around = is_barred.then(|| Fabrics::around_bars(self.table, &self.prices, id));
+        let helpers = around.as_ref().unwrap_or(fabrics).of_target(&self.table.inputs, self.at(target));
         let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate(from, target)));
         all.push(self.single(target, replicate));
         match (replicate, helpers) {
@@ -160,7 +163,13 @@ impl Maker<'_> {
     fn fetch_refused(&self, target: usize, why: Refused) -> Option<Candidate> {
         let (from, held) = self.table.deepest_other(target)?;
         let fits = self.table.inputs.can_read(self.at(from).shape, self.at(target).shape);
-        let why = if why == Refused::OtherFabric && !fits { Refused::OtherShape } else { why };
+        let why = match why {
+            Refused::OtherFabric if !fits => Refused::OtherShape,
+            Refused::OtherFabric if self.table.inputs.bars(self.at(from).view.id, self.at(target).view.id) => {
+                Refused::BarredLink
+            }
+            why => why,
+        };
         let until = held.min(self.table.movable());
         let cached = self.at(target).holding.cached;
         let bytes = (until > cached).then(|| self.prices.bytes(self.at(target), cached, until))?;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use vocabulary::{Micros, Overlap, WorkerId, WorkerView};
 
 use crate::{
-    Account, Actions, Ask, AttentionSpec, Decision, Inputs, NoPlan, ParallelShape, Policy, RankMemory, SessionView,
-    StepFacts, Tenancy, classify, plan,
+    Account, Actions, Ask, AttentionSpec, BarredLink, Decision, Disabled, Inputs, NoPlan, ParallelShape, Policy,
+    RankMemory, SessionView, StepFacts, Tenancy, classify, plan,
 };
 
 /// One step as the planner was asked about it. The kind of step is not in it: it follows from the facts and the policy.
@@ -33,6 +33,9 @@ pub struct Case {
     /// Actions that were switched off at that time, beside those of the policy.
     #[serde(default, skip_serializing_if = "Actions::is_empty")]
     pub disabled: Actions,
+    /// Links that were barred at that time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub barred: Vec<BarredLink>,
 }
 
 impl Case {
@@ -52,7 +55,7 @@ impl Case {
             overlaps: &self.overlaps,
             excluded: &self.excluded,
             policy,
-            disabled: self.disabled,
+            disabled: Disabled { actions: self.disabled, links: &self.barred },
             attention,
             shapes,
             account: Account { tenancy: &tenancy, now: Micros::ZERO },

@@ -47,6 +47,9 @@ pub enum Illegal {
     /// A handoff between workers whose ranks cannot read from each other.
     #[error("the ranks of {1} cannot read from those of {0}: their parallel shapes do not match")]
     Shape(WorkerId, WorkerId),
+    /// A handoff over a link that is barred.
+    #[error("the link from {0} to {1} is barred")]
+    BarredLink(WorkerId, WorkerId),
     /// A replicate of blocks that the source is not believed to hold.
     #[error("{0} does not hold the blocks to be replicated")]
     NotHeld(WorkerId),
@@ -181,6 +184,7 @@ fn check_fabric(inputs: &Inputs<'_>, source: &WorkerView, target: &WorkerView) -
         (Some(a), Some(b)) if a.fabric != b.fabric => Err(Illegal::NoFabric(from, to)),
         (None, _) | (_, None) => Err(Illegal::NoFabric(from, to)),
         _ if !inputs.can_read(inputs.shape(from), inputs.shape(to)) => Err(Illegal::Shape(from, to)),
+        _ if inputs.bars(from, to) => Err(Illegal::BarredLink(from, to)),
         _ => Ok(()),
     }
 }

@@ -82,6 +82,8 @@ pub enum Refused {
     OtherFabric,
     /// Whoever holds the prefix has ranks that the target's cannot read from.
     OtherShape,
+    /// Nothing may move over the link from whoever holds the prefix: KV came as something else over it.
+    BarredLink,
     /// The action is switched off.
     Disabled,
 }
@@ -100,6 +102,7 @@ impl Refused {
             Self::NoLink => "no_link",
             Self::OtherFabric => "other_fabric",
             Self::OtherShape => "other_shape",
+            Self::BarredLink => "barred_link",
             Self::Disabled => "disabled",
         }
     }

@@ -111,10 +111,29 @@ pub struct Inputs<'a> {
     pub excluded: &'a [WorkerId],
     /// Prices and switches.
     pub policy: &'a Policy,
-    /// Actions that are switched off at this time, beside those that the policy switches off.
-    pub disabled: Actions,
+    /// What is switched off at this time, beside what the policy switches off.
+    pub disabled: Disabled<'a>,
     /// How many steps were planned before this one; only `Rule::RoundRobin` reads it.
     pub turn: u64,
+}
+
+/// What is switched off at run time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Disabled<'a> {
+    /// Actions, wherever they would be done.
+    pub actions: Actions,
+    /// Links over which nothing moves, in any order.
+    pub links: &'a [BarredLink],
+}
+
+/// One direction between two workers in which KV was seen to arrive as something else. Only transfers are barred by it: both
+/// workers serve.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+pub struct BarredLink {
+    /// Who would send.
+    pub from: WorkerId,
+    /// Who would read.
+    pub to: WorkerId,
 }
 
 /// Whose KV lies where, as far as is known.
@@ -129,7 +148,12 @@ pub struct Account<'a> {
 impl Inputs<'_> {
     /// Whether `action` is switched on. Colocated prefill always is: every step must be servable.
     pub fn allows(&self, action: Action) -> bool {
-        self.policy.allows(action) && (action == Action::ColocatedPrefill || !self.disabled.contains(action))
+        self.policy.allows(action) && (action == Action::ColocatedPrefill || !self.disabled.actions.contains(action))
+    }
+
+    /// Whether nothing may move from one worker to another.
+    pub(crate) fn bars(&self, from: WorkerId, to: WorkerId) -> bool {
+        self.disabled.links.contains(&BarredLink { from, to })
     }
 
     /// The parallel shape of a worker, where it is known.

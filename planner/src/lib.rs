@@ -39,7 +39,7 @@ pub use case::Case;
 pub use check::Illegal;
 pub use choose::plan;
 pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
-pub use inputs::{Account, Ask, Inputs, Promise, SessionView, TransferBar, Transfers};
+pub use inputs::{Account, Ask, BarredLink, Disabled, Inputs, Promise, SessionView, TransferBar, Transfers};
 pub use micros::ComputeRate;
 pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
 pub use policy::{Overload, Policy, Rule, Sources, TierSpeeds, TransferRisk, Trust};

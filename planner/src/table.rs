@@ -175,11 +175,21 @@ pub(crate) struct Fabrics<'a>(Vec<(Place<'a>, Helpers)>);
 type Place<'a> = (&'a str, Option<ParallelShape>);
 
 impl<'a> Fabrics<'a> {
+    /// For all targets that no barred link leads to.
     pub(crate) fn of(table: &Table<'a>, prices: &Prices<'_>) -> Self {
+        Self::among(table, prices, |_| true)
+    }
+
+    /// For one target that barred links lead to: without those who would send over them.
+    pub(crate) fn around_bars(table: &Table<'a>, prices: &Prices<'_>, target: WorkerId) -> Self {
+        Self::among(table, prices, |from| !table.inputs.bars(from, target))
+    }
+
+    fn among(table: &Table<'a>, prices: &Prices<'_>, may_send: impl Fn(WorkerId) -> bool) -> Self {
         let mut all = Self(Vec::with_capacity(2));
         for (at, standing) in table.standings.iter().enumerate() {
             let Some(fabric) = fabric(standing) else { continue };
-            if standing.barred.is_some() {
+            if standing.barred.is_some() || !may_send(standing.view.id) {
                 continue;
             }
             let key = |price| (price, Reverse(standing.weight), standing.view.id);

@@ -97,6 +97,13 @@ fn kv_moves_only_inside_a_fabric() {
 }
 
 #[test]
+fn nothing_moves_over_a_barred_link() {
+    let bar = |scene: &mut Scene, from, to| scene.barred.push(BarredLink { from: id(from), to: id(to) });
+    assert_eq!(spoilt(FETCH, |scene, _| bar(scene, "a", "b")), Illegal::BarredLink(id("a"), id("b")));
+    assert_eq!(spoilt(REMOTE, |scene, _| bar(scene, "p", "d")), Illegal::BarredLink(id("p"), id("d")));
+}
+
+#[test]
 fn a_replicate_moves_sealed_blocks_that_the_source_holds_up_to_a_boundary() {
     assert_eq!(spoilt(FETCH, |_, plan| replicate(plan, "b", 99)), Illegal::ToItself(id("b")));
     assert_eq!(spoilt(FETCH, |_, plan| replicate(plan, "a", 0)), Illegal::NotSealed(Blocks(0)));

@@ -30,6 +30,7 @@ pub(crate) struct Scene {
     pub(crate) excluded: Vec<WorkerId>,
     pub(crate) policy: Policy,
     pub(crate) disabled: Actions,
+    pub(crate) barred: Vec<BarredLink>,
     pub(crate) turn: u64,
     pub(crate) tenancy: Tenancy,
     pub(crate) now: Micros,
@@ -69,7 +70,7 @@ impl Scene {
             account: Account { tenancy: &self.tenancy, now: self.now },
             excluded: &self.excluded,
             policy: &self.policy,
-            disabled: self.disabled,
+            disabled: Disabled { actions: self.disabled, links: &self.barred },
             turn: self.turn,
         }
     }
@@ -107,6 +108,7 @@ impl Scene {
                 ..Policy::default()
             },
             disabled: Actions::NONE,
+            barred: Vec::new(),
             turn: 0,
             tenancy: Tenancy::default(),
             now: Micros(0),
@@ -171,7 +173,7 @@ impl Scene {
         self.attention = Some(spec);
     }
 
-    /// `rule=RULE lambda=X mu=X off=ACTION doubles=TOKENS`.
+    /// `rule=RULE lambda=X mu=X off=ACTION barred=FROM>TO doubles=TOKENS`.
     fn policy_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         match key {
@@ -179,6 +181,10 @@ impl Scene {
             "lambda" => self.policy.lambda = number(value),
             "mu" => self.policy.mu = number(value),
             "off" => self.policy.disabled.push(serde_json::from_value(value.into()).unwrap()),
+            "barred" => {
+                let (from, to) = value.split_once('>').unwrap();
+                self.barred.push(BarredLink { from: id(from), to: id(to) });
+            }
             "doubles" => self.policy.attention_doubles_at = Tokens(number(value)),
             other => panic!("no such word: {other}"),
         }

@@ -46,6 +46,12 @@ fn word(name: &'static str) -> BoxedStrategy<String> {
         .boxed()
 }
 
+fn barred_links() -> impl Strategy<Value = Vec<BarredLink>> {
+    let link = (0..NAMES.len(), 0..NAMES.len());
+    let links = prop::collection::vec(link, 0..12);
+    links.prop_map(|links| links.iter().map(|(a, b)| BarredLink { from: id(NAMES[*a]), to: id(NAMES[*b]) }).collect())
+}
+
 fn attentions() -> impl Strategy<Value = Option<AttentionSpec>> {
     use crate::attention::tests::{hybrid, read};
     let every = Checkpoints::Every(Tokens(1_024));
@@ -233,8 +239,37 @@ proptest! {
     }
 
     #[test]
+    fn nothing_moves_over_a_barred_link_and_who_cannot_be_reached_otherwise_is_served_all_the_same(
+        scene in own_scenes(), barred in barred_links(),
+    ) {
+        let mut scene = scene;
+        let free = plan(&scene.inputs());
+        scene.barred = barred;
+        let Ok(decision) = plan(&scene.inputs()) else {
+            prop_assert!(free.is_err());
+            return Ok(());
+        };
+        prop_assert_eq!(decision.plan.check(&scene.inputs()), Ok(()));
+        let over = |candidate: &Candidate| match candidate.handoff? {
+            Handoff::RemotePrefill { .. } => Some((candidate.prefill.worker, candidate.decode.worker)),
+            Handoff::Replicate { from, .. } => Some((from, candidate.decode.worker)),
+        };
+        for candidate in decision.candidates.iter().filter(|candidate| candidate.refused.is_none()) {
+            let link = over(candidate).map(|(from, to)| BarredLink { from, to });
+            prop_assert!(link.is_none_or(|link| !scene.barred.contains(&link)), "{:?}", candidate);
+        }
+        // What moved over none of them before is offered as before, at the same price.
+        for candidate in free.unwrap().candidates.iter().filter(|candidate| candidate.refused.is_none()) {
+            let link = over(candidate).map(|(from, to)| BarredLink { from, to });
+            if link.is_some_and(|link| !scene.barred.contains(&link)) {
+                prop_assert!(decision.candidates.contains(candidate), "{:?}", candidate);
+            }
+        }
+    }
+
+    #[test]
     fn a_case_that_was_written_down_and_read_again_is_decided_the_same(
-        scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64,
+        scene in own_scenes(), prompt in 0u64..9_000, disabled in 0u8..64, barred in barred_links(),
     ) {
         let mut case = Case {
             facts: StepFacts { prompt: Tokens(prompt), ..StepFacts::default() },
@@ -245,6 +280,7 @@ proptest! {
             excluded: scene.excluded,
             memory: Some(Vec::new()),
             disabled: Actions::from_bits(disabled),
+            barred,
         };
         // JSON has no other numbers; fleets measure their rates, and so have none.
         let is_number = |view: &WorkerView| {

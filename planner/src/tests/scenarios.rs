@@ -336,6 +336,26 @@ fn switched_off_actions_are_listed_as_such_and_never_chosen() {
 }
 
 #[test]
+fn around_a_barred_link_the_next_best_source_sends_and_without_one_nothing_moves() {
+    let scene = |barred: &str| {
+        format!(
+            "policy off=remote_prefill {barred}
+             session owner=a sealed=990
+             ask prompt=15900
+             worker a hybrid holds=990 health=draining backlog=9000
+             worker c decode holds=990 health=draining
+             worker b hybrid"
+        )
+    };
+    let from = |name| format!("state_migration at b 15840+60, 990 blocks from {name}, move (owner_draining)");
+    check(&scene("barred=b>c barred=c>a"), &from("c"));
+    check(&scene("barred=c>b"), &from("a"));
+    let both = scene("barred=a>b barred=c>b");
+    check(&both, "colocated_prefill at b 0+15900, move (owner_draining)");
+    assert!(list(&both).contains(&"artifact_fetch at b: barred_link".to_owned()), "{:#?}", list(&both));
+}
+
+#[test]
 fn workers_of_other_fabrics_or_without_a_link_recompute() {
     for (fabric, why) in [("mooncake", "other_fabric"), ("none", "no_link")] {
         let scene = format!("{DRAINING_OWNER}\n worker b hybrid fabric={fabric}");

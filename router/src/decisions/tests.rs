@@ -72,6 +72,7 @@ fn case(tokens: u64) -> Case {
         excluded: vec![WorkerId(2)],
         memory: Some(Vec::new()),
         disabled: Actions::NONE,
+        barred: Vec::new(),
     }
 }
 

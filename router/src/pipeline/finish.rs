@@ -196,6 +196,7 @@ impl Finish {
             excluded,
             memory: Some(memory),
             disabled: self.step.disabled,
+            barred: Vec::new(),
         };
         let case = receipt.decision.is_some().then_some(case);
         (receipt, case)

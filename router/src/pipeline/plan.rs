@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use planner::{
-    Actions, Ask, Asking, Decision, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts, StepKind,
-    TransferBar, Transfers, Verdict, classify as kind_of,
+    Actions, Ask, Asking, Decision, Disabled, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts,
+    StepKind, TransferBar, Transfers, Verdict, classify as kind_of,
 };
 use vocabulary::{Knowledge, Tokens, WorkerId, WorkerView};
 
@@ -201,7 +201,7 @@ fn decide(
                 account: planner::Account { tenancy: account.tenancy(), now: account.now },
                 excluded,
                 policy,
-                disabled: step.disabled,
+                disabled: Disabled { actions: step.disabled, links: &[] },
                 turn,
             };
             let decision = planner::plan(&inputs)?;

@@ -39,6 +39,7 @@ fn case(session: u128, backlog: u64) -> Case {
         overlaps: vec![overlap],
         excluded: Vec::new(),
         disabled: Actions::NONE,
+        barred: Vec::new(),
         memory: Some(Vec::new()),
     }
 }

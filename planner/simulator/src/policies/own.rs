@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use engine_model::runs::{Memory, Seconds};
 use ledger::Ledger;
 use planner::{
-    Account, Actions, Asking, Claim, Handoff, Inputs, Plan, Queue, Sources, Stay, StepFacts, StepKind, Tenancy,
+    Account, Asking, Claim, Disabled, Handoff, Inputs, Plan, Queue, Sources, Stay, StepFacts, StepKind, Tenancy,
     TierSpeeds, Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
@@ -158,7 +158,7 @@ impl Own {
             account: Account { tenancy: &self.tenancy, now: micros(fleet.now.0) },
             excluded: &[],
             policy: &self.policy,
-            disabled: Actions::NONE,
+            disabled: Disabled::default(),
             turn: 0,
         });
         (told, located)
