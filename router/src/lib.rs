@@ -8,6 +8,7 @@ pub mod checkpoints;
 pub mod cli;
 mod closed_loop;
 pub mod config;
+pub mod correctness;
 mod ctl;
 pub mod decisions;
 pub mod demo;

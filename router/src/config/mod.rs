@@ -13,6 +13,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::auth::AuthConfig;
+use crate::correctness::CorrectnessConfig;
 use crate::decisions::DecisionsConfig;
 use crate::exchange::trouble::OnFailure;
 use crate::identity::IdentityConfig;
@@ -48,6 +49,8 @@ pub struct Config {
     pub steering: SteeringConfig,
     /// The control group that actions are held against.
     pub guardrail: GuardrailConfig,
+    /// Which transfers are checked.
+    pub correctness: CorrectnessConfig,
     /// Prices and switches of the planner.
     pub planner: Policy,
     /// The ledger of owners and sessions.
@@ -247,7 +250,11 @@ impl Config {
 
     /// Of the sections that know their own bounds.
     fn problem(&self) -> Option<(&'static str, &'static str)> {
-        self.cluster.problem().or_else(|| self.soft_state.problem()).or_else(|| self.decisions.problem())
+        self.cluster
+            .problem()
+            .or_else(|| self.soft_state.problem())
+            .or_else(|| self.decisions.problem())
+            .or_else(|| self.correctness.problem())
     }
 
     /// What no single field can say.

@@ -12,6 +12,7 @@ mod endpoints;
 mod error;
 mod explain;
 mod filters;
+mod links;
 mod lists;
 mod output;
 mod snapshot;
@@ -196,6 +197,8 @@ enum CtlCommand {
     },
     /// Who decides where steps go, at every endpoint; with a mode or a share it is set there until its next start.
     Mode(steering::ModeArgs),
+    /// Links over which nothing moves, because KV came as something else over them, at every endpoint.
+    Links(links::LinksArgs),
     /// The nodes of the cluster.
     #[command(subcommand)]
     Member(cluster::MemberCommand),
@@ -310,6 +313,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Decisions(args) => steering::decisions(&client, args, output).await,
         CtlCommand::Explain { request } => explain::explain(&client, *request, output).await,
         CtlCommand::Mode(args) => steering::mode(&client, args, output).await,
+        CtlCommand::Links(args) => links::links(&client, args, output).await,
         CtlCommand::Member(command) => cluster::member(&client, command, output).await,
         CtlCommand::MoveLeader { node } => {
             writes::run(&client, cluster::free(Method::POST, "cluster/leader", json!({"node": node})), output).await

@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use vocabulary::{ModelId, RequestId, WorkerId};
 
 use crate::config::units::Size;
+use crate::correctness::Correctness;
 use crate::foretelling::Foretelling;
 use crate::guardrail::Guardrail;
 use crate::pipeline::receipt::{Receipt, Receipts};
@@ -122,6 +123,8 @@ pub struct Decisions {
     pub foretelling: Foretelling,
     /// Whether actions make sessions slower than the bypass.
     pub guardrail: Guardrail,
+    /// Whether KV arrives as what was sent.
+    pub correctness: Correctness,
     log: Option<Writer>,
     folder: PathBuf,
 }
@@ -156,8 +159,8 @@ impl Decisions {
         let open = |bound| Writer::open(folder, bound, (&head, metrics));
         let log = Bound::of(config.log.0 as u64).map(open).transpose();
         let log = log.map_err(|source| DecisionLogError { folder: folder.to_owned(), source })?;
-        let (foretelling, guardrail) = Default::default();
-        Ok(Self { receipts, foretelling, guardrail, log, folder: folder.to_owned() })
+        let (foretelling, guardrail, correctness) = Default::default();
+        Ok(Self { receipts, foretelling, guardrail, correctness, log, folder: folder.to_owned() })
     }
 
     /// Files a finished step. `case` is what the planner was asked, where it was asked.

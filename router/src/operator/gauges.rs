@@ -24,6 +24,7 @@ pub(super) fn refresh(gateway: &Gateway) {
     identity(gateway);
     guarded(gateway);
     gateway.metrics.decisions.waiting.set(signed(gateway.policies.account().waiting() as u64));
+    gateway.metrics.decisions.barred_links.set(signed(gateway.decisions.correctness.links().len() as u64));
     workers(gateway);
     exchange(gateway);
 }

@@ -8,6 +8,7 @@ mod artifacts;
 mod audit;
 mod backup;
 mod cluster;
+mod correctness;
 mod custody;
 mod desk;
 mod document;
@@ -100,6 +101,8 @@ fn other_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(document::document))
         .routes(routes!(steering::mode, steering::set_mode, steering::patch_mode))
         .routes(routes!(guardrail::guardrail))
+        .routes(routes!(correctness::correctness))
+        .routes(routes!(correctness::clear))
         .routes(routes!(steering::decisions))
         .routes(routes!(steering::decision))
 }

@@ -9,6 +9,7 @@ use std::time::Instant;
 use axum::extract::State;
 use ownership::View;
 use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, ReplicateReadonly, Session};
+use planner::BarredLink;
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{ArtifactId, Bytes, Health, Micros, ModelId, Owner, SessionId, TenantId, WorkerId, WorkerView};
@@ -252,6 +253,12 @@ fn check_way(gateway: &Gateway, source: WorkerId, target: WorkerId) -> Result<()
         return Err(cannot(
             "one of the workers cannot be reached",
             "Look at GET /ownerserve/v1/workers, and try again.",
+        ));
+    }
+    if gateway.decisions.correctness.links().contains(&BarredLink { from: source.id, to: target.id }) {
+        return Err(cannot(
+            "the link is barred, because KV came over it as something else",
+            "See GET /ownerserve/v1/correctness; DELETE clears it.",
         ));
     }
     let fabric = |worker: &WorkerView| worker.link.as_ref().map(|link| link.fabric.clone());

@@ -10,6 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use vocabulary::WorkerId;
 
+use super::correctness;
 use super::desk::Desk;
 use super::fresh::Fresh;
 use super::gauges;
@@ -40,11 +41,11 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `audit` or `files`.
+    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit` or `files`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
     /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
-    /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of the audit log `failed`;
+    /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
     /// of files that cannot be read what they hold.
     cause: &'static str,
     /// In words.
@@ -112,6 +113,8 @@ impl Readiness {
                     .into(),
         });
         let slower = guardrail::told(gateway).map(|(cause, detail)| Degraded { what: "guardrail", cause, detail });
+        let barred =
+            correctness::told(gateway).map(|detail| Degraded { what: "correctness", cause: "wrong_text", detail });
         let audit = desk.audit.is_broken().then(|| Degraded {
             what: "audit",
             cause: "failed",
@@ -128,6 +131,7 @@ impl Readiness {
             .chain(redis)
             .chain(Self::of_identity(gateway))
             .chain(slower)
+            .chain(barred)
             .chain(audit)
             .chain(files)
             .collect();

@@ -18,6 +18,7 @@ use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use super::turns::Waited;
+use super::verify::sample;
 use crate::gateway::Gateway;
 use crate::guardrail::{Arm, Step};
 use crate::identity::agreement::{Counts, Finds, LATE};
@@ -105,7 +106,10 @@ impl Finish {
         let gateway = self.gateway.clone();
         if ending == Ending::Complete && self.step.ask.transfers == Transfers::Allowed {
             let session = self.step.located.session.id;
-            if let Some(kept) = Kept::of(&mut self.step) {
+            if let Some(kept) = Kept::of(&mut self.step).map(Arc::new) {
+                if seen.moved > Bytes::ZERO {
+                    sample(&gateway, &self.planned.plan, &kept);
+                }
                 gateway.remembered.prompts.keep(session, kept);
             }
         }
@@ -196,7 +200,7 @@ impl Finish {
             excluded,
             memory: Some(memory),
             disabled: self.step.disabled,
-            barred: Vec::new(),
+            barred: self.step.barred,
         };
         let case = receipt.decision.is_some().then_some(case);
         (receipt, case)

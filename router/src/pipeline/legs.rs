@@ -192,6 +192,11 @@ impl Legs {
 
     /// Sends a leg whose text nobody reads, and reads what its answer tells.
     pub async fn silent(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Answer, LegError> {
+        self.whole_answer(leg, path, body).await.map(|(_, answer)| answer)
+    }
+
+    /// Sends a leg that no client reads: its answer's text, and what it tells.
+    pub async fn whole_answer(&self, leg: &Leg, path: &str, body: Bytes) -> Result<(Bytes, Answer), LegError> {
         let sent = async {
             let answer = self.send(leg, path, body).await?;
             match answer.status() {
@@ -202,7 +207,7 @@ impl Legs {
             .await
         };
         match tokio::time::timeout(SILENT_LEG_LIMIT, sent).await {
-            Ok(Ok(Opened::Whole(_, answer))) => Ok(answer),
+            Ok(Ok(Opened::Whole(whole, answer))) => Ok((whole.into_body(), answer)),
             Ok(Ok(Opened::Stream(..))) => Err(LegError::Broken),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(LegError::Upstream(UpstreamError::Timeout(SILENT_LEG_LIMIT))),

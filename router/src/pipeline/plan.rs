@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use planner::{
-    Actions, Ask, Asking, Decision, Disabled, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory, Rule, StepFacts,
-    StepKind, TransferBar, Transfers, Verdict, classify as kind_of,
+    Actions, Ask, Asking, BarredLink, Decision, Disabled, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory,
+    Rule, StepFacts, StepKind, TransferBar, Transfers, Verdict, classify as kind_of,
 };
 use vocabulary::{Knowledge, Tokens, WorkerId, WorkerView};
 
@@ -84,6 +84,8 @@ pub struct Classified {
     pub disabled: Actions,
     /// What keeps a broken answer from going on elsewhere.
     pub unresumable: Option<Unresumable>,
+    /// Links that are barred.
+    pub barred: Vec<BarredLink>,
 }
 
 /// What a step is to be done by.
@@ -139,8 +141,9 @@ pub fn classify(gateway: &Gateway, located: Located) -> Classified {
     };
     let steering = gateway.steering.get();
     let (mode, arm) = (steering.mode_of(located.pin), steering.arm_of(located.pin));
+    let barred = gateway.decisions.correctness.links();
     let unresumable = unresumable(&located.prefixed);
-    Classified { mode, arm, disabled: steering.disabled, step, ask, located, unresumable }
+    Classified { mode, arm, disabled: steering.disabled, barred, step, ask, located, unresumable }
 }
 
 fn transfers(located: &Located) -> Transfers {
@@ -201,7 +204,7 @@ fn decide(
                 account: planner::Account { tenancy: account.tenancy(), now: account.now },
                 excluded,
                 policy,
-                disabled: Disabled { actions: step.disabled, links: &[] },
+                disabled: Disabled { actions: step.disabled, links: &step.barred },
                 turn,
             };
             let decision = planner::plan(&inputs)?;

@@ -125,7 +125,8 @@ impl Prompts {
     }
 
     /// Keeps a session's newest prompt in place of its last one.
-    pub fn keep(&self, session: SessionId, kept: Kept) {
+    pub fn keep(&self, session: SessionId, kept: impl Into<Arc<Kept>>) {
+        let kept = kept.into();
         let size = kept.size();
         let mut shelf = self.shelf.lock();
         shelf.remove(session);
@@ -140,7 +141,7 @@ impl Prompts {
             shelf.next += 1;
             shelf.bytes += size;
             shelf.by_age.insert(age, session);
-            shelf.by_session.insert(session, (age, Arc::new(kept)));
+            shelf.by_session.insert(session, (age, kept));
         }
     }
 

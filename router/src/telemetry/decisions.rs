@@ -3,6 +3,7 @@
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{Families, SECONDS};
+use crate::correctness::Outcome;
 use crate::pipeline::turns::Until;
 
 /// Counted where it happens; clones share their values.
@@ -27,6 +28,10 @@ pub struct DecisionMetrics {
     pub guard_sessions: IntGaugeVec,
     /// `guardrail_reverted{action}`: 1 while it is switched off because it made sessions slower.
     pub reverted: IntGaugeVec,
+    /// `correctness_checks_total{result}`: transfers that were to be checked, by what came of it.
+    pub checks: IntCounterVec,
+    /// `correctness_barred_links`: refreshed when scraped.
+    pub barred_links: IntGauge,
 }
 
 impl DecisionMetrics {
@@ -43,7 +48,15 @@ impl DecisionMetrics {
             (&["until"], SECONDS),
         );
         Until::ALL.iter().for_each(|until| drop(waited.with_label_values(&[until.as_str()])));
+        let checks = f.counters(
+            "correctness_checks_total",
+            "Transfers whose KV was held against computing the prompt, by result; no_room where another check was running.",
+            &["result"],
+        );
+        Outcome::ALL.iter().for_each(|outcome| drop(checks.with_label_values(&[outcome.as_str()])));
         Self {
+            checks,
+            barred_links: f.gauge("correctness_barred_links", "Links over which nothing moves, because KV came as something else."),
             waiting: f.gauge("steps_waiting", "Steps that wait rather than push out others' KV."),
             waited,
             records,

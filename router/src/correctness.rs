@@ -1,0 +1,259 @@
+//! Whether KV arrives as what was sent: some transfers are checked, and a link that fails a check is barred until an operator clears it.
+//!
+//! It holds what is known, and judges; who is asked is in `pipeline/verify`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use planner::{Action, BarredLink};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Section `[correctness]`.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CorrectnessConfig {
+    /// Of so many transfers over a link one is checked, the first one included; 0 checks none.
+    pub one_in: u32,
+    /// Where an engine's two likeliest next tokens are not further apart than this, as log-probabilities, it may say either.
+    pub noise: f64,
+}
+
+impl CorrectnessConfig {
+    /// What cannot be, and what is accepted.
+    pub fn problem(self) -> Option<(&'static str, &'static str)> {
+        (!(0.0..=1.0).contains(&self.noise)).then_some(("correctness.noise", "accepted is 0.0 to 1.0"))
+    }
+}
+
+impl Default for CorrectnessConfig {
+    fn default() -> Self {
+        Self { one_in: 16, noise: 1e-4 }
+    }
+}
+
+/// What a check came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// What was transferred says what computing says, or differs by rounding.
+    Same,
+    /// It says something else.
+    Mismatch,
+    /// Two engines that computed the prompt do not agree with each other: nobody is blamed.
+    Unclear,
+    /// What was transferred is not there any more, or an engine has no fresh cache to compute in.
+    NotComparable,
+    /// Somebody did not answer.
+    Failed,
+    /// Another check was running.
+    NoRoom,
+}
+
+impl Outcome {
+    /// Every outcome.
+    pub const ALL: [Self; 6] =
+        [Self::Same, Self::Mismatch, Self::Unclear, Self::NotComparable, Self::Failed, Self::NoRoom];
+
+    /// The word for metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Mismatch => "mismatch",
+            Self::Unclear => "unclear",
+            Self::NotComparable => "not_comparable",
+            Self::Failed => "failed",
+            Self::NoRoom => "no_room",
+        }
+    }
+}
+
+/// What an engine says to a prompt: tokens at temperature 0, each with how far it is ahead of the next likely one.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Said(Vec<(String, Option<f64>)>);
+
+impl Said {
+    /// Of an answer of `/v1/completions`. An engine that tells no log-probabilities says all its text at once.
+    pub fn read(answer: &[u8]) -> Option<Self> {
+        let answer: Value = serde_json::from_slice(answer).ok()?;
+        let choice = answer.get("choices")?.get(0)?;
+        let Some(tokens) = choice["logprobs"]["tokens"].as_array() else {
+            let text = choice["text"].as_str().filter(|text| !text.is_empty())?;
+            return Some(Self(vec![(text.to_owned(), None)]));
+        };
+        let told = tokens.iter().enumerate().map(|(at, token)| {
+            let lead = choice["logprobs"]["top_logprobs"].get(at).and_then(lead);
+            Some((token.as_str()?.to_owned(), lead))
+        });
+        told.collect::<Option<Vec<_>>>().filter(|told| !told.is_empty()).map(Self)
+    }
+
+    /// Whether both say the same, or part where one of them may have said either.
+    pub fn agrees(&self, other: &Self, noise: f64) -> bool {
+        let Some((own, others)) = self.0.iter().zip(&other.0).find(|(own, others)| own.0 != others.0) else {
+            return self.0.len() == other.0.len();
+        };
+        let may_say_either = |lead: Option<f64>| lead.is_some_and(|lead| lead <= noise);
+        may_say_either(own.1) || may_say_either(others.1)
+    }
+}
+
+fn lead(top: &Value) -> Option<f64> {
+    let mut likely: Vec<f64> = top.as_object()?.values().filter_map(Value::as_f64).collect();
+    likely.sort_unstable_by(|a, b| b.total_cmp(a));
+    Some(likely.first()? - likely.get(1)?)
+}
+
+/// A link that failed a check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Barred {
+    /// Which.
+    pub link: BarredLink,
+    /// What the transfer was for.
+    pub action: Action,
+    /// Since when, milliseconds since 1970.
+    pub since_unix_ms: u64,
+}
+
+/// Whether a transfer is checked.
+#[derive(Debug)]
+pub enum Turn {
+    /// It is not its turn.
+    Not,
+    /// It is, and another one is running.
+    NoRoom,
+    /// It is. One check runs at a time, for as long as this is held.
+    Check(OwnedSemaphorePermit),
+}
+
+/// What this router's checks have shown since it started. Links are pairs of configured workers.
+#[derive(Debug)]
+pub struct Correctness {
+    since_check: Mutex<BTreeMap<BarredLink, u32>>,
+    barred: Mutex<Vec<Barred>>,
+    place: Arc<Semaphore>,
+}
+
+impl Default for Correctness {
+    fn default() -> Self {
+        Self { since_check: Mutex::default(), barred: Mutex::default(), place: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+impl Correctness {
+    /// Counts a transfer. One that found no room leaves its turn to the next.
+    pub fn turn(&self, link: BarredLink, one_in: u32) -> Turn {
+        if one_in == 0 {
+            return Turn::Not;
+        }
+        let mut all = self.since_check.lock();
+        let since = all.entry(link).or_insert(one_in - 1);
+        *since = since.saturating_add(1);
+        if *since < one_in {
+            return Turn::Not;
+        }
+        let Ok(place) = self.place.clone().try_acquire_owned() else { return Turn::NoRoom };
+        *since = 0;
+        Turn::Check(place)
+    }
+
+    /// Bars a link. Whether it was free before.
+    pub fn bar(&self, barred: Barred) -> bool {
+        let mut all = self.barred.lock();
+        let is_new = !all.iter().any(|known| known.link == barred.link);
+        if is_new {
+            all.push(barred);
+        }
+        is_new
+    }
+
+    /// Lets a link carry transfers again; the next one is checked. Whether it was barred.
+    pub fn clear(&self, link: BarredLink) -> bool {
+        let mut all = self.barred.lock();
+        let before = all.len();
+        all.retain(|barred| barred.link != link);
+        self.since_check.lock().remove(&link);
+        all.len() < before
+    }
+
+    /// Every barred link, the oldest first.
+    pub fn barred(&self) -> Vec<Barred> {
+        self.barred.lock().clone()
+    }
+
+    /// The links alone.
+    pub fn links(&self) -> Vec<BarredLink> {
+        self.barred.lock().iter().map(|barred| barred.link).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use vocabulary::WorkerId;
+
+    use super::*;
+
+    const LINK: BarredLink = BarredLink { from: WorkerId(1), to: WorkerId(2) };
+
+    fn said(tokens: &[(&str, f64)]) -> Said {
+        let top: Vec<_> = tokens.iter().map(|(token, lead)| json!({*token: -0.5, "other": -0.5 - lead})).collect();
+        let tokens: Vec<_> = tokens.iter().map(|(token, _)| *token).collect();
+        let answer = json!({"choices": [{"text": "", "logprobs": {"tokens": tokens, "top_logprobs": top}}]});
+        Said::read(answer.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn tokens_that_differ_are_a_difference_unless_either_engine_may_have_said_both() {
+        let own = said(&[("a", 1.0), ("b", 0.5)]);
+        let agrees = |other: &Said| own.agrees(other, 1e-4);
+        assert!(agrees(&own));
+        assert!(!agrees(&said(&[("a", 1.0), ("c", 0.5)])));
+        assert!(agrees(&said(&[("a", 1.0), ("c", 0.000_05)])), "rounding");
+        assert!(!agrees(&said(&[("a", 0.000_05), ("c", 0.5)])), "only where they part");
+        assert!(!agrees(&said(&[("a", 1.0)])), "one ended before");
+        let close = said(&[("a", 1.0), ("b", 0.000_05)]);
+        assert!(close.agrees(&said(&[("a", 1.0), ("c", 0.5)]), 1e-4));
+    }
+
+    #[test]
+    fn an_engine_without_log_probabilities_is_compared_by_its_text() {
+        let read =
+            |text: &str| Said::read(json!({"choices": [{"text": text, "logprobs": null}]}).to_string().as_bytes());
+        assert!(read("one").unwrap().agrees(&read("one").unwrap(), 1e-4));
+        assert!(!read("one").unwrap().agrees(&read("two").unwrap(), 1.0));
+        assert_eq!(read(""), None);
+        assert!([&b"{}"[..], b"no", b"{\"choices\":[]}"].into_iter().all(|answer| Said::read(answer).is_none()));
+    }
+
+    #[test]
+    fn the_first_transfer_of_a_link_is_checked_and_then_one_in_so_many() {
+        let all = Correctness::default();
+        let turns =
+            |link, count| -> Vec<bool> { (0..count).map(|_| matches!(all.turn(link, 3), Turn::Check(_))).collect() };
+        assert_eq!(turns(LINK, 7), [true, false, false, true, false, false, true]);
+        assert_eq!(turns(BarredLink { from: WorkerId(3), ..LINK }, 2), [true, false]);
+        assert!(matches!(all.turn(LINK, 0), Turn::Not));
+    }
+
+    #[test]
+    fn a_transfer_that_finds_a_check_running_leaves_its_turn_to_the_next() {
+        let all = Correctness::default();
+        let Turn::Check(place) = all.turn(LINK, 2) else { panic!("the first is checked") };
+        assert!(matches!(all.turn(LINK, 2), Turn::Not));
+        assert!(matches!(all.turn(LINK, 2), Turn::NoRoom));
+        drop(place);
+        assert!(matches!(all.turn(LINK, 2), Turn::Check(_)));
+    }
+
+    #[test]
+    fn a_link_is_barred_once_and_until_it_is_cleared() {
+        let all = Correctness::default();
+        let barred = Barred { link: LINK, action: Action::RemotePrefill, since_unix_ms: 1 };
+        assert!(all.bar(barred) && !all.bar(Barred { since_unix_ms: 2, ..barred }));
+        assert_eq!((all.barred(), all.links()), (vec![barred], vec![LINK]));
+        assert!(all.clear(LINK) && !all.clear(LINK));
+        assert!(all.links().is_empty());
+    }
+}

@@ -1,0 +1,46 @@
+//! Barred links: which there are at every router, and to clear one everywhere. Each router checks its own transfers.
+
+use clap::{Args, Subcommand};
+use http::Method;
+use serde_json::json;
+
+use super::args::WorkerArg;
+use super::client::Client;
+use super::endpoints::{ask_all, said, tell, tell_done};
+use super::error::CtlError;
+use super::output::Output;
+use super::table::Column;
+
+#[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct LinksArgs {
+    #[command(subcommand)]
+    command: Option<LinksCommand>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum LinksCommand {
+    /// Lets KV move from one worker to another again, at every endpoint.
+    Clear {
+        /// Who sends, by id or URL.
+        from: WorkerArg,
+        /// Who reads, by id or URL.
+        to: WorkerArg,
+    },
+}
+
+const LINKS: [Column; 3] = [("ENDPOINT", "/endpoint"), ("ONE IN", "/answer/one_in"), ("BARRED", "/answer/barred")];
+
+/// Shows every endpoint's barred links, or clears one.
+pub(crate) async fn links(client: &Client, args: &LinksArgs, output: Output) -> Result<(), CtlError> {
+    let Some(LinksCommand::Clear { from, to }) = &args.command else {
+        return tell(&ask_all(client, "correctness").await, &LINKS, output);
+    };
+    let path = format!("correctness/{from}/{to}");
+    let clear = |endpoint: &String| {
+        let (client, path) = (client.at(endpoint), &path);
+        async move { said(&client.endpoints[0], client.write((Method::DELETE, path), &json!({}), None).await) }
+    };
+    let answers = futures::future::join_all(client.endpoints.iter().map(clear)).await;
+    tell_done(&answers, &LINKS, output)
+}

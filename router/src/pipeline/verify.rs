@@ -1,0 +1,160 @@
+//! Checks a transfer once its step is over: who read the KV, and who computes the prompt itself, are asked for the same few tokens.
+//!
+//! No client waits for it, and one check runs at a time.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use planner::{BarredLink, Handoff, Leg, Plan};
+use serde_json::json;
+use vocabulary::{DpRank, Health, Tokens, WorkerId};
+
+use super::legs::Legs;
+use super::prompts::Kept;
+use crate::correctness::{Barred, Outcome, Said, Turn};
+use crate::gateway::Gateway;
+use crate::incoming::new_request_id;
+
+/// Tokens that are compared.
+const TOKENS: u32 = 4;
+const PATH: &str = "/v1/completions";
+
+/// The link that a plan's KV moves over.
+fn link(plan: &Plan) -> Option<BarredLink> {
+    let from = match plan.handoff? {
+        Handoff::RemotePrefill { .. } => plan.prefill.worker,
+        Handoff::Replicate { from, .. } => from,
+    };
+    Some(BarredLink { from, to: plan.target() })
+}
+
+/// Checks the transfer of a step that is complete, if it is its turn.
+pub(super) fn sample(gateway: &Arc<Gateway>, plan: &Plan, kept: &Arc<Kept>) {
+    let Some(link) = link(plan) else { return };
+    let count = |outcome: Outcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
+    let place = match gateway.decisions.correctness.turn(link, gateway.config.correctness.one_in) {
+        Turn::Not => return,
+        Turn::NoRoom => return count(Outcome::NoRoom),
+        Turn::Check(place) => place,
+    };
+    let (gateway, plan, kept) = (gateway.clone(), *plan, kept.clone());
+    tokio::spawn(async move {
+        let outcome = Check { gateway: &gateway, plan: &plan, kept: &kept, link }.run().await;
+        gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
+        if outcome == Outcome::Mismatch {
+            bar(&gateway, Barred { link, action: plan.action, since_unix_ms: unix_ms() });
+        }
+        drop(place);
+    });
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+fn bar(gateway: &Gateway, barred: Barred) {
+    if gateway.decisions.correctness.bar(barred) {
+        let BarredLink { from, to } = barred.link;
+        let [source, target] = [from, to]
+            .map(|id| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.endpoint().to_string()));
+        tracing::warn!(%source, %target, action = %barred.action,
+            "KV that moved between them says something else than the prompt that it was computed from: nothing moves there any \
+             more; see to the transfer, restart the target, which has such blocks in its cache, and clear the link");
+    }
+}
+
+/// One transfer to be checked.
+struct Check<'a> {
+    gateway: &'a Arc<Gateway>,
+    plan: &'a Plan,
+    kept: &'a Arc<Kept>,
+    link: BarredLink,
+}
+
+impl Check<'_> {
+    async fn run(&self) -> Outcome {
+        match self.compare().await {
+            Ok(outcome) | Err(outcome) => outcome,
+        }
+    }
+
+    async fn compare(&self) -> Result<Outcome, Outcome> {
+        let kept = self.kept.clone();
+        let read = move || Some(kept.tokens.read(&kept.chain)?.into_owned());
+        let ids = self.gateway.remembered.prompts.read(read).await.map_err(|_| Outcome::Failed)?;
+        let target = self.plan.decode.worker;
+        let leg = |worker, rank| Leg { worker, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
+        let at_target = leg(target, self.plan.decode.rank);
+        let (read, found) = self.ask(&at_target, &ids, self.kept.salt.as_deref()).await?;
+        if found.is_some_and(|found| found + self.block() < self.transferred(&ids)) {
+            return Err(Outcome::NotComparable);
+        }
+        let noise = self.gateway.config.correctness.noise;
+        let prompt = Tokens(ids.len() as u64);
+        let mut computed: Option<Said> = None;
+        // The target itself has the last word: it rounds as it does when it reads.
+        for worker in self.elsewhere().into_iter().chain([target]) {
+            let rank = if worker == target { self.plan.decode.rank } else { DpRank(0) };
+            let salt = format!("check-{}", new_request_id());
+            let referee = Leg { tokens_computed: prompt, ..leg(worker, rank) };
+            let (said, found) = self.ask(&referee, &ids, Some(&salt)).await?;
+            if found.is_some_and(|found| found > Tokens::ZERO) {
+                return Err(Outcome::NotComparable);
+            }
+            if read.agrees(&said, noise) {
+                return Ok(if computed.is_none() { Outcome::Same } else { Outcome::Unclear });
+            }
+            if computed.as_ref().is_some_and(|computed| !computed.agrees(&said, noise)) {
+                return Ok(Outcome::Unclear);
+            }
+            computed = Some(said);
+        }
+        Ok(Outcome::Mismatch)
+    }
+
+    /// What a worker says, and how much of the prompt it found in its cache where it tells.
+    async fn ask(&self, leg: &Leg, ids: &[u32], salt: Option<&str>) -> Result<(Said, Option<Tokens>), Outcome> {
+        let mut body = json!({
+            "model": self.kept.model.to_string(), "prompt": ids, "max_tokens": TOKENS, "temperature": 0,
+            "ignore_eos": true, "logprobs": 2, "stream": false,
+        });
+        if let Some(salt) = salt {
+            body["cache_salt"] = json!(salt);
+        }
+        let legs = Legs::unasked(self.gateway);
+        let counted = legs.dispatch(leg);
+        let answer = legs.whole_answer(leg, PATH, body.to_string().into()).await;
+        drop(counted);
+        let (text, answer) = answer.map_err(|_| Outcome::Failed)?;
+        let said = Said::read(&text).ok_or(Outcome::Failed)?;
+        Ok((said, answer.usage.and_then(|usage| usage.cached)))
+    }
+
+    /// Leading tokens that came over the link.
+    fn transferred(&self, ids: &[u32]) -> Tokens {
+        match self.plan.handoff {
+            Some(Handoff::Replicate { blocks, .. }) => blocks.tokens(self.kept.chain.block),
+            _ => Tokens(ids.len() as u64),
+        }
+    }
+
+    /// What an engine may compute again of what it has: the block that the prompt ends in.
+    fn block(&self) -> Tokens {
+        let fleet = self.gateway.fleet().snapshot();
+        let target = fleet.iter().find(|view| view.id == self.link.to);
+        target.map_or(Tokens::ZERO, |view| view.capacity.block).max(self.kept.chain.block)
+    }
+
+    /// Who can compute the prompt beside the target: rather somebody outside of the link, and who has little to do.
+    fn elsewhere(&self) -> Option<WorkerId> {
+        let fleet = self.gateway.fleet().snapshot();
+        let can = fleet.iter().filter(|view| {
+            view.id != self.link.to
+                && view.health == Health::Ready
+                && view.role.decodes()
+                && view.models.contains(&self.kept.model)
+        });
+        let best = can.min_by_key(|view| (view.id == self.link.from, view.load.running + view.load.waiting, view.id));
+        best.map(|view| view.id)
+    }
+}

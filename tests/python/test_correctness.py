@@ -1,0 +1,90 @@
+"""A link that brings damaged KV is found and barred; a sound one never is."""
+
+import json
+
+import pytest
+from harness.cluster import Serve, SimWorker
+from harness.operator import Operator, ctl
+from harness.processes import until
+from harness.talk import TEXT, Talk, busy, decisions, prose
+
+SIM = ("--speed-up", "4")
+# Who serves a step is to think much of those whose answers it would slow down: long prompts are computed elsewhere.
+SETTINGS = (TEXT, "planner.mu=20")
+RESULTS = ["same", "mismatch", "unclear", "not_comparable", "failed", "no_room"]
+
+
+class Fleet:
+    """A prefiller whose KV is damaged on its way, a sound one, and a decoder that answers others."""
+
+    def __init__(self, fault: str, *settings: str):
+        self.bad = SimWorker("prefill", *SIM, "--transfer-fault", fault)
+        self.good, self.decoder = SimWorker("prefill", *SIM), SimWorker("decode", *SIM)
+        self.workers = [worker.wait() for worker in (self.bad, self.good, self.decoder)]
+        self.serve = Serve([f"{worker.url}#{worker.role}" for worker in self.workers], settings=(*SETTINGS, *settings)).wait()
+        self.operator, self.asked = Operator(self.serve.operator), 0
+        ids = {line["endpoint"]: line["id"] for line in self.operator.get("workers").ok()["workers"]}
+        self.ids = {worker: ids[worker.url] for worker in self.workers}
+
+    def stop(self) -> None:
+        self.serve.stop()
+        for worker in self.workers:
+            worker.process.stop()
+
+    def checks(self) -> dict[str, float]:
+        return {result: self.serve.metric("correctness_checks_total", result=result) for result in RESULTS}
+
+    def barred(self) -> list[tuple[str, str]]:
+        return [(link["from"], link["to"]) for link in self.operator.get("correctness").ok()["barred"]]
+
+    def step(self) -> str | None:
+        """A new long prompt; who computed it for the decoder."""
+        self.asked += 1
+        Talk(self.serve.url, f"s-{self.asked}", prose(1500, 500 + self.asked)).say("What next?", tokens=2)
+        newest = decisions(self.serve, 1)[0]
+        assert newest["seen"]["ending"] == "complete", newest
+        plan = newest["decision"]["plan"]
+        return plan["prefill"]["worker"] if plan["action"] == "remote_prefill" else None
+
+
+@pytest.fixture
+def fleet(request):
+    fleet = Fleet(*request.param)
+    yield fleet
+    fleet.stop()
+
+
+@pytest.mark.parametrize("fleet", [("corrupt=1",), ("corrupt=3", "correctness.one_in=1")], indirect=True)
+def test_a_corrupting_link_is_barred_within_20_transfers_and_a_sound_one_never(fleet):
+    bad, good, decoder = (fleet.ids[worker] for worker in fleet.workers)
+    always = fleet.operator.get("correctness").ok()["one_in"] == 1
+    over_bad, over_good = 0, 0
+    with busy(fleet.decoder, clients=8, words=20):
+        until("the decoder answers others", lambda: fleet.decoder.running() >= 8)
+
+        def settled():
+            return not always or sum(fleet.checks().values()) == over_bad + over_good
+
+        while over_bad < 20 and not fleet.barred():
+            assert fleet.asked < 60, (over_bad, over_good, fleet.checks())
+            by = fleet.step()
+            over_bad, over_good = over_bad + (by == bad), over_good + (by == good)
+            until("its check is over", settled)
+            if by == bad and not always:
+                until("the first transfer is checked", lambda: fleet.checks()["mismatch"] == 1)
+        assert fleet.barred() == [(bad, decoder)], (over_bad, over_good, fleet.checks())
+        assert fleet.serve.metric("correctness_barred_links") == 1
+        alarms = json.loads(ctl("-o", "json", "--endpoint", fleet.serve.operator, "alarm").stdout)
+        assert [alarm["alarm"] for alarm in alarms if "correctness" in alarm["alarm"]] == ["correctness_wrong_text"], alarms
+
+        after = [fleet.step() for _ in range(12)]
+        assert bad not in after and good in after, after
+        until("its checks are over", lambda: fleet.checks()["same"] >= 1)
+        assert fleet.barred() == [(bad, decoder)] and fleet.checks()["mismatch"] == 1, fleet.checks()
+        assert fleet.checks()["unclear"] == 0, fleet.checks()
+
+        cleared = ctl("-o", "json", "--endpoint", fleet.serve.operator, "links", "clear", fleet.bad.url, fleet.decoder.url)
+        assert cleared.returncode == 0 and fleet.barred() == [], cleared
+        again = ctl("--endpoint", fleet.serve.operator, "links", "clear", bad, decoder)
+        assert again.returncode == 1, again
+        assert bad in [fleet.step() for _ in range(12)], "it is used again"
