@@ -7,7 +7,7 @@ use vocabulary::{Bytes, Micros, Tokens};
 use crate::cost::{Compute, Prices, Serving, in_turn};
 use crate::lcm::lcm;
 use crate::standing::Standing;
-use crate::table::{Fabrics, Table};
+use crate::table::{Fabrics, Helpers, Table};
 use crate::{
     Action, Candidate, Claim, Handoff, Leg, MoveReason, Refused, Restore, Rule, Sources, StepKind, Terms, Transfers,
     Way,
@@ -97,8 +97,13 @@ impl Maker<'_> {
             (None, Some(_)) => all.extend(self.fetch_refused(target, Refused::OtherFabric)),
             (None, None) => all.extend(self.fetch_refused(target, Refused::NoLink)),
         }
-        if let Some(prefiller) = helpers.and_then(|h| h.prefillers().find(|place| *place != target)) {
+        let prefiller = |helpers: Helpers| helpers.prefillers().find(|place| *place != target);
+        if let Some(prefiller) = helpers.and_then(prefiller) {
             all.push(self.remote(target, prefiller));
+        } else if around.is_some()
+            && let Some(barred) = fabrics.of_target(&self.table.inputs, self.at(target)).and_then(prefiller)
+        {
+            all.push(Candidate { refused: Some(Refused::BarredLink), ..self.remote(target, barred) });
         }
     }
 

@@ -353,6 +353,9 @@ fn around_a_barred_link_the_next_best_source_sends_and_without_one_nothing_moves
     let both = scene("barred=a>b barred=c>b");
     check(&both, "colocated_prefill at b 0+15900, move (owner_draining)");
     assert!(list(&both).contains(&"artifact_fetch at b: barred_link".to_owned()), "{:#?}", list(&both));
+    let prefill =
+        "policy barred=p>d\n ask step=new_long_prefix prompt=32000\n worker p prefill\n worker d decode running=8";
+    assert_eq!(list(prefill)[1..], ["colocated_prefill at d 0+32000, open", "remote_prefill at d: barred_link"]);
 }
 
 #[test]
