@@ -8,9 +8,10 @@ mod workers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use planner::{Actions, Policy, Rule};
+use planner::{Action, Actions, Policy, Rule};
 use serde::Deserialize;
 use toml::{Table, Value};
+use vocabulary::Micros;
 
 use crate::auth::AuthConfig;
 use crate::correctness::CorrectnessConfig;
@@ -255,6 +256,19 @@ impl Config {
             .or_else(|| self.soft_state.problem())
             .or_else(|| self.decisions.problem())
             .or_else(|| self.correctness.problem())
+            .or_else(|| self.planners_problem())
+    }
+
+    fn planners_problem(&self) -> Option<(&'static str, &'static str)> {
+        let Policy { disabled, admission, .. } = &self.planner;
+        if disabled.contains(&Action::ColocatedPrefill) {
+            return Some((
+                "planner.disabled",
+                "accepted is every action but colocated_prefill: a step must be servable",
+            ));
+        }
+        let is_too_long = admission.longest > Micros(3_600_000_000);
+        is_too_long.then_some(("planner.admission.longest", "accepted is 0 to 3600000000 microseconds, an hour"))
     }
 
     /// What no single field can say.

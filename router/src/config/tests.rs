@@ -58,6 +58,8 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ("", &["decisions.log=1048575"], "decisions.log: accepted is 0"),
         ("", &["guardrail.control_percent=51"], "guardrail.control_percent: accepted is 0 to 50"),
         ("", &["planner.lamda=1"], "lamda"),
+        ("", &["planner.disabled=[\"colocated_prefill\"]"], "planner.disabled: accepted is every action but"),
+        ("", &["planner.admission.longest=3600000001"], "planner.admission.longest: accepted is 0 to 3600000000"),
         ("", &["proxy.listen=localhost"], "proxy.listen: invalid socket address syntax; accepted is IP:PORT"),
         ("", &["mode"], "expected PATH=VALUE"),
         ("", &[".=1"], "expected PATH=VALUE"),

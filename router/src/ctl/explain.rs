@@ -181,8 +181,14 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
             None | Some([]) => String::new(),
             Some(_) => format!("; {}", word(attempt.get("remarks"))),
         };
-        let how =
-            format!("{} at {at}, {} knowledge{remarks}", word(attempt.get("action")), word(attempt.get("knowledge")));
+        let resumed = match &attempt["resumed"] {
+            Value::Null => String::new(),
+            resumed => {
+                format!("; went on after {} tokens, in {} ms", word(resumed.get("after")), millis(&resumed["took"]))
+            }
+        };
+        let (action, knowledge) = (word(attempt.get("action")), word(attempt.get("knowledge")));
+        let how = format!("{action} at {at}, {knowledge} knowledge{resumed}{remarks}");
         rows.push(row(["tried", &how]));
     }
     let seen = &receipt["seen"];
@@ -192,7 +198,11 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         let first =
             if seen["first_token"].is_null() { "not known".into() } else { millis(&seen["first_token"]) + " ms" };
         rows.push(row(["ended", &format!("{}, status {}", word(seen.get("ending")), word(seen.get("status")))]));
-        rows.push(row(["first token", &beside(&first, &(millis(&seen["predicted"]) + " ms"))]));
+        let first = match &seen["predicted"] {
+            Value::Null => first,
+            predicted => beside(&first, &(millis(predicted) + " ms")),
+        };
+        rows.push(row(["first token", &first]));
         rows.push(row(["cached", &beside(&optional(&seen["cached"]), &word(seen.get("predicted_cached")))]));
         rows.extend(disagreements(seen));
         rows.push(row([
@@ -210,7 +220,7 @@ fn waited(waited: &Value) -> String {
         Some("room") => "until there was room",
         Some("longest") => "until planner.admission.longest was over",
         Some("no_place") => "as planner.admission.most waited already",
-        Some("left") => "until its client left or nobody could serve it",
+        Some("left") => "until its client left or it could not be served",
         _ => "",
     };
     let (time, cost) = (millis(&waited["time"]), millis(&waited["costs_others"]));

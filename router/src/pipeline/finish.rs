@@ -59,7 +59,7 @@ impl Finish {
     pub fn end(mut self, ending: Ending, usage: Option<Usage>) {
         let counted = usage.map(|usage| self.computed_here(usage));
         // The speed of one worker is not learnt from an answer of two.
-        let is_whole = self.attempts.last().is_some_and(|attempt| attempt.resumed.is_none());
+        let is_whole = self.attempts.last().is_some() && !self.is_resumed();
         if let (Some(in_flight), Some(counted), true) = (&mut self.in_flight, counted, is_whole) {
             in_flight.complete(&counted);
         }
@@ -137,13 +137,19 @@ impl Finish {
         }
     }
 
+    /// Whether more than one worker gave the answer.
+    fn is_resumed(&self) -> bool {
+        self.attempts.iter().any(|attempt| attempt.resumed.is_some())
+    }
+
     fn seen(&self, ending: Ending, usage: Option<Usage>) -> Seen {
         let plan = &self.planned.plan;
         let arrived = self.step.located.prefixed.request.incoming.arrived;
         Seen {
             ending,
             status: self.status,
-            predicted: self.planned.decision.as_ref().map(|_| plan.because.total),
+            // The last plan's price is not that of the first one's first token.
+            predicted: self.planned.decision.as_ref().filter(|_| !self.is_resumed()).map(|_| plan.because.total),
             first_token: self.first_byte.map(|at| Micros::of(at - arrived)),
             total: Micros::of(arrived.elapsed()),
             predicted_cached: plan.decode.tokens_cached,

@@ -24,8 +24,10 @@ pub enum Unresumable {
     Logprobs,
     /// An answer that is held to a format.
     Format,
-    /// Penalties and checks for what the answer has said already.
+    /// Penalties, checks and stop texts for which what the answer has said already counts.
     Memory,
+    /// Thoughts that are not to be told.
+    Thoughts,
     /// Tools that the answer may call.
     Tools,
     /// A prompt that is more than text.
@@ -41,7 +43,8 @@ impl Unresumable {
             Unresumable::SeveralChoices => "the request asks for several choices",
             Unresumable::Logprobs => "the request asks for log probabilities or an echo",
             Unresumable::Format => "the request holds it to a format",
-            Unresumable::Memory => "the request has penalties for what was said before",
+            Unresumable::Memory => "the request has penalties or stop texts for which what was said before counts",
+            Unresumable::Thoughts => "the request leaves thoughts out",
             Unresumable::Tools => "the request has tools",
             Unresumable::Content => "the prompt is more than text",
         }
@@ -80,6 +83,8 @@ pub fn unresumable(prefixed: &Prefixed) -> Option<Unresumable> {
         () if MEMORIES.into_iter().chain(["presence_penalty", "frequency_penalty"]).any(is_on) => {
             Some(Unresumable::Memory)
         }
+        () if is_on("stop") && is_on("include_stop_str_in_output") => Some(Unresumable::Memory),
+        () if fields.read::<bool>("include_reasoning") == Some(false) => Some(Unresumable::Thoughts),
         () if (is_on("tools") && fields.read::<String>("tool_choice").as_deref() != Some("none"))
             || is_on("functions") =>
         {
@@ -95,7 +100,9 @@ pub fn said(request: &Request) -> Said {
     let fields = request.body.fields();
     let shown = if fields.read("return_token_ids").unwrap_or(false) { ShownIds::All } else { ShownIds::None };
     let stops = fields.read::<Value>("stop").is_some_and(|stops| !is_nothing(&stops));
-    let telling = if stops { Telling::Late } else { Telling::AtOnce };
+    // Engines that look for tools and thoughts hold back what may begin one, asked for or not.
+    let is_chat = request.endpoint == Endpoint::ChatCompletions;
+    let telling = if stops || is_chat { Telling::Late } else { Telling::AtOnce };
     Said::new(options(request).api, shown, telling)
 }
 

@@ -20,6 +20,7 @@ use planner::TransferBar;
 use prefix::SpecialTokens;
 use vocabulary::Tokens;
 use workers_shim::dialect::{Lost, Said, SseScanner, Usage};
+use workers_shim::fleet::InFlight;
 
 use super::finish::Finish;
 use super::legs::Opened;
@@ -217,7 +218,8 @@ impl Events {
 
     fn resumed(&mut self, resumed: Result<Rest, ApiError>) {
         match resumed {
-            Ok(Rest { first, body, finish }) => {
+            Ok(Rest { first, body, mut finish }) => {
+                finish.in_flight.iter_mut().for_each(InFlight::first_token);
                 self.leg = Leg::of(body, finish);
                 self.take(first);
             }
@@ -305,7 +307,7 @@ impl Drop for Events {
                 (None, true) => Ending::Complete,
                 (None, false) => Ending::ClientLeft,
             };
-            answering.finish.end(ending, facts.usage);
+            answering.finish.end(ending, self.usage());
         }
     }
 }

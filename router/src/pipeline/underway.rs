@@ -15,7 +15,6 @@ use super::legs::{LegError, Opened};
 use super::locate;
 use super::plan::{Classified, Planned};
 use super::receipt::{Attempt, Ending, Remark, Resumed};
-use super::tenure::Tenure;
 use super::turns::{Place, Until, Waited};
 use crate::error::ApiError;
 use crate::gateway::Gateway;
@@ -162,14 +161,13 @@ impl Underway {
     ) -> Result<Option<(&Classified, Plan)>, ApiError> {
         let tried = self.tried.as_mut().expect("only its consumers and its end take it");
         let is_first = tried.failed.is_none();
-        let next = plan(&tried.step, &tried.excluded).and_then(|mut planned| {
-            if is_first || self.gateway.policies.retries.spend(Instant::now()) {
-                return Ok(planned);
-            }
+        // Before it is planned: a plan is noted in the account.
+        let next = if is_first || self.gateway.policies.retries.spend(Instant::now()) {
+            plan(&tried.step, &tried.excluded)
+        } else {
             self.gateway.metrics.requests.retries_refused.inc();
-            planned.tenure.take().into_iter().for_each(Tenure::failed);
             Err(ApiError::Overloaded { what: "too many requests are tried again" })
-        });
+        };
         match next {
             Ok(planned) => {
                 if let Some((remark, _)) = &tried.failed {

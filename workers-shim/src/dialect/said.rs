@@ -62,7 +62,7 @@ impl Lost {
     pub fn why(self) -> &'static str {
         match self {
             Lost::NoIds => "its engine told no token ids",
-            Lost::Parsed => "it holds thoughts or tool calls",
+            Lost::Parsed => "it holds, or may begin with, thoughts or tool calls",
             Lost::TooLong => "it is too long to be kept",
             Lost::Differs => "another worker went on differently",
         }
@@ -143,6 +143,8 @@ impl Said {
             (Some(lost), _) => Err(lost),
             (None, None) => Ok(None),
             (None, Some(_)) if self.prompt.is_empty() => Err(Lost::NoIds),
+            // What comes next may be a thought, and no completion tells thoughts apart.
+            (None, Some(_)) if self.api == Api::Chat && self.settled == 0 && self.ahead.is_empty() => Err(Lost::Parsed),
             (None, Some(_)) => Ok(Some((&self.prompt, &self.ids[..self.settled]))),
         }
     }
@@ -342,7 +344,10 @@ fn end(out: &mut Vec<u8>, usage: Option<Usage>) {
 
 /// Token ids; none where there is no list of them.
 fn ids(raw: &RawValue) -> Option<Vec<u32>> {
-    serde_json::from_str(raw.get()).ok()
+    let mut ids: Vec<u32> = serde_json::from_str(raw.get()).ok()?;
+    // Those of a prompt stay for as long as its answer takes.
+    ids.shrink_to_fit();
+    Some(ids)
 }
 
 /// The event with `null` in these places, as if they had not been asked for.

@@ -127,7 +127,8 @@ impl SseScanner {
 
     /// What ends an answer whose last word was said, where its engine broke off before it told the rest.
     pub fn closing(&self) -> Option<Bytes> {
-        let is_said = self.facts.finish.is_some() && !self.facts.ended();
+        let is_open = self.facts.error.is_none() || self.failure.is_some();
+        let is_said = self.facts.finish.is_some() && !self.facts.done && is_open;
         let said = self.said.as_ref().filter(|said| is_said && said.so_far() != Err(Lost::Differs))?;
         let is_told = self.facts.usage.is_some() || self.usage == UsageEvents::Hidden;
         Some(said.closing(if is_told { UsageEvents::Hidden } else { UsageEvents::Shown }).into())
@@ -268,6 +269,9 @@ impl SseScanner {
             if self.said.is_some() && is_the_engines {
                 self.failure = Some(event.clone());
                 return Passage::Hidden;
+            }
+            if self.said.is_some() {
+                return Passage::Same;
             }
         }
         if let Some(last) = ends_answer(kind.as_bytes()) {
