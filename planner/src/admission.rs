@@ -35,7 +35,7 @@ pub struct Admission {
 
 impl Default for Admission {
     fn default() -> Self {
-        Self { tolerated: Micros(3_000_000), longest: Micros(60_000_000), most: 1_024 }
+        Self { tolerated: Micros(3_000_000), longest: Micros(300_000_000), most: 1_024 }
     }
 }
 
