@@ -10,6 +10,7 @@ use vocabulary::{
     Bytes, Capacity, Health, Incarnation, Knowledge, Link, Load, ModelId, Role, Speeds, WorkerId, WorkerView,
 };
 use workers_shim::events::{EventCounts, SourceCount};
+use workers_shim::fleet::{Confidence, SpeedConfidence};
 
 use super::fresh::{Fresh, FreshQuery, Seen};
 use super::input::{Asked, Named};
@@ -95,6 +96,39 @@ struct AbleLine {
     /// How it receives KV; none when it cannot.
     #[schema(value_type = Option<LinkWord>)]
     link: Option<Link>,
+    /// How sure speeds and link are.
+    confidence: SureLine,
+}
+
+/// How sure what was learnt of a worker is.
+#[derive(Serialize, ToSchema)]
+struct SureLine {
+    prefill: ConfidenceLine,
+    decode_step: ConfidenceLine,
+    link_fixed: ConfidenceLine,
+    link_rate: ConfidenceLine,
+}
+
+/// How sure an estimate is.
+#[derive(Serialize, ToSchema)]
+struct ConfidenceLine {
+    /// What it was learnt from; with none it is the profile's.
+    samples: u64,
+    /// The truth is within this factor of it, up or down, in 95 of 100 cases; none of fewer than five samples.
+    within: Option<f64>,
+}
+
+impl From<Confidence> for ConfidenceLine {
+    fn from(Confidence { samples, within }: Confidence) -> Self {
+        Self { samples, within }
+    }
+}
+
+impl From<SpeedConfidence> for SureLine {
+    fn from(SpeedConfidence { prefill, decode_step, link_fixed, link_rate }: SpeedConfidence) -> Self {
+        let (prefill, decode_step) = (prefill.into(), decode_step.into());
+        Self { prefill, decode_step, link_fixed: link_fixed.into(), link_rate: link_rate.into() }
+    }
 }
 
 macro_rules! word {
@@ -181,6 +215,7 @@ impl WorkerLine {
     fn new(gateway: &Gateway, view: &View, worker: &WorkerView) -> Self {
         let WorkerView { id, endpoint, incarnation, role, models, ranks, health, knowledge, .. } = worker.clone();
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
+        let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
         Self {
             lease: view.worker(id).map(|record| LeaseLine::new(view, record)),
             event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
@@ -188,7 +223,7 @@ impl WorkerLine {
             events: gateway.fleet().events(id).map(EventLine::from),
             foretold: gateway.decisions.foretelling.of(id),
             seen: SeenLine { id, endpoint, incarnation, role, models, ranks, health, knowledge },
-            able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link },
+            able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link, confidence },
         }
     }
 }

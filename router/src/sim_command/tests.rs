@@ -226,6 +226,7 @@ async fn a_workers_events_load_and_lease_show_to_operators() {
     let known = line().await;
     assert_eq!(known["event_sources"], json!({"configured": 1, "connected": 1}));
     assert!(known["doubt"].is_null(), "{known}");
+    assert!(known["confidence"]["prefill"]["samples"].is_u64(), "{known}");
     let name = worker.address().to_string();
     let text = metrics().await;
     let value = |series: &str| {

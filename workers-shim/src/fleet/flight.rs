@@ -24,6 +24,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use vocabulary::{DpRank, Load, Micros, Speeds, Tokens, WorkerId};
 
+use super::estimate::Confidence;
 use super::overlay::{Flow, Others};
 use super::speeds::{Observation, SpeedEstimate};
 use crate::dialect::Usage;
@@ -142,6 +143,11 @@ impl Desk {
     /// How fast the worker is believed to be.
     pub(super) fn speeds(&self) -> Speeds {
         self.estimate.lock().speeds()
+    }
+
+    /// How sure its prefill rate and its decode step are.
+    pub(super) fn confidence(&self) -> (Confidence, Confidence) {
+        self.estimate.lock().confidence()
     }
 
     /// What this router has in flight there, by rank.

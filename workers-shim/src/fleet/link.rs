@@ -11,7 +11,7 @@ use std::sync::Arc;
 use vocabulary::{Bytes, Link, Micros, ModelId};
 
 use super::config::{LinkProfile, Transfers};
-use super::speeds::toward;
+use super::estimate::{Confidence, Estimate};
 use crate::scrape::Scrape;
 
 /// Longest part of a fabric's name that counts; longer ones are cut.
@@ -22,17 +22,16 @@ const FASTEST: f64 = 1e15;
 /// Cost of transfers to one worker as it is believed now.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct LinkEstimate {
-    fixed: f64,
-    rate: f64,
+    fixed: Estimate,
+    rate: Estimate,
 }
 
 impl LinkEstimate {
     /// Begins with a profile.
     pub(super) fn new(start: &LinkProfile) -> Self {
-        let rate = start.bytes_per_second;
         Self {
-            fixed: (start.fixed_us as f64).max(1.0),
-            rate: if rate.is_finite() { rate.clamp(1.0, FASTEST) } else { 1.0 },
+            fixed: Estimate::new(start.fixed_us as f64, f64::MAX),
+            rate: Estimate::new(start.bytes_per_second, FASTEST),
         }
     }
 
@@ -42,17 +41,22 @@ impl LinkEstimate {
             return;
         }
         let (bytes, took) = (bytes.0 as f64, took.0 as f64);
-        let moving = bytes * 1e6 / self.rate;
-        if moving > self.fixed {
-            self.rate = toward(self.rate, bytes * 1e6 / (took - self.fixed).max(took / 4.0)).clamp(1.0, FASTEST);
+        let (fixed, moving) = (self.fixed.value(), bytes * 1e6 / self.rate.value());
+        if moving > fixed {
+            self.rate.learn(bytes * 1e6 / (took - fixed).max(took / 4.0));
         } else {
-            self.fixed = toward(self.fixed, (took - moving).max(1.0)).max(1.0);
+            self.fixed.learn((took - moving).max(1.0));
         }
+    }
+
+    /// How sure the fixed cost and the rate are.
+    pub(super) fn confidence(&self) -> (Confidence, Confidence) {
+        (self.fixed.confidence(), self.rate.confidence())
     }
 
     /// As a link of `fabric`.
     pub(super) fn link(&self, fabric: Arc<str>) -> Link {
-        Link { fabric, fixed: Micros(self.fixed.round() as u64), bytes_per_second: self.rate }
+        Link { fabric, fixed: Micros(self.fixed.value().round() as u64), bytes_per_second: self.rate.value() }
     }
 }
 

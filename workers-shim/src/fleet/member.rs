@@ -11,6 +11,7 @@ use vocabulary::{Bytes, Capacity, Health, Incarnation, Knowledge, Micros, ModelI
 use super::Alive;
 use super::answers::{Acquaintance, Adapter, Answers, Silence, Verdict};
 use super::config::{Pace, WorkerProfile, WorkerSpec};
+use super::estimate::SpeedConfidence;
 use super::flight::{Desk, Mark};
 use super::link::{LinkEstimate, fabric};
 use crate::events::{EventLog, Exports};
@@ -243,6 +244,12 @@ impl Member {
     /// Blocks of its own that fit into the device memory of its largest rank; none where it does not tell.
     pub(crate) fn most_blocks(&self) -> Option<u64> {
         Some(self.seen.load().scrape.cache.most_blocks).filter(|most| *most > 0)
+    }
+
+    pub(super) fn confidence(&self) -> SpeedConfidence {
+        let (prefill, decode_step) = self.desk.confidence();
+        let (link_fixed, link_rate) = self.transfers.lock().confidence();
+        SpeedConfidence { prefill, decode_step, link_fixed, link_rate }
     }
 
     /// As the planner sees it.

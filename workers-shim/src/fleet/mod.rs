@@ -9,6 +9,7 @@
 
 mod answers;
 mod config;
+mod estimate;
 mod flight;
 mod link;
 pub(crate) mod member;
@@ -19,6 +20,7 @@ mod speeds;
 
 pub use answers::Adapter;
 pub use config::{EventsAt, LinkProfile, Pace, Transfers, WorkerProfile, WorkerSpec};
+pub use estimate::{Confidence, SpeedConfidence};
 pub use flight::InFlight;
 pub use overlay::{Flow, Heard, InFlightTable, SILENCE};
 
@@ -239,6 +241,11 @@ impl Fleet {
     /// Why the worker's blocks are not known exactly; none where they are.
     pub fn doubt(&self, worker: WorkerId) -> Option<Doubt> {
         self.member(worker)?.events.sources.doubt()
+    }
+
+    /// How sure what is believed of the worker's speeds is.
+    pub fn confidence(&self, worker: WorkerId) -> Option<SpeedConfidence> {
+        self.member(worker).map(|member| member.confidence())
     }
 
     /// Bearer token for the worker, where one is configured.

@@ -1,10 +1,6 @@
 //! How fast a worker is, learnt from steps as they went. Pure. One odd step changes little, many change all.
 //!
-//! Every estimate is a moving average in the logarithm, so that twice as fast and half as fast weigh the same:
-//!
-//! ```text
-//! estimate <- estimate * clamp(sample / estimate, 1/4, 4) ^ 1/5        (at most x 1.32 or / 1.32 a sample)
-//! ```
+//! Every estimate is a moving average in the logarithm (`estimate`), so that twice as fast and half as fast weigh the same.
 //!
 //! Samples, only from steps that can tell:
 //! - prefill rate: `computed / (first token - decode step)`, where at least 256 tokens were computed and no other prompt
@@ -18,16 +14,14 @@
 
 use vocabulary::{Micros, Speeds, Tokens};
 
+use super::estimate::{Confidence, Estimate, FURTHEST, WEIGHT};
+
 /// Fewer computed tokens say more about overheads than about the rate.
 const LEAST_COMPUTED: u64 = 256;
 /// Fewer generated tokens say more about chance.
 const LEAST_DECODED: u64 = 8;
 /// No engine generates a token in less; what comes faster was kept back.
 const FASTEST_TOKEN: Micros = Micros(20);
-/// Weight of a sample.
-const WEIGHT: f64 = 0.2;
-/// A sample counts as at most this many times the estimate, or one part in as many of it.
-const FURTHEST: f64 = 4.0;
 
 /// One step at one worker as it went. Zeros where something was not seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -47,18 +41,17 @@ pub(super) struct Observation {
 /// A worker's speeds as they are believed now.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct SpeedEstimate {
-    prefill: f64,
-    step: f64,
+    prefill: Estimate,
+    step: Estimate,
     slowdown: f64,
 }
 
 impl SpeedEstimate {
     /// Begins with a profile. Rates that are none become 1 token a second.
     pub(super) fn new(start: Speeds) -> Self {
-        let rate = start.prefill_tokens_per_second;
         Self {
-            prefill: if rate.is_finite() { rate.clamp(1.0, 1e12) } else { 1.0 },
-            step: (start.decode_step.0 as f64).max(1.0),
+            prefill: Estimate::new(start.prefill_tokens_per_second, 1e12),
+            step: Estimate::new(start.decode_step.0 as f64, f64::MAX),
             slowdown: start.decode_slowdown.0 as f64,
         }
     }
@@ -75,10 +68,15 @@ impl SpeedEstimate {
     /// The speeds now.
     pub(super) fn speeds(&self) -> Speeds {
         Speeds {
-            prefill_tokens_per_second: self.prefill,
-            decode_step: Micros(self.step.round() as u64),
+            prefill_tokens_per_second: self.prefill.value(),
+            decode_step: Micros(self.step.value().round() as u64),
             decode_slowdown: Micros(self.slowdown.round() as u64),
         }
+    }
+
+    /// How sure the prefill rate and the decode step are.
+    pub(super) fn confidence(&self) -> (Confidence, Confidence) {
+        (self.prefill.confidence(), self.step.confidence())
     }
 
     fn learn_prefill(&mut self, seen: &Observation) {
@@ -87,8 +85,8 @@ impl SpeedEstimate {
         }
         let waited = seen.first_token.0 as f64;
         // A decode step that is believed too long must not eat the whole sample.
-        let computing = (waited - self.step).max(waited / FURTHEST);
-        self.prefill = toward(self.prefill, seen.computed.0 as f64 * 1e6 / computing).clamp(1.0, 1e12);
+        let computing = (waited - self.step.value()).max(waited / FURTHEST);
+        self.prefill.learn(seen.computed.0 as f64 * 1e6 / computing);
     }
 
     fn learn_decode(&mut self, seen: &Observation) {
@@ -99,18 +97,13 @@ impl SpeedEstimate {
         let others = f64::from(seen.batch - 1);
         if seen.batch <= 2 {
             let alone = (token - self.slowdown * others).max(token / FURTHEST);
-            self.step = toward(self.step, alone).max(1.0);
+            self.step.learn(alone);
         } else {
-            let each = ((token - self.step) / others).clamp(0.0, self.step);
+            let step = self.step.value();
+            let each = ((token - step) / others).clamp(0.0, step);
             self.slowdown += WEIGHT * (each - self.slowdown);
         }
     }
-}
-
-/// `estimate`, moved toward `sample`; both positive.
-pub(super) fn toward(estimate: f64, sample: f64) -> f64 {
-    let ratio = (sample / estimate).clamp(1.0 / FURTHEST, FURTHEST);
-    if ratio.is_nan() { estimate } else { estimate * ratio.powf(WEIGHT) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,138 @@
+//! A positive quantity as it is believed: a moving average in the logarithm, and how far its samples lay from it. Pure.
+//!
+//! ```text
+//! value    <- value * clamp(sample / value, 1/4, 4) ^ 1/5              (at most x 1.32 or / 1.32 a sample)
+//! variance <- variance + max(1/5, 1/n) * (ln(clamped ratio)^2 - variance)        (n: samples so far)
+//! ```
+//!
+//! Of independent samples with this variance the average has `w / (2 - w)` of it, where `w` is 1/5: the value is right
+//! within a factor of `exp(1.96 * sqrt(variance / 9))` in 95 of 100 cases.
+
+/// Weight of a sample.
+pub(super) const WEIGHT: f64 = 0.2;
+/// A sample counts as at most this many times the estimate, or one part in as many of it.
+pub(super) const FURTHEST: f64 = 4.0;
+/// Fewer samples say nothing of how far they lie apart.
+const LEAST_SAMPLES: u64 = 5;
+
+/// How sure an estimate is.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Confidence {
+    /// What it was learnt from; with none it is the profile's.
+    pub samples: u64,
+    /// The truth is within this factor of it, up or down, in 95 of 100 cases; none of fewer than five samples.
+    pub within: Option<f64>,
+}
+
+/// How sure a worker's speeds are.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct SpeedConfidence {
+    /// Prompt tokens a second.
+    pub prefill: Confidence,
+    /// Time of a decode step.
+    pub decode_step: Confidence,
+    /// What any transfer to it takes.
+    pub link_fixed: Confidence,
+    /// Bytes a second to it.
+    pub link_rate: Confidence,
+}
+
+/// A quantity of at least 1.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Estimate {
+    value: f64,
+    most: f64,
+    variance: f64,
+    samples: u64,
+}
+
+impl Estimate {
+    /// Begins with what a profile says, 1 where that is no number, and stays at or below `most`.
+    pub(super) fn new(start: f64, most: f64) -> Self {
+        let value = if start.is_finite() { start.clamp(1.0, most) } else { 1.0 };
+        Self { value, most, variance: 0.0, samples: 0 }
+    }
+
+    /// What is believed now.
+    pub(super) fn value(&self) -> f64 {
+        self.value
+    }
+
+    /// Learns from a sample, which is positive.
+    pub(super) fn learn(&mut self, sample: f64) {
+        let ratio = (sample / self.value).clamp(1.0 / FURTHEST, FURTHEST);
+        if ratio.is_nan() {
+            return;
+        }
+        self.samples += 1;
+        let weight = WEIGHT.max(1.0 / self.samples as f64);
+        self.variance += weight * (ratio.ln().powi(2) - self.variance);
+        self.value = (self.value * ratio.powf(WEIGHT)).clamp(1.0, self.most);
+    }
+
+    /// How sure that is.
+    pub(super) fn confidence(&self) -> Confidence {
+        let spread = || (1.96 * (self.variance * WEIGHT / (2.0 - WEIGHT)).sqrt()).exp();
+        Confidence { samples: self.samples, within: (self.samples >= LEAST_SAMPLES).then(spread) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taught(samples: impl IntoIterator<Item = f64>) -> Estimate {
+        let mut estimate = Estimate::new(1_000.0, 1e12);
+        samples.into_iter().for_each(|sample| estimate.learn(sample));
+        estimate
+    }
+
+    #[test]
+    fn equal_samples_are_sure_and_few_ones_say_nothing() {
+        assert_eq!(taught([]).confidence(), Confidence { samples: 0, within: None });
+        assert_eq!(taught([500.0; 4]).confidence().within, None);
+        let sure = taught([500.0; 200]).confidence();
+        assert_eq!(sure.samples, 200);
+        assert!((sure.within.unwrap() - 1.0).abs() < 0.01, "{sure:?}");
+    }
+
+    #[test]
+    fn a_profile_that_was_wrong_makes_it_unsure_until_it_is_learnt() {
+        let within = |samples: usize| taught(vec![4_000.0; samples]).confidence().within.unwrap();
+        assert!(within(6) > 1.5, "{}", within(6));
+        assert!(within(60) < within(20) && within(20) < within(6));
+    }
+
+    #[test]
+    fn the_truth_is_within_the_factor_in_about_95_of_100_cases() {
+        // Samples spread by 30 % around the truth, in the logarithm: sums of twelve uniform numbers are nearly normal.
+        let mut state = 7u64;
+        let mut uniform = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let mut normal = move || (0..12).map(|_| uniform()).sum::<f64>() - 6.0;
+        let mut estimate = taught((0..100).map(|_| 1_000.0 * (0.3 * normal()).exp()));
+        let covered = (0..2_000).filter(|_| {
+            (0..10).for_each(|_| estimate.learn(1_000.0 * (0.3 * normal()).exp()));
+            let within = estimate.confidence().within.unwrap();
+            (1_000.0 / within..=1_000.0 * within).contains(&estimate.value())
+        });
+        let covered = covered.count();
+        assert!((1_700..=1_960).contains(&covered), "{covered} of 2000");
+    }
+
+    #[test]
+    fn it_stays_a_number_within_its_bounds() {
+        for start in [f64::NAN, f64::INFINITY, -3.0, 0.0] {
+            let mut estimate = Estimate::new(start, 100.0);
+            [f64::NAN, f64::INFINITY, 0.0, 1e300]
+                .into_iter()
+                .cycle()
+                .take(400)
+                .for_each(|sample| estimate.learn(sample));
+            assert!((1.0..=100.0).contains(&estimate.value()), "{estimate:?}");
+            assert!(estimate.confidence().within.unwrap().is_finite());
+        }
+    }
+}
