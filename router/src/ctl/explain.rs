@@ -174,23 +174,7 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
     if receipt["waited"].is_object() {
         rows.push(row(["waited", &waited(&receipt["waited"])]));
     }
-    for attempt in receipt["attempts"].as_array().into_iter().flatten() {
-        let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
-        let at = if prefill == decode { decode } else { format!("{prefill} and {decode}") };
-        let remarks = match attempt["remarks"].as_array().map(Vec::as_slice) {
-            None | Some([]) => String::new(),
-            Some(_) => format!("; {}", word(attempt.get("remarks"))),
-        };
-        let resumed = match &attempt["resumed"] {
-            Value::Null => String::new(),
-            resumed => {
-                format!("; went on after {} tokens, in {} ms", word(resumed.get("after")), millis(&resumed["took"]))
-            }
-        };
-        let (action, knowledge) = (word(attempt.get("action")), word(attempt.get("knowledge")));
-        let how = format!("{action} at {at}, {knowledge} knowledge{resumed}{remarks}");
-        rows.push(row(["tried", &how]));
-    }
+    rows.extend(attempts(receipt, names));
     let seen = &receipt["seen"];
     if seen.is_object() {
         let beside = |what: &str, expected: &str| format!("{what} (expected {expected})");
@@ -210,6 +194,29 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
             &format!("{} tokens, {} ms in all", optional(&seen["answered"]), millis(&seen["total"])),
         ]));
         rows.push(row(["moved", &format!("{} bytes", word(seen.get("moved")))]));
+    }
+    rows
+}
+
+/// What was tried, one after the other.
+fn attempts(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for attempt in receipt["attempts"].as_array().into_iter().flatten() {
+        let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
+        let at = if prefill == decode { decode } else { format!("{prefill} and {decode}") };
+        let remarks = match attempt["remarks"].as_array().map(Vec::as_slice) {
+            None | Some([]) => String::new(),
+            Some(_) => format!("; {}", word(attempt.get("remarks"))),
+        };
+        let resumed = match &attempt["resumed"] {
+            Value::Null => String::new(),
+            resumed => {
+                format!("; went on after {} tokens, in {} ms", word(resumed.get("after")), millis(&resumed["took"]))
+            }
+        };
+        let (action, knowledge) = (word(attempt.get("action")), word(attempt.get("knowledge")));
+        let how = format!("{action} at {at}, {knowledge} knowledge{resumed}{remarks}");
+        rows.push(row(["tried", &how]));
     }
     rows
 }
