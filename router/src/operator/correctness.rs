@@ -20,12 +20,12 @@ pub(super) struct Checked {
     /// Of so many transfers over a link one is checked; 0 checks none.
     one_in: u32,
     /// Links over which nothing moves, the oldest first.
-    barred: Vec<Line>,
+    barred: Vec<BarredLine>,
 }
 
 /// A barred link.
 #[derive(Serialize, ToSchema)]
-struct Line {
+struct BarredLine {
     /// Who would send.
     #[schema(value_type = WorkerWord)]
     from: WorkerId,
@@ -41,7 +41,7 @@ struct Line {
 
 fn checked(gateway: &Gateway) -> Json<Checked> {
     let barred = gateway.decisions.correctness.barred().into_iter();
-    let line = barred.map(|barred| Line {
+    let line = barred.map(|barred| BarredLine {
         from: barred.link.from,
         to: barred.link.to,
         action: barred.action,
