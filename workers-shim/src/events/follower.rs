@@ -166,7 +166,7 @@ impl Worker {
     fn guess(&self, rules: SourceRules, block: Tokens) {
         let doubt = misfit(&rules, block);
         tracing::warn!(worker = %self.member.spec.endpoint, %doubt, "its events are ignored");
-        self.member.events.sources.follow_none(doubt);
         self.with.index.guessed(self.member.id);
+        self.member.events.sources.follow_none(doubt);
     }
 }

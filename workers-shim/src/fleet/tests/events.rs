@@ -117,9 +117,8 @@ async fn blocks_that_do_not_fit_the_chain_leave_a_worker_to_guesses() {
     let watch = Watch::at(worker.address());
     watch.until_exact().await;
     ask(worker.address(), &prompt(1, 40), 1).await;
-    watch.until("guessed", |watch| watch.view(0).knowledge == Knowledge::Fallback).await;
-    let doubt = watch.doubt();
-    assert!(doubt.contains("`models.tiny.block` to a number that divides 10"), "{doubt}");
+    watch.until("a misfit", |watch| watch.doubt().contains("`models.tiny.block` to a number that divides 10")).await;
+    assert_eq!(watch.view(0).knowledge, Knowledge::Fallback);
     watch.fleet.note_routed(watch.id(0), DpRank(0), served(&[&chain(&prompt(1, 40))]));
     assert_eq!(watch.depth(&prompt(1, 40)), 10);
 }
