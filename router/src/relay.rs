@@ -1,13 +1,15 @@
 //! From a worker's answer to the client's: head and body as they came, the end made explicit when it breaks.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use workers_shim::dialect::SseScanner;
 
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
@@ -20,11 +22,13 @@ pub trait Observer: Send + 'static {
     fn broken(&mut self) -> Bytes;
 }
 
-/// The client's response of a worker's. Nothing is buffered; pieces go on as they come.
+/// The client's response of a worker's. Pieces go on as they come, events as soon as they are whole.
 pub fn relay(answer: http::Response<WorkerBody>, observer: impl Observer + Unpin) -> Response {
     let (head, body) = answer.into_parts();
     let events = is_event_stream(&head.headers);
-    let mut response = Response::new(Body::new(Relayed { body, observer, events, ended: false }));
+    let scanner = events.then(SseScanner::new);
+    let ready = VecDeque::new();
+    let mut response = Response::new(Body::new(Relayed { body, observer, scanner, ready, ended: false }));
     *response.status_mut() = head.status;
     *response.headers_mut() = end_to_end(&head.headers);
     if events {
@@ -43,8 +47,24 @@ pub fn is_event_stream(headers: &http::HeaderMap) -> bool {
 struct Relayed<O> {
     body: WorkerBody,
     observer: O,
-    events: bool,
+    /// Of a stream of events: half an event would keep a client from reading the one that tells of a break.
+    scanner: Option<SseScanner>,
+    ready: VecDeque<Bytes>,
     ended: bool,
+}
+
+impl<O: Observer> Relayed<O> {
+    fn take(&mut self, data: Bytes) {
+        self.observer.piece(&data);
+        match &mut self.scanner {
+            Some(scanner) => {
+                let mut passes = Vec::new();
+                scanner.push(data, &mut passes);
+                self.ready.extend(passes);
+            }
+            None => self.ready.push_back(data),
+        }
+    }
 }
 
 impl<O: Observer + Unpin> HttpBody for Relayed<O> {
@@ -55,35 +75,41 @@ impl<O: Observer + Unpin> HttpBody for Relayed<O> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
-        if self.ended {
-            return Poll::Ready(None);
-        }
-        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
-        Poll::Ready(match frame {
-            Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref() {
-                    self.observer.piece(data);
+        loop {
+            if let Some(data) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.take(data),
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                Some(Err(error)) => {
+                    self.ended = true;
+                    let told = self.observer.broken();
+                    tracing::warn!(%error, "a worker's answer broke off");
+                    if self.scanner.is_none() {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    self.ready.push_back(told);
                 }
-                Some(Ok(frame))
+                None => {
+                    self.ended = true;
+                    let cut = self.scanner.as_mut().and_then(SseScanner::finish);
+                    self.ready.extend(cut);
+                }
             }
-            Some(Err(error)) => {
-                self.ended = true;
-                let told = self.observer.broken();
-                tracing::warn!(%error, "a worker's answer broke off");
-                if self.events { Some(Ok(Frame::data(told))) } else { Some(Err(error)) }
-            }
-            None => {
-                self.ended = true;
-                None
-            }
-        })
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended || self.body.is_end_stream()
+        self.ready.is_empty() && (self.ended || self.scanner.is_none() && self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.events { SizeHint::default() } else { self.body.size_hint() }
+        if self.scanner.is_some() { SizeHint::default() } else { self.body.size_hint() }
     }
 }

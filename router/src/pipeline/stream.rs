@@ -165,9 +165,7 @@ impl Events {
     fn ended(&mut self, remark: Remark, error: Option<&WorkerBodyError>) {
         let Leg::Answering(answering) = mem::replace(&mut self.leg, Leg::Over) else { return };
         let finish = answering.finish;
-        let mut rest = Vec::new();
-        self.scanner.finish(&mut rest);
-        self.ready.extend(rest);
+        let cut = self.scanner.finish();
         if let Some(closing) = self.scanner.closing() {
             self.ready.push_back(closing);
             count(&finish, "complete");
@@ -181,7 +179,9 @@ impl Events {
             if ending == Ending::Broken {
                 finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
             }
-            return finish.end(ending, facts.usage);
+            let usage = facts.usage;
+            self.ready.extend(cut);
+            return finish.end(ending, usage);
         }
         let error = error.map(tracing::field::display);
         tracing::warn!(worker = %finish.server(), how = remark.as_str(), error, "a worker's stream broke off");

@@ -64,7 +64,7 @@ impl Reading {
                 Err(_) => (false, None),
             },
             Self::Events(scanner) => {
-                scanner.finish(&mut Vec::new());
+                scanner.finish();
                 let facts = scanner.facts();
                 (facts.ended() && facts.error.is_none(), facts.usage)
             }

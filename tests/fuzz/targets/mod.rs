@@ -97,7 +97,7 @@ pub fn answers(bytes: &[u8]) {
         for chunk in whole.chunks(size) {
             scanner.push(whole.slice_ref(chunk), &mut out);
         }
-        scanner.finish(&mut out);
+        out.extend(scanner.finish());
         (scanner.facts().clone(), out.concat())
     };
     let at_once = scan(whole.len().max(1), SseScanner::new());

@@ -93,8 +93,8 @@ impl SseScanner {
         }
     }
 
-    /// Keeps what is said, so that another engine can go on. Only whole events are forwarded then, and none by which the
-    /// engine says that it failed.
+    /// Keeps what is said, so that another engine can go on. No event is forwarded then by which the engine says that it
+    /// failed.
     pub fn keeping(self, said: Said) -> Self {
         Self { said: Some(Box::new(said)), ..self }
     }
@@ -139,27 +139,21 @@ impl SseScanner {
         &self.facts
     }
 
-    /// Whether the last event is complete, so that another one can follow.
+    /// Whether nothing of an event is here, or was forwarded, whose end is missing.
     pub fn at_boundary(&self) -> bool {
         self.tail.is_empty() && !self.overlong
     }
 
-    /// Reads a chunk, and appends to `out` what is to be forwarded: the chunk itself, or slices of it.
+    /// Reads a chunk, and appends to `out` what is to be forwarded: whole events, as slices of it where they can be. Of one
+    /// that is too long to keep, what is there.
     pub fn push(&mut self, chunk: Bytes, out: &mut Vec<Bytes>) {
-        if self.usage == UsageEvents::Shown && self.said.is_none() {
-            out.push(chunk.clone());
-            self.take(chunk, &mut |_| {});
-        } else {
-            self.take(chunk, &mut |passes| out.push(passes));
-        }
+        self.take(chunk, &mut |passes| out.push(passes));
     }
 
-    /// The stream is over: what is left of an incomplete event.
-    pub fn finish(&mut self, out: &mut Vec<Bytes>) {
+    /// The stream is over: what is left of an incomplete event, which nothing can follow.
+    pub fn finish(&mut self) -> Option<Bytes> {
         let tail = std::mem::take(&mut self.tail).freeze();
-        if self.usage == UsageEvents::Hidden && self.said.is_none() && !tail.is_empty() {
-            out.push(tail);
-        }
+        (self.said.is_none() && !tail.is_empty()).then_some(tail)
     }
 
     fn take(&mut self, chunk: Bytes, pass: &mut dyn FnMut(Bytes)) {

@@ -38,7 +38,7 @@ fn keeping(api: Api, shown: ShownIds, telling: Telling) -> SseScanner {
 fn pass(scanner: &mut SseScanner, events: &[&str]) -> String {
     let mut out = Vec::new();
     events.iter().for_each(|event| scanner.push(Bytes::copy_from_slice(event.as_bytes()), &mut out));
-    scanner.finish(&mut out);
+    out.extend(scanner.finish());
     String::from_utf8(out.concat()).unwrap()
 }
 

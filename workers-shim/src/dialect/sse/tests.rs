@@ -10,7 +10,7 @@ fn read(mut scanner: SseScanner, chunks: &[&[u8]]) -> (Vec<u8>, SseScanner) {
     for chunk in chunks {
         scanner.push(Bytes::copy_from_slice(chunk), &mut out);
     }
-    scanner.finish(&mut out);
+    out.extend(scanner.finish());
     (out.concat(), scanner)
 }
 
@@ -47,6 +47,17 @@ fn whole_chunks_are_forwarded_without_a_copy() {
         scanner.push(stream.clone(), &mut out);
         assert!(out.iter().all(|slice| stream.as_ptr_range().contains(&slice.as_ptr())));
         assert!(out.len() <= 2, "neighbours are one slice");
+    }
+}
+
+#[test]
+fn half_an_event_is_kept_until_it_is_whole() {
+    for mut scanner in [SseScanner::new(), SseScanner::hiding_usage()] {
+        let mut out = Vec::new();
+        scanner.push(Bytes::from("data: {\"choices\":[]}\n\ndata: {\"cho"), &mut out);
+        assert_eq!(out.concat(), b"data: {\"choices\":[]}\n\n");
+        assert_eq!(scanner.finish().as_deref(), Some(&b"data: {\"cho"[..]));
+        assert!(scanner.at_boundary());
     }
 }
 
