@@ -8,6 +8,8 @@ from harness.recorder import Recorder
 
 SAYS = [{"role": "user", "content": "Tell me everything."}]
 ASK = {"model": "tiny", "messages": SAYS, "max_tokens": 8}
+# Up to what is allowed, and not only to the end of what the model has to say.
+ENDLESS = {"ignore_eos": True}
 
 
 def claude(url: str, key: str = "none") -> anthropic.Anthropic:
@@ -24,7 +26,7 @@ def shape(error: anthropic.APIStatusError) -> str:
 
 @pytest.fixture
 def slow():
-    """One worker whose streams last long enough for it to be killed in the middle."""
+    """One worker whose streams, asked to go on, last long enough for it to be killed in the middle."""
     with Cluster("hybrid", sim=("--speed-up", "2")) as cluster:
         yield cluster
 
@@ -109,7 +111,7 @@ def test_anthropics_client_raises_when_its_stream_breaks(slow):
     with claude(slow.url) as client:
         met = []
         with pytest.raises(anthropic.APIStatusError) as raised:
-            stream = client.messages.create(**{**ASK, "max_tokens": 8000}, stream=True)
+            stream = client.messages.create(**{**ASK, "max_tokens": 8000}, stream=True, extra_body=ENDLESS)
             met.extend(event.type for event in killing(slow, stream))
     assert met[0] == "message_start" and "content_block_delta" in met
     assert shape(raised.value) == "api_error" and "worker" in raised.value.body["error"]["message"]
@@ -121,7 +123,8 @@ def test_openais_client_raises_when_a_response_breaks(slow, stored):
         met = []
         with pytest.raises(openai.APIError, match="worker") as raised:
             stream = client.responses.create(
-                model="tiny", input="Tell me everything.", max_output_tokens=8000, stream=True, store=stored)
+                model="tiny", input="Tell me everything.", max_output_tokens=8000, stream=True, store=stored,
+                extra_body=ENDLESS)
             for event in killing(slow, stream):
                 met.append(event)
     assert raised.value.code == "worker_failed" and met[0].type == "response.created"
