@@ -11,7 +11,7 @@ mod taking;
 use std::sync::Arc;
 use std::time::Duration;
 
-use residency::SourceRules;
+use residency::{RoutedLimits, SourceRules};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -35,24 +35,29 @@ pub(crate) struct Following {
     pub(crate) index: SharedIndex,
     /// How they are read.
     pub(crate) rules: RulesOf,
+    /// How much is remembered of what was routed to workers without events.
+    pub(crate) routed: RoutedLimits,
     /// The other routers, where there are any.
     pub(crate) imprints: Option<Arc<dyn Imprints>>,
     /// Between two looks for a worker's sources when it had none.
     pub(crate) look_again: Duration,
 }
 
-/// Follows a worker until aborted.
+/// Follows a worker until it has left, and forgets then what it holds.
 pub(crate) async fn follow(member: Arc<Member>, with: Following) {
+    with.index.admit(member.id, with.routed);
     let mut life = member.life();
     // The life without events of which something may have been guessed.
     let mut guessed = None;
-    loop {
+    while !member.has_left() {
         let Some(incarnation) = *life.borrow_and_update() else {
             // Without an identity whoever answers next may be another one.
             guessed = guessed.filter(|life| *life != Incarnation(0));
             member.events.sources.follow_none(Doubt::Unreached);
-            if life.changed().await.is_err() {
-                return;
+            tokio::select! {
+                // The sender is the member's.
+                _ = life.changed() => {}
+                () = member.left() => {}
             }
             continue;
         };
@@ -65,23 +70,29 @@ pub(crate) async fn follow(member: Arc<Member>, with: Following) {
         let (sources, rules) = (worker.sources().await, worker.rules());
         guessed = match rules.filter(|_| !sources.is_empty()) {
             Some(rules) => {
-                worker.observe(sources, rules, &life).await;
+                worker.observe(sources, rules).await;
                 None
             }
             None => {
                 member.events.sources.follow_none(worker.why_guessed(&sources));
-                timeout(with.look_again, ended(life.clone(), incarnation)).await.is_err().then_some(incarnation)
+                timeout(with.look_again, ended(&member, incarnation)).await.is_err().then_some(incarnation)
             }
         };
     }
+    with.index.dismiss(member.id);
+    member.forget();
 }
 
-/// Waits for the end of a life. A worker that is only unreachable may still be the same; one without an identity is
-/// never the same again.
-async fn ended(mut life: watch::Receiver<Option<Incarnation>>, incarnation: Incarnation) {
+/// Waits for the end of a life, or until the worker has left. A worker that is only unreachable may still be the same; one
+/// without an identity is never the same again.
+async fn ended(member: &Member, incarnation: Incarnation) {
     let over = |now: &Option<Incarnation>| now.map_or(incarnation == Incarnation(0), |now| now != incarnation);
-    // The sender lives as long as the worker does.
-    let _ = life.wait_for(over).await;
+    let mut life = member.life();
+    tokio::select! {
+        // The sender lives as long as the worker does.
+        _ = life.wait_for(over) => {}
+        () = member.left() => {}
+    }
 }
 
 /// Blocks of so many tokens cannot be placed.
@@ -121,12 +132,7 @@ impl Worker {
     }
 
     /// Follows all ranks until this life ends.
-    async fn observe(
-        &self,
-        sources: Vec<EventSource>,
-        rules: SourceRules,
-        life: &watch::Receiver<Option<Incarnation>>,
-    ) {
+    async fn observe(&self, sources: Vec<EventSource>, rules: SourceRules) {
         self.with.index.observed(self.member.id);
         self.member.events.sources.follow(&sources);
         // Ranks of one engine have one block size: what one of them cannot go on with, the others would find as they speak.
@@ -134,10 +140,10 @@ impl Worker {
         let mut ranks = JoinSet::new();
         for source in sources {
             let rank = Rank::new(self.clone(), source, rules.clone());
-            let (life, misfit) = (life.clone(), misfit.clone());
+            let misfit = misfit.clone();
             ranks.spawn(async move {
                 let mut told = misfit.subscribe();
-                let end = rank.run(life, &mut told).await;
+                let end = rank.run(&mut told).await;
                 if let End::Misfit(block) = end {
                     misfit.send_replace(Some(block));
                 }
@@ -158,7 +164,7 @@ impl Worker {
         }
         self.member.changed();
         if block.is_some() {
-            ended(life.clone(), self.incarnation).await;
+            ended(&self.member, self.incarnation).await;
         }
     }
 

@@ -65,7 +65,7 @@ impl Exports {
     }
 
     /// Asks a rank; none when nobody follows it, or too many ask.
-    pub(crate) fn ask(&self, rank: DpRank) -> impl Future<Output = Option<Exported>> + Send + 'static {
+    pub(crate) fn ask(&self, rank: DpRank) -> impl Future<Output = Option<Exported>> + Send + 'static + use<> {
         let (sender, answer) = oneshot::channel();
         let sent = self.0.lock().get(&rank).is_some_and(|asked| asked.try_send(sender).is_ok());
         async move { if sent { answer.await.ok().flatten() } else { None } }

@@ -155,15 +155,27 @@ impl SharedIndex {
         self.forget(worker, Mode::Observed);
     }
 
-    /// The worker restarted or left, or has no events: what was guessed is void, what comes is guessed.
+    /// The worker restarted, or has no events: what was guessed is void, what comes is guessed.
     pub(crate) fn guessed(&self, worker: WorkerId) {
         self.forget(worker, Mode::Guessed);
+    }
+
+    /// The worker left.
+    pub(crate) fn dismiss(&self, worker: WorkerId) {
+        let mut all = self.guesses.lock();
+        if let Some(mut guesses) = all.remove(&worker) {
+            self.void(&mut guesses);
+        }
     }
 
     fn forget(&self, worker: WorkerId, mode: Mode) {
         let mut all = self.guesses.lock();
         let Some(guesses) = all.get_mut(&worker) else { return };
         guesses.mode = mode;
+        self.void(guesses);
+    }
+
+    fn void(&self, guesses: &mut Guesses) {
         for (_, (mut routed, slot)) in guesses.ranks.drain() {
             self.index.write().retire(slot);
             let mut changes = Vec::new();

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use vocabulary::{Bytes, Micros, ModelId, Role, Speeds, Tokens};
 
 /// One worker.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct WorkerSpec {
     /// Scheme, host and port.
     pub endpoint: Arc<str>,

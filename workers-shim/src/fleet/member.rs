@@ -1,7 +1,7 @@
 //! One worker: what it is, what was last seen of it, what of ours is there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -46,6 +46,18 @@ struct Reach {
     blames: u64,
 }
 
+/// What a worker is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Duty {
+    Serves,
+    /// It takes no new sessions.
+    Drains,
+    /// It is not listed any more, and takes nothing.
+    Left,
+    /// Nor is anything known of its blocks.
+    Forgotten,
+}
+
 /// One worker.
 pub(crate) struct Member {
     pub(crate) id: WorkerId,
@@ -58,7 +70,7 @@ pub(crate) struct Member {
     /// Held while `seen` is changed.
     reach: Mutex<Reach>,
     transfers: Mutex<LinkEstimate>,
-    draining: AtomicBool,
+    duty: watch::Sender<Duty>,
     usual_prompt: Tokens,
     /// Asks the prober not to wait.
     pub(super) hurry: Notify,
@@ -77,7 +89,7 @@ impl Member {
             seen: ArcSwap::from_pointee(seen),
             reach: Mutex::default(),
             transfers: Mutex::new(LinkEstimate::new(&spec.profile.link)),
-            draining: AtomicBool::new(false),
+            duty: watch::Sender::new(Duty::Serves),
             usual_prompt,
             hurry: Notify::new(),
             life: watch::Sender::new(None),
@@ -219,10 +231,43 @@ impl Member {
     }
 
     pub(super) fn drain(&self, wanted: Health) {
-        let draining = wanted == Health::Draining;
-        if self.draining.swap(draining, Ordering::Relaxed) != draining {
+        let wanted = if wanted == Health::Draining { Duty::Drains } else { Duty::Serves };
+        let is_new = |duty: &mut Duty| !duty.has_left() && std::mem::replace(duty, wanted) != wanted;
+        if self.duty.send_if_modified(is_new) {
             self.desk.changed();
         }
+    }
+
+    /// It is not listed any more.
+    pub(super) fn leave(&self) {
+        tracing::info!(worker = %self.spec.endpoint, "worker left; what it began goes on");
+        self.duty.send_replace(Duty::Left);
+        self.hurry.notify_one();
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        self.duty.borrow().has_left()
+    }
+
+    /// Returns once it is not listed any more.
+    pub(crate) async fn left(&self) {
+        // The sender is here.
+        let _ = self.duty.subscribe().wait_for(|duty| duty.has_left()).await;
+    }
+
+    /// Nothing of its blocks is known any more, and nothing will be. Only of one that left.
+    pub(crate) fn forget(&self) {
+        self.duty.send_replace(Duty::Forgotten);
+    }
+
+    /// Returns once it has left and nothing of its blocks is known.
+    pub(super) async fn forgotten(&self) {
+        let _ = self.duty.subscribe().wait_for(|duty| *duty == Duty::Forgotten).await;
+    }
+
+    /// It has left, and nothing of ours is there any more.
+    pub(super) fn is_done(&self) -> bool {
+        self.has_left() && self.desk.flows().iter().all(|flow| flow.dispatched == flow.finished)
     }
 
     /// KV came to it.
@@ -257,7 +302,7 @@ impl Member {
         let seen = self.seen.load();
         let profile = &self.spec.profile;
         let health = match seen.health {
-            Health::Ready if self.draining.load(Ordering::Relaxed) => Health::Draining,
+            Health::Ready if *self.duty.borrow() == Duty::Drains => Health::Draining,
             health => health,
         };
         WorkerView {
@@ -275,6 +320,12 @@ impl Member {
             kv_bytes_per_token: seen.kv_bytes(profile),
             link: seen.fabric.clone().map(|fabric| self.transfers.lock().link(fabric)),
         }
+    }
+}
+
+impl Duty {
+    fn has_left(self) -> bool {
+        matches!(self, Duty::Left | Duty::Forgotten)
     }
 }
 

@@ -15,6 +15,7 @@ mod link;
 pub(crate) mod member;
 pub(crate) mod overlay;
 pub(crate) mod probe;
+mod roll;
 mod sharing;
 mod speeds;
 
@@ -23,8 +24,8 @@ pub use config::{EventsAt, LinkProfile, Pace, Transfers, WorkerProfile, WorkerSp
 pub use estimate::{Confidence, SpeedConfidence};
 pub use flight::InFlight;
 pub use overlay::{Flow, Heard, InFlightTable, SILENCE};
+pub use roll::Turnover;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -32,7 +33,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use vocabulary::{Bytes, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
 use crate::events::{Doubt, EventCounts, Following, Imprints, Served, SharedIndex, SourceCount, follow};
@@ -40,6 +41,7 @@ use crate::scrape::Engine;
 use member::Member;
 use overlay::Overlay;
 use probe::Prober;
+use roll::{Newcomer, Roll};
 
 /// Probes between two looks for the events of a worker that had none.
 const LOOK_EVERY: u32 = 60;
@@ -72,7 +74,7 @@ pub type RulesOf = Arc<dyn Fn(&ModelId) -> Option<SourceRules> + Send + Sync>;
 
 /// What a fleet is made of.
 pub struct FleetOptions {
-    /// Everybody.
+    /// Everybody at the start; see [`Fleet::set`].
     pub workers: Vec<WorkerSpec>,
     /// How often they are asked.
     pub pace: Pace,
@@ -90,8 +92,8 @@ pub struct FleetOptions {
 
 /// Every worker as it looks now. Dropping it stops its probes and its event streams.
 pub struct Fleet {
-    members: Vec<Arc<Member>>,
-    places: HashMap<WorkerId, usize>,
+    roll: Arc<Roll>,
+    recruiting: Recruiting,
     index: SharedIndex,
     revision: Arc<AtomicU64>,
     cached: ArcSwap<Cached>,
@@ -100,7 +102,7 @@ pub struct Fleet {
     routers: AtomicUsize,
     /// A request was sent since somebody waited for one.
     dispatched: Notify,
-    tasks: Vec<JoinHandle<()>>,
+    tasks: Mutex<JoinSet<()>>,
 }
 
 struct Cached {
@@ -108,49 +110,84 @@ struct Cached {
     views: Arc<[WorkerView]>,
 }
 
+/// What a worker that joins is watched with.
+struct Recruiting {
+    client: reqwest::Client,
+    pace: Pace,
+    alive: Option<mpsc::Sender<Alive>>,
+    following: Following,
+}
+
 impl Fleet {
     /// Starts to watch. Must be called inside a tokio runtime.
     pub fn start(options: FleetOptions) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
-        let revision = Arc::new(AtomicU64::new(1));
-        let mut fleet = Self {
-            members: Vec::new(),
-            places: HashMap::new(),
-            index: options.index.clone(),
-            revision: revision.clone(),
-            cached: ArcSwap::from_pointee(Cached { revision: 0, views: Arc::new([]) }),
-            overlay: Mutex::default(),
-            routers: AtomicUsize::new(0),
-            dispatched: Notify::new(),
-            tasks: Vec::new(),
-        };
         let following = Following {
             client: client.clone(),
             index: options.index.clone(),
             rules: options.rules,
+            routed: options.routed,
             imprints: options.imprints,
             look_again: options.pace.every.saturating_mul(LOOK_EVERY),
         };
-        for spec in options.workers {
-            let member = Arc::new(Member::new(spec, revision.clone(), options.pace.usual_prompt));
-            if fleet.places.insert(member.id, fleet.members.len()).is_some() {
-                return Err(FleetError::Twice(member.spec.endpoint.clone()));
-            }
-            options.index.admit(member.id, options.routed);
-            let prober = Prober {
-                member: member.clone(),
-                client: client.clone(),
-                pace: options.pace,
-                alive: options.alive.clone(),
-            };
-            fleet.tasks.push(tokio::spawn(prober.run()));
-            fleet.tasks.push(tokio::spawn(follow(member.clone(), following.clone())));
-            fleet.members.push(member);
-        }
+        let fleet = Self {
+            roll: Arc::default(),
+            recruiting: Recruiting { client, pace: options.pace, alive: options.alive, following },
+            index: options.index,
+            revision: Arc::new(AtomicU64::new(1)),
+            cached: ArcSwap::from_pointee(Cached { revision: 0, views: Arc::new([]) }),
+            overlay: Mutex::default(),
+            routers: AtomicUsize::new(0),
+            dispatched: Notify::new(),
+            tasks: Mutex::default(),
+        };
+        fleet.set(options.workers)?;
         Ok(fleet)
     }
 
-    /// All workers now, in the order of configuration. Made anew only when something changed.
+    /// Makes these the workers, in this order. Those that are described as before go on as they are. The others leave: they
+    /// get nothing new, what they began goes on, and what they hold is forgotten. Must be called inside a tokio runtime.
+    pub fn set(&self, workers: Vec<WorkerSpec>) -> Result<Turnover, FleetError> {
+        let usual_prompt = self.recruiting.pace.usual_prompt;
+        let member = |spec| Member::new(spec, self.revision.clone(), usual_prompt);
+        let (turnover, newcomers) = self.roll.set(workers, member)?;
+        self.revision.fetch_add(1, Ordering::Release);
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        newcomers.into_iter().for_each(|newcomer| self.watch(newcomer, &mut tasks));
+        Ok(turnover)
+    }
+
+    /// Whether the worker gets work: it is listed, and has not left.
+    pub fn lists(&self, worker: WorkerId) -> bool {
+        self.member(worker).is_some_and(|member| !member.has_left())
+    }
+
+    /// Workers that left and have not brought everything to its end.
+    pub fn leaving(&self) -> Vec<WorkerId> {
+        self.roll.load().leaving.iter().map(|member| member.id).collect()
+    }
+
+    fn watch(&self, Newcomer { member, before }: Newcomer, tasks: &mut JoinSet<()>) {
+        let Recruiting { client, pace, alive, following } = &self.recruiting;
+        let (client, pace, alive) = (client.clone(), *pace, alive.clone());
+        let prober = Prober { member: member.clone(), client, pace, alive };
+        let (roll, gone) = (self.roll.clone(), member.clone());
+        tasks.spawn(async move {
+            prober.run().await;
+            gone.forgotten().await;
+            roll.strike(&gone);
+        });
+        let following = following.clone();
+        tasks.spawn(async move {
+            if let Some(before) = before {
+                before.forgotten().await;
+            }
+            follow(member, following).await;
+        });
+    }
+
+    /// All workers that are listed, in their order. Made anew only when something changed.
     pub fn snapshot(&self) -> Arc<[WorkerView]> {
         let revision = self.revision.load(Ordering::Acquire);
         let cached = self.cached.load();
@@ -159,7 +196,10 @@ impl Fleet {
         }
         let index = self.index.read();
         let knowledge = |id: WorkerId| index.knowledge(id);
-        let views: Arc<[WorkerView]> = self.members.iter().map(|member| member.view(knowledge(member.id))).collect();
+        let views: Arc<[WorkerView]> = {
+            let table = self.roll.load();
+            table.members.iter().map(|member| member.view(knowledge(member.id))).collect()
+        };
         drop(index);
         self.cached.store(Arc::new(Cached { revision, views: views.clone() }));
         views
@@ -248,27 +288,14 @@ impl Fleet {
         self.member(worker).map(|member| member.confidence())
     }
 
-    /// Bearer token for the worker, where one is configured.
-    pub fn api_key(&self, worker: WorkerId) -> Option<&Arc<str>> {
-        self.member(worker)?.spec.api_key.as_ref()
-    }
-
-    fn member(&self, worker: WorkerId) -> Option<&Arc<Member>> {
-        self.members.get(*self.places.get(&worker)?)
-    }
-}
-
-impl Drop for Fleet {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
+    fn member(&self, worker: WorkerId) -> Option<Arc<Member>> {
+        self.roll.load().member(worker).cloned()
     }
 }
 
 impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fleet").field("workers", &self.members.len()).finish_non_exhaustive()
+        f.debug_struct("Fleet").field("workers", &self.roll.load().members.len()).finish_non_exhaustive()
     }
 }
 

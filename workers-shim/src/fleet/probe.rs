@@ -81,11 +81,15 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// Runs until it is aborted.
+    /// Runs until the worker has left and nothing of ours is there any more. One that left is reported by nobody.
     pub(super) async fn run(self) {
         for round in 0_u64.. {
+            if self.member.is_done() {
+                return;
+            }
             let answers = self.ask().await;
             let report = self.member.met(&answers, self.pace);
+            let report = report.filter(|_| !self.member.has_left());
             if let (Some(report), Some(alive)) = (report, &self.alive) {
                 // A full queue means that nobody renews just now; the next probe reports again.
                 let _ = alive.try_send(report);

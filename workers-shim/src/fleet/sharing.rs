@@ -16,7 +16,8 @@ impl Fleet {
             let worker = member.id;
             member.desk.flows().into_iter().map(move |flow| Flow { worker, ..flow })
         };
-        self.members.iter().flat_map(flows).collect()
+        let table = self.roll.load();
+        table.members.iter().chain(&table.leaving).flat_map(flows).collect()
     }
 
     /// Another router told what it has in flight. It counts in the workers' load until it is silent for
@@ -57,7 +58,8 @@ impl Fleet {
     fn spread(&self, overlay: &super::overlay::Overlay) {
         self.routers.store(overlay.heard(), Ordering::Relaxed);
         let sums = overlay.sums();
-        for member in &self.members {
+        let table = self.roll.load();
+        for member in table.members.iter().chain(&table.leaving) {
             let others = sums.get(&member.id).copied().unwrap_or(overlay.none());
             if member.desk.counters.overlay(others) {
                 member.changed();

@@ -7,7 +7,7 @@ use futures::StreamExt as _;
 use residency::{Feed, Gap, Hearing, Met, SourceRules, Stream, Verdict, turned_over};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{interval_at, sleep};
-use vocabulary::{Incarnation, Knowledge, Tokens};
+use vocabulary::{Knowledge, Tokens};
 use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket};
 
 use super::connection::{Loss, listen, unanswered};
@@ -74,16 +74,12 @@ impl Rank {
     }
 
     /// Follows it until its life ends, or its blocks or another rank's turn out not to fit.
-    pub(super) async fn run(
-        mut self,
-        life: watch::Receiver<Option<Incarnation>>,
-        misfit: &mut watch::Receiver<Option<Tokens>>,
-    ) -> End {
-        let incarnation = self.worker.incarnation;
+    pub(super) async fn run(mut self, misfit: &mut watch::Receiver<Option<Tokens>>) -> End {
+        let (member, incarnation) = (self.worker.member.clone(), self.worker.incarnation);
         self.settle();
         let end = loop {
             let end = tokio::select! {
-                () = ended(life.clone(), incarnation) => End::Restarted,
+                () = ended(&member, incarnation) => End::Restarted,
                 Some(block) = told(misfit) => End::Misfit(block),
                 end = self.session() => end,
             };
@@ -95,7 +91,7 @@ impl Rank {
         };
         if let End::Restarted = end {
             // The prober will find the new life; a worker that it has not found yet must not be followed meanwhile.
-            ended(life, incarnation).await;
+            ended(&member, incarnation).await;
         }
         self.feed.leave();
         self.settle();

@@ -5,6 +5,7 @@ mod events;
 mod probes;
 mod sharing;
 mod sources;
+mod turnover;
 mod views;
 
 use std::net::SocketAddr;

@@ -1,5 +1,6 @@
 //! Workers that answer badly, late, or as somebody else.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 

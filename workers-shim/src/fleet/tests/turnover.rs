@@ -1,0 +1,107 @@
+//! Workers that come and go while the fleet runs.
+
+use vocabulary::DpRank;
+
+use super::*;
+
+fn spec(worker: &SimWorker) -> WorkerSpec {
+    WorkerSpec::at(&url(worker.address()), Role::Hybrid)
+}
+
+fn ids(watch: &Watch) -> Vec<WorkerId> {
+    watch.fleet.snapshot().iter().map(|view| view.id).collect()
+}
+
+fn turnover(joined: usize, changed: usize, left: usize) -> Turnover {
+    Turnover { joined, changed, left }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_joins_is_watched_and_the_others_go_on_as_they_are() {
+    let (a, b) = (sim(sim_options()).await, sim(sim_options()).await);
+    let watch = Watch::over(vec![spec(&a)]);
+    watch.until_exact().await;
+    ask(a.address(), &prompt(1, 40), 1).await;
+    watch.until("heard", |watch| watch.depth(&prompt(1, 40)) == 10).await;
+    assert_eq!(watch.fleet.set(vec![spec(&a), spec(&b)]).unwrap(), turnover(1, 0, 0));
+    assert_eq!(watch.depth(&prompt(1, 40)), 10, "what is known of who stays is not forgotten");
+    watch.until("the new one is known", |watch| watch.view(1).knowledge == Knowledge::Exact).await;
+    assert_eq!(watch.fleet.set(vec![spec(&a), spec(&b)]).unwrap(), Turnover::default());
+    assert_eq!(watch.fleet.leaving(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_leaves_gets_nothing_new_and_is_gone_once_its_streams_are_over() {
+    let (a, b) = (sim(sim_options()).await, sim(sim_options()).await);
+    let watch = Watch::over(vec![spec(&a), spec(&b)]);
+    watch.until_exact().await;
+    let (gone, stays) = (watch.id(0), watch.id(1));
+    ask(a.address(), &prompt(1, 40), 1).await;
+    watch.until("heard", |watch| watch.depth(&prompt(1, 40)) == 10).await;
+    let stream = watch.fleet.dispatch(gone, DpRank(0), Tokens(40));
+    let mut lost = tokio::spawn(watch.fleet.lost(gone));
+    assert_eq!(watch.fleet.set(vec![spec(&b)]).unwrap(), turnover(0, 0, 1));
+    assert_eq!((ids(&watch), watch.fleet.lists(gone), watch.fleet.leaving()), (vec![stays], false, vec![gone]));
+    let holders = |watch: &Watch| watch.overlaps(&prompt(1, 40)).len();
+    watch.until("what it held is forgotten", |watch| holders(watch) == 0).await;
+    assert_eq!(watch.index.read().sources(), 1);
+    let beat = tokio::time::timeout(Duration::from_millis(200), &mut lost).await;
+    assert!(beat.is_err(), "a stream there is still watched, and nothing ails it");
+    assert_eq!(watch.fleet.in_flight().iter().map(|flow| flow.dispatched - flow.finished).sum::<u64>(), 1);
+    drop(stream);
+    watch.until("it is gone", |watch| watch.fleet.leaving().is_empty()).await;
+    assert_eq!(watch.fleet.events(gone), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_left_and_died_is_lost_for_the_streams_that_are_there() {
+    let a = sim(sim_options()).await;
+    let watch = Watch::over(vec![spec(&a)]);
+    watch.until_exact().await;
+    let gone = watch.id(0);
+    let stream = watch.fleet.dispatch(gone, DpRank(0), Tokens(40));
+    let lost = tokio::spawn(watch.fleet.lost(gone));
+    watch.fleet.set(Vec::new()).unwrap();
+    drop(a);
+    tokio::time::timeout(Duration::from_secs(20), lost).await.expect("it is told").unwrap();
+    drop(stream);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_comes_back_is_somebody_new_who_is_followed_from_the_start() {
+    let a = sim(sim_options()).await;
+    let mut watch = Watch::over(vec![spec(&a)]);
+    watch.until_exact().await;
+    let id = watch.id(0);
+    ask(a.address(), &prompt(1, 40), 1).await;
+    watch.until("heard", |watch| watch.depth(&prompt(1, 40)) == 10).await;
+    watch.fleet.set_draining(id, Health::Draining);
+    let stream = watch.fleet.dispatch(id, DpRank(0), Tokens(40));
+    for _ in 0..5 {
+        assert_eq!(watch.fleet.set(Vec::new()).unwrap(), turnover(0, 0, 1));
+        assert_eq!(watch.fleet.set(vec![spec(&a)]).unwrap(), turnover(1, 0, 0));
+    }
+    let heard = |watch: &Watch| watch.fleet.event_sources(id).is_some_and(|sources| sources.connected == 1);
+    watch.until("the new one is followed", heard).await;
+    watch.until_exact().await;
+    assert_eq!((watch.depth(&prompt(1, 40)), watch.view(0).health), (10, Health::Ready), "replayed, and not draining");
+    assert_eq!(watch.view(0).load.running + watch.view(0).load.waiting, 0, "the stream is the former one's");
+    assert_eq!(watch.index.read().sources(), 1, "nobody is followed twice");
+    drop(stream);
+    watch.until("the former ones are gone", |watch| watch.fleet.leaving().is_empty()).await;
+    while watch.alive.try_recv().is_ok() {}
+    assert_eq!(watch.alive.recv().await.map(|alive| alive.worker), Some(id), "it is reported");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_described_otherwise_begins_anew_and_one_listed_twice_changes_nothing() {
+    let a = sim(sim_options()).await;
+    let watch = Watch::over(vec![spec(&a)]);
+    watch.until_exact().await;
+    let decode = WorkerSpec { role: Role::Decode, ..spec(&a) };
+    assert!(matches!(watch.fleet.set(vec![decode.clone(), spec(&a)]), Err(FleetError::Twice(_))));
+    assert_eq!((watch.view(0).role, watch.fleet.leaving()), (Role::Hybrid, vec![]));
+    assert_eq!(watch.fleet.set(vec![decode]).unwrap(), turnover(0, 1, 0));
+    assert_eq!(watch.view(0).role, Role::Decode);
+    watch.until_exact().await;
+}
