@@ -27,7 +27,7 @@ use crate::pipeline::single_flight::SingleFlight;
 use crate::pipeline::steering::LiveSteering;
 use crate::remembered::Remembered;
 use crate::rooms::{Rooms, RoomsError};
-use crate::roster::Roster;
+use crate::roster::{Member, Roster};
 use crate::salts::Salts;
 use crate::soft_state::{SoftState, SoftStateError};
 use crate::telemetry::metrics::Metrics;
@@ -87,23 +87,24 @@ impl Gateway {
         let keys = Arc::new(Keys::open(&config.auth)?);
         let metrics = Metrics::default();
         SoftState::check(&config.soft_state)?;
-        let rooms = Rooms::open(&config, metrics.exchange.clone()).await?;
+        let rooms = Rooms::open(&config, &metrics).await?;
         let salts = match &config.auth.keys_file {
             Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),
             None => Salts::none(),
         };
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
-        let policies = Policies::new(&config.planner, config.steering.bypass, &config.workers, config.retries);
+        let policies = Policies::new(&config.planner, config.steering.bypass, config.retries);
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.own(),
-            configured: Configured { attention: rooms.catalog.attention(), shapes: policies.shapes().to_vec() },
+            configured: Configured { attention: rooms.catalog.attention(), shapes: rooms.roster.shapes().to_vec() },
             metrics: &metrics.decisions,
         };
         let decisions = Arc::new(Decisions::open(Receipts::new(RECEIPTS), config.decisions, log)?);
         prompts::lend(&rooms.directory, remembered.prompts.clone(), metrics.exchange.clone());
         Ok(Self {
+            roster: rooms.roster.clone(),
             rooms,
             salts,
             policies,
@@ -113,7 +114,6 @@ impl Gateway {
             keys,
             metrics,
             steering: LiveSteering::new(config.steering()),
-            roster: Arc::new(Roster::new(&config.workers)),
             remembered,
             config,
         })
@@ -164,9 +164,9 @@ impl Gateway {
         &self.rooms.catalog
     }
 
-    /// The configuration of a worker.
-    pub fn worker(&self, id: WorkerId) -> Option<&WorkerConfig> {
-        self.roster.member(id).map(|member| &member.config)
+    /// How a worker is reached, also one that is leaving.
+    pub fn worker(&self, id: WorkerId) -> Option<Arc<Member>> {
+        self.roster.member(id)
     }
 
     /// Writes out what the ledger has taken and closes it.

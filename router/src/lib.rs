@@ -22,6 +22,7 @@ pub mod gateway;
 pub mod guardrail;
 pub mod identity;
 pub mod incoming;
+pub mod membership;
 mod models;
 pub mod operator;
 pub mod pipeline;

@@ -12,18 +12,20 @@ use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use vocabulary::{Micros, ModelId, WorkerId};
+use vocabulary::{Micros, ModelId};
 use workers_shim::events::SharedIndex;
-use workers_shim::fleet::{Alive, EventsAt, Fleet, FleetError, FleetOptions, Pace, RulesOf, WorkerSpec};
+use workers_shim::fleet::{Alive, Fleet, FleetError, FleetOptions, Pace, RulesOf};
 
 use crate::catalog::{Catalog, CatalogError};
-use crate::config::{Config, WorkerConfig};
+use crate::config::Config;
 use crate::drains;
 use crate::exchange::trouble::LedgerWatch;
 use crate::exchange::unapplied::Unapplied;
 use crate::exchange::{Borrower, Exchange, Neighbours};
-use crate::following::Untaken;
-use crate::telemetry::exchange::ExchangeMetrics;
+use crate::following::{Followed, Untaken};
+use crate::membership::{Membership, Source, WorkerFile, WorkerFileError};
+use crate::roster::Roster;
+use crate::telemetry::metrics::Metrics;
 
 /// Reports of probes that may wait.
 const WAITING_REPORTS: usize = 1024;
@@ -45,6 +47,9 @@ pub enum RoomsError {
     /// The workers.
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    /// The file of workers.
+    #[error(transparent)]
+    WorkerFile(#[from] WorkerFileError),
 }
 
 /// Everything that a request reads and writes beside its own bytes.
@@ -54,6 +59,10 @@ pub struct Rooms {
     pub directory: Arc<Directory>,
     /// The workers as they look now.
     pub fleet: Arc<Fleet>,
+    /// How they are reached.
+    pub roster: Arc<Roster>,
+    /// Who lists them.
+    pub membership: Arc<Membership>,
     /// Who holds what.
     pub index: SharedIndex,
     /// The models.
@@ -64,52 +73,48 @@ pub struct Rooms {
     pub watch: LedgerWatch,
     /// Files that changed and are not used.
     pub(crate) untaken: Arc<Untaken>,
-    tasks: [JoinHandle<()>; 3],
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Rooms {
     /// Opens the ledger and starts to watch the workers.
-    pub async fn open(config: &Config, metrics: ExchangeMetrics) -> Result<Self, RoomsError> {
+    pub async fn open(config: &Config, metrics: &Metrics) -> Result<Self, RoomsError> {
         let catalog = Arc::new(Catalog::load(&config.models)?);
-        let folder = config.ledger.data_dir.clone();
-        let options = Options {
-            lease: config.ledger.lease.0,
-            room: Room { artifacts: config.ledger.artifacts, sessions: config.ledger.sessions },
-            peering: config.cluster.peering(),
-            max_level: config.cluster.max_level,
-            ..Options::new(folder.clone())
-        };
-        let directory = Directory::open(options).await.map_err(|source| RoomsError::Ledger { folder, source })?;
-        let directory = Arc::new(directory);
+        let file = config.discovery.workers_file.as_deref().map(WorkerFile::open).transpose()?;
+        let directory = Arc::new(directory(config).await?);
         let index = SharedIndex::new();
         let neighbours: Arc<dyn Neighbours> = Arc::new(directory.peers().clone());
         let (alive, reports) = mpsc::channel(WAITING_REPORTS);
-        let fleet = Fleet::start(FleetOptions {
-            workers: config.workers.iter().map(spec).collect(),
+        let fleet = Arc::new(Fleet::start(FleetOptions {
+            workers: Vec::new(),
             pace: Pace::default(),
             index: index.clone(),
             rules: rules(catalog.clone()),
             alive: Some(alive),
             routed: RoutedLimits::default(),
-            imprints: Some(Arc::new(Borrower::new(neighbours.clone(), metrics.clone()))),
-        })?;
-        let fleet = Arc::new(fleet);
-        let exchange = Exchange::new(fleet.clone(), neighbours, metrics);
+            imprints: Some(Arc::new(Borrower::new(neighbours.clone(), metrics.exchange.clone()))),
+        })?);
+        let (roster, untaken) = (Arc::new(Roster::default()), Arc::new(Untaken::default()));
+        let discovery = metrics.process.discovery.clone();
+        let membership = Membership::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
+        let membership = Arc::new(membership);
+        membership.tell(Source::Static, config.workers.clone());
+        let exchange = Exchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
         exchange.serve(&directory);
-        let known = config.workers.clone();
-        let leases = tokio::spawn(keep_leases(directory.clone(), known, reports));
-        let drains = tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet)));
-        let (watch, tasks) = (LedgerWatch::default(), [leases, drains, tokio::spawn(exchange.run())]);
-        Ok(Self {
-            directory,
-            fleet,
-            index,
-            catalog,
-            unapplied: Mutex::default(),
-            watch,
-            untaken: Arc::default(),
-            tasks,
-        })
+        let mut tasks = vec![
+            tokio::spawn(keep_leases(directory.clone(), roster.clone(), reports)),
+            tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
+            tokio::spawn(exchange.run()),
+        ];
+        if let Some((file, workers)) = file {
+            membership.tell(Source::File, workers);
+            let followed = Followed { what: "workers", untaken: untaken.clone() };
+            tasks.push(tokio::spawn(file.follow(membership.clone(), followed)));
+        }
+        membership.apply()?;
+        tasks.push(tokio::spawn(membership.clone().keep()));
+        let (watch, unapplied) = (LedgerWatch::default(), Mutex::default());
+        Ok(Self { directory, fleet, roster, membership, index, catalog, unapplied, watch, untaken, tasks })
     }
 
     /// Writes out what was taken and closes the ledger.
@@ -121,17 +126,16 @@ impl Rooms {
     }
 }
 
-fn spec(worker: &WorkerConfig) -> WorkerSpec {
-    WorkerSpec {
-        models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
-        api_key: worker.api_key.as_ref().map(|key| key.expose().into()),
-        events: match &worker.events {
-            Some(live) => EventsAt::Configured { live: live.clone(), replay: worker.replay.clone() },
-            None => EventsAt::Discovered,
-        },
-        profile: worker.profile.clone(),
-        ..WorkerSpec::at(worker.endpoint(), worker.role())
-    }
+async fn directory(config: &Config) -> Result<Directory, RoomsError> {
+    let folder = config.ledger.data_dir.clone();
+    let options = Options {
+        lease: config.ledger.lease.0,
+        room: Room { artifacts: config.ledger.artifacts, sessions: config.ledger.sessions },
+        peering: config.cluster.peering(),
+        max_level: config.cluster.max_level,
+        ..Options::new(folder.clone())
+    };
+    Directory::open(options).await.map_err(|source| RoomsError::Ledger { folder, source })
 }
 
 /// How a worker's events become chain blocks, for models whose tokens are known.
@@ -148,7 +152,7 @@ fn rules(catalog: Arc<Catalog>) -> RulesOf {
 }
 
 /// Registers each life of a worker when it is first reached, and renews its lease while it is.
-async fn keep_leases(directory: Arc<Directory>, workers: Vec<WorkerConfig>, mut reports: mpsc::Receiver<Alive>) {
+async fn keep_leases(directory: Arc<Directory>, roster: Arc<Roster>, mut reports: mpsc::Receiver<Alive>) {
     while let Some(alive) = reports.recv().await {
         let view = directory.view();
         let registered = view.worker(alive.worker).is_some_and(|worker| {
@@ -156,7 +160,7 @@ async fn keep_leases(directory: Arc<Directory>, workers: Vec<WorkerConfig>, mut 
         });
         if registered {
             directory.report_alive(alive.worker, alive.incarnation);
-        } else if let Some(command) = registration(&workers, alive, directory.lease()) {
+        } else if let Some(command) = registration(&roster, alive, directory.lease()) {
             register(&directory, alive, command).await;
         }
     }
@@ -173,8 +177,9 @@ async fn register(directory: &Directory, alive: Alive, command: Command) {
     }
 }
 
-fn registration(workers: &[WorkerConfig], alive: Alive, lease: Duration) -> Option<Command> {
-    let config = workers.iter().find(|worker| WorkerId::of_endpoint(worker.endpoint()) == alive.worker)?;
+fn registration(roster: &Roster, alive: Alive, lease: Duration) -> Option<Command> {
+    let member = roster.member(alive.worker)?;
+    let config = &member.config;
     Some(Command::RegisterWorker(RegisterWorker {
         worker: alive.worker,
         incarnation: alive.incarnation,
@@ -192,9 +197,11 @@ fn registration(workers: &[WorkerConfig], alive: Alive, lease: Duration) -> Opti
 #[cfg(test)]
 mod tests {
     use ownership::ledger::{DrainWorker, Draining};
-    use vocabulary::Health;
+    use vocabulary::{Health, WorkerId};
 
     use super::*;
+    use crate::config::WorkerConfig;
+    use crate::membership::spec;
     use crate::testing::{Worker, until};
 
     #[tokio::test]
@@ -216,8 +223,10 @@ mod tests {
             imprints: None,
         });
         let fleet = Arc::new(fleet.unwrap());
+        let roster = Arc::new(Roster::default());
+        roster.add(vec![(Source::Static, config)]);
         let tasks = [
-            tokio::spawn(keep_leases(directory.clone(), vec![config], reports)),
+            tokio::spawn(keep_leases(directory.clone(), roster, reports)),
             tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
         ];
         until("the worker is registered", || directory.view().worker(id).is_some()).await;

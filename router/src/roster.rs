@@ -1,26 +1,39 @@
 //! Who could serve a request when nothing but its model is known: the least loaded worker that is up.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use arc_swap::ArcSwap;
+use planner::ParallelShape;
 use vocabulary::{DpRank, Health, ModelId, Role, Tokens, WorkerId, WorkerView};
 use workers_shim::fleet::{Fleet, InFlight};
 
 use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
+use crate::membership::Source;
 
-/// The configured workers, and whose turn it is among equals.
-#[derive(Debug)]
+/// How workers are reached, those that are leaving included, and whose turn it is among equals.
+#[derive(Debug, Default)]
 pub struct Roster {
-    members: Vec<Arc<Member>>,
+    table: ArcSwap<Table>,
     turn: AtomicUsize,
 }
 
-/// One worker as configured.
+#[derive(Debug, Default)]
+struct Table {
+    members: HashMap<WorkerId, Arc<Member>>,
+    /// Of those whose parallel shape is known, ordered by worker.
+    shapes: Arc<[(WorkerId, ParallelShape)]>,
+}
+
+/// One worker as it is listed.
 #[derive(Debug)]
 pub struct Member {
     /// Its id.
     pub id: WorkerId,
+    /// Who lists it.
+    pub source: Source,
     /// How it is reached.
     pub config: WorkerConfig,
 }
@@ -34,17 +47,31 @@ pub struct Sent {
 }
 
 impl Roster {
-    /// Of the configured workers.
-    pub fn new(workers: &[WorkerConfig]) -> Self {
-        let member = |config: &WorkerConfig| {
-            Arc::new(Member { id: WorkerId::of_endpoint(config.endpoint()), config: config.clone() })
-        };
-        Self { members: workers.iter().map(member).collect(), turn: AtomicUsize::new(0) }
+    /// Takes these over, beside whom it knows. Not to be called by two at once, nor while [`Self::retain`] is.
+    pub(crate) fn add(&self, workers: Vec<(Source, WorkerConfig)>) {
+        let mut members = self.table.load().members.clone();
+        for (source, config) in workers {
+            let id = WorkerId::of_endpoint(config.endpoint());
+            members.insert(id, Arc::new(Member { id, source, config }));
+        }
+        self.table.store(Arc::new(Table::of(members)));
+    }
+
+    /// Forgets all others.
+    pub(crate) fn retain(&self, is_here: impl Fn(WorkerId) -> bool) {
+        let mut members = self.table.load().members.clone();
+        members.retain(|id, _| is_here(*id));
+        self.table.store(Arc::new(Table::of(members)));
     }
 
     /// The worker of this id.
-    pub fn member(&self, id: WorkerId) -> Option<&Arc<Member>> {
-        self.members.iter().find(|member| member.id == id)
+    pub fn member(&self, id: WorkerId) -> Option<Arc<Member>> {
+        self.table.load().members.get(&id).cloned()
+    }
+
+    /// Workers' shapes where they are known, in the order of their ids.
+    pub fn shapes(&self) -> Arc<[(WorkerId, ParallelShape)]> {
+        self.table.load().shapes.clone()
     }
 
     /// Those that take new sessions.
@@ -60,7 +87,7 @@ impl Roster {
     fn those(&self, fleet: &Fleet, wanted: impl Fn(Health) -> bool) -> Vec<Arc<Member>> {
         let workers = fleet.snapshot();
         let those = workers.iter().filter(|worker| wanted(worker.health));
-        those.filter_map(|worker| self.member(worker.id).cloned()).collect()
+        those.filter_map(|worker| self.member(worker.id)).collect()
     }
 
     /// The least loaded worker that is up, serves `model` (any when none was named) and is not in `tried`; equals take
@@ -89,9 +116,18 @@ impl Roster {
             .ok_or_else(|| ApiError::NoWorker { model: shortened(model.unwrap_or("any")) })
     }
 
-    /// A request for this worker.
+    /// A request for this worker, unless it has left.
     pub fn send_to(&self, fleet: &Fleet, id: WorkerId) -> Option<Sent> {
-        let member = self.member(id)?.clone();
+        let member = self.member(id).filter(|_| fleet.lists(id))?;
         Some(Sent { member, _in_flight: fleet.dispatch(id, DpRank(0), Tokens::ZERO) })
+    }
+}
+
+impl Table {
+    fn of(members: HashMap<WorkerId, Arc<Member>>) -> Self {
+        let shape = |member: &Arc<Member>| Some((member.id, member.config.shape?));
+        let mut shapes: Vec<_> = members.values().filter_map(shape).collect();
+        shapes.sort_unstable_by_key(|(worker, _)| *worker);
+        Self { members, shapes: shapes.into() }
     }
 }

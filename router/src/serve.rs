@@ -151,11 +151,11 @@ impl Serving {
             tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.text: its conversations are \
                 known by their bytes only (fallback), completions exactly; put the engines' chat_template.jinja there");
         }
-        for worker in &gateway.config.workers {
-            tracing::info!(endpoint = %worker.endpoint(), role = worker.role().as_str(), "worker");
+        for worker in gateway.fleet().snapshot().iter() {
+            tracing::info!(endpoint = %worker.endpoint, role = worker.role.as_str(), "worker");
         }
-        if gateway.config.workers.is_empty() {
-            tracing::warn!("no workers: give --worker URL, or [[workers]] in the configuration");
+        if gateway.config.workers.is_empty() && !gateway.config.discovery.finds() {
+            tracing::warn!("no workers: give --worker URL, or [[workers]] or [discovery] in the configuration");
         }
     }
 }

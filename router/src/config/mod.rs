@@ -2,6 +2,7 @@
 //! them; this module only puts them together and says clearly what is wrong.
 
 mod cluster;
+mod discovery;
 pub mod units;
 mod workers;
 
@@ -26,6 +27,8 @@ use crate::server::ProxyConfig;
 use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
+pub use discovery::DiscoveryConfig;
+pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
 /// Everything `ownerserve serve` can be told. Every field has a default but the workers.
@@ -44,6 +47,8 @@ pub struct Config {
     pub retries: RetryConfig,
     /// The engines.
     pub workers: Vec<WorkerConfig>,
+    /// Where more of them are found.
+    pub discovery: DiscoveryConfig,
     /// What is known of models, by served name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
@@ -274,15 +279,8 @@ impl Config {
     /// What no single field can say.
     fn check(&self) -> Result<(), ConfigError> {
         let invalid = |path: &str, problem: String| Err(ConfigError::Invalid { path: path.to_owned(), problem });
-        for (index, worker) in self.workers.iter().enumerate() {
-            if self.workers[..index].iter().any(|other| other.endpoint() == worker.endpoint()) {
-                return invalid("workers", format!("{} is listed twice", worker.endpoint()));
-            }
-        }
-        let no_ranks =
-            |worker: &WorkerConfig| worker.shape.is_some_and(|shape| shape.tensor == 0 || shape.pipeline == 0);
-        if let Some(index) = self.workers.iter().position(no_ranks) {
-            return invalid(&format!("workers[{index}].shape"), "accepted are sizes of 1 or more".into());
+        if let Some((path, problem)) = workers_problem(&self.workers) {
+            return invalid(&path, problem);
         }
         if self.steering.bypass == Rule::Own {
             let accepted = "accepted is session_pinning, round_robin or match_rate_minus_load";

@@ -1,5 +1,6 @@
 //! Which engines there are: `[[workers]]` in the file, `--worker URL#role` on the command line.
 
+use std::collections::HashSet;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -64,6 +65,17 @@ impl WorkerConfig {
     pub fn role(&self) -> Role {
         self.role.or(self.url.role).unwrap_or_default()
     }
+}
+
+/// What no worker of a list can say alone, and where.
+pub(crate) fn problem(workers: &[WorkerConfig]) -> Option<(String, String)> {
+    let mut seen = HashSet::new();
+    if let Some(worker) = workers.iter().find(|worker| !seen.insert(worker.endpoint())) {
+        return Some(("workers".into(), format!("{} is listed twice", worker.endpoint())));
+    }
+    let no_ranks = |worker: &WorkerConfig| worker.shape.is_some_and(|shape| shape.tensor == 0 || shape.pipeline == 0);
+    let index = workers.iter().position(no_ranks)?;
+    Some((format!("workers[{index}].shape"), "accepted are sizes of 1 or more".into()))
 }
 
 /// `http://host:port#role`.

@@ -164,6 +164,7 @@ pub(crate) const WORKERS: List = List {
     columns: &[
         ("WORKER", "/id"),
         ("ENDPOINT", "/endpoint"),
+        ("LISTED", "/source"),
         ("ROLE", "/role"),
         ("HEALTH", "/health"),
         ("KNOWLEDGE", "/knowledge"),

@@ -75,7 +75,7 @@ pub(super) async fn clear(
 /// What is barred, in words.
 pub(super) fn told(gateway: &Gateway) -> impl Iterator<Item = String> {
     let endpoint =
-        |id: WorkerId| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.endpoint().to_string());
+        |id: WorkerId| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string());
     gateway.decisions.correctness.barred().into_iter().map(move |barred| {
         let (from, to) = (barred.link.from, barred.link.to);
         format!(

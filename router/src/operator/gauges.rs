@@ -13,6 +13,7 @@ use crate::exchange::trouble::Trouble;
 use crate::foretelling::Off;
 use crate::gateway::Gateway;
 use crate::guardrail::Arm;
+use crate::membership::Source;
 use crate::pipeline::steering::Mode;
 
 /// Writes all of it.
@@ -36,7 +37,14 @@ fn workers(gateway: &Gateway) {
     for view in gateway.fleet().snapshot().iter() {
         worker(gateway, view);
     }
+    discovery(gateway);
     metrics.distinct_blocks.set(signed(gateway.index().read().blocks() as u64));
+}
+
+fn discovery(gateway: &Gateway) {
+    let failing = &gateway.metrics.process.discovery.failing;
+    let is_untaken = gateway.untaken().all().iter().any(|(what, _)| *what == "workers");
+    failing.with_label_values(&[Source::File.as_str()]).set(is_untaken.into());
 }
 
 fn worker(gateway: &Gateway, view: &WorkerView) {

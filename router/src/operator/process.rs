@@ -55,7 +55,7 @@ struct Degraded {
 impl Degraded {
     fn of_doubt(gateway: &Gateway, doubt: &Doubt) -> Self {
         let endpoint = |worker: &WorkerId| {
-            gateway.worker(*worker).map_or_else(|| worker.to_string(), |config| config.endpoint().to_string())
+            gateway.worker(*worker).map_or_else(|| worker.to_string(), |worker| worker.config.endpoint().to_string())
         };
         let at: Vec<String> = doubt.at.iter().map(endpoint).collect();
         let reach = match doubt.reach {

@@ -20,6 +20,7 @@ use super::problem::Problem;
 use super::words::{HealthWord, KnowledgeWord, RoleWord, WorkerWord};
 use crate::foretelling::Foretold;
 use crate::gateway::Gateway;
+use crate::membership::Source;
 
 /// One worker: what is seen of it, what the ledger holds of it, and what came of its events.
 #[derive(Serialize, ToSchema)]
@@ -63,6 +64,8 @@ struct SeenLine {
     id: WorkerId,
     /// Its base URL.
     endpoint: Arc<str>,
+    /// Who lists it.
+    source: Source,
     /// Which life of it.
     #[schema(value_type = u64)]
     incarnation: Incarnation,
@@ -215,6 +218,8 @@ impl WorkerLine {
     fn new(gateway: &Gateway, view: &View, worker: &WorkerView) -> Self {
         let WorkerView { id, endpoint, incarnation, role, models, ranks, health, knowledge, .. } = worker.clone();
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
+        // Between two looks it may have left.
+        let source = gateway.worker(id).map_or(Source::Static, |member| member.source);
         let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
         Self {
             lease: view.worker(id).map(|record| LeaseLine::new(view, record)),
@@ -222,7 +227,7 @@ impl WorkerLine {
             doubt: gateway.fleet().doubt(id).filter(|_| knowledge != Knowledge::Exact).map(|doubt| doubt.to_string()),
             events: gateway.fleet().events(id).map(EventLine::from),
             foretold: gateway.decisions.foretelling.of(id),
-            seen: SeenLine { id, endpoint, incarnation, role, models, ranks, health, knowledge },
+            seen: SeenLine { id, endpoint, source, incarnation, role, models, ranks, health, knowledge },
             able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link, confidence },
         }
     }
@@ -248,7 +253,7 @@ pub(super) struct Workers {
     listed: Listed,
 }
 
-/// The workers that this router is configured with, by id.
+/// The workers that are listed to this router, by id.
 #[utoipa::path(get, path = "/ownerserve/v1/workers", tag = "workers", params(WorkerFilter, PageQuery, FreshQuery),
     responses((
         status = 200, description = "A page of workers as the planner sees them, and where the next one begins.",
@@ -279,7 +284,7 @@ pub(super) struct OneWorker {
     worker: WorkerLine,
 }
 
-/// One of the workers that this router is configured with.
+/// One of the workers that are listed to this router.
 #[utoipa::path(get, path = "/ownerserve/v1/workers/{id}", tag = "workers",
     params(("id" = WorkerWord, Path), FreshQuery),
     responses((
@@ -293,9 +298,8 @@ pub(super) async fn worker(
     let fleet = gateway.fleet().snapshot();
     let found = fleet.iter().find(|worker| worker.id == id);
     let missing = || {
-        let detail = format!(
-            "This router is not configured with {id}. GET /ownerserve/v1/leases lists all that the ledger knows."
-        );
+        let detail =
+            format!("{id} is not listed to this router. GET /ownerserve/v1/leases lists all that the ledger knows.");
         Problem::not_found(detail)
     };
     let worker = WorkerLine::new(&gateway, &view, found.ok_or_else(missing)?);

@@ -222,12 +222,12 @@ impl Legs {
 
     async fn send(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Response<WorkerBody>, LegError> {
         let worker = self.gateway.worker(leg.worker).ok_or(LegError::Unknown)?;
-        let mut headers = self.gateway.headers_for(worker, &self.client);
+        let mut headers = self.gateway.headers_for(&worker.config, &self.client);
         if self.ranks(leg.worker) > 1 {
             headers.insert(RANK, HeaderValue::from(leg.rank.0));
         }
         let request = Outgoing { method: Method::POST, path: path.to_owned(), headers, body };
-        let sent = self.gateway.upstream.send(worker.endpoint(), request).await;
+        let sent = self.gateway.upstream.send(worker.config.endpoint(), request).await;
         if let Err(UpstreamError::Connect(_)) = &sent {
             self.gateway.fleet().unreachable(leg.worker);
         }

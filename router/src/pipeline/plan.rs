@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use planner::{
-    Actions, Ask, Asking, BarredLink, Decision, Disabled, Inputs, NoPlan, ParallelShape, Plan, Policy, RankMemory,
-    Rule, StepFacts, StepKind, TransferBar, Transfers, Verdict, classify as kind_of,
+    Actions, Ask, Asking, BarredLink, Decision, Disabled, Inputs, NoPlan, Plan, Policy, RankMemory, Rule, StepFacts,
+    StepKind, TransferBar, Transfers, Verdict, classify as kind_of,
 };
 use vocabulary::{Knowledge, Tokens, WorkerId, WorkerView};
 
@@ -14,7 +14,6 @@ use super::locate::Located;
 use super::resumable::{Unresumable, unresumable};
 use super::steering::Mode;
 use super::tenure::{Account, Now, Tenure};
-use crate::config::WorkerConfig;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 use crate::guardrail::Arm;
@@ -25,8 +24,6 @@ use crate::retries::{RetryBudget, RetryConfig};
 pub struct Policies {
     own: Policy,
     bypass: Policy,
-    /// Of the workers whose parallel shape is configured, ordered by worker.
-    shapes: Vec<(WorkerId, ParallelShape)>,
     turn: AtomicU64,
     account: Account,
     /// What tries after the first may cost.
@@ -34,17 +31,13 @@ pub struct Policies {
 }
 
 impl Policies {
-    /// Of the planner's policy, the rule that routes where the planner does not, and the workers' shapes.
-    pub fn new(policy: &Policy, bypass: Rule, workers: &[WorkerConfig], retries: RetryConfig) -> Self {
-        let shape = |worker: &WorkerConfig| Some((WorkerId::of_endpoint(worker.endpoint()), worker.shape?));
-        let mut shapes: Vec<_> = workers.iter().filter_map(shape).collect();
-        shapes.sort_unstable_by_key(|(worker, _)| *worker);
+    /// Of the planner's policy, and the rule that routes where the planner does not.
+    pub fn new(policy: &Policy, bypass: Rule, retries: RetryConfig) -> Self {
         let own = Policy { rule: Rule::Own, ..policy.clone() };
         let bypass = Policy { rule: bypass, ..policy.clone() };
         Self {
             own,
             bypass,
-            shapes,
             turn: AtomicU64::new(0),
             account: Account::new(policy.admission),
             retries: RetryBudget::new(retries),
@@ -59,11 +52,6 @@ impl Policies {
     /// The account of whose KV lies where, and who waits because of it.
     pub fn account(&self) -> &Account {
         &self.account
-    }
-
-    /// Workers' shapes where they are known, in the order of their ids.
-    pub fn shapes(&self) -> &[(WorkerId, ParallelShape)] {
-        &self.shapes
     }
 }
 
@@ -187,7 +175,7 @@ fn decide(
     step: &Classified,
     (excluded, account): (&[WorkerId], &Now<'_>),
 ) -> Result<Planned, ApiError> {
-    let policies = &gateway.policies;
+    let (policies, shapes) = (&gateway.policies, gateway.roster.shapes());
     let mut pinned = step.located.session.clone();
     pinned.id = step.located.pin;
     let shortened = std::cell::RefCell::new(None);
@@ -199,7 +187,7 @@ fn decide(
                 attention: step.located.prefixed.model.attention.as_deref(),
                 session,
                 workers: &step.located.workers,
-                shapes: &policies.shapes,
+                shapes: &shapes,
                 overlaps: &step.located.overlaps,
                 account: planner::Account { tenancy: account.tenancy(), now: account.now },
                 excluded,

@@ -56,7 +56,7 @@ fn bar(gateway: &Gateway, barred: Barred) {
     if gateway.decisions.correctness.bar(barred) {
         let BarredLink { from, to } = barred.link;
         let [source, target] = [from, to]
-            .map(|id| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.endpoint().to_string()));
+            .map(|id| gateway.worker(id).map_or_else(|| id.to_string(), |worker| worker.config.endpoint().to_string()));
         tracing::warn!(%source, %target, action = %barred.action,
             "KV that moved between them says something else than the prompt that it was computed from: nothing moves there any \
              more; see to the transfer, restart the target, which has such blocks in its cache, and clear the link");

@@ -12,6 +12,7 @@ use workers_shim::dialect::Stripped;
 
 use super::cluster::ClusterMetrics;
 use super::decisions::DecisionMetrics;
+use super::discovery::DiscoveryMetrics;
 use super::exchange::ExchangeMetrics;
 use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS};
 use super::identity::IdentityMetrics;
@@ -153,6 +154,8 @@ pub struct Ledger {
 /// What this process is and is set to.
 #[derive(Debug)]
 pub struct Process {
+    /// Who lists workers.
+    pub discovery: DiscoveryMetrics,
     /// `build_info{version}`: always 1.
     pub build: IntGaugeVec,
     /// `mode{mode}`: 1 for the mode in force.
@@ -379,6 +382,7 @@ impl Ledger {
 impl Process {
     fn new(f: &Families<'_>) -> Self {
         Self {
+            discovery: DiscoveryMetrics::new(f),
             build: f.gauges("build_info", "Always 1; the version is the label.", &["version"]),
             mode: f.gauges("mode", "1 for the mode in force: shadow, sticky or own.", &["mode"]),
             rollout: f.fraction("rollout_ratio", "Share of sessions that mode own applies to."),

@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod decisions;
+pub mod discovery;
 pub mod exchange;
 mod families;
 pub mod identity;

@@ -1,0 +1,137 @@
+//! Workers from a file of their own, read anew when it changes. A file that cannot be used changes nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{Membership, Source};
+use crate::config::{WorkerConfig, workers_problem};
+use crate::following::{Followed, Stamp, follow, stamp};
+
+/// Between two looks at the file.
+const EVERY: Duration = Duration::from_secs(1);
+/// Largest file: a thousand workers with long lists of models.
+const MOST_BYTES: u64 = 4 << 20;
+
+/// A file of workers that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "discovery.workers_file {}: {problem}; accepted is [[workers]] as in the configuration, or in a file that ends in .json \
+     {{\"workers\": [...]}}; a list of none is workers = []", .path.display()
+)]
+pub struct WorkerFileError {
+    path: PathBuf,
+    problem: String,
+}
+
+/// The file, as it was last read.
+pub(crate) struct WorkerFile {
+    path: PathBuf,
+    seen: Option<Stamp>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    workers: Vec<WorkerConfig>,
+}
+
+impl WorkerFile {
+    /// Reads it for the first time.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Vec<WorkerConfig>), WorkerFileError> {
+        let seen = stamp(path);
+        Ok((Self { path: path.to_owned(), seen }, read(path)?))
+    }
+
+    /// Tells what it lists whenever that changes, for ever.
+    pub(crate) async fn follow(self, membership: Arc<Membership>, followed: Followed) {
+        let Self { path, seen } = self;
+        let take = || {
+            let workers = read(&path)?;
+            tracing::info!(file = %path.display(), workers = workers.len(), "the file of workers was read anew");
+            membership.tell(Source::File, workers);
+            Ok::<_, WorkerFileError>(())
+        };
+        follow((seen, || stamp(&path)), (EVERY, &followed), take).await;
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<WorkerConfig>, WorkerFileError> {
+    let refused = |problem: String| WorkerFileError { path: path.to_owned(), problem };
+    if std::fs::metadata(path).is_ok_and(|meta| meta.len() > MOST_BYTES) {
+        return Err(refused(format!("it is longer than {MOST_BYTES} bytes")));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let is_json = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json"));
+    let list = if is_json { of_json(&text) } else { of_toml(&text) }.map_err(|Unlisted(problem)| refused(problem))?;
+    match workers_problem(&list.workers) {
+        Some((at, problem)) => Err(refused(format!("{at}: {problem}"))),
+        None => Ok(list.workers),
+    }
+}
+
+/// What is wrong with a list.
+struct Unlisted(String);
+
+fn of_toml(text: &str) -> Result<List, Unlisted> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| Unlisted(error.message().to_owned()))?;
+    serde_path_to_error::deserialize(toml::Value::Table(table))
+        .map_err(|error| Unlisted(format!("{}: {}", error.path().clone(), error.into_inner().message().trim())))
+}
+
+fn of_json(text: &str) -> Result<List, Unlisted> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let list = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| Unlisted(error.to_string()))?;
+    deserializer.end().map_err(|error| Unlisted(error.to_string()))?;
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(name: &str, text: &str) -> Result<Vec<String>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let read = read(&path).map_err(|error| error.to_string())?;
+        Ok(read.iter().map(|worker| format!("{} {}", worker.endpoint(), worker.role().as_str())).collect())
+    }
+
+    #[test]
+    fn a_list_is_toml_or_json_and_says_as_much_of_a_worker_as_the_configuration() {
+        let toml = "[[workers]]\nurl = \"http://a:1#decode\"\n[[workers]]\nurl = \"http://b:1\"\nrole = \"prefill\"";
+        assert_eq!(written("workers.toml", toml).unwrap(), ["http://a:1 decode", "http://b:1 prefill"]);
+        let json = r#"{"workers": [{"url": "http://a:1", "models": ["m"], "shape": {"tensor": 2, "pipeline": 1}}]}"#;
+        assert_eq!(written("workers.json", json).unwrap(), ["http://a:1 hybrid"]);
+        assert_eq!(written("workers.toml", "workers = []").unwrap(), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn what_is_no_list_of_workers_says_where_it_is_wrong_and_what_is_accepted() {
+        let twice = "[[workers]]\nurl = \"http://a:1\"\n[[workers]]\nurl = \"HTTP://A:1/\"";
+        for (name, text, wanted) in [
+            // As it looks while somebody writes it: no workers are not meant.
+            ("workers.toml", "", "missing field `workers`"),
+            ("workers.json", "", "EOF"),
+            ("workers.json", "{\"workers\": []} x", "trailing"),
+            ("workers.toml", "[[workers]]\nurl = \"a\"", "workers[0].url: \"a\" has no scheme"),
+            ("workers.toml", "[[workers]]\nurl = \"http://a:1\"\ncolour = 1", "unknown field `colour`"),
+            ("workers.toml", "[[workers]\n", "accepted is [[workers]]"),
+            ("workers.toml", twice, "http://a:1 is listed twice"),
+            (
+                "workers.json",
+                r#"{"workers": [{"url": "http://a:1", "shape": {"tensor": 0, "pipeline": 1}}]}"#,
+                "1 or more",
+            ),
+        ] {
+            let refused = written(name, text).unwrap_err();
+            assert!(
+                refused.contains(wanted) && refused.contains("a list of none is workers = []"),
+                "{text}: {refused}"
+            );
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Which workers there are: what each source lists, put together, and made the fleet's and the roster's while requests
+//! are served.
+//!
+//! A source says what it wants to be there, whole, each time. A worker that several sources list is the first one's, in the
+//! order of [`Source`]. Nothing here looks at how workers are: one that does not answer stays listed.
+
+mod file;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ownership::Directory;
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::sync::Notify;
+use utoipa::ToSchema;
+use vocabulary::ModelId;
+use workers_shim::fleet::{EventsAt, Fleet, FleetError, Turnover, WorkerSpec};
+
+use crate::config::WorkerConfig;
+use crate::drains;
+use crate::roster::Roster;
+use crate::telemetry::discovery::DiscoveryMetrics;
+pub(crate) use file::WorkerFile;
+pub use file::WorkerFileError;
+
+/// Most workers of a router; more are left out and counted.
+pub const MOST_WORKERS: usize = 1024;
+/// Between two changes of the fleet, however fast sources change their minds.
+const LEAST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Who lists workers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = WorkerSource)]
+pub enum Source {
+    /// `[[workers]]` and `--worker`.
+    Static,
+    /// The file `discovery.workers_file`.
+    File,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Source; 2] = [Source::Static, Source::File];
+
+    /// Its name in metrics, in the API and in logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Source::Static => "static",
+            Source::File => "file",
+        }
+    }
+}
+
+/// What the sources want, and where it is made so.
+#[derive(Debug)]
+pub struct Membership {
+    wanted: Mutex<BTreeMap<Source, Vec<WorkerConfig>>>,
+    told: Notify,
+    fleet: Arc<Fleet>,
+    roster: Arc<Roster>,
+    directory: Arc<Directory>,
+    metrics: DiscoveryMetrics,
+}
+
+impl Membership {
+    /// Without any source.
+    pub(crate) fn new(
+        (fleet, roster): (Arc<Fleet>, Arc<Roster>),
+        directory: Arc<Directory>,
+        metrics: DiscoveryMetrics,
+    ) -> Self {
+        Self { wanted: Mutex::default(), told: Notify::new(), fleet, roster, directory, metrics }
+    }
+
+    /// From now on the source lists these. They are there in a moment.
+    pub(crate) fn tell(&self, source: Source, workers: Vec<WorkerConfig>) {
+        self.wanted.lock().insert(source, workers);
+        self.told.notify_one();
+    }
+
+    /// Makes what sources want so, for ever.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        loop {
+            self.told.notified().await;
+            if let Err(error) = self.apply() {
+                tracing::error!(%error, "the workers could not be changed");
+            }
+            tokio::time::sleep(LEAST_PAUSE).await;
+        }
+    }
+
+    /// Makes what sources want so, now. Not to be called by two at once.
+    pub(crate) fn apply(&self) -> Result<(), FleetError> {
+        let (listed, left_out) = listed(&self.wanted.lock());
+        self.metrics.left_out.set(left_out as i64);
+        for source in Source::ALL {
+            let count = listed.iter().filter(|(by, _)| *by == source).count();
+            self.metrics.workers.with_label_values(&[source.as_str()]).set(count as i64);
+        }
+        let specs = listed.iter().map(|(_, worker)| spec(worker)).collect();
+        // Whoever is planned with is known how to be reached, before and after.
+        self.roster.add(listed);
+        let turnover = self.fleet.set(specs)?;
+        let is_here = |id| self.fleet.lists(id) || self.fleet.leaving().contains(&id);
+        self.roster.retain(is_here);
+        self.took_place(turnover);
+        Ok(())
+    }
+
+    fn took_place(&self, turnover: Turnover) {
+        if turnover == Turnover::default() {
+            return;
+        }
+        let Turnover { joined, changed, left } = turnover;
+        tracing::info!(joined, changed, left, "the workers changed");
+        for (change, count) in [("joined", joined), ("changed", changed), ("left", left)] {
+            self.metrics.changes.with_label_values(&[change]).inc_by(count as u64);
+        }
+        // Somebody who came may have been drained before.
+        for view in self.fleet.snapshot().iter() {
+            drains::obey(&self.directory, &self.fleet, view.id);
+        }
+    }
+}
+
+/// Everybody once, by the first source that lists them, and how many are beyond what a router can have.
+fn listed(wanted: &BTreeMap<Source, Vec<WorkerConfig>>) -> (Vec<(Source, WorkerConfig)>, usize) {
+    let mut seen = HashSet::new();
+    let all = wanted.iter().flat_map(|(source, workers)| workers.iter().map(|worker| (*source, worker)));
+    let mut listed: Vec<_> = all
+        .filter(|(_, worker)| seen.insert(worker.endpoint().clone()))
+        .map(|(source, worker)| (source, worker.clone()))
+        .collect();
+    let left_out = listed.len().saturating_sub(MOST_WORKERS);
+    if left_out > 0 {
+        tracing::error!(left_out, most = MOST_WORKERS, "more workers are listed than a router can have");
+    }
+    listed.truncate(MOST_WORKERS);
+    (listed, left_out)
+}
+
+/// As the fleet is told.
+pub(crate) fn spec(worker: &WorkerConfig) -> WorkerSpec {
+    WorkerSpec {
+        models: worker.models.iter().map(|name| ModelId::from(name.as_str())).collect(),
+        api_key: worker.api_key.as_ref().map(|key| key.expose().into()),
+        events: match &worker.events {
+            Some(live) => EventsAt::Configured { live: live.clone(), replay: worker.replay.clone() },
+            None => EventsAt::Discovered,
+        },
+        profile: worker.profile.clone(),
+        ..WorkerSpec::at(worker.endpoint(), worker.role())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+use vocabulary::{Health, WorkerId};
+
+use super::*;
+use crate::testing::{Worker, front_of, get, post, until};
+
+fn worker(url: &str) -> WorkerConfig {
+    WorkerConfig::at(url.parse().unwrap())
+}
+
+fn names(wanted: &[(Source, &[&str])]) -> (Vec<String>, usize) {
+    let wanted = wanted.iter().map(|(source, urls)| (*source, urls.iter().map(|url| worker(url)).collect())).collect();
+    let (listed, left_out) = listed(&wanted);
+    (listed.iter().map(|(source, worker)| format!("{} {}", source.as_str(), worker.endpoint())).collect(), left_out)
+}
+
+#[test]
+fn a_worker_that_several_sources_list_is_the_first_ones() {
+    let (all, left_out) =
+        names(&[(Source::File, &["http://b:1", "http://a:1#decode"]), (Source::Static, &["http://a:1"])]);
+    assert_eq!((all, left_out), (vec!["static http://a:1".into(), "file http://b:1".into()], 0));
+}
+
+#[test]
+fn workers_beyond_the_bound_are_left_out_and_counted() {
+    let urls: Vec<String> = (0..MOST_WORKERS + 3).map(|number| format!("http://w{number}:1")).collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let (all, left_out) = names(&[(Source::File, &urls), (Source::Static, &["http://own:1"])]);
+    assert_eq!((all.len(), &*all[0], left_out), (MOST_WORKERS, "static http://own:1", 4));
+}
+
+fn listing(workers: &[&Worker]) -> String {
+    let urls: Vec<String> = workers.iter().map(|worker| format!("{{url = {:?}}}", worker.url())).collect();
+    format!("workers = [{}]", urls.join(", "))
+}
+
+#[tokio::test]
+async fn a_file_of_workers_is_followed_and_a_broken_one_changes_nothing_and_is_told() {
+    let (one, two) = (Worker::start("one", "tiny").await, Worker::start("two", "tiny").await);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("workers.toml");
+    // Put there whole, as a reader may look at any time.
+    let write = |text: &str| {
+        std::fs::write(folder.path().join("new"), text).unwrap();
+        std::fs::rename(folder.path().join("new"), &path).unwrap();
+    };
+    write(&listing(&[&one]));
+    let front = front_of(&[], &[&format!("discovery.workers_file={path:?}")]).await;
+    let (at, gateway) = (front.operator_address(), &front.gateway);
+    let ready = || {
+        let views = gateway.fleet().snapshot();
+        views.iter().filter(|view| view.health == Health::Ready).map(|view| view.id).collect::<Vec<_>>()
+    };
+    let [a, b] = [&one, &two].map(|worker| WorkerId::of_endpoint(&worker.url()));
+    until("the first is there", || ready() == [a]).await;
+    write(&listing(&[&two, &one]));
+    until("the second came", || ready() == [b, a]).await;
+    write("[[workers]]\nurl = \"nonsense\"");
+    until("it is told", || !gateway.untaken().all().is_empty()).await;
+    assert_eq!(ready(), [b, a], "what was read before still is");
+    let degraded = get(at, "/readyz").await.json()["degraded"][0].clone();
+    assert_eq!((degraded["what"].as_str(), degraded["cause"].as_str()), (Some("files"), Some("workers")));
+    assert!(degraded["detail"].as_str().unwrap().contains("accepted is [[workers]]"), "{degraded}");
+    let shown = String::from_utf8(get(at, "/metrics").await.body.to_vec()).unwrap();
+    let lines = [
+        "ownerserve_discovery_failing{source=\"file\"} 1",
+        "ownerserve_discovery_workers{source=\"file\"} 2",
+        "ownerserve_worker_changes_total{change=\"joined\"} 2",
+    ];
+    lines.iter().for_each(|line| assert!(shown.contains(line), "{line} in {shown}"));
+    write(&listing(&[&two]));
+    until("the first left", || ready() == [b]).await;
+    until("it is gone", || gateway.fleet().leaving().is_empty()).await;
+    assert_eq!(gateway.untaken().all(), []);
+    let listed = get(at, "/ownerserve/v1/workers").await.json()["workers"].clone();
+    assert_eq!((listed.as_array().map(Vec::len), listed[0]["source"].as_str()), (Some(1), Some("file")));
+    let got = post(front.proxy_address(), "/v1/completions", "{\"model\":\"tiny\",\"prompt\":\"on and on\"}").await;
+    assert_eq!(got.status, 200);
+    assert!(one.seen().is_empty() && two.seen().len() == 1, "nothing new goes to who left");
+}

@@ -1,0 +1,41 @@
+//! Who lists workers, and how they come and go.
+
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::families::Families;
+use crate::membership::Source;
+
+/// Counted where it happens; clones share their values.
+#[derive(Clone, Debug)]
+pub struct DiscoveryMetrics {
+    /// `discovery_workers{source}`: workers that are its.
+    pub workers: IntGaugeVec,
+    /// `discovery_failing{source}`: 1 while it cannot be read; refreshed when scraped.
+    pub failing: IntGaugeVec,
+    /// `discovery_left_out`: workers that are listed beyond what a router can have.
+    pub left_out: IntGauge,
+    /// `worker_changes_total{change}`: joined, changed or left.
+    pub changes: IntCounterVec,
+}
+
+impl DiscoveryMetrics {
+    pub(super) fn new(f: &Families<'_>) -> Self {
+        let changes = f.counters("worker_changes_total", "Workers that joined, changed or left.", &["change"]);
+        ["joined", "changed", "left"].iter().for_each(|change| drop(changes.with_label_values(&[change])));
+        let metrics = Self {
+            workers: f.gauges("discovery_workers", "Workers by who lists them.", &["source"]),
+            failing: f.gauges(
+                "discovery_failing",
+                "1 while a source of workers cannot be read, and what it last said is kept.",
+                &["source"],
+            ),
+            left_out: f.gauge("discovery_left_out", "Workers that are listed beyond what a router can have."),
+            changes,
+        };
+        for source in Source::ALL {
+            metrics.workers.with_label_values(&[source.as_str()]).set(0);
+            metrics.failing.with_label_values(&[source.as_str()]).set(0);
+        }
+        metrics
+    }
+}

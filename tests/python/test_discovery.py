@@ -1,0 +1,135 @@
+"""Workers that come and go while clients are served: real processes, found by everything that lists workers."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from harness.cluster import Serve, SimWorker, get_json
+from harness.operator import ctl
+from harness.processes import until
+from harness.talk import TEXT, Talk, prose, sealed_session
+from harness.wire import chat, events, exchange
+
+# Slow enough that a stream is still going on when its worker leaves.
+SLOW = ("--speed-up", "2")
+FAST = ("--speed-up", "20")
+
+
+@pytest.fixture
+def started():
+    """What is put in here is stopped, the last one first."""
+    running = []
+    yield running
+    for one in reversed(running):
+        one.stop() if isinstance(one, Serve) else one.process.stop()
+
+
+def sims(started, count: int, *flags: str) -> list[SimWorker]:
+    workers = [SimWorker("hybrid", *flags) for _ in range(count)]
+    started.extend(workers)
+    return [worker.wait() for worker in workers]
+
+
+def serve_with(started, *settings: str, workers: tuple[str, ...] = ()) -> Serve:
+    serve = Serve(list(workers), settings=(TEXT, *settings))
+    started.append(serve)
+    serve.process.wait_for_port(serve.operator_port)
+    return serve
+
+
+def put(path: Path, text: str) -> None:
+    """Whole, as a reader may look at any time."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+def listing(*workers: SimWorker) -> str:
+    return json.dumps({"workers": [{"url": worker.url} for worker in workers]})
+
+
+def ready(serve: Serve) -> set[str]:
+    lines = get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
+    return {line["endpoint"] for line in lines if line["health"] == "ready"}
+
+
+def served(worker: SimWorker) -> float:
+    pages = [line for line in worker.metrics().splitlines() if line.startswith("vllm:request_success_total{")]
+    return sum(float(line.split()[-1]) for line in pages)
+
+
+class Stream(threading.Thread):
+    """A long answer, to its end."""
+
+    def __init__(self, serve: Serve, session: str):
+        super().__init__(daemon=True)
+        self.serve, self.session = serve, session
+        self.body = chat(prose(50, 7), stream=True, max_tokens=300, ignore_eos=True)
+        self.start()
+
+    def run(self) -> None:
+        self.answer = exchange(self.serve.port, self.body, x_session_id=self.session)
+
+    def text(self) -> str:
+        self.join(120)
+        assert not self.is_alive(), "the stream hangs"
+        return said(self.answer.body)
+
+
+def said(body: bytes) -> str:
+    """The text of a streamed answer that came to its end."""
+    got = events(body)
+    assert got[-1] == "[DONE]" and not any("error" in event for event in got[:-1]), got[-2:]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in got[:-1] if event["choices"])
+
+
+def test_workers_of_a_file_come_and_go_and_no_stream_notices(started, tmp_path):
+    one, two = sims(started, 2, *SLOW)
+    path = tmp_path / "workers.json"
+    put(path, listing(one))
+    serve = serve_with(started, f"discovery.workers_file={path}")
+    until("the first is there", lambda: ready(serve) == {one.url})
+    stream = Stream(serve, "long")
+    until("it streams", lambda: one.running() == 1)
+    put(path, listing(two))
+    until("the workers changed", lambda: ready(serve) == {two.url})
+    before = served(one)
+    Talk(serve.url, "after", prose(60, 3)).say("hello")
+    assert sealed_session(serve, "after")["owner"]["endpoint"] == two.url
+    assert (served(one), one.running()) == (before, 1), "nothing new went to who left, and what was there goes on"
+    assert stream.text() == said(exchange(two.port, stream.body).body), "nothing is lost"
+    put(path, listing(two, one))
+    until("it came back", lambda: ready(serve) == {one.url, two.url})
+    table = ctl("--endpoint", serve.operator, "workers").stdout
+    assert "LISTED" in table.split("\n")[0] and table.count(" file ") == 2, table
+    assert [serve.metric("worker_changes_total", change=change) for change in ("joined", "left")] == [3, 1]
+
+
+def test_a_broken_file_of_workers_changes_nothing_and_is_an_alarm_until_it_is_mended(started, tmp_path):
+    (one,) = sims(started, 1, *FAST)
+    path = tmp_path / "workers.toml"
+    put(path, f'[[workers]]\nurl = "{one.url}"\n')
+    serve = serve_with(started, f"discovery.workers_file={path}")
+    until("it is there", lambda: ready(serve) == {one.url})
+    put(path, '[[workers]]\nurl = "nowhere"\n')
+    until("it is noticed", lambda: serve.metric("discovery_failing", source="file") == 1)
+    alarms = json.loads(ctl("--endpoint", serve.operator, "alarm", "-o", "json").stdout)
+    (told,) = [alarm["what"] for alarm in alarms if alarm["alarm"] == "files_workers"]
+    assert "workers[0].url" in told and "accepted is" in told, told
+    assert ready(serve) == {one.url}
+    assert exchange(serve.port, chat("hello")).status == 200
+    put(path, f'[[workers]]\nurl = "{one.url}#decode"\n')
+    until("it is mended", lambda: serve.metric("discovery_failing", source="file") == 0)
+    role = lambda: [line["role"] for line in get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]]
+    until("its role is another", lambda: role() == ["decode"])
+
+
+def test_a_file_of_workers_that_is_broken_at_the_start_is_refused(started, tmp_path):
+    path = tmp_path / "workers.toml"
+    path.write_text("")
+    serve = Serve([], settings=(f"discovery.workers_file={path}",))
+    started.append(serve)
+    until("it ended", lambda: not serve.process.alive())
+    assert "accepted is [[workers]]" in serve.process.last_lines()
