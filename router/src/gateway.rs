@@ -20,6 +20,7 @@ use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::following::{Followed, Untaken};
+use crate::membership::Membership;
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
@@ -167,6 +168,11 @@ impl Gateway {
     /// How a worker is reached, also one that is leaving.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Member>> {
         self.roster.member(id)
+    }
+
+    /// Who lists workers.
+    pub(crate) fn membership(&self) -> &Arc<Membership> {
+        &self.rooms.membership
     }
 
     /// Writes out what the ledger has taken and closes it.

@@ -23,7 +23,7 @@ use crate::exchange::trouble::LedgerWatch;
 use crate::exchange::unapplied::Unapplied;
 use crate::exchange::{Borrower, Exchange, Neighbours};
 use crate::following::{Followed, Untaken};
-use crate::membership::{Membership, Source, WorkerFile, WorkerFileError};
+use crate::membership::{Membership, Source, WorkerFile, WorkerFileError, dns};
 use crate::roster::Roster;
 use crate::telemetry::metrics::Metrics;
 
@@ -95,10 +95,10 @@ impl Rooms {
             imprints: Some(Arc::new(Borrower::new(neighbours.clone(), metrics.exchange.clone()))),
         })?);
         let (roster, untaken) = (Arc::new(Roster::default()), Arc::new(Untaken::default()));
-        let discovery = metrics.process.discovery.clone();
+        let discovery = (&config.discovery, metrics.process.discovery.clone());
         let membership = Membership::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
         let membership = Arc::new(membership);
-        membership.tell(Source::Static, config.workers.clone());
+        membership.tell((Source::Static, 0), config.workers.clone());
         let exchange = Exchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
         exchange.serve(&directory);
         let mut tasks = vec![
@@ -107,12 +107,14 @@ impl Rooms {
             tokio::spawn(exchange.run()),
         ];
         if let Some((file, workers)) = file {
-            membership.tell(Source::File, workers);
+            membership.tell((Source::File, 0), workers);
             let followed = Followed { what: "workers", untaken: untaken.clone() };
             tasks.push(tokio::spawn(file.follow(membership.clone(), followed)));
         }
         membership.apply()?;
-        tasks.push(tokio::spawn(membership.clone().keep()));
+        tasks.extend([tokio::spawn(membership.clone().keep()), tokio::spawn(membership.clone().expire())]);
+        let names = config.discovery.dns.iter().cloned().enumerate();
+        tasks.extend(names.map(|name| tokio::spawn(dns::follow(membership.clone(), name))));
         let (watch, unapplied) = (LedgerWatch::default(), Mutex::default());
         Ok(Self { directory, fleet, roster, membership, index, catalog, unapplied, watch, untaken, tasks })
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness.cluster import Serve, SimWorker, get_json
-from harness.operator import ctl
+from harness.operator import Operator, ctl
 from harness.processes import until
 from harness.talk import TEXT, Talk, prose, sealed_session
 from harness.wire import chat, events, exchange
@@ -133,3 +133,66 @@ def test_a_file_of_workers_that_is_broken_at_the_start_is_refused(started, tmp_p
     started.append(serve)
     until("it ended", lambda: not serve.process.alive())
     assert "accepted is [[workers]]" in serve.process.last_lines()
+
+
+def test_a_worker_registers_stays_as_long_as_it_says_so_and_withdraws(started, tmp_path):
+    (one,) = sims(started, 1, *FAST)
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[tokens]\n"watcher" = "read"\n"boss" = "operator"\n')
+    serve = serve_with(started, f"operator.tokens_file={tokens}")
+    body = {"url": one.url, "ttl_ms": 2000}
+    assert Operator(serve.operator, "watcher").write("POST", "registrations", body).status == 403
+    boss = Operator(serve.operator, "boss")
+    mine = boss.write("POST", "registrations", body).ok()["worker"]
+    listed = lambda: [(line["id"], line["health"], line["source"]) for line in boss.get("workers").ok()["workers"]]
+    beats, over = [], threading.Event()
+
+    def beat():
+        while not over.wait(0.3):
+            beats.append(boss.write("POST", "registrations", body).status)
+
+    heart = threading.Thread(target=beat, daemon=True)
+    heart.start()
+    until("it takes work", lambda: listed() == [(mine, "ready", "api")])
+    assert exchange(serve.port, chat("hello")).status == 200
+    until("it has lived longer than one registration", lambda: len(beats) > 12)
+    assert listed() == [(mine, "ready", "api")] and set(beats) == {200}
+    over.set()
+    heart.join(30)
+    until("its heart stopped", lambda: listed() == [])
+    assert exchange(serve.port, chat("hello")).status == 503
+    ours = ("--endpoint", serve.operator, "--token", "boss", "workers")
+    assert ctl(*ours, "register", one.url, "--ttl", "10m").returncode == 0
+    until("it came back", lambda: [line[1] for line in listed()] == ["ready"])
+    assert boss.get("registrations").ok()["registrations"][0]["left_ms"] > 500_000
+    assert ctl(*ours, "deregister", one.url).returncode == 0
+    until("it is gone", lambda: listed() == [])
+    wrong = ctl(*ours, "register", "nowhere")
+    assert wrong.returncode == 1 and "accepted is http://HOST:PORT" in wrong.stderr
+    again = ctl(*ours, "deregister", one.url)
+    assert again.returncode == 1 and "not registered" in again.stderr
+
+
+def test_the_addresses_of_a_name_are_workers_and_a_name_that_nobody_knows_is_an_alarm(started):
+    (one,) = sims(started, 1, *FAST)
+    names = f'[{{name="localhost:{one.port}", every="1s"}}, {{name="no-such-host.invalid:80", every="1s"}}]'
+    serve = serve_with(started, f"discovery.dns={names}")
+    until("it was found", lambda: ready(serve) == {one.url})
+    until("the other name fails", lambda: serve.metric("discovery_failing", source="dns") == 1)
+    alarms = json.loads(ctl("--endpoint", serve.operator, "alarm", "-o", "json").stdout)
+    (told,) = [alarm["what"] for alarm in alarms if alarm["alarm"] == "discovery_dns"]
+    assert "no-such-host.invalid:80 cannot be resolved" in told, told
+    assert exchange(serve.port, chat("hello")).status == 200
+    assert {line["source"] for line in get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]} == {"dns"}
+
+
+@pytest.mark.parametrize(("setting", "told"), [
+    ('discovery.dns=[{name="engines.internal"}]', "accepted is HOST:PORT"),
+    ('discovery.dns=[{name="engines.internal:8000", every="1ms"}]', "accepted is 1s to 1h"),
+    ("discovery.registrations=5000", "accepted is 0 to 1024"),
+])
+def test_settings_out_of_bounds_are_refused_with_what_is_accepted(started, setting, told):
+    serve = Serve([], settings=(setting,))
+    started.append(serve)
+    until("it ended", lambda: not serve.process.alive())
+    assert told in serve.process.last_lines()

@@ -3,18 +3,81 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use vocabulary::Role;
+
+use super::units::Span;
+use crate::auth::Secret;
+use crate::membership::MOST_WORKERS;
 
 /// Section `[discovery]`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiscoveryConfig {
     /// A file of `[[workers]]`, or of `{"workers": [...]}` where it ends in `.json`, read anew when it changes.
     pub workers_file: Option<PathBuf>,
+    /// Names whose addresses are workers, `[[discovery.dns]]`.
+    pub dns: Vec<DnsConfig>,
+    /// Most workers that are registered over the operators' API at a time; with 0 none can.
+    pub registrations: usize,
+}
+
+/// Section `[[discovery.dns]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DnsConfig {
+    /// `HOST:PORT`; each address of the host is a worker, over http.
+    pub name: String,
+    /// Between two looks.
+    #[serde(default = "usual_pause")]
+    pub every: Span,
+    /// What they are for; hybrid when left out.
+    #[serde(default)]
+    pub role: Option<Role>,
+    /// The models they serve; asked from them when empty.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// Sent to them as a bearer token.
+    #[serde(default)]
+    pub api_key: Option<Secret>,
+}
+
+fn usual_pause() -> Span {
+    Span::seconds(10)
+}
+
+/// Most names.
+const MOST_NAMES: usize = 64;
+
+impl Default for DiscoveryConfig {
+    fn default() -> Self {
+        Self { workers_file: None, dns: Vec::new(), registrations: 256 }
+    }
 }
 
 impl DiscoveryConfig {
     /// Whether workers are found anywhere but in the configuration.
     pub fn finds(&self) -> bool {
-        self.workers_file.is_some()
+        self.workers_file.is_some() || !self.dns.is_empty()
+    }
+
+    /// What is out of bounds, and what is accepted.
+    pub(super) fn problem(&self) -> Option<(&'static str, &'static str)> {
+        let is_name = |name: &str| {
+            let parts = name.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+            parts.is_some() && name.len() <= 255 && !name.contains(['/', '@', ' '])
+        };
+        if self.dns.len() > MOST_NAMES {
+            return Some(("discovery.dns", "accepted are at most 64 names"));
+        }
+        if !self.dns.iter().all(|dns| is_name(&dns.name)) {
+            return Some((
+                "discovery.dns.name",
+                "accepted is HOST:PORT without a scheme, for example engines.internal:8000",
+            ));
+        }
+        if !self.dns.iter().all(|dns| (Span::seconds(1)..=Span::seconds(3600)).contains(&dns.every)) {
+            return Some(("discovery.dns.every", "accepted is 1s to 1h"));
+        }
+        (self.registrations > MOST_WORKERS).then_some(("discovery.registrations", "accepted is 0 to 1024"))
     }
 }

@@ -27,7 +27,7 @@ use crate::server::ProxyConfig;
 use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
-pub use discovery::DiscoveryConfig;
+pub use discovery::{DiscoveryConfig, DnsConfig};
 pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
@@ -261,6 +261,7 @@ impl Config {
             .or_else(|| self.soft_state.problem())
             .or_else(|| self.decisions.problem())
             .or_else(|| self.correctness.problem())
+            .or_else(|| self.discovery.problem())
             .or_else(|| self.planners_problem())
     }
 

@@ -12,7 +12,7 @@ use workers_shim::fleet::WorkerProfile;
 use crate::auth::Secret;
 
 /// One engine.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerConfig {
     /// Base URL, `http://host:port`, with `#prefill`, `#decode` or `#hybrid` behind it where it is not a hybrid.

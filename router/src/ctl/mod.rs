@@ -127,6 +127,22 @@ enum WorkersCommand {
         /// The worker, by id or URL.
         worker: WorkerArg,
     },
+    /// Lists a worker at this router for a time; repeated within it, it stays.
+    Register {
+        /// Its URL, with #prefill, #decode or #hybrid behind it where it is not a hybrid.
+        url: String,
+        /// How long, as 30s or 5m.
+        #[arg(long, value_name = "SPAN")]
+        ttl: Option<Span>,
+        /// A model that it serves; may be repeated. Asked from it when left out.
+        #[arg(long = "model")]
+        models: Vec<String>,
+    },
+    /// Ends a registration; what the worker began goes on.
+    Deregister {
+        /// The worker, by id or URL.
+        worker: WorkerArg,
+    },
     /// Ends the ownership of a worker that is gone for good, before its lease does.
     Retire {
         /// The worker, by id or URL.
@@ -142,6 +158,14 @@ impl WorkersCommand {
         match self {
             Self::Drain { worker } => draining(worker, true),
             Self::Undrain { worker } => draining(worker, false),
+            Self::Register { url, ttl, models } => {
+                let mut body = json!({"url": url, "models": models});
+                if let Some(ttl) = ttl {
+                    body["ttl_ms"] = json!(ttl.0.as_millis() as u64);
+                }
+                cluster::free(Method::POST, "registrations", body)
+            }
+            Self::Deregister { worker } => cluster::free(Method::DELETE, format!("registrations/{worker}"), json!({})),
             Self::Retire { worker } => cluster::free(Method::DELETE, format!("workers/{worker}"), json!({})),
         }
     }

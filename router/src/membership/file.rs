@@ -51,7 +51,7 @@ impl WorkerFile {
         let take = || {
             let workers = read(&path)?;
             tracing::info!(file = %path.display(), workers = workers.len(), "the file of workers was read anew");
-            membership.tell(Source::File, workers);
+            membership.tell((Source::File, 0), workers);
             Ok::<_, WorkerFileError>(())
         };
         follow((seen, || stamp(&path)), (EVERY, &followed), take).await;

@@ -4,26 +4,30 @@
 //! A source says what it wants to be there, whole, each time. A worker that several sources list is the first one's, in the
 //! order of [`Source`]. Nothing here looks at how workers are: one that does not answer stays listed.
 
+pub(crate) mod dns;
 mod file;
+mod registered;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ownership::Directory;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::Notify;
 use utoipa::ToSchema;
-use vocabulary::ModelId;
+use vocabulary::{ModelId, WorkerId};
 use workers_shim::fleet::{EventsAt, Fleet, FleetError, Turnover, WorkerSpec};
 
-use crate::config::WorkerConfig;
+use crate::config::{DiscoveryConfig, WorkerConfig};
 use crate::drains;
 use crate::roster::Roster;
 use crate::telemetry::discovery::DiscoveryMetrics;
 pub(crate) use file::WorkerFile;
 pub use file::WorkerFileError;
+use registered::Registered;
+pub(crate) use registered::{Came, NoRoom, Registration};
 
 /// Most workers of a router; more are left out and counted.
 pub const MOST_WORKERS: usize = 1024;
@@ -39,25 +43,37 @@ pub enum Source {
     Static,
     /// The file `discovery.workers_file`.
     File,
+    /// Registrations over the operators' API.
+    Api,
+    /// Names of `[[discovery.dns]]`.
+    Dns,
 }
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 2] = [Source::Static, Source::File];
+    pub const ALL: [Source; 4] = [Source::Static, Source::File, Source::Api, Source::Dns];
 
     /// Its name in metrics, in the API and in logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Source::Static => "static",
             Source::File => "file",
+            Source::Api => "api",
+            Source::Dns => "dns",
         }
     }
 }
 
+/// One list of workers: whose, and which of several.
+pub(crate) type List = (Source, usize);
+
 /// What the sources want, and where it is made so.
 #[derive(Debug)]
 pub struct Membership {
-    wanted: Mutex<BTreeMap<Source, Vec<WorkerConfig>>>,
+    wanted: Mutex<BTreeMap<List, Vec<WorkerConfig>>>,
+    registered: Mutex<Registered>,
+    /// Why lists cannot be read.
+    failing: Mutex<BTreeMap<List, String>>,
     told: Notify,
     fleet: Arc<Fleet>,
     roster: Arc<Roster>,
@@ -70,15 +86,77 @@ impl Membership {
     pub(crate) fn new(
         (fleet, roster): (Arc<Fleet>, Arc<Roster>),
         directory: Arc<Directory>,
-        metrics: DiscoveryMetrics,
+        (config, metrics): (&DiscoveryConfig, DiscoveryMetrics),
     ) -> Self {
-        Self { wanted: Mutex::default(), told: Notify::new(), fleet, roster, directory, metrics }
+        let registered = Mutex::new(Registered::new(config.registrations));
+        let (wanted, failing) = Default::default();
+        Self { wanted, registered, failing, told: Notify::new(), fleet, roster, directory, metrics }
     }
 
-    /// From now on the source lists these. They are there in a moment.
-    pub(crate) fn tell(&self, source: Source, workers: Vec<WorkerConfig>) {
-        self.wanted.lock().insert(source, workers);
+    /// From now on these are listed. They are there in a moment.
+    pub(crate) fn tell(&self, list: List, workers: Vec<WorkerConfig>) {
+        self.wanted.lock().insert(list, workers);
         self.told.notify_one();
+    }
+
+    /// The list cannot be read, so that what it last said is kept. Logged once until it can.
+    pub(crate) fn fails(&self, list: List, why: String) {
+        if self.failing.lock().insert(list, why.clone()).as_ref() != Some(&why) {
+            tracing::error!(source = list.0.as_str(), %why, "workers cannot be looked up; those that were found before stay");
+        }
+    }
+
+    /// The list can be read.
+    pub(crate) fn works(&self, list: List) {
+        if self.failing.lock().remove(&list).is_some() {
+            tracing::info!(source = list.0.as_str(), "workers are looked up again");
+        }
+    }
+
+    /// Who cannot be read, and why.
+    pub(crate) fn failures(&self) -> Vec<(Source, String)> {
+        self.failing.lock().iter().map(|((source, _), why)| (*source, why.clone())).collect()
+    }
+
+    /// A worker registers for so long.
+    pub(crate) fn register(&self, worker: WorkerConfig, ttl: Duration) -> Result<Came, NoRoom> {
+        let mut registered = self.registered.lock();
+        let came = registered.register(worker, ttl, Instant::now())?;
+        if came != Came::Again {
+            self.tell_registered(&registered);
+        }
+        Ok(came)
+    }
+
+    /// A worker withdraws; whether it was registered.
+    pub(crate) fn withdraw(&self, worker: WorkerId) -> bool {
+        let mut registered = self.registered.lock();
+        let was_there = registered.withdraw(worker);
+        self.tell_registered(&registered);
+        was_there
+    }
+
+    /// A line for each that is registered, by id.
+    pub(crate) fn registered<T>(&self, line: impl FnMut(&Registration) -> T) -> Vec<T> {
+        self.registered.lock().all().map(line).collect()
+    }
+
+    /// Takes out those who did not register again in time, for ever.
+    pub(crate) async fn expire(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(LEAST_PAUSE).await;
+            let mut registered = self.registered.lock();
+            let gone = registered.expire(Instant::now());
+            if !gone.is_empty() {
+                self.tell_registered(&registered);
+            }
+            gone.iter()
+                .for_each(|worker| tracing::warn!(worker = %worker.endpoint(), "it did not register again in time"));
+        }
+    }
+
+    fn tell_registered(&self, registered: &Registered) {
+        self.tell((Source::Api, 0), registered.all().map(|it| it.worker.clone()).collect());
     }
 
     /// Makes what sources want so, for ever.
@@ -127,9 +205,9 @@ impl Membership {
 }
 
 /// Everybody once, by the first source that lists them, and how many are beyond what a router can have.
-fn listed(wanted: &BTreeMap<Source, Vec<WorkerConfig>>) -> (Vec<(Source, WorkerConfig)>, usize) {
+fn listed(wanted: &BTreeMap<List, Vec<WorkerConfig>>) -> (Vec<(Source, WorkerConfig)>, usize) {
     let mut seen = HashSet::new();
-    let all = wanted.iter().flat_map(|(source, workers)| workers.iter().map(|worker| (*source, worker)));
+    let all = wanted.iter().flat_map(|((source, _), workers)| workers.iter().map(|worker| (*source, worker)));
     let mut listed: Vec<_> = all
         .filter(|(_, worker)| seen.insert(worker.endpoint().clone()))
         .map(|(source, worker)| (source, worker.clone()))

@@ -1,14 +1,15 @@
 use vocabulary::{Health, WorkerId};
 
 use super::*;
-use crate::testing::{Worker, front_of, get, post, until};
+use crate::testing::{Worker, front_of, get, post, send, until};
 
 fn worker(url: &str) -> WorkerConfig {
     WorkerConfig::at(url.parse().unwrap())
 }
 
 fn names(wanted: &[(Source, &[&str])]) -> (Vec<String>, usize) {
-    let wanted = wanted.iter().map(|(source, urls)| (*source, urls.iter().map(|url| worker(url)).collect())).collect();
+    let wanted =
+        wanted.iter().map(|(source, urls)| ((*source, 0), urls.iter().map(|url| worker(url)).collect())).collect();
     let (listed, left_out) = listed(&wanted);
     (listed.iter().map(|(source, worker)| format!("{} {}", source.as_str(), worker.endpoint())).collect(), left_out)
 }
@@ -31,6 +32,44 @@ fn workers_beyond_the_bound_are_left_out_and_counted() {
 fn listing(workers: &[&Worker]) -> String {
     let urls: Vec<String> = workers.iter().map(|worker| format!("{{url = {:?}}}", worker.url())).collect();
     format!("workers = [{}]", urls.join(", "))
+}
+
+#[tokio::test]
+async fn a_worker_that_registers_is_listed_until_it_withdraws_or_is_silent_for_too_long() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front_of(&[], &["discovery.registrations=1"]).await;
+    let (at, gateway, path) = (front.operator_address(), &front.gateway, "/ownerserve/v1/registrations");
+    let id = WorkerId::of_endpoint(&worker.url());
+    let ready = || gateway.fleet().snapshot().iter().any(|view| view.id == id && view.health == Health::Ready);
+    let body = |ttl: u32| format!("{{\"url\": \"{}\", \"ttl_ms\": {ttl}}}", worker.url());
+    let got = post(at, path, body(600_000)).await;
+    assert_eq!((got.status, got.json()["worker"].as_str()), (200, Some(&*id.to_string())), "{}", got.json());
+    until("it is there", ready).await;
+    assert_eq!(get(at, "/ownerserve/v1/workers").await.json()["workers"][0]["source"], "api");
+    let life = gateway.fleet().snapshot()[0].clone();
+    assert_eq!(post(at, path, body(600_000)).await.json()["did"], "the worker stays listed");
+    assert_eq!(gateway.fleet().snapshot()[0].incarnation, life.incarnation);
+    let listed = get(at, path).await.json()["registrations"].clone();
+    assert!(listed.as_array().unwrap().len() == 1 && listed[0]["left_ms"].as_u64() > Some(500_000), "{listed}");
+    let full = post(at, path, "{\"url\": \"http://other:1\"}").await;
+    assert_eq!((full.status, full.json()["cause"].as_str()), (409, Some("registrations_full")));
+    let of = format!("{path}/{id}");
+    let withdraw = || send(at, http::Request::delete(&of).header("content-type", "application/json"), "{}");
+    assert_eq!(withdraw().await.status, 200);
+    until("it left", || gateway.fleet().snapshot().is_empty()).await;
+    assert_eq!(withdraw().await.status, 404);
+    assert_eq!(post(at, path, body(1_000)).await.status, 200);
+    until("it came back", || gateway.fleet().lists(id)).await;
+    until("it was silent for too long", || gateway.fleet().snapshot().is_empty()).await;
+    for (wrong, told) in [
+        ("{\"url\": \"a:1\"}", "accepted is http://HOST:PORT"),
+        ("{\"url\": \"http://a:1\", \"ttl_ms\": 999}", "ttl_ms: accepted is 1000 to 3600000"),
+        ("{\"url\": \"http://a:1\", \"models\": [\"\"]}", "models: accepted are at most 64 names"),
+        ("{\"url\": \"http://a:1\", \"api_key\": \"x\"}", "api_key"),
+    ] {
+        let got = post(at, path, wrong).await;
+        assert!(got.status == 400 && got.json()["detail"].as_str().unwrap().contains(told), "{wrong}: {}", got.json());
+    }
 }
 
 #[tokio::test]

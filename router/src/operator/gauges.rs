@@ -44,7 +44,11 @@ fn workers(gateway: &Gateway) {
 fn discovery(gateway: &Gateway) {
     let failing = &gateway.metrics.process.discovery.failing;
     let is_untaken = gateway.untaken().all().iter().any(|(what, _)| *what == "workers");
-    failing.with_label_values(&[Source::File.as_str()]).set(is_untaken.into());
+    let failures = gateway.membership().failures();
+    for source in Source::ALL {
+        let fails = failures.iter().any(|(failing, _)| *failing == source) || (is_untaken && source == Source::File);
+        failing.with_label_values(&[source.as_str()]).set(fails.into());
+    }
 }
 
 fn worker(gateway: &Gateway, view: &WorkerView) {

@@ -25,6 +25,7 @@ mod owners;
 mod paging;
 mod problem;
 mod process;
+mod registrations;
 mod repeats;
 mod rewording;
 mod sessions;
@@ -111,6 +112,8 @@ fn ledger_routes() -> OpenApiRouter<Desk> {
     OpenApiRouter::new()
         .routes(routes!(workers::workers))
         .routes(routes!(workers::worker, keeping::retire))
+        .routes(routes!(registrations::registrations, registrations::register))
+        .routes(routes!(registrations::deregister))
         .routes(routes!(leases::leases))
         .routes(routes!(leases::lease))
         .routes(routes!(leases::intents))

@@ -41,12 +41,13 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit` or `files`.
+    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files` or
+    /// `discovery`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
     /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
     /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
-    /// of files that cannot be read what they hold.
+    /// of files that cannot be read what they hold; of discovery who lists workers.
     cause: &'static str,
     /// In words.
     detail: String,
@@ -125,6 +126,11 @@ impl Readiness {
             cause,
             detail: format!("a file that changed is not used, what was read before still is: {why}"),
         });
+        let lookups = gateway.membership().failures().into_iter().map(|(source, why)| Degraded {
+            what: "discovery",
+            cause: source.as_str(),
+            detail: format!("{why}; the workers that were found before stay"),
+        });
         let degraded = draining
             .into_iter()
             .chain(ledger)
@@ -134,6 +140,7 @@ impl Readiness {
             .chain(barred)
             .chain(audit)
             .chain(files)
+            .chain(lookups)
             .collect();
         Self { ready: true, node: directory.node().0, standing, degraded }
     }
