@@ -196,3 +196,102 @@ def test_settings_out_of_bounds_are_refused_with_what_is_accepted(started, setti
     started.append(serve)
     until("it ended", lambda: not serve.process.alive())
     assert told in serve.process.last_lines()
+
+
+# As many as fit into the workers' KV without pushing each other out.
+SESSIONS = 6
+
+
+def owners(serve: Serve) -> dict[str, str]:
+    lines = get_json(f"{serve.operator}/ownerserve/v1/sessions")["sessions"]
+    return {line["id"]: line["owner"]["endpoint"] for line in lines if line["owner"]}
+
+
+def moves(serve: Serve) -> float:
+    return serve.metric("drained_sessions_total", outcome="moved")
+
+
+def with_sessions(started, workers: list[SimWorker], *settings: str) -> Serve:
+    serve = serve_with(started, *settings, workers=tuple(worker.url for worker in workers))
+    until("all are up", lambda: ready(serve) == {worker.url for worker in workers})
+    for number in range(SESSIONS):
+        Talk(serve.url, f"drained-{number}", prose(200, 40 + number)).say("hello")
+        sealed_session(serve, f"drained-{number}")
+    assert len(owners(serve)) == SESSIONS
+    return serve
+
+
+def test_a_drain_moves_sessions_with_their_blocks_before_the_worker_stops(started):
+    workers = sims(started, 3, *FAST)
+    serve = with_sessions(started, workers)
+    full = max(workers, key=lambda worker: list(owners(serve).values()).count(worker.url))
+    there = [session for session, owner in owners(serve).items() if owner == full.url]
+    done = ctl("--endpoint", serve.operator, "drain", full.url)
+    assert done.returncode == 0 and f"{len(there)} of {len(there)} sessions moved" in done.stdout, (done.stdout, done.stderr)
+    assert full.url not in owners(serve).values() and len(owners(serve)) == SESSIONS
+    assert moves(serve) == len(there) and serve.metric("drained_bytes_total") > 0
+    (mine,) = [line["id"] for line in get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"] if line["endpoint"] == full.url]
+    shown = Operator(serve.operator).get(f"workers/{mine}/draining").ok()
+    assert (shown["draining"], shown["progress"]["state"], shown["progress"]["owned"]) == (True, "done", 0)
+    full.process.kill()
+    before = serve.metric("prompt_tokens_total", source="computed")
+    for number in range(SESSIONS):
+        talk = Talk(serve.url, f"drained-{number}", prose(200, 40 + number))
+        talk.say("hello")
+    assert serve.metric("prompt_tokens_total", source="computed") - before < SESSIONS * 60, "they find what was moved"
+
+
+def test_in_a_rolling_upgrade_no_session_moves_twice_or_to_who_is_drained_next(started):
+    workers = sims(started, 3, *FAST)
+    serve = with_sessions(started, workers)
+    listed = [worker.url for worker in workers]
+    running = {}
+
+    def upgrade():
+        running["done"] = ctl("--endpoint", serve.operator, "drain", "--rolling", "--within", "3m", *listed)
+
+    ctl_runs = threading.Thread(target=upgrade, daemon=True)
+    ctl_runs.start()
+    operator, moved = Operator(serve.operator), {}
+    ids = {line["endpoint"]: line["id"] for line in operator.get("workers").ok()["workers"]}
+    for at, worker in enumerate(workers):
+        path = f"workers/{ids[worker.url]}/draining"
+        before = owners(serve)
+        until("it is empty", lambda: operator.get(path).ok()["progress"]["state"] == "done", 120)
+        for session, owner in owners(serve).items():
+            if before.get(session, owner) != owner and before[session] == worker.url:
+                assert session not in moved, "no session moves twice"
+                moved[session] = owner
+                assert owner in listed[:at] or owner == listed[-1], "nobody who is drained next gets any but the last"
+        worker.process.stop()
+        until("it is gone", lambda: worker.url not in ready(serve))
+        worker.start()
+        worker.wait()
+        until("it is back", lambda: worker.url in ready(serve), 120)
+    ctl_runs.join(180)
+    done = running["done"]
+    assert done.returncode == 0 and done.stdout.count("sessions moved") == 3, (done.stdout, done.stderr)
+    assert moves(serve) >= len(moved) > 0
+
+
+def test_a_drain_keeps_within_its_bandwidth_and_ends_when_the_worker_is_taken_back(started):
+    workers = sims(started, 2, *FAST)
+    serve = with_sessions(started, workers)
+    full = max(workers, key=lambda worker: list(owners(serve).values()).count(worker.url))
+    count = list(owners(serve).values()).count(full.url)
+    assert count >= 2
+    operator = Operator(serve.operator)
+    (mine,) = [line["id"] for line in operator.get("workers").ok()["workers"] if line["endpoint"] == full.url]
+    path = f"workers/{mine}/draining"
+    operator.write("PUT", path, {"draining": True, "bytes_per_second": 1}).ok()
+    until("one was moved", lambda: operator.get(path).ok()["progress"]["moved"] == 1)
+    operator.write("PUT", path, {"draining": False}).ok()
+    assert list(owners(serve).values()).count(full.url) == count - 1, "the next one would have to wait for years"
+    operator.write("PUT", path, {"draining": True}).ok()
+    until("the others follow", lambda: operator.get(path).ok()["progress"]["state"] == "done")
+    assert full.url not in owners(serve).values()
+    for body, told in [({"draining": True, "bytes_per_second": 0}, "1 and more"), ({"draining": True, "upgrade": ""}, "1 to 128")]:
+        refused = operator.write("PUT", path, body)
+        assert refused.status == 400 and told in refused.json["detail"], refused
+    several = ctl("--endpoint", serve.operator, "drain", *[worker.url for worker in workers])
+    assert several.returncode == 2 and "--rolling" in several.stderr

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use vocabulary::Role;
 
-use super::units::Span;
+use super::units::{Size, Span};
 use crate::auth::Secret;
 use crate::membership::MOST_WORKERS;
 
@@ -19,6 +19,28 @@ pub struct DiscoveryConfig {
     pub dns: Vec<DnsConfig>,
     /// Most workers that are registered over the operators' API at a time; with 0 none can.
     pub registrations: usize,
+}
+
+/// Section `[drain]`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrainConfig {
+    /// Most KV that is moved a second when sessions are moved away from a worker, on the average.
+    pub bandwidth: Size,
+}
+
+impl Default for DrainConfig {
+    fn default() -> Self {
+        Self { bandwidth: Size::mebibytes(1024) }
+    }
+}
+
+impl DrainConfig {
+    /// What is out of bounds, and what is accepted.
+    pub(super) fn problem(&self) -> Option<(&'static str, &'static str)> {
+        let is_too_slow = self.bandwidth < Size::mebibytes(1);
+        is_too_slow.then_some(("drain.bandwidth", "accepted is 1MiB and more, a second, for example 500MiB or 4GiB"))
+    }
 }
 
 /// Section `[[discovery.dns]]`.

@@ -27,7 +27,7 @@ use crate::server::ProxyConfig;
 use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
-pub use discovery::{DiscoveryConfig, DnsConfig};
+pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig};
 pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
@@ -49,6 +49,8 @@ pub struct Config {
     pub workers: Vec<WorkerConfig>,
     /// Where more of them are found.
     pub discovery: DiscoveryConfig,
+    /// How sessions are moved away from workers that drain.
+    pub drain: DrainConfig,
     /// What is known of models, by served name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Who decides where a step goes. Changes at run time by `PUT /ownerserve/v1/mode`.
@@ -262,6 +264,7 @@ impl Config {
             .or_else(|| self.decisions.problem())
             .or_else(|| self.correctness.problem())
             .or_else(|| self.discovery.problem())
+            .or_else(|| self.drain.problem())
             .or_else(|| self.planners_problem())
     }
 

@@ -8,6 +8,7 @@ mod alarms;
 mod args;
 mod client;
 mod cluster;
+mod drain;
 mod endpoints;
 mod error;
 mod explain;
@@ -117,7 +118,7 @@ struct WorkersArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum WorkersCommand {
-    /// Lets a worker take no new sessions, at every router.
+    /// Lets a worker take no new sessions, at every router, and has its sessions moved; `ctl drain` shows how far that is.
     Drain {
         /// The worker, by id or URL.
         worker: WorkerArg,
@@ -210,6 +211,8 @@ enum CtlCommand {
     Tenants(PlainArgs<TenantFilter>),
     /// Workers as routers see them.
     Workers(WorkersArgs),
+    /// Moves a worker's sessions away before it stops, with a bar; with --rolling, of all workers in turn.
+    Drain(drain::DrainArgs),
     #[command(flatten)]
     Write(writes::WriteCommand),
     /// Why steps were served as they were, at the first endpoint; with a request's id one of them, field by field.
@@ -333,6 +336,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
             writes::run(&client, command.request(), output).await
         }
         CtlCommand::Workers(args) => list_or_one(&client, (&lists::WORKERS, "worker"), (&args.list, output)).await,
+        CtlCommand::Drain(args) => drain::drain(&client, args, output).await,
         CtlCommand::Write(command) => writes::run(&client, command.request(), output).await,
         CtlCommand::Decisions(args) => steering::decisions(&client, args, output).await,
         CtlCommand::Explain { request } => explain::explain(&client, *request, output).await,

@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use super::access::{Tokens, TokensError};
 use super::audit::Audit;
 use super::document::Document;
+use super::emptying::Emptyings;
 use super::repeats::Repeats;
 use super::watch::WATCHERS;
 use crate::config::Config;
@@ -41,6 +42,7 @@ pub struct Desk {
     pub(super) document: Arc<Document>,
     pub(super) watchers: Arc<Semaphore>,
     pub(super) repeats: Arc<Repeats>,
+    pub(super) emptyings: Arc<Emptyings>,
     /// Whether this router was asked to end.
     ending: Arc<AtomicBool>,
 }
@@ -63,6 +65,7 @@ impl Desk {
             document: Arc::new(Document::default()),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
             repeats: Arc::default(),
+            emptyings: Arc::default(),
             ending: Arc::default(),
         })
     }

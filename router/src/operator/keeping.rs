@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use ownership::ledger::{Command, DrainWorker, Draining, Outcome, Pin, Pinned, RenewLease, RetireLife, SetGroup};
+use ownership::ledger::{Command, Outcome, Pin, Pinned, RenewLease, RetireLife, SetGroup};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -16,7 +16,6 @@ use super::tags::Fence;
 use super::words::{ArtifactWord, GroupWord, WorkerWord};
 use super::writes::{Done, FenceAllowed, Nothing, newest, write};
 use super::{artifacts, leases};
-use crate::drains;
 use crate::gateway::Gateway;
 
 /// Whether it is to be kept.
@@ -179,36 +178,6 @@ pub(super) async fn renew(
             Err(Problem::new(Kind::Conflict, detail).caused("lease_over").at(worker.epoch))
         }
     }
-}
-
-/// Whether a worker is to be emptied.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DrainBody {
-    /// A draining worker keeps what it has, takes no new sessions and is granted nothing more, at every router.
-    draining: bool,
-}
-
-/// Drains a worker, or takes it back into service.
-#[utoipa::path(put, path = "/ownerserve/v1/workers/{id}/draining", tag = "workers",
-    params(("id" = WorkerWord, Path), FenceAllowed), request_body = DrainBody,
-    responses((status = 200, description = "The ledger has it, and every router acts on it.", body = Fresh<Done>)))]
-pub(super) async fn drain(
-    State(gateway): State<Arc<Gateway>>,
-    Named(id): Named<WorkerId>,
-    fence: Fence,
-    Told(body): Told<DrainBody>,
-) -> Result<Fresh<Done>, Problem> {
-    fence.allowed(leases::known(&*newest(&gateway).await?, id)?.epoch)?;
-    let (draining, did) = match body.draining {
-        true => (Draining::Yes, "the worker drains: it takes no new sessions"),
-        false => (Draining::No, "the worker takes sessions"),
-    };
-    write(&gateway, Command::DrainWorker(DrainWorker { worker: id, draining })).await?;
-    // What the ledger says by now, and not what was asked: it may have been told otherwise since. The other routers hear of
-    // it from the ledger, as this one would in a moment.
-    drains::obey(gateway.directory(), gateway.fleet(), id);
-    Ok(Done::plain(&gateway, did))
 }
 
 /// Ends a worker's part in the ledger: what it owns is nobody's, or its copies', at once, and not when its lease is over.

@@ -12,6 +12,8 @@ mod correctness;
 mod custody;
 mod desk;
 mod document;
+mod draining;
+mod emptying;
 mod fresh;
 mod gate;
 mod gauges;
@@ -146,7 +148,7 @@ fn write_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(keeping::pin))
         .routes(routes!(keeping::set_group))
         .routes(routes!(keeping::renew))
-        .routes(routes!(keeping::drain))
+        .routes(routes!(draining::drain, draining::draining))
         .routes(routes!(tenants::set_quota))
         .routes(routes!(cluster::raise_level))
         .routes(routes!(members::promote))

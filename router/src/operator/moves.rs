@@ -12,7 +12,7 @@ use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, R
 use planner::BarredLink;
 use serde::Deserialize;
 use utoipa::ToSchema;
-use vocabulary::{ArtifactId, Bytes, Health, Micros, ModelId, Owner, SessionId, TenantId, WorkerId, WorkerView};
+use vocabulary::{ArtifactId, Bytes, Epoch, Health, Micros, ModelId, Owner, SessionId, TenantId, WorkerId, WorkerView};
 
 use super::fresh::Fresh;
 use super::input::{Both, Named, Told};
@@ -146,20 +146,43 @@ pub(super) async fn migrate(
     let seen = fence.needed(session.epoch)?;
     // The ledger has the last word; this spares a transfer that is in vain already.
     fence.allowed(session.epoch)?;
-    let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
-    let moved = match (body.blocks, &head) {
-        (BlocksWord::Move, Some((point, artifact))) => {
-            let source = view.session_owner(&session).or_else(|| source_of(&view, artifact));
-            let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
-            bring(&gateway, Moving { tenant: session.tenant.clone(), point: *point, bytes }, (source, to)).await?
-        }
-        _ => None,
+    let moved = match body.blocks {
+        BlocksWord::Move => bring_head(&gateway, &view, (&session, to)).await?,
+        BlocksWord::There => None,
     };
-    let head = head.map(|(point, _)| point.id);
-    let outcome = write(&gateway, Command::Migrate(Migrate { session: id, to, head, seen })).await?;
-    let epoch = epoch_of(&outcome);
+    let epoch = record_move(&gateway, (&session, seen), to).await?;
     let did = format!("{} owns the session since {epoch}{}", to.worker, left_behind(&session));
     Ok(Done::with(did, Some(epoch), moved).fresh(&gateway))
+}
+
+/// Moves a session with the blocks of its newest head, unless it is granted anew meanwhile.
+pub(super) async fn move_session(
+    gateway: &Arc<Gateway>,
+    view: &View,
+    (session, to): (&Session, Owner),
+) -> Result<Option<Moved>, Problem> {
+    let moved = bring_head(gateway, view, (session, to)).await?;
+    record_move(gateway, (session, session.epoch), to).await?;
+    Ok(moved)
+}
+
+/// Makes the blocks of a session's newest head present at the target; none where it has none, or they are its own.
+async fn bring_head(
+    gateway: &Arc<Gateway>,
+    view: &View,
+    (session, to): (&Session, Owner),
+) -> Result<Option<Moved>, Problem> {
+    let head = session.head().and_then(|head| Some((head.point, view.artifact(head.artifact)?)));
+    let Some((point, artifact)) = head else { return Ok(None) };
+    let source = view.session_owner(session).or_else(|| source_of(view, &artifact));
+    let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
+    bring(gateway, Moving { tenant: session.tenant.clone(), point, bytes }, (source, to)).await
+}
+
+async fn record_move(gateway: &Gateway, (session, seen): (&Session, Epoch), to: Owner) -> Result<Epoch, Problem> {
+    let head = session.head().map(|head| head.point.id);
+    let outcome = write(gateway, Command::Migrate(Migrate { session: session.id, to, head, seen })).await?;
+    Ok(epoch_of(&outcome))
 }
 
 /// What a migration says of the heads that it does not move.
@@ -246,7 +269,7 @@ fn check_way(gateway: &Gateway, source: WorkerId, target: WorkerId) -> Result<()
     let fleet = gateway.fleet().snapshot();
     let find = |id: WorkerId| {
         let found = fleet.iter().find(|worker| worker.id == id);
-        found.ok_or_else(|| cannot("this router is not configured with both workers", "Ask a router that is."))
+        found.ok_or_else(|| cannot("not both workers are listed to this router", "Ask a router that is."))
     };
     let (source, target) = (find(source)?, find(target)?);
     if [source, target].iter().any(|worker| worker.health == Health::Unreachable) {

@@ -216,6 +216,11 @@ impl Problem {
         Self { oldest: Some(revision), ..self }
     }
 
+    /// What is wrong, in words.
+    pub(super) fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// Which kind.
     pub(super) fn kind(&self) -> Kind {
         self.kind

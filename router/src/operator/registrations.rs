@@ -30,11 +30,7 @@ const USUAL_TTL: u32 = 30_000;
 #[serde(deny_unknown_fields)]
 pub(super) struct RegistrationBody {
     /// Its base URL, with `#prefill`, `#decode` or `#hybrid` behind it or `role` beside it where it is not a hybrid.
-    #[schema(
-        max_length = 256,
-        pattern = "^https?://[a-z0-9]{1,40}(:[1-9][0-9]{0,3})?(#(prefill|decode|hybrid))?$",
-        examples("http://10.0.0.7:8000")
-    )]
+    #[schema(max_length = 256, examples("http://10.0.0.7:8000"))]
     url: String,
     /// What it is for.
     #[schema(value_type = Option<RoleWord>)]

@@ -1,0 +1,203 @@
+//! `ctl drain`: workers emptied before they stop, one of them, or those of a list in turn.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::Args;
+use http::Method;
+use serde_json::{Value, json};
+
+use super::args::WorkerArg;
+use super::client::Client;
+use super::error::CtlError;
+use super::output::{Output, say};
+use super::table::word;
+use crate::config::units::Span;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(300);
+/// Characters of the bar.
+const WIDTH: usize = 30;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// The worker, by id or URL; with --rolling all of them, in the order in which they are upgraded.
+    #[arg(required = true)]
+    workers: Vec<WorkerArg>,
+    /// One after the other: each is drained, waited for until it was started anew, and taken back into service. Its sessions go
+    /// to those that are not listed or are upgraded already, and where there are none to the last one; none moves twice.
+    #[arg(long)]
+    rolling: bool,
+    /// Its sessions stay where they are: it only takes no new ones.
+    #[arg(long)]
+    stay: bool,
+    /// Most bytes of KV that are moved a second; drain.bandwidth of the router when left out.
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    bytes_per_second: Option<u64>,
+    /// Longest wait for one worker: until its sessions are moved, and until it was started anew.
+    #[arg(long, value_name = "SPAN", default_value = "1h")]
+    within: Span,
+}
+
+/// Empties one worker, or all of a list in turn.
+pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> Result<(), CtlError> {
+    if args.workers.len() > 1 && !args.rolling {
+        let what =
+            "several workers are drained one after the other: give --rolling, and the order in which they are upgraded";
+        return Err(CtlError::Usage(what.into()));
+    }
+    let upgrade = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let mut told = Vec::new();
+    for (at, worker) in args.workers.iter().enumerate() {
+        let next: Vec<String> = args.workers[at + 1..].iter().map(WorkerArg::to_string).collect();
+        let mut body = json!({"draining": true, "sessions": if args.stay { "stay" } else { "move" }, "avoid": next});
+        if args.rolling {
+            body["upgrade"] = json!(format!("rolling-{upgrade}"));
+        }
+        if let Some(bytes) = args.bytes_per_second {
+            body["bytes_per_second"] = json!(bytes);
+        }
+        let one = One { client, worker: *worker, deadline: Instant::now() + args.within.0 };
+        let life = one.look().await?["incarnation"].clone();
+        let progress = one.empty(&body).await?;
+        if output == Output::Table {
+            say(&format!("{worker} drains: {}\n", line(&progress)));
+        }
+        told.push(json!({"worker": worker.to_string(), "progress": progress}));
+        if args.rolling {
+            eprintln_note(&format!("{worker} can be stopped: start it anew, upgraded"));
+            one.renewed(&life).await?;
+        }
+    }
+    if output == Output::Json {
+        say(&format!("{}\n", json!({"drained": told})));
+    }
+    Ok(())
+}
+
+/// One worker, for so long.
+struct One<'a> {
+    client: &'a Client,
+    worker: WorkerArg,
+    deadline: Instant,
+}
+
+impl One<'_> {
+    async fn look(&self) -> Result<Value, CtlError> {
+        let path = format!("workers/{}", self.worker);
+        Ok(self.client.get(&path).await?.json["worker"].clone())
+    }
+
+    async fn drain(&self, body: &Value) -> Result<(), CtlError> {
+        let path = format!("workers/{}/draining", self.worker);
+        self.client.write((Method::PUT, &path), body, None).await.map(drop)
+    }
+
+    /// Until there is nothing more to move. Asked again where the router that moved them is another one by now.
+    async fn empty(&self, body: &Value) -> Result<Value, CtlError> {
+        self.drain(body).await?;
+        let path = format!("workers/{}/draining", self.worker);
+        let stays = body["sessions"] == "stay";
+        loop {
+            let progress = self.client.get(&path).await?.json["progress"].clone();
+            show(&progress);
+            match progress["state"].as_str() {
+                Some("done") => break hide(progress),
+                Some("stopped") => {
+                    return Err(CtlError::Refused(format!("{} was taken back into service meanwhile", self.worker)));
+                }
+                _ if stays => break hide(progress),
+                Some("none") => self.drain(body).await?,
+                _ => {}
+            }
+            self.pause("its sessions are not moved").await?;
+        }
+    }
+
+    /// Until it was started anew and takes work again.
+    async fn renewed(&self, life: &Value) -> Result<(), CtlError> {
+        let is_new = |now: &Value| now["incarnation"] != *life && now["health"] != "unreachable";
+        while !is_new(&self.look().await?) {
+            self.pause("it was not started anew").await?;
+        }
+        self.drain(&json!({"draining": false})).await?;
+        while self.look().await?["health"] != "ready" {
+            self.pause("it takes no work").await?;
+        }
+        Ok(())
+    }
+
+    async fn pause(&self, what: &str) -> Result<(), CtlError> {
+        if Instant::now() >= self.deadline {
+            return Err(CtlError::Refused(format!("{}: {what} within --within; it still drains", self.worker)));
+        }
+        tokio::time::sleep(LOOK).await;
+        Ok(())
+    }
+}
+
+/// How far it is, in words.
+fn line(progress: &Value) -> String {
+    let count = |name: &str| progress[name].as_u64().unwrap_or_default();
+    let (moved, owned) = (count("moved"), count("owned"));
+    let mut text = format!("{moved} of {} sessions moved, {} MiB", moved + owned, count("moved_bytes") >> 20);
+    for (name, what) in [("busy", "busy"), ("stuck", "cannot be moved"), ("kept", "moved once already and stay")] {
+        if count(name) > 0 {
+            text.push_str(&format!(", {} {what}", count(name)));
+        }
+    }
+    if count("stuck") > 0 {
+        text.push_str(&format!(" ({})", word(progress.get("why"))));
+    }
+    text
+}
+
+fn bar(progress: &Value) -> String {
+    let count = |name: &str| progress[name].as_u64().unwrap_or_default() as f64;
+    let over = count("moved") + count("stuck") + count("kept");
+    let part = over / (count("moved") + count("owned")).max(1.0);
+    let full = ((part * WIDTH as f64) as usize).min(WIDTH);
+    let bar: String = (0..WIDTH).map(|at| if at < full { '#' } else { '.' }).collect();
+    format!("[{bar}] {}", line(progress))
+}
+
+/// On a terminal, a bar.
+fn show(progress: &Value) {
+    if std::io::stderr().is_terminal() {
+        write(&format!("\r\x1b[K{}", bar(progress)));
+    }
+}
+
+fn hide(progress: Value) -> Result<Value, CtlError> {
+    if std::io::stderr().is_terminal() {
+        write("\r\x1b[K");
+    }
+    Ok(progress)
+}
+
+fn eprintln_note(text: &str) {
+    write(&format!("{text}\n"));
+}
+
+/// A terminal that has gone away is no reason to stop.
+fn write(text: &str) {
+    let mut terminal = std::io::stderr().lock();
+    let _ = terminal.write_all(text.as_bytes()).and_then(|()| terminal.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_is_full_when_nothing_more_can_be_moved() {
+        let progress = json!({"state": "moving", "owned": 5, "moved": 5, "moved_bytes": 3 << 20, "busy": 2, "stuck": 0, "kept": 0});
+        let half = format!("[{}{}] 5 of 10 sessions moved, 3 MiB, 2 busy", "#".repeat(15), ".".repeat(15));
+        assert_eq!(bar(&progress), half);
+        let done =
+            json!({"owned": 2, "moved": 8, "moved_bytes": 0, "busy": 0, "stuck": 1, "kept": 1, "why": "no fabric"});
+        let told = "8 of 10 sessions moved, 0 MiB, 1 cannot be moved, 1 moved once already and stay (no fabric)";
+        assert_eq!(bar(&done), format!("[{}] {told}", "#".repeat(30)));
+        assert!(bar(&json!({"owned": 0, "moved": 0})).starts_with(&format!("[{}]", ".".repeat(30))));
+    }
+}
