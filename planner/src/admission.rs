@@ -15,7 +15,7 @@ use crate::holding::Holding;
 use crate::micros::micros;
 use crate::standing::Standing;
 use crate::tenancy::{Victim, Visit};
-use crate::{Decision, Inputs, Leg};
+use crate::{Decision, Inputs};
 pub use queue::{Asking, Queue};
 
 /// A victim costs as much as being computed again this many times, at most; so does what only an answer's end makes room for.
@@ -79,22 +79,18 @@ pub fn costs_others(inputs: &Inputs<'_>, decision: &Decision) -> Micros {
         return Micros::ZERO;
     }
     let visit = inputs.account.tenancy.visit(inputs.session.id, inputs.account.now);
-    let at = Standing::new((inputs, visit), view, Holding { rank: leg.rank, ..Holding::default() });
-    let stored = inputs.ask.prompt + inputs.ask.answer - found(decision, leg);
+    let alone = decision.alone().find(|alone| alone.worker == leg.worker);
+    let cached = alone.unwrap_or(leg).tokens_cached;
+    let at = Standing::new((inputs, visit), view, Holding { rank: leg.rank, cached, ..Holding::default() });
+    let stored = inputs.ask.prompt + inputs.ask.answer - cached;
     match stored - at.room.free {
         Tokens::ZERO => Micros::ZERO,
         missing => micros(pushed_out(visit, &at, missing)),
     }
 }
 
-/// What lies at the plan's worker before anything is sent there.
-fn found(decision: &Decision, leg: &Leg) -> Tokens {
-    let alone = |candidate: &&crate::Candidate| candidate.decode.worker == leg.worker && candidate.handoff.is_none();
-    decision.candidates.iter().find(alone).map_or(leg.tokens_cached, |candidate| candidate.decode.tokens_cached)
-}
-
 fn pushed_out<'a>(visit: Visit<'a>, at: &Standing<'a>, missing: Tokens) -> f64 {
-    let evicted = missing.min(at.room.others_idle);
+    let evicted = missing.min(at.room.evictable());
     let (mut left, mut again) = (evicted, 0.0);
     for Victim { tokens, chance } in visit.victims_shortly(&at.room) {
         let part = tokens.min(left);

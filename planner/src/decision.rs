@@ -119,6 +119,13 @@ pub struct Decision {
     pub candidates: Vec<Candidate>,
 }
 
+impl Decision {
+    /// What every worker has of the prompt before anything is sent: one leg each.
+    pub(crate) fn alone(&self) -> impl Iterator<Item = &Leg> {
+        self.candidates.iter().filter(|candidate| candidate.handoff.is_none()).map(|candidate| &candidate.decode)
+    }
+}
+
 /// Why a step cannot be planned at all.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, Debug)]
 #[serde(tag = "kind", rename_all = "snake_case")]

@@ -28,8 +28,8 @@ impl Prices<'_> {
     /// where the memory's size is unknown.
     ///
     /// A session that is new there is expected to grow by the policy's `growth`, an eighth of the memory at most. Half of
-    /// the active sessions count as answers that are held up. What is stored and no victim makes room for waits:
-    /// `NO_ROOM` x its computing.
+    /// the active sessions count as answers that are held up. What its own session has there and does not find again is a
+    /// victim that never comes back. What is stored and no victim makes room for waits: `NO_ROOM` x its computing.
     pub(crate) fn eviction(&self, at: &Standing<'_>, stored: Tokens, guest: Guest) -> Micros {
         if at.view.capacity.kv == Tokens::ZERO || self.eviction == 0.0 {
             return Micros::ZERO;
@@ -45,8 +45,8 @@ impl Prices<'_> {
     fn pushing_out(&self, at: &Standing<'_>, stored: Tokens, missing: Tokens) -> Micros {
         let room = &at.room;
         let held_up = (f64::from(room.active) / 2.0).min(MOST_HELD_UP);
-        let again = self.computed_again(at, missing.min(room.others_idle)) * (1.0 + self.mu * held_up);
-        let unplaced = stored - room.free - room.others_idle;
+        let again = self.computed_again(at, missing.min(room.evictable())) * (1.0 + self.mu * held_up);
+        let unplaced = stored - room.free - room.evictable();
         let waiting = at.pace.rate.span(Tokens::ZERO, unplaced).0 as f64 * NO_ROOM;
         micros(self.eviction * (again + waiting))
     }

@@ -49,7 +49,7 @@ impl<'a> Standing<'a> {
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: holding.rank };
         Self {
             view,
-            room: visit.room(at, view.capacity.kv),
+            room: visit.room(at, view.capacity.kv, holding.cached),
             beyond: OnceCell::new(),
             fixed: OnceCell::new(),
             barred: barred(inputs, view),

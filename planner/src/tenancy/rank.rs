@@ -162,8 +162,13 @@ impl Place<'_> {
 }
 
 impl Rank {
-    /// As a step of a session finds it that has `own` there.
-    pub(super) fn room(&self, (session, own): (SessionId, Option<&Tenant>), capacity: Tokens, now: Micros) -> Room<'_> {
+    /// As a step of a session finds it that has `own` there, and finds so many leading tokens of its prompt.
+    pub(super) fn room(
+        &self,
+        (session, own): (SessionId, Option<&Tenant>),
+        (capacity, found): (Tokens, Tokens),
+        now: Micros,
+    ) -> Room<'_> {
         let has = own.map_or(Tokens::ZERO, |tenant| tenant.tokens);
         let idle = own.filter(|tenant| tenant.steps == 0);
         let served = self.served - u32::from(own.is_some_and(|tenant| tenant.steps > 0));
@@ -171,6 +176,7 @@ impl Rank {
             free: capacity - self.taken,
             own: has,
             others_idle: self.taken - self.in_use - idle.map_or(Tokens::ZERO, |_| has),
+            stale: idle.map_or(Tokens::ZERO, |tenant| has.min(tenant.shared + has - found)),
             active: served + self.idle.active(now, idle.map(|tenant| (tenant.last, session))),
             oldest: self.idle.oldest(),
             ..Room::empty(capacity)

@@ -27,6 +27,9 @@ pub(crate) struct Room<'a> {
     pub(crate) own: Tokens,
     /// What other sessions have that are idle.
     pub(crate) others_idle: Tokens,
+    /// Of `own`, what the step does not find again: of a history that was rewritten. It is evicted when its turn comes, and
+    /// nobody misses it.
+    pub(crate) stale: Tokens,
     /// Other sessions that are served or stepped lately; of idle ones 16 at most.
     pub(crate) active: u32,
     /// Prompts that its worker is given to compute.
@@ -47,8 +50,8 @@ pub struct Victim {
 }
 
 impl<'a> Visit<'a> {
-    /// The memory of a rank. Where nothing is known all of it is free.
-    pub(crate) fn room(&self, at: Owner, capacity: Tokens) -> Room<'a> {
+    /// The memory of a rank at which the step finds so many leading tokens. Where nothing is known all of it is free.
+    pub(crate) fn room(&self, at: Owner, capacity: Tokens, found: Tokens) -> Room<'a> {
         if let Some(told) = &self.tenancy.told {
             let told = told.iter().find(|told| (told.worker, told.rank) == (at.worker, at.rank));
             return told.map_or(Room::empty(capacity), RankMemory::room);
@@ -57,7 +60,7 @@ impl<'a> Visit<'a> {
         let mut room = match worker.ranks.iter().find(|(rank, _)| *rank == at.rank) {
             Some((_, rank)) => {
                 let own = self.own.iter().find(|(place, _)| *place == at).map(|(_, tenant)| tenant);
-                rank.room((self.session, own), capacity, self.now)
+                rank.room((self.session, own), (capacity, found), self.now)
             }
             None => Room::empty(capacity),
         };
@@ -65,7 +68,7 @@ impl<'a> Visit<'a> {
         room
     }
 
-    /// Other sessions' KV in the order in which it would be evicted, of the first few sessions.
+    /// KV in the order in which it would be evicted, of the first few sessions: that of others, and what is stale of its own.
     pub(crate) fn victims(self, room: &Room<'a>) -> impl Iterator<Item = Victim> + use<'a> {
         self.victims_by(room, returns::Returns::chance)
     }
@@ -81,20 +84,30 @@ impl<'a> Visit<'a> {
     {
         // Least recently used first: none has been idle for longer than the one before.
         let mut time = returns::Idle::LONGEST;
-        let others = room.oldest.iter().filter(move |idle| idle.session != self.session);
-        let victims = others.map(move |idle| {
+        let stale = room.stale;
+        let victims = room.oldest.iter().map(move |idle| {
+            if idle.session == self.session {
+                return Victim { tokens: stale, chance: 0.0 };
+            }
             time = time.at_most(self.now - idle.last);
             let chance = idle.wanted.map_or(0.0, |habit| chance(&self.tenancy.returns, habit, time));
             Victim { tokens: idle.tokens, chance }
         });
+        let victims = victims.filter(|victim| victim.tokens > Tokens::ZERO);
         victims.chain(room.told.iter().copied()).take(MOST_VICTIMS)
     }
 }
 
 impl Room<'_> {
+    /// What can be pushed out.
+    pub(crate) fn evictable(&self) -> Tokens {
+        self.others_idle + self.stale
+    }
+
     /// One of which nothing is known.
     pub(super) fn empty(capacity: Tokens) -> Self {
-        let (own, others_idle, inflow) = (Tokens::ZERO, Tokens::ZERO, Inflow::default());
-        Self { free: capacity, own, others_idle, active: 0, inflow, oldest: &[], told: &[] }
+        let none = Tokens::ZERO;
+        let (own, others_idle, stale, inflow) = (none, none, none, Inflow::default());
+        Self { free: capacity, own, others_idle, stale, active: 0, inflow, oldest: &[], told: &[] }
     }
 }

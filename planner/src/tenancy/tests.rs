@@ -21,8 +21,9 @@ fn served(sessions: &[(u128, u64)]) -> Tenancy {
     tenancy
 }
 
+/// As a step finds it that finds all that its session has there.
 fn room(tenancy: &Tenancy, session: u128) -> Room<'_> {
-    tenancy.visit(SessionId(session), seconds(100)).room(at(1), ALL)
+    tenancy.visit(SessionId(session), seconds(100)).room(at(1), ALL, ALL)
 }
 
 fn all_victims(tenancy: &Tenancy, session: u128) -> impl Iterator<Item = Victim> {
@@ -110,12 +111,12 @@ fn a_session_that_moved_away_is_in_the_way_and_not_wanted() {
 fn another_life_of_a_worker_begins_empty_and_knows_nothing_of_the_old_one() {
     let mut tenancy = served(&[(1, 100)]);
     let reborn = Owner { incarnation: Incarnation(2), ..at(1) };
-    assert_eq!(tenancy.visit(SessionId(9), seconds(100)).room(reborn, ALL).free, ALL);
+    assert_eq!(tenancy.visit(SessionId(9), seconds(100)).room(reborn, ALL, Tokens::ZERO).free, ALL);
     tenancy.begins(reborn, SessionId(2), Stay { tokens: Tokens(10), found: Tokens(0), capacity: ALL }, seconds(50));
     assert_eq!(room(&tenancy, 9).free, ALL, "the old one is void");
     tenancy.ends(at(1), SessionId(1), Tokens(500), seconds(51));
     assert_eq!(
-        tenancy.visit(SessionId(9), seconds(100)).room(reborn, ALL).free,
+        tenancy.visit(SessionId(9), seconds(100)).room(reborn, ALL, Tokens::ZERO).free,
         Tokens(990),
         "what ends late changes nothing"
     );

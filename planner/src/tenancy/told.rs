@@ -1,13 +1,13 @@
 //! What the account said when a step was planned: enough of it, for a decision log, to plan the step again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use vocabulary::{DpRank, Owner, Tokens, WorkerId, WorkerView};
 
 use super::room::{Room, Victim};
 use super::{Inflow, Tenancy};
-use crate::{Decision, Inputs};
+use crate::{Decision, Inputs, Leg};
 
 /// One rank's memory as a step found it.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -21,7 +21,7 @@ pub struct RankMemory {
     pub free: Tokens,
     /// What the step's session has there.
     pub own: Tokens,
-    /// What other sessions have that are idle.
+    /// What can be pushed out: what other sessions have that are idle, and its own session does not find again.
     pub idle: Tokens,
     /// Other sessions that are served or stepped lately.
     pub active: u32,
@@ -45,17 +45,15 @@ impl Tenancy {
     pub fn told_of(&self, inputs: &Inputs<'_>, decision: &Decision) -> Vec<RankMemory> {
         let visit = self.visit(inputs.session.id, inputs.account.now);
         let views: BTreeMap<WorkerId, &WorkerView> = inputs.workers.iter().map(|view| (view.id, view)).collect();
-        let legs = decision.candidates.iter().flat_map(|candidate| [candidate.prefill, candidate.decode]);
-        let places: BTreeSet<(WorkerId, DpRank)> = legs.map(|leg| (leg.worker, leg.rank)).collect();
-        let mut all: Vec<RankMemory> = Vec::with_capacity(places.len());
-        for (worker, rank) in places {
+        let mut all: Vec<RankMemory> = Vec::with_capacity(views.len());
+        for &Leg { worker, rank, tokens_cached: found, .. } in decision.alone() {
             let Some(view) = views.get(&worker) else { continue };
             let at = Owner { worker, incarnation: view.incarnation, rank };
             if !self.knows(at) {
                 continue;
             }
             let capacity = view.capacity.kv;
-            let room = visit.room(at, capacity);
+            let room = visit.room(at, capacity, found);
             // The most that a plan can need there: with what the session is expected to grow by.
             let need = inputs.ask.prompt + inputs.ask.answer + Tokens(capacity.0 / 8);
             let mut left = need - room.free;
@@ -65,7 +63,7 @@ impl Tenancy {
                 reached
             };
             let victims = visit.victims(&room).take_while(within).collect();
-            let Room { free, own, others_idle: idle, active, inflow, .. } = room;
+            let (Room { free, own, active, inflow, .. }, idle) = (room, room.evictable());
             all.push(RankMemory { worker, rank, free, own, idle, active, inflow, victims });
         }
         all

@@ -123,7 +123,7 @@ impl Plain {
     }
 
     /// `T_eviction` of so many tokens, as `Prices::eviction` describes it.
-    fn price(&self, scene: &Scene, at: Owner, (stored, stays): (Tokens, bool)) -> Micros {
+    fn price(&self, scene: &Scene, at: Owner, (stored, found, stays): (Tokens, Tokens, bool)) -> Micros {
         let (session, policy) = (scene.session.id, &scene.policy);
         let is_new = !self.here(at).any(|tenant| tenant.session == session && tenant.tokens > Tokens::ZERO);
         let growth = if stays && is_new { policy.growth.min(Tokens(CAPACITY.0 / 8)) } else { Tokens::ZERO };
@@ -134,7 +134,12 @@ impl Plain {
         }
         let view = scene.workers.iter().find(|view| view.id == at.worker).unwrap();
         let rate = ComputeRate::new(1e6 / view.speeds.prefill_tokens_per_second, policy.attention_doubles_at);
-        let victims: Vec<_> = self.line(at).into_iter().filter(|tenant| tenant.session != session).collect();
+        let stale = |own: &Tenant| own.tokens.min(own.shared + own.tokens - found);
+        let victims = self.line(at).into_iter().map(|tenant| match tenant.session == session {
+            true => Tenant { tokens: stale(tenant), wanted: None, ..tenant.clone() },
+            false => tenant.clone(),
+        });
+        let victims: Vec<_> = victims.filter(|tenant| tenant.tokens > Tokens::ZERO).collect();
         let idle: Tokens = victims.iter().map(|tenant| tenant.tokens).sum();
         let (evicted, mut left, mut seen, mut again) = (missing.min(idle), missing.min(idle), Tokens::ZERO, 0.0);
         for victim in victims.into_iter().take(16) {
@@ -233,14 +238,15 @@ proptest! {
         for candidate in candidates.iter().filter(|one| one.refused.is_none()) {
             let target = candidate.decode.worker;
             let stored = scene.ask.prompt + scene.ask.answer - cached(target);
-            let mut expected = plain.price(&scene, place(target), (stored, true));
+            let price = |worker, stored, stays| plain.price(&scene, place(worker), (stored, cached(worker), stays));
+            let mut expected = price(target, stored, true);
             expected += match candidate.handoff {
                 Some(Handoff::RemotePrefill { .. }) => {
                     let source = candidate.prefill.worker;
-                    plain.price(&scene, place(source), (scene.ask.prompt - cached(source), false))
+                    price(source, scene.ask.prompt - cached(source), false)
                 }
                 Some(Handoff::Replicate { from, blocks, .. }) if !at_once => {
-                    plain.price(&scene, place(from), (blocks.tokens(Tokens(16)) - cached(from), false))
+                    price(from, blocks.tokens(Tokens(16)) - cached(from), false)
                 }
                 Some(Handoff::Replicate { .. }) | None => Micros::ZERO,
             };

@@ -124,6 +124,23 @@ fn where_nobody_can_be_pushed_out_the_step_waits_which_is_dear() {
 }
 
 #[test]
+fn a_history_that_was_rewritten_makes_room_for_itself_at_its_worker() {
+    // 1,700 tokens where 1,000 are free, or none.
+    let at_home = |others: &[(u64, u64)]| {
+        let mut scene = scene("session id=1");
+        scene.tenant(1, "a", 19_000, 30);
+        (7..).zip(others).for_each(|(session, (tokens, ago))| scene.tenant(session, "a", *tokens, *ago));
+        scene
+    };
+    assert_eq!(at_home(&[]).eviction("a"), 0, "its own old KV goes, and nobody misses it");
+    assert_eq!(at_home(&[(1_000, 10)]).eviction("a"), 0, "before that of who was there later");
+    let costs = at_home(&[(1_000, 50)]).eviction("a");
+    assert!((1..1_000 * 70).contains(&costs), "the engine drops what is older first: {costs}");
+    let alone = at_home(&[]);
+    assert_eq!(costs_others(&alone.inputs(), &alone.plan()), Micros::ZERO, "nor does it wait for anybody");
+}
+
+#[test]
 fn a_busy_workers_victims_hold_more_up_when_they_come_back() {
     let price = |active: u128| {
         let mut scene = scene("");

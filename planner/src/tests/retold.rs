@@ -56,12 +56,14 @@ fn where_there_is_room_nobody_is_told_but_who_is_active_is() {
 }
 
 #[test]
-fn what_the_steps_own_session_has_is_no_victim_and_told_apart() {
-    let mut scene = scene(&[(1, 9_000, 5), (2, 9_000, 3)]);
+fn what_the_steps_own_session_has_is_told_apart_and_what_it_does_not_find_again_is_a_victim_nobody_misses() {
+    let mut scene = scene(&[(1, 3_000, 5), (2, 9_000, 3), (3, 7_500, 1)]);
     scene.session.id = SessionId(1);
     let told = told(&scene);
-    assert_eq!((told[0].own, told[0].idle), (Tokens(9_000), Tokens(9_000)));
-    assert!(told[0].victims.iter().all(|victim| victim.tokens == Tokens(9_000)) && told[0].victims.len() <= 1);
+    let stale = Tokens(3_000 - 320);
+    assert_eq!((told[0].own, told[0].idle), (Tokens(3_000), stale + Tokens(16_500)));
+    let victims: Vec<_> = told[0].victims.iter().map(|victim| victim.tokens).collect();
+    assert_eq!((victims, told[0].victims[0].chance), (vec![stale, Tokens(9_000)], 0.0));
     let before = scene.plan();
     scene.tenancy = Tenancy::retold(&told);
     assert_eq!(scene.plan(), before);
