@@ -175,7 +175,10 @@ impl Tenancy {
             }
             self.ends.pop_front();
             if let Some(seen) = self.sessions.get(&session).filter(|seen| seen.away_since == Some(end)) {
-                self.returns.stayed_away(seen.habit);
+                // One that only made room may well come back.
+                if now - end >= GIVEN_UP {
+                    self.returns.stayed_away(seen.habit);
+                }
                 self.sessions.remove(&session);
             }
         }

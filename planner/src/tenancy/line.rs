@@ -119,3 +119,43 @@ impl Line {
         self.all.is_empty() && self.oldest.is_empty() && self.newest.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Few times and many sessions: many end at the same moment, and both ends are often what goes.
+        #[test]
+        fn both_ends_are_those_of_a_list_that_is_sorted_anew_after_every_change(
+            changes in prop::collection::vec((any::<bool>(), 0u64..40, 0u128..30, any::<bool>(), 0u64..100), 1..160),
+        ) {
+            let (mut line, mut plain) = (Line::default(), BTreeMap::new());
+            for (comes, second, session, lives, pick) in changes {
+                let (last, session) = (Micros(second * 7_000_000), SessionId(session));
+                if comes {
+                    let (tokens, wanted) = (Tokens(second + 1), lives.then_some(Habit::Quick));
+                    line.insert(Idle { session, last, tokens, wanted });
+                    plain.insert((last, session), (tokens, wanted));
+                } else if let Some(key) = plain.keys().nth(pick as usize % plain.len().max(1)).copied() {
+                    line.remove(key.0, key.1);
+                    plain.remove(&key);
+                }
+                let oldest = line.oldest().iter().map(|idle| (idle.key(), (idle.tokens, idle.wanted)));
+                prop_assert!(oldest.eq(plain.clone().into_iter().take(17)), "{:?}", line);
+                prop_assert_eq!(line.first().map(Idle::key), plain.keys().next().copied());
+                for now in [second * 7_000_000, 280_000_000, 320_000_000].map(Micros) {
+                    for own in [None, plain.keys().last().copied(), plain.keys().next().copied()] {
+                        let newest = plain.iter().rev().take(16).filter(|(key, _)| now - key.0 < Micros(60_000_000));
+                        let others = newest.filter(|(key, (_, wanted))| wanted.is_some() && Some(**key) != own);
+                        prop_assert_eq!(line.active(now, own) as usize, others.count(), "{:?}", line);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -175,12 +175,16 @@ fn who_never_comes_back_is_forgotten_and_learned_from() {
 }
 
 #[test]
-fn the_account_of_sessions_is_bounded() {
-    let mut tenancy = Tenancy::default();
+fn the_account_of_sessions_is_bounded_and_who_makes_room_is_not_taken_for_gone() {
+    let mut tenancy = served(&[(u128::MAX - 1, 100)]);
+    let before = all_victims(&tenancy, 9).next().unwrap().chance;
     for session in 0..MOST_ENDS as u128 + 5_000 {
         begins(&mut tenancy, session, 1);
         tenancy.ends(at(1), SessionId(session), Tokens(1), seconds(91));
     }
     assert!(tenancy.ends.len() <= MOST_ENDS + 1 && tenancy.sessions.len() <= MOST_ENDS + 1);
     assert_eq!(room(&tenancy, u128::MAX).free, Tokens::ZERO, "and that of tenants by the memory");
+    let mut again = served(&[(u128::MAX - 1, 100)]);
+    again.returns = tenancy.returns;
+    assert_eq!(all_victims(&again, 9).next().unwrap().chance, before);
 }
