@@ -27,8 +27,10 @@ pub(super) struct Compared {
     steps: usize,
     /// Steps whose first tokens count.
     measured: usize,
-    /// Seconds, mean.
+    /// Engine seconds, mean.
     first_token: Pair,
+    /// Of the live ones, and of all steps, what was spent outside of the engines: proxy, client and this machine.
+    outside: f64,
     /// Prompt tokens that workers computed.
     computed: Pair,
     /// Share of the steps.
@@ -45,10 +47,12 @@ impl Pair {
 }
 
 impl Compared {
-    pub(super) fn of(simulated: &Figures, (seen, router, workers): (&Seen, &Page, &[Page])) -> Self {
+    pub(super) fn of(simulated: &Figures, (seen, slower): (&Seen, f64), (router, workers): (&Page, &[Page])) -> Self {
         let measured = seen.first_tokens.len();
         let mean = seen.first_tokens.iter().sum::<f64>() / measured.max(1) as f64;
         let computed = |page: &Page| page.sum("vllm:prompt_tokens_by_source_total", &[("source", "local_compute")]);
+        let waited = |page: &Page| page.sum("vllm:time_to_first_token_seconds_sum", &[]) / slower;
+        let in_engines: f64 = workers.iter().map(waited).sum();
         let taken = router.by("ownerserve_plan_actions_total", "action");
         let actions = shares(&simulated.service.actions, &taken);
         let first_token = Pair { simulated: simulated.first_token.mean, live: mean };
@@ -57,6 +61,7 @@ impl Compared {
             steps: seen.steps,
             measured,
             first_token,
+            outside: (seen.all_first_tokens - in_engines) / seen.steps.max(1) as f64,
             computed: Pair {
                 simulated: simulated.reuse.prefill_tokens as f64,
                 live: workers.iter().map(computed).sum(),
@@ -82,6 +87,14 @@ impl Compared {
             format!("{:+.1} %", 100.0 * first.off()),
             format!("{:.0} %", 100.0 * FIRST_TOKEN_AIM),
             word(first.off().abs() <= FIRST_TOKEN_AIM),
+        ]);
+        rows.push([
+            "of it outside of engines (s)".to_owned(),
+            "-".to_owned(),
+            format!("{:.3}", self.outside),
+            "-".to_owned(),
+            "-".to_owned(),
+            String::new(),
         ]);
         for (action, share) in &self.actions {
             let off = share.live - share.simulated;
@@ -139,6 +152,7 @@ mod tests {
             steps: 9,
             measured: 5,
             first_token: pair(1.0, 1.11),
+            outside: 0.02,
             computed: pair(10.0, 10.0),
             actions: BTreeMap::from([("a".to_owned(), pair(0.50, 0.54))]),
             agree: false,
@@ -146,6 +160,7 @@ mod tests {
         let table = compared.table();
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[1].contains("+11.0 %") && lines[1].ends_with("SHORT"), "{table}");
-        assert!(lines[2].contains("+4.0 points") && lines[2].ends_with("PASS"), "{table}");
+        assert!(lines[2].contains("outside of engines") && lines[2].contains("0.020"), "{table}");
+        assert!(lines[3].contains("+4.0 points") && lines[3].ends_with("PASS"), "{table}");
     }
 }

@@ -27,8 +27,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// What was seen so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// Seconds until the first token, of the steps that count: until fewer sessions run than were asked for.
+    /// Engine seconds until the first token, of the steps that count: until fewer sessions run than were asked for.
     pub(super) first_tokens: Vec<f64>,
+    /// The same of all steps, summed.
+    pub(super) all_first_tokens: f64,
     /// Steps that are over.
     pub(super) steps: usize,
     /// What went wrong.
@@ -41,6 +43,8 @@ pub(super) struct Seen {
 pub(super) struct Live {
     trace: Arc<Trace>,
     load: usize,
+    /// Seconds that an engine's second takes.
+    slower: f64,
     proxy: SocketAddr,
     client: Client,
     next: Arc<AtomicUsize>,
@@ -59,8 +63,8 @@ struct Completion {
 }
 
 impl Live {
-    pub(super) fn new(trace: Arc<Trace>, load: usize, proxy: SocketAddr) -> Self {
-        Self { trace, load, proxy, client: Client::new(), next: Arc::default(), seen: Arc::default() }
+    pub(super) fn new(trace: Arc<Trace>, (load, slower): (usize, f64), proxy: SocketAddr) -> Self {
+        Self { trace, load, slower, proxy, client: Client::new(), next: Arc::default(), seen: Arc::default() }
     }
 
     /// What was seen.
@@ -90,9 +94,13 @@ impl Live {
         Ok(())
     }
 
+    async fn pause(&self, engine_seconds: f64) {
+        tokio::time::sleep(Duration::from_secs_f64(self.slower * engine_seconds)).await;
+    }
+
     /// One session after the other, until there is no next one.
     async fn place(self, place: usize) {
-        tokio::time::sleep(Duration::from_secs_f64(START_GAP * place as f64)).await;
+        self.pause(START_GAP * place as f64).await;
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(session) = self.trace.sessions.get(number) else {
@@ -100,7 +108,7 @@ impl Live {
                 return;
             };
             self.session(number, session).await;
-            tokio::time::sleep(Duration::from_secs_f64(NEXT_SESSION)).await;
+            self.pause(NEXT_SESSION).await;
         }
     }
 
@@ -114,7 +122,7 @@ impl Live {
                     let _ = over[*before].subscribe().wait_for(|over| *over).await;
                 }
                 if !step.after.is_empty() {
-                    tokio::time::sleep(Duration::from_micros(step.think.0)).await;
+                    self.pause(step.think.0 as f64 / 1e6).await;
                 }
                 self.ask((number, session), index).await;
                 over[index].send_replace(true);
@@ -130,8 +138,13 @@ impl Live {
         let mut seen = self.seen.lock();
         seen.steps += 1;
         match answer {
-            Ok(_) if seen.cut => {}
-            Ok(answer) => seen.first_tokens.push(answer.first_token.as_secs_f64()),
+            Ok(answer) => {
+                let first_token = answer.first_token.as_secs_f64() / self.slower;
+                seen.all_first_tokens += first_token;
+                if !seen.cut {
+                    seen.first_tokens.push(first_token);
+                }
+            }
             Err(error) => seen.errors.push(format!("session {number} step {index}: {error}")),
         }
     }
