@@ -29,7 +29,7 @@ pub mod tenure;
 pub mod token_ids;
 pub mod turns;
 pub mod underway;
-mod verify;
+pub(crate) mod verify;
 pub mod vigil;
 
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from harness.cluster import Serve, SimWorker
+from harness.cluster import Cluster, Serve, SimWorker
 from harness.operator import Operator, ctl
 from harness.processes import until
-from harness.talk import TEXT, Talk, busy, decisions, prose
+from harness.talk import TEXT, Talk, busy, decisions, prose, sealed_session
 
 SIM = ("--speed-up", "4")
 # Who serves a step is to think much of those whose answers it would slow down: long prompts are computed elsewhere.
@@ -88,3 +88,17 @@ def test_a_corrupting_link_is_barred_within_20_transfers_and_a_sound_one_never(f
         again = ctl("--endpoint", fleet.serve.operator, "links", "clear", bad, decoder)
         assert again.returncode == 1, again
         assert bad in [fleet.step() for _ in range(12)], "it is used again"
+
+
+def test_a_move_that_an_operator_orders_is_checked_like_any_other():
+    with Cluster("hybrid", "hybrid", settings=(TEXT,), sim=(*SIM, "--transfer-fault", "corrupt=1")) as cluster:
+        operator = Operator(cluster.serve.operator)
+        Talk(cluster.url, "moved", prose(400, 3)).say("hello")
+        line = sealed_session(cluster.serve, "moved")
+        owner = line["owner"]["worker"]
+        target = next(worker["id"] for worker in operator.get("workers").ok()["workers"] if worker["id"] != owner)
+        tag = operator.get(f"sessions/{line['id']}").headers["etag"]
+        done = operator.write("POST", f"sessions/{line['id']}/migrate", {"to": {"worker": target}}, tag).ok()
+        assert done["moved"]["to"] == target
+        barred = until("its check is over", lambda: operator.get("correctness").ok()["barred"])
+        assert [(link["from"], link["to"], link["action"]) for link in barred] == [(owner, target, "state_migration")]

@@ -9,7 +9,7 @@ use std::time::Instant;
 use axum::extract::State;
 use ownership::View;
 use ownership::ledger::{Artifact, Command, DropReplica, Migrate, Place, Point, ReplicateReadonly, Session};
-use planner::BarredLink;
+use planner::{Action, BarredLink};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vocabulary::{ArtifactId, Bytes, Epoch, Health, Micros, ModelId, Owner, SessionId, TenantId, WorkerId, WorkerView};
@@ -26,6 +26,7 @@ use crate::gateway::Gateway;
 use crate::pipeline::prompts::Kept;
 use crate::pipeline::receipt::Remark;
 use crate::pipeline::replicate::relocate;
+use crate::pipeline::verify::{Transfer, sample};
 
 /// Whether blocks have to be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema, Default)]
@@ -80,8 +81,12 @@ pub(super) async fn replicate(
     let moved = match body.blocks {
         BlocksWord::There => None,
         BlocksWord::Move => {
-            let moving =
-                Moving { tenant: artifact.origin.tenant.clone(), point: place.point, bytes: prefix_bytes(&artifact) };
+            let moving = Moving {
+                tenant: artifact.origin.tenant.clone(),
+                point: place.point,
+                bytes: prefix_bytes(&artifact),
+                action: Action::ArtifactFetch,
+            };
             bring(&gateway, moving, (source_of(&view, &artifact), holder)).await?
         }
     };
@@ -176,7 +181,8 @@ async fn bring_head(
     let Some((point, artifact)) = head else { return Ok(None) };
     let source = view.session_owner(session).or_else(|| source_of(view, &artifact));
     let bytes = artifact.origin.shape.block_bytes * point.blocks.0;
-    bring(gateway, Moving { tenant: session.tenant.clone(), point, bytes }, (source, to)).await
+    let moving = Moving { tenant: session.tenant.clone(), point, bytes, action: Action::StateMigration };
+    bring(gateway, moving, (source, to)).await
 }
 
 async fn record_move(gateway: &Gateway, (session, seen): (&Session, Epoch), to: Owner) -> Result<Epoch, Problem> {
@@ -203,6 +209,7 @@ struct Moving {
     tenant: TenantId,
     point: Point,
     bytes: Bytes,
+    action: Action,
 }
 
 fn prefix_bytes(artifact: &Artifact) -> Bytes {
@@ -242,6 +249,13 @@ async fn bring(
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     match remark {
         None | Some(Remark::SourceRecomputed) => {
+            let transfer = Transfer {
+                link: BarredLink { from, to },
+                rank: target.rank,
+                blocks: Some(blocks),
+                action: moving.action,
+            };
+            sample(gateway, transfer, &kept);
             Ok(Some(Moved { from, to, blocks, bytes, took_ms, recomputed: remark.is_some() }))
         }
         Some(remark) => {

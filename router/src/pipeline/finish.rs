@@ -18,7 +18,7 @@ use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use super::turns::Waited;
-use super::verify::sample;
+use super::verify::{Transfer, sample};
 use crate::gateway::Gateway;
 use crate::guardrail::{Arm, Step};
 use crate::identity::agreement::{Counts, Finds, LATE};
@@ -107,8 +107,8 @@ impl Finish {
         if ending == Ending::Complete && self.step.ask.transfers == Transfers::Allowed {
             let session = self.step.located.session.id;
             if let Some(kept) = Kept::of(&mut self.step).map(Arc::new) {
-                if seen.moved > Bytes::ZERO {
-                    sample(&gateway, &self.planned.plan, &kept);
+                if let Some(transfer) = Transfer::of(&self.planned.plan).filter(|_| seen.moved > Bytes::ZERO) {
+                    sample(&gateway, transfer, &kept);
                 }
                 gateway.remembered.prompts.keep(session, kept);
             }

@@ -1,13 +1,13 @@
-//! Checks a transfer once its step is over: who read the KV, and who computes the prompt itself, are asked for the same few tokens.
+//! Checks a transfer once it is over, a step's or one that an operator ordered: who read the KV, and who computes the prompt itself, are asked for the same few tokens.
 //!
 //! No client waits for it, and one check runs at a time.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use planner::{BarredLink, Handoff, Leg, Plan};
+use planner::{Action, BarredLink, Handoff, Leg, Plan};
 use serde_json::json;
-use vocabulary::{DpRank, Health, Tokens, WorkerId};
+use vocabulary::{Blocks, DpRank, Health, Tokens, WorkerId};
 
 use super::legs::Legs;
 use super::prompts::Kept;
@@ -19,30 +19,46 @@ use crate::incoming::new_request_id;
 const TOKENS: u32 = 4;
 const PATH: &str = "/v1/completions";
 
-/// The link that a plan's KV moves over.
-fn link(plan: &Plan) -> Option<BarredLink> {
-    let from = match plan.handoff? {
-        Handoff::RemotePrefill { .. } => plan.prefill.worker,
-        Handoff::Replicate { from, .. } => from,
-    };
-    Some(BarredLink { from, to: plan.target() })
+/// KV that moved between two workers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    /// From where, and to where.
+    pub(crate) link: BarredLink,
+    /// To which rank.
+    pub(crate) rank: DpRank,
+    /// How much of the prompt's beginning; none when all of it.
+    pub(crate) blocks: Option<Blocks>,
+    /// What for.
+    pub(crate) action: Action,
 }
 
-/// Checks the transfer of a step that is complete, if it is its turn.
-pub(super) fn sample(gateway: &Arc<Gateway>, plan: &Plan, kept: &Arc<Kept>) {
-    let Some(link) = link(plan) else { return };
+impl Transfer {
+    /// What a plan's handoff moves.
+    pub(super) fn of(plan: &Plan) -> Option<Self> {
+        let (from, blocks) = match plan.handoff? {
+            Handoff::RemotePrefill { .. } => (plan.prefill.worker, None),
+            Handoff::Replicate { from, blocks, .. } => (from, Some(blocks)),
+        };
+        let link = BarredLink { from, to: plan.target() };
+        Some(Self { link, rank: plan.decode.rank, blocks, action: plan.action })
+    }
+}
+
+/// Checks a transfer that is complete, if it is its turn.
+pub(crate) fn sample(gateway: &Arc<Gateway>, transfer: Transfer, kept: &Arc<Kept>) {
+    let Transfer { link, action, .. } = transfer;
     let count = |outcome: Outcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
     let place = match gateway.decisions.correctness.turn(link, gateway.config.correctness.one_in) {
         Turn::Not => return,
         Turn::NoRoom => return count(Outcome::NoRoom),
         Turn::Check(place) => place,
     };
-    let (gateway, plan, kept) = (gateway.clone(), *plan, kept.clone());
+    let (gateway, kept) = (gateway.clone(), kept.clone());
     tokio::spawn(async move {
-        let outcome = Check { gateway: &gateway, plan: &plan, kept: &kept, link }.run().await;
+        let outcome = Check { gateway: &gateway, transfer, kept: &kept }.run().await;
         gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
         if outcome == Outcome::Mismatch {
-            bar(&gateway, Barred { link, action: plan.action, since_unix_ms: unix_ms() });
+            bar(&gateway, Barred { link, action, since_unix_ms: unix_ms() });
         }
         drop(place);
     });
@@ -66,9 +82,8 @@ fn bar(gateway: &Gateway, barred: Barred) {
 /// One transfer to be checked.
 struct Check<'a> {
     gateway: &'a Arc<Gateway>,
-    plan: &'a Plan,
+    transfer: Transfer,
     kept: &'a Arc<Kept>,
-    link: BarredLink,
 }
 
 impl Check<'_> {
@@ -82,9 +97,9 @@ impl Check<'_> {
         let kept = self.kept.clone();
         let read = move || Some(kept.tokens.read(&kept.chain)?.into_owned());
         let ids = self.gateway.remembered.prompts.read(read).await.map_err(|_| Outcome::Failed)?;
-        let target = self.plan.decode.worker;
+        let Transfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
         let leg = |worker, rank| Leg { worker, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
-        let at_target = leg(target, self.plan.decode.rank);
+        let at_target = leg(target, target_rank);
         let (read, found) = self.ask(&at_target, &ids, self.kept.salt.as_deref()).await?;
         if found.is_some_and(|found| found + self.block() < self.transferred(&ids)) {
             return Err(Outcome::NotComparable);
@@ -94,7 +109,7 @@ impl Check<'_> {
         let mut computed: Option<Said> = None;
         // The target itself has the last word: it rounds as it does when it reads.
         for worker in self.elsewhere().into_iter().chain([target]) {
-            let rank = if worker == target { self.plan.decode.rank } else { DpRank(0) };
+            let rank = if worker == target { target_rank } else { DpRank(0) };
             let salt = format!("check-{}", new_request_id());
             let referee = Leg { tokens_computed: prompt, ..leg(worker, rank) };
             let (said, found) = self.ask(&referee, &ids, Some(&salt)).await?;
@@ -132,16 +147,14 @@ impl Check<'_> {
 
     /// Leading tokens that came over the link.
     fn transferred(&self, ids: &[u32]) -> Tokens {
-        match self.plan.handoff {
-            Some(Handoff::Replicate { blocks, .. }) => blocks.tokens(self.kept.chain.block),
-            _ => Tokens(ids.len() as u64),
-        }
+        let blocks = self.transfer.blocks;
+        blocks.map_or(Tokens(ids.len() as u64), |blocks| blocks.tokens(self.kept.chain.block))
     }
 
     /// What an engine may compute again of what it has: the block that the prompt ends in.
     fn block(&self) -> Tokens {
         let fleet = self.gateway.fleet().snapshot();
-        let target = fleet.iter().find(|view| view.id == self.link.to);
+        let target = fleet.iter().find(|view| view.id == self.transfer.link.to);
         target.map_or(Tokens::ZERO, |view| view.capacity.block).max(self.kept.chain.block)
     }
 
@@ -149,12 +162,13 @@ impl Check<'_> {
     fn elsewhere(&self) -> Option<WorkerId> {
         let fleet = self.gateway.fleet().snapshot();
         let can = fleet.iter().filter(|view| {
-            view.id != self.link.to
+            view.id != self.transfer.link.to
                 && view.health == Health::Ready
                 && view.role.decodes()
                 && view.models.contains(&self.kept.model)
         });
-        let best = can.min_by_key(|view| (view.id == self.link.from, view.load.running + view.load.waiting, view.id));
+        let best =
+            can.min_by_key(|view| (view.id == self.transfer.link.from, view.load.running + view.load.waiting, view.id));
         best.map(|view| view.id)
     }
 }
