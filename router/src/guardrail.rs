@@ -101,7 +101,7 @@ pub struct Compared {
 pub enum Found {
     /// The action is significantly slower than the bypass.
     Slower(Compared),
-    /// It is not any more. Only of one that cannot be reverted: of others no new steps come.
+    /// It is not any more, of as many sessions as it takes to say so. Only of one that cannot be reverted: of others no new steps come.
     NoLonger(Compared),
 }
 
@@ -211,8 +211,8 @@ impl Comparison {
                 self.slower_since = Some(step.at_unix_ms);
                 Some(Found::Slower(self.compared()))
             }
-            // Well within, so that it does not come and go.
-            Some(_) if difference.is_none_or(|d| d.mean < d.radius / 2.0) => {
+            // Well within, so that it does not come and go. Too few sessions say nothing, neither way.
+            Some(_) if difference.is_some_and(|d| d.mean < d.radius / 2.0) => {
                 self.slower_since = None;
                 Some(Found::NoLonger(self.compared()))
             }

@@ -136,6 +136,22 @@ fn placement_is_slower_until_it_is_not_any_more() {
 }
 
 #[test]
+fn what_was_slower_stays_so_while_too_few_sessions_are_left_to_say_otherwise() {
+    let guardrail = Guardrail::default();
+    let action = Action::DecodeContinuation;
+    assert!(slow(&guardrail, action, 100).is_some());
+    // A day later those sessions have faded.
+    let later = |session: u64| {
+        let step = step(session, Arm::ALL[session as usize % 2], 0.1);
+        guardrail.add(&Step { action, at_unix_ms: 2 * FADES_MS + session, ..step })
+    };
+    assert!((1_000..1_039).all(|session| later(session).is_none()), "39 sessions");
+    let compared = guardrail.of(action);
+    assert_eq!((compared.ratio, compared.slower_since_unix_ms), (None, Some(39)), "{compared:?}");
+    assert!(matches!(later(1_039), Some(Found::NoLonger(_))));
+}
+
+#[test]
 fn old_sessions_make_room_and_fade_and_old_steps_of_a_session_too() {
     let guardrail = Guardrail::default();
     let found =

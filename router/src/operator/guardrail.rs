@@ -60,15 +60,14 @@ pub(super) async fn guardrail(State(gateway): State<Arc<Gateway>>) -> Json<Guard
 /// What is slower, in words: its cause as `/readyz` names it, and what that means.
 pub(super) fn told(gateway: &Gateway) -> impl Iterator<Item = (&'static str, String)> {
     gateway.decisions.guardrail.slower().into_iter().map(|(action, compared)| {
-        let figure = |figure: Option<f64>| figure.unwrap_or_default();
-        let figures = format!(
-            "first tokens take {:.2} times as long with it ({:.2} to {:.2}; {} sessions, {} of the control group)",
-            figure(compared.ratio),
-            figure(compared.ratio_low),
-            figure(compared.ratio_high),
-            compared.own_sessions,
-            compared.control_sessions
-        );
+        let Compared { own_sessions, control_sessions, .. } = compared;
+        let figures = match (compared.ratio, compared.ratio_low, compared.ratio_high) {
+            (Some(ratio), Some(low), Some(high)) => format!(
+                "first tokens take {ratio:.2} times as long with it ({low:.2} to {high:.2}; {own_sessions} sessions, \
+                 {control_sessions} of the control group)"
+            ),
+            _ => format!("{own_sessions} sessions of the last day, {control_sessions} of the control group, are too few to say more"),
+        };
         if can_be_reverted(action) {
             let then = format!("it is switched off until `disabled` of PUT /ownerserve/v1/mode lacks {action}");
             ("action_slower", format!("{action} made sessions slower than the bypass does: {figures}; {then}"))

@@ -1,0 +1,53 @@
+"""An action that makes sessions slower than the bypass does is given up, whatever its price says, and told."""
+
+import json
+
+import pytest
+from harness.cluster import Serve, SimWorker
+from harness.operator import Operator, ctl
+from harness.talk import TEXT, Talk, busy, decisions, prose
+
+# KV comes in at a twelfth of what it usually does.
+SLOW = "link_bytes_per_second = 4e8\nblocks = 16384\n"
+# Prompts are to be computed elsewhere however slow the way is; half of the sessions are the control group.
+SETTINGS = (TEXT, "planner.mu=20", "guardrail.control_percent=50")
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    profile = tmp_path / "slow.toml"
+    profile.write_text(SLOW)
+    workers = [SimWorker(role, "--profile", str(profile)).wait() for role in ("prefill", "decode")]
+    serve = Serve([f"{worker.url}#{worker.role}" for worker in workers], settings=SETTINGS).wait()
+    yield serve, workers[1]
+    serve.stop()
+    for worker in workers:
+        worker.process.stop()
+
+
+def test_computing_prompts_elsewhere_over_a_slow_link_is_switched_off_and_told(fleet):
+    serve, decoder = fleet
+    operator, asked = Operator(serve.operator), 0
+
+    def compared() -> dict:
+        lines = operator.get("guardrail").ok()["actions"]
+        return next(line for line in lines if line["action"] == "remote_prefill")
+
+    def step() -> str:
+        nonlocal asked
+        asked += 1
+        Talk(serve.url, f"s-{asked}", prose(1500, 500 + asked)).say("What next?", tokens=2)
+        return decisions(serve, 1)[0]["decision"]["plan"]["action"]
+
+    while not compared()["reverted"]:
+        assert asked < 300, compared()
+        # Those who are answered end; others come.
+        with busy(decoder, clients=8, words=20):
+            while decoder.running() >= 8 and not compared()["reverted"] and asked < 300:
+                step()
+    told = compared()
+    assert told["ratio_low"] > 1 and min(told["own_sessions"], told["control_sessions"]) >= 20, told
+    alarms = json.loads(ctl("-o", "json", "--endpoint", serve.operator, "alarm").stdout)
+    assert "guardrail_action_slower" in [alarm["alarm"] for alarm in alarms], alarms
+    with busy(decoder, clients=8, words=20):
+        assert "remote_prefill" not in [step() for _ in range(6)]
