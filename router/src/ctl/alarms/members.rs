@@ -1,0 +1,145 @@
+//! Members of the cluster that are silent or do not keep up.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::alarm;
+use crate::ctl::client::Client;
+use crate::ctl::cluster::{knows_all, lines};
+use crate::ctl::endpoints::ask_all;
+use crate::ctl::output::Output;
+use crate::ctl::table::word;
+
+/// Between two looks at how far the members are.
+const BETWEEN: Duration = Duration::from_millis(1_500);
+/// Entries that a member may be behind while it goes on: no learner that is further behind becomes a voter.
+const FAR: u64 = 5_000;
+
+/// What every endpoint says of the members, and what the leader says a moment later where one that answers it is behind: only
+/// a second look tells whether that one goes on.
+#[derive(Debug)]
+pub(super) struct Looks {
+    first: Vec<Value>,
+    later: Option<Value>,
+}
+
+pub(super) async fn member_looks(client: &Client) -> Looks {
+    let first = ask_all(client, "cluster/members").await;
+    let is_behind = |leader: &&Value| {
+        let mut members = lines(&leader["answer"]["members"]).iter();
+        members.any(|member| member["answers"] == true && member["matched"].as_u64() < at_leader(leader))
+    };
+    let Some(leader) = leaders(&first).filter(is_behind).map(|leader| word(leader.get("endpoint"))) else {
+        return Looks { first, later: None };
+    };
+    tokio::time::sleep(BETWEEN).await;
+    let later = ask_all(&client.at(&leader), "cluster/members").await.pop();
+    Looks { first, later: later.filter(|answer| answer["error"].is_null()) }
+}
+
+/// The leader's answer: only it knows who answers and how far each is.
+fn leaders(answers: &[Value]) -> Option<&Value> {
+    answers.iter().find(|answer| answer["error"].is_null() && knows_all(&answer["answer"]))
+}
+
+/// How far the leader itself is.
+fn at_leader(leader: &Value) -> Option<u64> {
+    lines(&leader["answer"]["members"]).iter().find(|member| member["is_leader"] == true)?["matched"].as_u64()
+}
+
+/// Members that the leader does not hear, that do not keep up, or that an endpoint cannot talk with. The first two only the
+/// leader knows, so it is looked for among the endpoints.
+pub(super) fn member_alarms(looks: &Looks, output: Output) -> Vec<Value> {
+    let leader = leaders(&looks.first);
+    if leader.is_none() {
+        output.note("no endpoint is the leader's, which knows whether all members answer; give its --endpoint, too");
+    }
+    let mut found = BTreeMap::new();
+    for member in leader.into_iter().flat_map(|leader| lines(&leader["answer"]["members"])) {
+        if member["answers"] == false {
+            let what = "it does not answer the leader".to_owned();
+            let what = member["trouble"].as_str().map_or(what.clone(), |trouble| format!("{what}: {trouble}"));
+            found.insert(name(member), alarm(&name(member), "member_silent", &what));
+        }
+    }
+    if let (Some(first), Some(later)) = (leader, &looks.later) {
+        found.extend(lagging(first, later));
+    }
+    for answer in looks.first.iter().filter(|answer| answer["error"].is_null()) {
+        for member in lines(&answer["answer"]["members"]) {
+            if let Some(trouble) = member["trouble"].as_str() {
+                let what = format!("{} cannot talk with it: {trouble}", word(answer.get("endpoint")));
+                found.entry(name(member)).or_insert_with(|| alarm(&name(member), "member_unreachable", &what));
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Members that answer the leader and did not move between two looks although there was something to take, or that are far
+/// behind.
+fn lagging(first: &Value, second: &Value) -> Vec<(String, Value)> {
+    let (Some(led), Some(leads)) = (at_leader(first), at_leader(second)) else { return Vec::new() };
+    let matched = |member: &Value| member["matched"].as_u64();
+    let before = |node: &Value| lines(&first["answer"]["members"]).iter().find(|member| member["node"] == *node);
+    let mut found = Vec::new();
+    for member in lines(&second["answer"]["members"]).iter().filter(|member| member["answers"] == true) {
+        // One that is still being sent a snapshot has matched nothing.
+        let Some(now) = matched(member) else { continue };
+        let was = before(&member["node"]).and_then(matched);
+        let behind = leads.saturating_sub(now);
+        let what = if was == Some(now) && now < led {
+            format!(
+                "it answers and stood still at entry {now} for a moment, {behind} behind the leader at {leads}; if that \
+                 stays so, look at its log and its disk"
+            )
+        } else if behind > FAR {
+            format!(
+                "it is at entry {now}, {behind} behind the leader at {leads}, and was at {}: it catches up, or its disk or \
+                 the way to it is too slow",
+                was.unwrap_or_default()
+            )
+        } else {
+            continue;
+        };
+        found.push((name(member), alarm(&name(member), "lagging", &what)));
+    }
+    found
+}
+
+fn name(member: &Value) -> String {
+    format!("node {} ({})", word(member.get("node")), word(member.get("address")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn leader(matched: &[(u64, u64)], answers: bool) -> Value {
+        let member = |(node, matched): &(u64, u64)| json!({"node": node, "address": "a:1", "is_leader": *node == 1, "answers": *node == 1 || answers, "matched": matched});
+        json!({"endpoint": "http://a", "answer": {"members": matched.iter().map(member).collect::<Vec<_>>()}})
+    }
+
+    fn told(first: &[(u64, u64)], second: &[(u64, u64)], answers: bool) -> Vec<(String, String)> {
+        let looks = Looks { first: vec![leader(first, answers)], later: Some(leader(second, answers)) };
+        let found = member_alarms(&looks, Output::Table);
+        found.iter().map(|alarm| (word(alarm.get("alarm")), word(alarm.get("what")))).collect()
+    }
+
+    #[test]
+    fn a_member_that_answers_and_stands_still_is_told_with_the_numbers() {
+        let found = told(&[(1, 100), (2, 40), (3, 99)], &[(1, 150), (2, 40), (3, 149)], true);
+        assert_eq!((found.len(), &*found[0].0), (1, "lagging"), "{found:?}");
+        assert!(found[0].1.contains("stood still at entry 40 for a moment, 110 behind the leader at 150"), "{found:?}");
+        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 100), (2, 40)], true).len(), 1, "the leader has nothing new");
+        assert_eq!(told(&[(1, 100), (2, 100)], &[(1, 150), (2, 100)], true), [], "nothing was to take before");
+        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 150), (2, 41)], true), [], "it goes on");
+        let far = told(&[(1, 9_000), (2, 40)], &[(1, 9_100), (2, 900)], true);
+        assert!(far[0].0 == "lagging" && far[0].1.contains("8200 behind the leader at 9100, and was at 40"), "{far:?}");
+        assert_eq!(told(&[(1, 100), (2, 40)], &[(1, 150), (2, 40)], false)[0].0, "member_silent");
+    }
+}
