@@ -197,6 +197,12 @@ pub enum ConfigError {
     },
 }
 
+/// Whether a setting of the planner is a span of time: those are prices as well, in the planner's own unit.
+fn is_span(path: &str) -> bool {
+    let spans = ["admission.tolerated", "admission.longest", "transfer.fixed", "overload.queue", "thresholds.cold"];
+    spans.iter().any(|span| path.ends_with(span))
+}
+
 /// What the command line adds to the file.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
@@ -251,6 +257,9 @@ impl Config {
             let mut problem = error.into_inner().message().trim().to_owned();
             if problem.contains("socket address") {
                 problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
+            }
+            if path.starts_with("planner.") && problem.ends_with("u64") && is_span(&path) {
+                problem.push_str("; accepted are whole microseconds, for example 2000000");
             }
             ConfigError::Invalid { path, problem }
         })

@@ -60,6 +60,7 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ("", &["planner.lamda=1"], "lamda"),
         ("", &["planner.disabled=[\"colocated_prefill\"]"], "planner.disabled: accepted is every action but"),
         ("", &["planner.admission.longest=3600000001"], "planner.admission.longest: accepted is 0 to 3600000000"),
+        ("", &["planner.transfer.fixed=5s"], "accepted are whole microseconds, for example 2000000"),
         ("", &["proxy.listen=localhost"], "proxy.listen: invalid socket address syntax; accepted is IP:PORT"),
         ("", &["mode"], "expected PATH=VALUE"),
         ("", &[".=1"], "expected PATH=VALUE"),

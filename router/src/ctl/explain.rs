@@ -71,9 +71,14 @@ fn known(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
     );
     let by = match (&known["fallback"], &known["rung"]) {
         (Value::String(why), _) => format!("by its bytes only: {why}"),
+        (_, Value::String(rung)) if rung == "cold" => "by token ids, and nothing of it recognised".to_owned(),
         (_, Value::String(rung)) => format!("by token ids, recognised by {rung}"),
         _ => "by token ids".into(),
     };
+    let attempts = receipt["attempts"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_guess = known["fallback"].is_null() && attempts.iter().any(|tried| tried["knowledge"] == "fallback");
+    let guess = "; what its worker holds is a guess: `ctl workers` says why";
+    let by = if is_guess { by + guess } else { by };
     let owner = match &known["owner"] {
         Value::Null => "nobody".to_owned(),
         owner => names.worker(&owner["worker"]),
@@ -168,7 +173,12 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
             rows.push(row(["would be", &format!("{what}. {why}")]));
         } else {
             rows.push(row(["chosen", &format!("by {rule} for {price} ms; {next}")]));
-            rows.push(row(["ownership", &claim(&receipt["decision"]["plan"]["claim"])]));
+            let is_sent = receipt["attempts"].as_array().is_some_and(|attempts| !attempts.is_empty());
+            let claim = match is_sent {
+                true => claim(&receipt["decision"]["plan"]["claim"]),
+                false => "as it was: the step was never sent".to_owned(),
+            };
+            rows.push(row(["ownership", &claim]));
         }
     }
     if receipt["waited"].is_object() {

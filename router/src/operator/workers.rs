@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use vocabulary::{
     Bytes, Capacity, Health, Incarnation, Knowledge, Link, Load, ModelId, Role, Speeds, WorkerId, WorkerView,
 };
-use workers_shim::events::{EventCounts, SourceCount};
+use workers_shim::events::{Doubt, EventCounts, SourceCount};
 use workers_shim::fleet::{Confidence, SpeedConfidence};
 
 use super::fresh::{Fresh, FreshQuery, Seen};
@@ -216,20 +216,42 @@ impl From<EventCounts> for EventLine {
 
 impl WorkerLine {
     fn new(gateway: &Gateway, view: &View, worker: &WorkerView) -> Self {
-        let WorkerView { id, endpoint, incarnation, role, models, ranks, health, knowledge, .. } = worker.clone();
+        let WorkerView { id, endpoint, incarnation, role, models, ranks, health, .. } = worker.clone();
         let WorkerView { load, capacity, speeds, kv_bytes_per_token, link, .. } = worker.clone();
         // Between two looks it may have left.
         let source = gateway.worker(id).map_or(Source::Static, |member| member.source);
+        let (knowledge, doubt) = known(gateway, worker);
         let confidence = gateway.fleet().confidence(id).unwrap_or_default().into();
         Self {
             lease: view.worker(id).map(|record| LeaseLine::new(view, record)),
             event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
-            doubt: gateway.fleet().doubt(id).filter(|_| knowledge != Knowledge::Exact).map(|doubt| doubt.to_string()),
+            doubt,
             events: gateway.fleet().events(id).map(EventLine::from),
             foretold: gateway.decisions.foretelling.of(id),
             seen: SeenLine { id, endpoint, source, incarnation, role, models, ranks, health, knowledge },
             able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link, confidence },
         }
+    }
+}
+
+/// How well its blocks are known, and why not better: what is worst of it.
+fn known(gateway: &Gateway, worker: &WorkerView) -> (Knowledge, Option<String>) {
+    let agreement = &gateway.remembered.identity.agreement;
+    let doubted = worker.models.iter().find(|model| agreement.doubts(model, worker.id));
+    let doubt = || match worker.health {
+        // Whatever else is wrong shows when it answers.
+        Health::Unreachable => Some(Doubt::Unreached.to_string()),
+        _ => gateway.fleet().doubt(worker.id).map(|doubt| doubt.to_string()),
+    };
+    match (worker.knowledge, doubted) {
+        (Knowledge::Exact, None) => (Knowledge::Exact, None),
+        (Knowledge::Exact, Some(model)) => {
+            let why = format!(
+                "its counts of prompts of {model} are not those that are made here, or it finds more than its events tell, so                  that steps of it are planned as guesses: `degraded` of /readyz says which, and what to do"
+            );
+            (Knowledge::Fallback, Some(why))
+        }
+        (knowledge, _) => (knowledge, doubt()),
     }
 }
 

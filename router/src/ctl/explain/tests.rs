@@ -115,3 +115,23 @@ fn in_the_shadow_it_says_what_would_have_been_done_and_that_it_was_not() {
     assert!(line.contains("colocated_prefill at w-1 for 1.5 ms") && line.ends_with("the bypass served it:"), "{line}");
     assert!(!shown.contains("chosen"), "{shown}");
 }
+
+#[test]
+fn a_step_that_was_guessed_or_not_recognised_says_so_beside_its_token_ids() {
+    let mut told = receipt();
+    told["known"]["rung"] = json!("cold");
+    assert!(text(&told, &Names::default()).contains("known       by token ids, and nothing of it recognised\n"));
+    told["attempts"][0]["knowledge"] = json!("fallback");
+    let shown = text(&told, &Names::default());
+    assert!(shown.contains("nothing of it recognised; what its worker holds is a guess: `ctl workers`"), "{shown}");
+}
+
+#[test]
+fn a_step_that_was_never_sent_claims_nothing() {
+    let mut left = receipt();
+    left["decision"]["plan"]["claim"] = json!({"kind": "open"});
+    assert!(text(&left, &Names::default()).contains("the target claims it"));
+    left["attempts"] = json!([]);
+    let shown = text(&left, &Names::default());
+    assert!(shown.contains("ownership    as it was: the step was never sent") && !shown.contains("claims"), "{shown}");
+}
