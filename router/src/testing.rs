@@ -110,19 +110,36 @@ impl Worker {
     }
 }
 
+/// Whether no worker has died of this request yet.
+fn dies_now(headers: &http::HeaderMap) -> bool {
+    static DIED: Mutex<Vec<http::HeaderValue>> = Mutex::new(Vec::new());
+    let (id, mut died) = (&headers["x-request-id"], DIED.lock());
+    let dies = !died.contains(id);
+    died.push(id.clone());
+    dies
+}
+
+/// What probes ask for. It is a plain OpenAI server, which has none of an engine's own paths.
+fn page(worker: &Worker, model: &str, path: &str) -> Option<Response> {
+    match path {
+        "/v1/models" => {
+            let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "max_model_len": 50_000, "x_extra": 1});
+            Some(axum::Json(serde_json::json!({"object": "list", "data": [entry]})).into_response())
+        }
+        "/health" | "/metrics" | "/version" | "/kv_event_sources" => Some(StatusCode::NOT_FOUND.into_response()),
+        _ => None,
+    }
+}
+
 async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let path = head.uri.to_string();
-    if path == "/v1/models" {
-        let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "max_model_len": 50_000, "x_extra": 1});
-        return axum::Json(serde_json::json!({"object": "list", "data": [entry]})).into_response();
+    if let Some(page) = page(&worker, model, &path) {
+        return page;
     }
-    if ["/health", "/metrics", "/version", "/kv_event_sources"].contains(&path.as_str()) {
-        // A plain OpenAI server: it has none of an engine's own paths.
-        return StatusCode::NOT_FOUND.into_response();
-    }
-    let seen = Seen { method: head.method.to_string(), path: path.clone(), headers: head.headers, body: body.clone() };
+    let seen =
+        Seen { method: head.method.to_string(), path: path.clone(), headers: head.headers.clone(), body: body.clone() };
     worker.seen.lock().push(seen);
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     let working = Working::begin(&worker.at_work);
@@ -140,7 +157,11 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             let then = asked["then"].as_str().unwrap_or_default().to_owned();
             ([("content-type", "text/event-stream")], then).into_response()
         }
-        "die" | "die in chat" => dying(asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned()),
+        "die once" if !dies_now(&head.headers) => {
+            let then = asked["then"].as_str().unwrap_or_default().to_owned();
+            ([("content-type", "text/event-stream")], then).into_response()
+        }
+        "die" | "die in chat" | "die once" => dying(asked["before"].as_str().unwrap_or("data: {\"cut\":").to_owned()),
         "finish one" => {
             let event = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
             ([("content-type", "text/event-stream")], event).into_response()

@@ -1,21 +1,25 @@
-//! Whether the rest of an answer can be had from another worker once a part of it is delivered: where it is a plain
-//! continuation of token ids, and nothing is lost that an engine keeps of an answer beside its ids.
+//! Whether the rest of an answer can be had from another worker once a part of it is delivered: as a plain continuation of
+//! token ids, where nothing is lost that an engine keeps of an answer beside them; or as the end of the same answer made
+//! again, where it comes out the same.
 
 use planner::TransferBar;
 use prefix::FallbackReason;
 use serde_json::Value;
-use workers_shim::dialect::{JsonFields, Said, ShownIds, Telling};
+use workers_shim::dialect::{JsonFields, Repeats, Retold, Said, ShownIds, Telling};
+use workers_shim::scrape::Engine;
 
 use super::identify::Prefixed;
 use super::legs::options;
 use super::parse::{Delivery, Request};
 use crate::incoming::Endpoint;
 
-/// What of a request keeps its answer from going on elsewhere.
+/// What of a request keeps its answer from going on elsewhere by token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unresumable {
     /// Its answer comes whole; it is asked for anew as a whole.
     Whole,
+    /// It lies at one engine, or the engine does more for it than answer.
+    Held,
     /// `/v1/messages` and `/v1/responses`: their events tell of more than text.
     Endpoint,
     /// Several choices, prompts or beams.
@@ -39,7 +43,8 @@ impl Unresumable {
     pub fn why(self) -> &'static str {
         match self {
             Unresumable::Whole => "it comes whole",
-            Unresumable::Endpoint => "answers of this endpoint cannot be taken up",
+            Unresumable::Held => "its engine keeps it, or runs its tools",
+            Unresumable::Endpoint => "answers of this endpoint do not go on by token ids",
             Unresumable::SeveralChoices => "the request asks for several choices",
             Unresumable::Logprobs => "the request asks for log probabilities or an echo",
             Unresumable::Format => "the request holds it to a format",
@@ -67,13 +72,14 @@ const MEMORIES: [&str; 5] =
 /// What names parts of a message that are not text.
 const MEDIA: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b"\"input_", b"\"file"];
 
-/// What keeps this request's answer from going on elsewhere; none where it can, from an engine that tells token ids.
+/// What keeps this request's answer from going on elsewhere by token ids; none where it can, from an engine that tells them.
 pub fn unresumable(prefixed: &Prefixed) -> Option<Unresumable> {
     let request = &prefixed.request;
     let fields = request.body.fields();
     let is_on = |name: &str| fields.read::<Value>(name).is_some_and(|value| !is_nothing(&value));
     match () {
         () if request.delivery == Delivery::Whole => Some(Unresumable::Whole),
+        () if is_held(request) => Some(Unresumable::Held),
         () if !matches!(request.endpoint, Endpoint::ChatCompletions | Endpoint::Completions) => {
             Some(Unresumable::Endpoint)
         }
@@ -98,12 +104,37 @@ pub fn unresumable(prefixed: &Prefixed) -> Option<Unresumable> {
 /// What is kept of its answer from its first event on.
 pub fn said(request: &Request) -> Said {
     let fields = request.body.fields();
-    let shown = if fields.read("return_token_ids").unwrap_or(false) { ShownIds::All } else { ShownIds::None };
     let stops = fields.read::<Value>("stop").is_some_and(|stops| !is_nothing(&stops));
     // Engines that look for tools and thoughts hold back what may begin one, asked for or not.
     let is_chat = request.endpoint == Endpoint::ChatCompletions;
     let telling = if stops || is_chat { Telling::Late } else { Telling::AtOnce };
-    Said::new(options(request).api, shown, telling)
+    Said::new(options(request).api, shown(request), telling)
+}
+
+/// What is kept of its answer from its first event on, to know it again when it is made again; none where that is not to be
+/// done, or not needed with this engine.
+pub fn retold(request: &Request, unresumable: Option<Unresumable>, engine: Engine) -> Option<Retold> {
+    let has_ids = unresumable.is_none() && engine == Engine::Vllm && request.endpoint == Endpoint::Completions;
+    if has_ids || matches!(unresumable, Some(Unresumable::Whole | Unresumable::Held)) {
+        return None;
+    }
+    let fields = request.body.fields();
+    let is_greedy = fields.read::<f64>("temperature") == Some(0.0) || fields.read::<i64>("top_k") == Some(1);
+    let is_seeded = fields.read::<i64>("seed").is_some();
+    let repeats = if is_greedy || is_seeded { Repeats::Always } else { Repeats::UntilItSpeaks };
+    Some(Retold::new(options(request).api, shown(request), repeats))
+}
+
+fn shown(request: &Request) -> ShownIds {
+    if request.body.fields().read("return_token_ids").unwrap_or(false) { ShownIds::All } else { ShownIds::None }
+}
+
+/// Whether a response lies in a conversation at its engine, or has tools that the engine runs.
+fn is_held(request: &Request) -> bool {
+    let fields = request.body.fields();
+    let tools = fields.read::<Vec<Value>>("tools").unwrap_or_default();
+    let runs = tools.iter().any(|tool| !matches!(tool["type"].as_str(), Some("function" | "custom")));
+    request.endpoint == Endpoint::Responses && (runs || fields.has("conversation"))
 }
 
 fn is_nothing(value: &Value) -> bool {

@@ -3,6 +3,7 @@
 //! An answer that breaks off goes on at another worker where that can be done without losing or repeating anything. Where
 //! it cannot, an error event says so, and why: a client's stream never ends in silence.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::mem;
 use std::pin::Pin;
@@ -26,7 +27,7 @@ use super::finish::Finish;
 use super::legs::Opened;
 use super::parse::Delivery;
 use super::receipt::{Ending, Remark};
-use super::resumable::said;
+use super::resumable::{Unresumable, retold, said};
 use super::resume::{Rest, SoFar, resume};
 use super::underway::Break;
 use super::vigil::Vigil;
@@ -66,10 +67,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
                 Delivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
                 Delivery::Stream { usage_wanted: true } | Delivery::Whole => SseScanner::new(),
             };
-            let scanner = match finish.step.unresumable {
-                None => scanner.keeping(said(&finish.step.located.prefixed.request)),
-                Some(_) => scanner,
-            };
+            let scanner = keeping(scanner, &finish);
             let leg = Leg::of(rest, finish);
             let mut events = Events { client, scanner, ready: VecDeque::new(), several, listener, leg };
             events.take(first);
@@ -80,6 +78,16 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
             response.headers_mut().remove(CONTENT_LENGTH);
             response
         }
+    }
+}
+
+/// Keeps of the answer what is needed to go on with it elsewhere.
+fn keeping(scanner: SseScanner, finish: &Finish) -> SseScanner {
+    let (request, unresumable) = (&finish.step.located.prefixed.request, finish.step.unresumable);
+    let scanner = if unresumable.is_none() { scanner.keeping(said(request)) } else { scanner };
+    match retold(request, unresumable, finish.gateway.fleet().engine(finish.server())) {
+        Some(retold) => scanner.retelling(retold),
+        None => scanner,
     }
 }
 
@@ -150,11 +158,11 @@ fn listener(finish: &Finish, status: StatusCode, form: Form) -> Option<Listener>
 
 impl Events {
     fn take(&mut self, piece: Bytes) {
-        if let Some(listener) = &mut self.listener {
-            listener.piece(&piece);
-        }
         let mut passes = Vec::new();
         self.scanner.push(piece, &mut passes);
+        if let Some(listener) = &mut self.listener {
+            passes.iter().for_each(|piece| listener.piece(piece));
+        }
         self.ready.extend(passes.into_iter().filter(|piece| !piece.is_empty()));
         if self.is_given_up() {
             self.ended(Remark::EngineFailed, None);
@@ -171,9 +179,11 @@ impl Events {
             count(&finish, "complete");
             return finish.end(Ending::Complete, self.usage());
         }
+        self.settle(&finish);
+        let so_far = so_far(&self.scanner, &finish);
         let facts = self.scanner.facts();
         // One choice's finish says nothing about the others.
-        let finished = facts.finish.is_some() && !self.several;
+        let finished = facts.finish.is_some() && !self.several && so_far.is_err();
         if (facts.ended() || finished) && !self.is_given_up() {
             let ending = if facts.error.is_none() { Ending::Complete } else { Ending::Broken };
             if ending == Ending::Broken {
@@ -185,21 +195,22 @@ impl Events {
         }
         let error = error.map(tracing::field::display);
         tracing::warn!(worker = %finish.server(), how = remark.as_str(), error, "a worker's stream broke off");
-        self.settle(&finish);
-        match so_far(&self.scanner, &finish) {
+        match so_far {
             Ok(so_far) => self.go_on(finish, remark, so_far),
-            Err(why) => self.confess(finish, (remark, why)),
+            Err(why) => self.confess(finish, (remark, &why)),
         }
     }
 
     /// Whether nothing more of this worker's answer is of use: it told that it failed, or it goes on differently.
     fn is_given_up(&self) -> bool {
-        let differs = self.scanner.said().is_some_and(|said| said.so_far() == Err(Lost::Differs));
-        differs || self.scanner.failure().is_some()
+        self.scanner.differs() || self.scanner.failure().is_some()
     }
 
     /// With its tokenizer more is known to be delivered, and less is made again.
     fn settle(&mut self, finish: &Finish) {
+        if self.scanner.facts().ended() {
+            return;
+        }
         if let Some(text) = finish.step.located.prefixed.model.identifier.text() {
             self.scanner.settle(|ids| text.decode(ids, SpecialTokens::Without).ok());
         }
@@ -225,14 +236,14 @@ impl Events {
             }
             Err(error) => {
                 self.leg = Leg::Over;
-                self.ready.push_back(error.event(self.client, 0));
+                self.ready.push_back(error.event(self.client, self.number()));
             }
         }
     }
 
     /// The client is told that its answer ends here, and why.
     fn confess(&mut self, mut finish: Finish, (remark, why): (Remark, &str)) {
-        let number = self.listener.as_ref().map_or(0, Listener::next_number);
+        let number = self.number();
         self.ready.push_back(match self.scanner.failure() {
             Some(told) => told.clone(),
             None => {
@@ -246,6 +257,11 @@ impl Events {
         finish.end(Ending::Broken, self.usage());
     }
 
+    /// The number of an event that is added.
+    fn number(&self) -> u64 {
+        self.listener.as_ref().map_or(0, Listener::next_number)
+    }
+
     /// What was counted, by the engine where it told.
     fn usage(&self) -> Option<Usage> {
         self.scanner.facts().usage.or_else(|| self.scanner.said().and_then(Said::usage))
@@ -257,16 +273,18 @@ fn count(finish: &Finish, outcome: &str) {
 }
 
 /// What another worker goes on after; else why none can.
-fn so_far(scanner: &SseScanner, finish: &Finish) -> Result<SoFar, &'static str> {
+fn so_far(scanner: &SseScanner, finish: &Finish) -> Result<SoFar, Cow<'static, str>> {
     let breaks = finish.attempts.iter().filter(|attempt| attempt.resumed.is_some()).count();
-    match (scanner.said(), finish.step.unresumable) {
-        _ if breaks >= MOST_BREAKS => Err("it broke off too often"),
-        (_, Some(unresumable)) => Err(unresumable.why()),
-        (None, None) => Err(Lost::NoIds.why()),
-        (Some(said), None) => {
-            let kept = said.so_far().map_err(Lost::why)?;
-            Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec())))
-        }
+    if breaks >= MOST_BREAKS {
+        return Err("it broke off too often".into());
+    }
+    let lost_ids = scanner.said().and_then(|said| said.so_far().err()).map(Lost::why);
+    let without_ids = finish.step.unresumable.map(Unresumable::why).or(lost_ids);
+    match (scanner.so_far(), without_ids) {
+        (Ok(kept), _) => Ok(kept.map(|(prompt, said)| (prompt.to_vec(), said.to_vec()))),
+        (Err(Lost::Drawn), Some(why)) => Err(format!("{why}, and {}", Lost::Drawn.why()).into()),
+        (Err(Lost::NoIds), Some(why)) => Err(why.into()),
+        (Err(lost), _) => Err(lost.why().into()),
     }
 }
 

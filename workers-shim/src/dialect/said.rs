@@ -55,6 +55,10 @@ pub enum Lost {
     TooLong,
     /// What was to be made again came out differently.
     Differs,
+    /// It has words that were drawn, and without a seed others would be drawn.
+    Drawn,
+    /// The engine's events do not go together.
+    Strange,
 }
 
 impl Lost {
@@ -65,6 +69,8 @@ impl Lost {
             Lost::Parsed => "it holds, or may begin with, thoughts or tool calls",
             Lost::TooLong => "it is too long to be kept",
             Lost::Differs => "another worker went on differently",
+            Lost::Drawn => "it is drawn without a seed",
+            Lost::Strange => "its events do not go together",
         }
     }
 }

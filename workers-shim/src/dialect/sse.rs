@@ -5,12 +5,13 @@ mod chunk;
 use bytes::{Bytes, BytesMut};
 
 use super::answer::Usage;
-use super::said::{Event, Lost, Passage, Said};
+use super::retold::Retold;
+use super::said::{Event, Kept, Lost, Passage, Said};
 use chunk::{Choice, Chunk, EngineError, Inner};
 
 /// Longest event that is looked into; longer ones pass unread.
 const LONGEST_EVENT: usize = 1 << 20;
-/// The same where it may hold the token ids of a prompt.
+/// The same where it is kept, and may hold the token ids of a prompt.
 const LONGEST_WITH_IDS: usize = 16 << 20;
 /// Codes from which on an error is the engine's and not the client's.
 const ENGINES_FAULT: u64 = 500;
@@ -65,6 +66,8 @@ pub struct SseScanner {
     last: Option<Last>,
     /// What was said, where the answer may go on at another engine.
     said: Option<Box<Said>>,
+    /// The same, where another engine may make all of it again.
+    retold: Option<Box<Retold>>,
     /// The event by which the engine told that it failed, kept back.
     failure: Option<Bytes>,
 }
@@ -89,6 +92,7 @@ impl SseScanner {
             overlong: false,
             last: None,
             said: None,
+            retold: None,
             failure: None,
         }
     }
@@ -97,6 +101,29 @@ impl SseScanner {
     /// failed.
     pub fn keeping(self, said: Said) -> Self {
         Self { said: Some(Box::new(said)), ..self }
+    }
+
+    /// Keeps what is told, so that another engine can make it again and go on.
+    pub fn retelling(self, retold: Retold) -> Self {
+        Self { retold: Some(Box::new(retold)), ..self }
+    }
+
+    fn is_kept(&self) -> bool {
+        self.said.is_some() || self.retold.is_some()
+    }
+
+    /// After which token ids another engine can go on; none where it is to be asked for all of it.
+    pub fn so_far(&self) -> Result<Option<Kept<'_>>, Lost> {
+        let said = self.said.as_ref().map_or(Err(Lost::NoIds), |said| said.so_far());
+        match (said, &self.retold) {
+            (Err(Lost::Differs), _) | (_, None) | (Ok(_), _) => said,
+            (Err(_), Some(retold)) => retold.repeatable().map(|()| None),
+        }
+    }
+
+    /// Whether the engine that goes on says something else than the one before.
+    pub fn differs(&self) -> bool {
+        self.is_kept() && self.so_far() == Err(Lost::Differs)
     }
 
     /// What was said, where that is kept.
@@ -120,8 +147,15 @@ impl SseScanner {
     pub fn go_on(&mut self) {
         (self.tail, self.searched, self.overlong, self.last, self.failure) = Default::default();
         (self.facts.error, self.facts.done) = (None, false);
-        if let Some(said) = &mut self.said {
-            said.go_on();
+        // Either by ids or all over again.
+        self.said = self.said.take().filter(|said| said.so_far().is_ok());
+        match (&mut self.said, &mut self.retold) {
+            (Some(said), _) => {
+                said.go_on();
+                self.retold = None;
+            }
+            (None, Some(retold)) => retold.go_on(),
+            (None, None) => {}
         }
     }
 
@@ -153,7 +187,7 @@ impl SseScanner {
     /// The stream is over: what is left of an incomplete event, which nothing can follow.
     pub fn finish(&mut self) -> Option<Bytes> {
         let tail = std::mem::take(&mut self.tail).freeze();
-        (self.said.is_none() && !tail.is_empty()).then_some(tail)
+        (!self.is_kept() && !tail.is_empty()).then_some(tail)
     }
 
     fn take(&mut self, chunk: Bytes, pass: &mut dyn FnMut(Bytes)) {
@@ -197,7 +231,7 @@ impl SseScanner {
     /// Bounds what is kept: an event that grows too long passes unread.
     fn keep_tail(&mut self, pass: &mut dyn FnMut(Bytes)) {
         self.searched = self.tail.len();
-        let longest = if self.said.is_some() { LONGEST_WITH_IDS } else { LONGEST_EVENT };
+        let longest = if self.is_kept() { LONGEST_WITH_IDS } else { LONGEST_EVENT };
         if self.overlong || self.tail.len() > longest {
             if !self.overlong {
                 self.unread();
@@ -223,7 +257,11 @@ impl SseScanner {
             let Some(payload) = line.strip_prefix(b"data:") else { continue };
             let payload = payload.trim_ascii();
             if payload == b"[DONE]" {
-                self.facts.done = self.failure.is_none();
+                let is_all = self.retold.as_mut().is_none_or(|retold| retold.over().is_ok());
+                self.facts.done = self.failure.is_none() && is_all;
+                if !is_all {
+                    passage = Passage::Hidden;
+                }
             } else if self.failure.is_none() {
                 passage = self.payload(payload, &event);
             }
@@ -235,6 +273,9 @@ impl SseScanner {
         self.facts.unread += 1;
         if let Some(said) = &mut self.said {
             said.unread();
+        }
+        if let Some(retold) = &mut self.retold {
+            retold.unread();
         }
     }
 
@@ -260,11 +301,11 @@ impl SseScanner {
             let is_the_engines =
                 error.code.as_ref().and_then(serde_json::Value::as_u64).is_none_or(|code| code >= ENGINES_FAULT);
             self.facts.error = Some(error.message.unwrap_or_else(|| UNSPECIFIED.into()));
-            if self.said.is_some() && is_the_engines {
+            if self.is_kept() && is_the_engines {
                 self.failure = Some(event.clone());
                 return Passage::Hidden;
             }
-            if self.said.is_some() {
+            if self.is_kept() {
                 return Passage::Same;
             }
         }
@@ -288,7 +329,8 @@ impl SseScanner {
 
     /// Keeps what the event says, where that is kept.
     fn noted(&mut self, payload: &[u8], event: &Bytes) -> Passage {
-        let Some(said) = &mut self.said else { return Passage::Same };
+        let retold = self.retold.as_mut().map_or(Passage::Same, |retold| retold.take(payload));
+        let Some(said) = &mut self.said else { return retold };
         match serde_json::from_slice::<Event<'_>>(payload) {
             Ok(told) => said.take(event, told),
             Err(_) => {

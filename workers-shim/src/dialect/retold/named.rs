@@ -1,0 +1,159 @@
+//! Events of `/v1/messages` and `/v1/responses`, which have names.
+
+use serde_json::{Map, Value};
+
+use super::{Left, Retold, Turn};
+use crate::dialect::said::Lost;
+
+/// Fields that name things of an answer.
+const IDS: [&str; 4] = ["id", "item_id", "call_id", "response_id"];
+
+fn text<'v>(value: &'v Value, name: &str) -> &'v str {
+    value[name].as_str().unwrap_or_default()
+}
+
+fn kind_of(event: &Map<String, Value>) -> String {
+    event.get("type").and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn number(event: &Map<String, Value>, name: &str) -> u64 {
+    event.get(name).and_then(Value::as_u64).unwrap_or(0)
+}
+
+impl Retold {
+    /// An event of `/v1/messages`.
+    pub(super) fn message(&mut self, event: &mut Map<String, Value>) -> Result<Left, Lost> {
+        let (kind, at) = (kind_of(event), number(event, "index"));
+        match kind.as_str() {
+            "message_start" => self.once(&kind, ""),
+            "content_block_start" => {
+                let block = event.get("content_block").unwrap_or(&Value::Null);
+                let what = format!("{}/{}", text(block, "type"), text(block, "name"));
+                self.once(&format!("{at}/start"), &what)
+            }
+            "content_block_delta" => match event.get_mut("delta") {
+                Some(Value::Object(delta)) => self.block(at, delta),
+                _ => Err(Lost::Strange),
+            },
+            "content_block_stop" => {
+                self.tape.through(&format!("{at}/"))?;
+                self.once(&format!("{at}/stop"), "")
+            }
+            "message_delta" | "message_stop" => {
+                self.tape.through("")?;
+                self.once(&kind, "")
+            }
+            "ping" => Ok(Left::Something),
+            _ => Err(Lost::Strange),
+        }
+    }
+
+    /// A block's delta less what was told of it.
+    fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<Left, Lost> {
+        let mut left = Left::Nothing;
+        for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
+            let place = format!("{at}/{name}");
+            match value {
+                // Made up anew each time.
+                Value::String(_) if name == "signature" => left = self.once(&place, "")?,
+                Value::String(said) => {
+                    let new = self.tape.text(&place, said)?.to_owned();
+                    if !new.is_empty() {
+                        left = Left::Something;
+                    }
+                    *said = new;
+                }
+                _ => return Err(Lost::Strange),
+            }
+        }
+        Ok(left)
+    }
+
+    /// An event of `/v1/responses`.
+    pub(super) fn response(&mut self, event: &mut Map<String, Value>) -> Result<Left, Lost> {
+        if self.turn == Turn::First {
+            self.number = number(event, "sequence_number") + 1;
+        }
+        let kind = kind_of(event);
+        if let Some(response) = event.get_mut("response") {
+            self.known_as("response", text(response, "id"));
+            if let Some(created) = response.get_mut("created_at") {
+                *created = self.head.entry("created_at").or_insert_with(|| created.clone()).clone();
+            }
+        }
+        let (item, part) = (number(event, "output_index"), part_of(event));
+        let place = format!("{item}/{part}/{kind}");
+        let left = match kind.as_str() {
+            "response.completed" | "response.incomplete" => {
+                self.tape.through("")?;
+                self.once("last", "")
+            }
+            "response.output_item.added" | "response.output_item.done" => self.item((item, &kind), event),
+            _ if kind.ends_with(".delta") => self.delta(&place, event),
+            _ => {
+                if kind.ends_with(".done") {
+                    self.tape.through(&format!("{item}/{part}/"))?;
+                }
+                self.once(if event.contains_key("output_index") { &place } else { &kind }, "")
+            }
+        };
+        self.renamed.iter().for_each(|(this, first)| rename(event, this, first));
+        left
+    }
+
+    fn item(&mut self, (at, kind): (u64, &str), event: &Map<String, Value>) -> Result<Left, Lost> {
+        let item = event.get("item").unwrap_or(&Value::Null);
+        if kind.ends_with(".done") {
+            self.tape.through(&format!("{at}/"))?;
+        }
+        for name in ["id", "call_id"] {
+            self.known_as(&format!("{at}/{name}"), text(item, name));
+        }
+        self.once(&format!("{at}/{kind}"), &format!("{}/{}", text(item, "type"), text(item, "name")))
+    }
+
+    fn delta(&mut self, place: &str, event: &mut Map<String, Value>) -> Result<Left, Lost> {
+        let logprobs = match event.get_mut("logprobs") {
+            Some(Value::Array(items)) => {
+                self.tokens(&format!("{place}/logprobs"), items)?;
+                items.len()
+            }
+            _ => 0,
+        };
+        let Some(Value::String(said)) = event.get_mut("delta") else { return Err(Lost::Strange) };
+        let new = self.tape.text(place, said)?.to_owned();
+        let is_nothing = new.is_empty() && logprobs == 0;
+        *said = new;
+        Ok(if is_nothing { Left::Nothing } else { Left::Something })
+    }
+
+    /// What is called `id` now is what the first engine's answer has at `place`.
+    fn known_as(&mut self, place: &str, id: &str) {
+        if id.is_empty() {
+            return;
+        }
+        let first = self.ids.entry(place.to_owned()).or_insert_with(|| id.to_owned());
+        if first != id {
+            self.renamed.insert(id.to_owned(), first.clone());
+        }
+    }
+}
+
+/// Which part of an item an event is about.
+fn part_of(event: &Map<String, Value>) -> u64 {
+    let name = if event.contains_key("summary_index") { "summary_index" } else { "content_index" };
+    number(event, name)
+}
+
+fn rename(fields: &mut Map<String, Value>, this: &str, first: &str) {
+    for (name, value) in fields.iter_mut() {
+        match value {
+            Value::String(id) if id == this && IDS.contains(&name.as_str()) => first.clone_into(id),
+            Value::Object(inner) => rename(inner, this, first),
+            Value::Array(items) => {
+                items.iter_mut().filter_map(Value::as_object_mut).for_each(|inner| rename(inner, this, first));
+            }
+            _ => {}
+        }
+    }
+}

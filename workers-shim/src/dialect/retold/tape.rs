@@ -1,0 +1,120 @@
+//! What was told of an answer, place by place, and how much of it was told again. What was not told before is noted as it
+//! comes, so that first and repeated answers are read alike.
+
+use std::collections::BTreeMap;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::dialect::said::Lost;
+
+/// What was told at one place.
+#[derive(Debug)]
+struct Reel<T> {
+    told: Vec<T>,
+    /// Of it, what came again.
+    again: usize,
+}
+
+impl<T> Default for Reel<T> {
+    fn default() -> Self {
+        Self { told: Vec::new(), again: 0 }
+    }
+}
+
+impl<T: PartialEq + Clone> Reel<T> {
+    /// How many of these, the next ones here, were told before.
+    fn pass(&mut self, next: &[T]) -> Result<usize, Lost> {
+        let rest = &self.told[self.again..];
+        let known = rest.len().min(next.len());
+        if rest[..known] != next[..known] {
+            return Err(Lost::Differs);
+        }
+        self.told.extend_from_slice(&next[known..]);
+        self.again += next.len();
+        Ok(known)
+    }
+}
+
+/// Whether something was told before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mark {
+    New,
+    Known,
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(super) struct Tape {
+    texts: BTreeMap<String, Reel<u8>>,
+    lists: BTreeMap<String, Reel<u64>>,
+    marks: BTreeMap<String, u64>,
+    size: usize,
+}
+
+impl Tape {
+    /// What is new in this text, the next one of its place.
+    pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, Lost> {
+        if text.is_empty() {
+            return Ok(text);
+        }
+        let known = self.texts.entry(place.to_owned()).or_default().pass(text.as_bytes())?;
+        self.size += text.len() - known;
+        text.get(known..).ok_or(Lost::Differs)
+    }
+
+    /// How many of these items, the next ones of their place, are known.
+    pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, Lost> {
+        let known = self.lists.entry(place.to_owned()).or_default().pass(items)?;
+        self.size += (items.len() - known) * size_of::<u64>();
+        Ok(known)
+    }
+
+    /// Something that is told once, and is the same then.
+    pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<Mark, Lost> {
+        let what = xxh3_64(what.as_bytes());
+        match self.marks.get(place) {
+            None => {
+                self.size += place.len();
+                self.marks.insert(place.to_owned(), what);
+                Ok(Mark::New)
+            }
+            Some(told) if *told == what => Ok(Mark::Known),
+            Some(_) => Err(Lost::Differs),
+        }
+    }
+
+    /// Whether this was told, be it before or just now.
+    pub(super) fn is_marked(&self, place: &str) -> bool {
+        self.marks.contains_key(place)
+    }
+
+    /// Everything at places that begin so must have come again.
+    pub(super) fn through(&self, places: &str) -> Result<(), Lost> {
+        fn all<T>(reels: &BTreeMap<String, Reel<T>>, places: &str) -> bool {
+            let these = reels.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
+            these.into_iter().all(|(_, reel)| reel.again == reel.told.len())
+        }
+        let is_through = all(&self.texts, places) && all(&self.lists, places);
+        if is_through { Ok(()) } else { Err(Lost::Differs) }
+    }
+
+    /// All of it is to come again.
+    pub(super) fn rewind(&mut self) {
+        self.texts.values_mut().for_each(|reel| reel.again = 0);
+        self.lists.values_mut().for_each(|reel| reel.again = 0);
+    }
+
+    /// Whether a text was told.
+    pub(super) fn speaks(&self) -> bool {
+        !self.texts.is_empty()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.texts.is_empty() && self.lists.is_empty() && self.marks.is_empty()
+    }
+
+    /// Bytes that are kept.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+}
