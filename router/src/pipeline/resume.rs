@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use planner::Plan;
 use vocabulary::Tokens;
-use workers_shim::dialect::GoOn;
+use workers_shim::dialect::{GoOn, Usage};
 
 use super::commit;
 use super::execute::{Failed, execute};
@@ -34,8 +34,8 @@ pub struct Rest {
 /// Goes on with what `finish` was to end. The error is for the client; the step is over then.
 pub async fn resume(finish: Finish, broken: Break, so_far: SoFar) -> Result<Rest, ApiError> {
     let gateway = finish.gateway.clone();
-    let error = broken.error.clone();
-    resumed(&gateway, Underway::broken(finish, broken), so_far).await.map_err(|_| {
+    let (error, usage) = (broken.error.clone(), broken.usage);
+    resumed(&gateway, Underway::broken(finish, broken), (so_far, usage)).await.map_err(|_| {
         let requests = &gateway.metrics.requests;
         requests.broken.with_label_values(&["failed"]).inc();
         requests.errors.with_label_values(&["worker_broke_off"]).inc();
@@ -43,7 +43,11 @@ pub async fn resume(finish: Finish, broken: Break, so_far: SoFar) -> Result<Rest
     })
 }
 
-async fn resumed(gateway: &Arc<Gateway>, mut underway: Underway, so_far: SoFar) -> Result<Rest, ApiError> {
+async fn resumed(
+    gateway: &Arc<Gateway>,
+    mut underway: Underway,
+    (so_far, usage): (SoFar, Option<Usage>),
+) -> Result<Rest, ApiError> {
     loop {
         let Some((step, chosen)) = underway.planned(|step, excluded| plan(gateway, step, excluded))? else {
             return Err(ApiError::Overloaded { what: "what has failed once does not wait" });
@@ -61,7 +65,7 @@ async fn resumed(gateway: &Arc<Gateway>, mut underway: Underway, so_far: SoFar) 
                     // Refused: what was taken up is not what the engine takes.
                     Opened::Whole(answer, _) => {
                         tracing::warn!(worker = %finish.server(), status = %answer.status(), "the rest of an answer was refused");
-                        finish.end(Ending::Broken, None);
+                        finish.end(Ending::Broken, usage);
                         Err(ApiError::WorkerFailed { detail: "it refused the rest of an answer".into() })
                     }
                 };
