@@ -1,6 +1,7 @@
 //! For tests only: a worker that records what reaches it, a front door before it, and a client that can misbehave.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub(crate) struct Worker {
     pub(crate) at_work: Arc<AtWork>,
     /// One permit lets one held stream go on.
     pub(crate) go_on: Semaphore,
+    /// When its process says that it began; it says nothing while this is 0.
+    pub(crate) life: AtomicU64,
     server: OnceLock<Server>,
 }
 
@@ -85,6 +88,7 @@ impl Worker {
             seen: Mutex::default(),
             at_work: Arc::default(),
             go_on: Semaphore::new(0),
+            life: AtomicU64::new(0),
             server: OnceLock::new(),
         });
         let shared = worker.clone();
@@ -121,11 +125,13 @@ fn dies_now(headers: &http::HeaderMap) -> bool {
 
 /// What probes ask for. It is a plain OpenAI server, which has none of an engine's own paths.
 fn page(worker: &Worker, model: &str, path: &str) -> Option<Response> {
+    let life = worker.life.load(Ordering::Relaxed);
     match path {
         "/v1/models" => {
             let entry = serde_json::json!({"id": model, "object": "model", "owned_by": worker.name, "max_model_len": 50_000, "x_extra": 1});
             Some(axum::Json(serde_json::json!({"object": "list", "data": [entry]})).into_response())
         }
+        "/metrics" if life > 0 => Some(format!("process_start_time_seconds {life}\n").into_response()),
         "/health" | "/metrics" | "/version" | "/kv_event_sources" => Some(StatusCode::NOT_FOUND.into_response()),
         _ => None,
     }
@@ -145,6 +151,7 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
     let working = Working::begin(&worker.at_work);
     match asked["behave"].as_str().unwrap_or("answer") {
         "hang" => std::future::pending().await,
+        "hang once" if dies_now(&head.headers) => std::future::pending().await,
         "stream" => stream(worker, working),
         "two writes" => {
             let pieces = futures::stream::iter(["data: a\n\n", "data: b\n\n"]).then(|piece| async move {

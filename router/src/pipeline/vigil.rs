@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, future};
 use tokio::time::{Sleep, sleep};
-use vocabulary::WorkerId;
+use vocabulary::{Incarnation, WorkerId};
 
 use crate::gateway::Gateway;
 
@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub struct Vigil {
     gateway: Arc<Gateway>,
     worker: WorkerId,
+    /// The life of it that answers, where that is known.
+    life: Option<Incarnation>,
     /// Ends when the fleet says that it cannot be reached.
     lost: BoxFuture<'static, ()>,
     /// How much patience is left, once it is so.
@@ -29,13 +31,14 @@ pub struct Vigil {
 impl Vigil {
     /// Over this worker from now on.
     pub fn over(gateway: Arc<Gateway>, worker: WorkerId) -> Self {
-        let lost = gateway.fleet().lost(worker).boxed();
-        Self { gateway, worker, lost, patience: None }
+        let (life, lost) = (gateway.fleet().life(worker), gateway.fleet().lost(worker).boxed());
+        Self { gateway, worker, life, lost, patience: None }
     }
 
     /// Something came from it.
     pub fn heard(&mut self) {
         if self.patience.take().is_some() {
+            self.life = self.gateway.fleet().life(self.worker);
             self.lost = self.gateway.fleet().lost(self.worker).boxed();
         }
     }
@@ -49,7 +52,11 @@ impl Vigil {
                 continue;
             };
             ready!(patience.as_mut().poll(cx));
-            // It may be there again: lost is then not over at once.
+            // It may be there again: lost is then not over at once. Who is there instead knows nothing of the answer.
+            let now = self.gateway.fleet().life(self.worker);
+            if self.life.is_some() && now.is_some() && self.life != now {
+                return Poll::Ready(());
+            }
             self.heard();
             if self.lost.poll_unpin(cx).is_ready() {
                 return Poll::Ready(());
@@ -60,5 +67,34 @@ impl Vigil {
     /// Returns once it is given up.
     pub async fn gone(mut self) {
         future::poll_fn(|cx| self.poll_gone(cx)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use serde_json::json;
+
+    use crate::testing::{Worker, front, post, until};
+
+    #[tokio::test]
+    async fn a_worker_that_is_another_process_now_is_waited_for_no_more() {
+        let workers = [Worker::start("one", "tiny").await, Worker::start("two", "tiny").await];
+        workers.iter().for_each(|worker| worker.life.store(7, Ordering::Relaxed));
+        let front = front(&[&workers[0], &workers[1]], &[]).await;
+        let lives = || front.gateway.fleet().snapshot().iter().all(|view| view.incarnation.0 == 7_000_000);
+        until("both tell their lives", lives).await;
+        let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "q"}], "behave": "hang once"});
+        let answer = tokio::spawn(post(front.proxy_address(), "/v1/chat/completions", body.to_string()));
+        until("it is asked", || workers.iter().any(|worker| !worker.seen().is_empty())).await;
+        // No probe sees it down, and its connection stands.
+        workers
+            .iter()
+            .filter(|worker| !worker.seen().is_empty())
+            .for_each(|worker| worker.life.store(8, Ordering::Relaxed));
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status, 200);
+        assert_eq!(workers.each_ref().map(|worker| worker.seen().len()), [1, 1], "the other one answered");
     }
 }

@@ -224,6 +224,11 @@ impl Fleet {
         }
     }
 
+    /// The life of the worker that probes reach; none while they reach none.
+    pub fn life(&self, worker: WorkerId) -> Option<Incarnation> {
+        *self.member(worker)?.life().borrow()
+    }
+
     /// Ends when this life of the worker is over for us: it cannot be reached any more, or another process answers there.
     /// At once for one that is not reached now or does not belong to the fleet.
     pub fn lost(&self, worker: WorkerId) -> impl Future<Output = ()> + Send + 'static {
