@@ -3,6 +3,7 @@
 
 mod cluster;
 mod discovery;
+mod resume;
 pub mod units;
 mod workers;
 
@@ -28,6 +29,7 @@ use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
 pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig};
+pub use resume::ResumeConfig;
 pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
@@ -45,6 +47,8 @@ pub struct Config {
     pub upstream: UpstreamConfig,
     /// Tries of a request after its first.
     pub retries: RetryConfig,
+    /// Broken streams that go on elsewhere.
+    pub resume: ResumeConfig,
     /// The engines.
     pub workers: Vec<WorkerConfig>,
     /// Where more of them are found.

@@ -14,6 +14,7 @@ use super::locate::Located;
 use super::resumable::{Unresumable, unresumable};
 use super::steering::Mode;
 use super::tenure::{Account, Now, Tenure};
+use crate::config::ResumeConfig;
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 use crate::guardrail::Arm;
@@ -28,11 +29,13 @@ pub struct Policies {
     account: Account,
     /// What tries after the first may cost.
     pub retries: RetryBudget,
+    /// Which broken streams go on elsewhere.
+    pub resume: ResumeConfig,
 }
 
 impl Policies {
     /// Of the planner's policy, and the rule that routes where the planner does not.
-    pub fn new(policy: &Policy, bypass: Rule, retries: RetryConfig) -> Self {
+    pub fn new(policy: &Policy, bypass: Rule, retries: RetryConfig, resume: ResumeConfig) -> Self {
         let own = Policy { rule: Rule::Own, ..policy.clone() };
         let bypass = Policy { rule: bypass, ..policy.clone() };
         Self {
@@ -41,6 +44,7 @@ impl Policies {
             turn: AtomicU64::new(0),
             account: Account::new(policy.admission),
             retries: RetryBudget::new(retries),
+            resume,
         }
     }
 
@@ -130,7 +134,7 @@ pub fn classify(gateway: &Gateway, located: Located) -> Classified {
     let steering = gateway.steering.get();
     let (mode, arm) = (steering.mode_of(located.pin), steering.arm_of(located.pin));
     let barred = gateway.decisions.correctness.links();
-    let unresumable = unresumable(&located.prefixed);
+    let unresumable = unresumable(&located.prefixed, gateway.policies.resume);
     Classified { mode, arm, disabled: steering.disabled, barred, step, ask, located, unresumable }
 }
 

@@ -11,13 +11,18 @@ use workers_shim::scrape::Engine;
 use super::identify::Prefixed;
 use super::legs::options;
 use super::parse::{Delivery, Request};
+use crate::config::ResumeConfig;
 use crate::incoming::Endpoint;
 
 /// What of a request keeps its answer from going on elsewhere by token ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unresumable {
+    /// No stream is to go on.
+    Off,
     /// Its answer comes whole; it is asked for anew as a whole.
     Whole,
+    /// Its prompt is so long that telling its ids would cost first-token time.
+    Long,
     /// It lies at one engine, or the engine does more for it than answer.
     Held,
     /// `/v1/messages` and `/v1/responses`: their events tell of more than text.
@@ -42,7 +47,9 @@ impl Unresumable {
     /// In words, after "because".
     pub fn why(self) -> &'static str {
         match self {
+            Unresumable::Off => "that is switched off",
             Unresumable::Whole => "it comes whole",
+            Unresumable::Long => "its prompt is too long for its token ids to be told",
             Unresumable::Held => "its engine keeps it, or runs its tools",
             Unresumable::Endpoint => "answers of this endpoint do not go on by token ids",
             Unresumable::SeveralChoices => "the request asks for several choices",
@@ -73,12 +80,13 @@ const MEMORIES: [&str; 5] =
 const MEDIA: [&[u8]; 6] = [b"_url\"", b"\"image", b"\"audio", b"\"video", b"\"input_", b"\"file"];
 
 /// What keeps this request's answer from going on elsewhere by token ids; none where it can, from an engine that tells them.
-pub fn unresumable(prefixed: &Prefixed) -> Option<Unresumable> {
+pub fn unresumable(prefixed: &Prefixed, config: ResumeConfig) -> Option<Unresumable> {
     let request = &prefixed.request;
     let fields = request.body.fields();
     let is_on = |name: &str| fields.read::<Value>(name).is_some_and(|value| !is_nothing(&value));
     match () {
         () if request.delivery == Delivery::Whole => Some(Unresumable::Whole),
+        () if !config.enabled => Some(Unresumable::Off),
         () if is_held(request) => Some(Unresumable::Held),
         () if !matches!(request.endpoint, Endpoint::ChatCompletions | Endpoint::Completions) => {
             Some(Unresumable::Endpoint)
@@ -97,6 +105,7 @@ pub fn unresumable(prefixed: &Prefixed) -> Option<Unresumable> {
             Some(Unresumable::Tools)
         }
         () if is_more_than_text(prefixed) => Some(Unresumable::Content),
+        () if prefixed.tokens() > config.most_prompt_tokens => Some(Unresumable::Long),
         () => None,
     }
 }
@@ -115,7 +124,7 @@ pub fn said(request: &Request) -> Said {
 /// done, or not needed with this engine.
 pub fn retold(request: &Request, unresumable: Option<Unresumable>, engine: Engine) -> Option<Retold> {
     let has_ids = unresumable.is_none() && engine == Engine::Vllm && request.endpoint == Endpoint::Completions;
-    if has_ids || matches!(unresumable, Some(Unresumable::Whole | Unresumable::Held)) {
+    if has_ids || matches!(unresumable, Some(Unresumable::Whole | Unresumable::Off | Unresumable::Held)) {
         return None;
     }
     let fields = request.body.fields();

@@ -204,3 +204,16 @@ async fn what_is_drawn_is_asked_for_anew_while_nothing_of_it_was_said() {
     let told = stream(&front, CHAT, more).await;
     assert!(told.contains("[DONE]") && told.matches("\"role\"").count() == 1 && told.contains("{}"), "{told}");
 }
+
+#[tokio::test]
+async fn streams_that_are_not_to_go_on_end_with_an_error_that_says_so() {
+    let (one, two) = (Worker::start("one", "tiny").await, Worker::start("two", "tiny").await);
+    for (setting, why) in [("resume.enabled=false", "switched off"), ("resume.most_prompt_tokens=0", "too long")] {
+        let front = front(&[&one, &two], &[setting]).await;
+        until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
+        let asked = one.seen().len() + two.seen().len();
+        let told = stream(&front, CHAT, json!({"behave": "die once", "before": begun(), "then": rest()})).await;
+        assert!(told.contains(why), "{told}");
+        assert_eq!(one.seen().len() + two.seen().len(), asked + 1);
+    }
+}
