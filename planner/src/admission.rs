@@ -70,7 +70,7 @@ pub enum Start {
 /// What others will spend on computing again if this is done now, in microseconds. Zero where there is room, and where the
 /// memory's size is unknown.
 ///
-/// For each victim at the worker that answers `time to compute it again x p / (1 - p)`, with the chance `p` that its session
+/// For each victim at the worker that answers `time to have it again x p / (1 - p)`, with the chance `p` that its session
 /// comes back within 15 s: it then pushes somebody out in turn, who comes back with about that chance as well, and so on.
 pub fn costs_others(inputs: &Inputs<'_>, decision: &Decision) -> Micros {
     let leg = &decision.plan.decode;
@@ -94,7 +94,7 @@ fn pushed_out<'a>(visit: Visit<'a>, at: &Standing<'a>, missing: Tokens) -> f64 {
     let (mut left, mut again) = (evicted, 0.0);
     for Victim { tokens, chance } in visit.victims_shortly(&at.room) {
         let part = tokens.min(left);
-        again += at.pace.rate.span(tokens - part, tokens).0 as f64 * times(chance);
+        again += at.again.span(tokens - part, tokens) * times(chance);
         left -= part;
         if left == Tokens::ZERO {
             break;

@@ -145,6 +145,8 @@ impl Maker<'_> {
         let (source, at) = (self.at(from), self.at(target));
         let serving = Serving { start: way.start, computed: Compute::Here, elsewhere: self.elsewhere(target, claim) };
         let served = self.prices.target(at, serving);
+        // What the target has in slower tiers is sent as well: it need not load it.
+        let served = Terms { restore: served.restore - self.prices.restore(at), ..served };
         let network = self.network(target, way.bytes);
         let terms = match self.table.inputs.policy.sources {
             Sources::InTurn => {
@@ -152,7 +154,10 @@ impl Maker<'_> {
                 Terms { network: network + source.pace.step + at.pace.step, ..terms }
             }
             // What is sent comes while the target's queue drains.
-            Sources::AtOnce => Terms { queue: served.queue - network, network, ..served },
+            Sources::AtOnce => {
+                let load = self.prices.restore(source);
+                Terms { queue: served.queue - load - network, network, restore: served.restore + load, ..served }
+            }
         };
         let holds_more = self.aligned(from, target, source.holding.held) > way.loaded;
         let action = match claim {
@@ -232,7 +237,7 @@ impl Maker<'_> {
     /// How the prefix up to `until` can come to `target`.
     fn ways(&self, from: usize, target: usize, until: Tokens) -> [Option<Way>; 2] {
         let at = self.at(target);
-        let held = at.holding.cached;
+        let held = at.holding.on_device();
         match self.table.inputs.attention {
             Some(spec) => Restore { spec, held, until, unit: self.unit(from, target) }.ways(),
             None => {

@@ -10,7 +10,7 @@ use crate::micros::{micros, weight};
 use crate::pressure::Guest;
 use crate::standing::Standing;
 use crate::tenancy::Visit;
-use crate::{Ask, AttentionSpec, Inputs, Terms, TierSpeeds};
+use crate::{Ask, AttentionSpec, Inputs, Terms, Tiers};
 
 /// Beside a prompt an answer gets a token with each chunk: so much of its time is lost meanwhile. A chunk of 2,048 tokens takes
 /// ten decode steps or so.
@@ -27,7 +27,7 @@ pub(crate) struct Prices<'a> {
     pub(crate) mu: f64,
     /// The weight of what others compute again.
     pub(crate) eviction: f64,
-    tiers: TierSpeeds,
+    tiers: Tiers,
 }
 
 /// The part of a target's price that all its candidates share.
@@ -121,17 +121,20 @@ impl<'a> Prices<'a> {
     fn fixed(&self, at: &Standing<'_>) -> Fixed {
         let end = self.ask.prompt + self.ask.answer;
         Fixed {
-            displaced: self.bytes(at, at.holding.cached, end).0 as f64 * at.pace.usage,
+            displaced: self.bytes(at, at.holding.on_device(), end).0 as f64 * at.pace.usage,
             restore: self.restore(at) + at.pace.step,
             slowdown: at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64,
             stall: self.stall(at),
-            eviction: self.eviction(at, end - at.holding.cached, Guest::Stays),
+            eviction: self.eviction(at, end - at.holding.on_device(), Guest::Stays),
         }
     }
 
     /// The terms of a leg that computes the prompt up to `to` for another worker and keeps a copy of it.
     pub(crate) fn source(&self, at: &Standing<'_>, to: Tokens) -> Terms {
-        Terms { eviction: self.eviction(at, to - at.holding.cached, Guest::Passes), ..self.source_in_free_room(at, to) }
+        Terms {
+            eviction: self.eviction(at, to - at.holding.on_device(), Guest::Passes),
+            ..self.source_in_free_room(at, to)
+        }
     }
 
     /// When a source has computed the prompt up to `to` at the earliest: never more than its terms together.
@@ -142,7 +145,7 @@ impl<'a> Prices<'a> {
     /// The same where nobody would be pushed out: all terms but one, which takes the longest to work out.
     pub(crate) fn source_in_free_room(&self, at: &Standing<'_>, to: Tokens) -> Terms {
         let compute = at.pace.rate.span(at.holding.cached, to);
-        let stored = self.bytes(at, at.holding.cached, to);
+        let stored = self.bytes(at, at.holding.on_device(), to);
         Terms {
             queue: at.pace.queue,
             compute,
@@ -154,7 +157,8 @@ impl<'a> Prices<'a> {
         }
     }
 
-    fn restore(&self, at: &Standing<'_>) -> Micros {
+    /// `T_restore` of what a worker has in slower tiers.
+    pub(crate) fn restore(&self, at: &Standing<'_>) -> Micros {
         let Holding { host, disk, .. } = at.holding;
         if host + disk == Tokens::ZERO {
             return Micros::ZERO;

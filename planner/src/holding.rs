@@ -21,6 +21,13 @@ pub(crate) struct Holding {
     pub(crate) disk: Tokens,
 }
 
+impl Holding {
+    /// Of those, in device memory.
+    pub(crate) fn on_device(&self) -> Tokens {
+        self.cached - self.host - self.disk
+    }
+}
+
 /// What was seen at one rank, and what is believed beside it.
 #[derive(Clone, Copy, Default)]
 struct Raw {

@@ -6,6 +6,7 @@
 mod action;
 mod actions;
 mod admission;
+mod again;
 mod attention;
 mod candidates;
 mod case;
@@ -42,7 +43,7 @@ pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
 pub use inputs::{Account, Ask, BarredLink, Disabled, Inputs, Promise, SessionView, TransferBar, Transfers};
 pub use micros::ComputeRate;
 pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
-pub use policy::{Overload, Policy, Rule, Sources, TierSpeeds, TransferRisk, Trust};
+pub use policy::{Overload, Policy, Rule, Sources, Tiers, TransferRisk, Trust};
 pub use step::{HeadRelation, StepFacts, StepKind, Thresholds, classify};
 pub use tenancy::{Inflow, RankMemory, Stay, Tenancy, Victim};
 

@@ -59,8 +59,8 @@ pub struct Policy {
     pub trust: Trust,
     /// When an owner is overloaded.
     pub overload: Overload,
-    /// How fast slower tiers are read.
-    pub tiers: TierSpeeds,
+    /// What lies below device memory.
+    pub tiers: Tiers,
     /// When steps wait rather than push out others' KV.
     pub admission: Admission,
     /// Prefill rate of a worker whose rate is unknown, in tokens a second.
@@ -83,7 +83,7 @@ impl Default for Policy {
             sources: Sources::default(),
             trust: Trust::default(),
             overload: Overload::default(),
-            tiers: TierSpeeds::default(),
+            tiers: Tiers::default(),
             admission: Admission::default(),
             unknown_prefill_tokens_per_second: 2_000.0,
             attention_doubles_at: Tokens::ZERO,
@@ -169,19 +169,21 @@ impl Default for Overload {
     }
 }
 
-/// How fast blocks come back into device memory.
+/// What lies below device memory, and how fast blocks come back from there.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(default, deny_unknown_fields)]
-pub struct TierSpeeds {
+pub struct Tiers {
+    /// What a worker's host memory holds of what was evicted, in tokens; 0 where nothing falls into it.
+    pub host_tokens: Tokens,
     /// From host memory.
     pub host_bytes_per_second: f64,
     /// From disk or a shared store.
     pub disk_bytes_per_second: f64,
 }
 
-impl Default for TierSpeeds {
+impl Default for Tiers {
     fn default() -> Self {
-        Self { host_bytes_per_second: 20e9, disk_bytes_per_second: 3e9 }
+        Self { host_tokens: Tokens::ZERO, host_bytes_per_second: 20e9, disk_bytes_per_second: 3e9 }
     }
 }
 

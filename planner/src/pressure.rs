@@ -23,9 +23,9 @@ pub(crate) enum Guest {
 }
 
 impl Prices<'_> {
-    /// `T_eviction` of tokens that are stored at a worker: for each victim `chance to come back soon x time to compute it
-    /// again x (1 + mu x answers held up by that)`, in all times the policy's `eviction`. Zero where there is room, and
-    /// where the memory's size is unknown.
+    /// `T_eviction` of tokens that are stored at a worker: for each victim `chance to come back soon x time to have it
+    /// again x (1 + mu x answers held up by that)`, in all times the policy's `eviction`: it is computed, or loaded from the
+    /// host tier that it fell into. Zero where there is room, and where the memory's size is unknown.
     ///
     /// A session that is new there is expected to grow by the policy's `growth`, an eighth of the memory at most. Half of
     /// the active sessions count as answers that are held up. What its own session has there and does not find again is a
@@ -45,7 +45,7 @@ impl Prices<'_> {
     fn pushing_out(&self, at: &Standing<'_>, stored: Tokens, missing: Tokens) -> Micros {
         let room = &at.room;
         let held_up = (f64::from(room.active) / 2.0).min(MOST_HELD_UP);
-        let again = self.computed_again(at, missing.min(room.evictable())) * (1.0 + self.mu * held_up);
+        let again = self.had_again(at, missing.min(room.evictable())) * (1.0 + self.mu * held_up);
         let unplaced = stored - room.free - room.evictable();
         let waiting = at.pace.rate.span(Tokens::ZERO, unplaced).0 as f64 * NO_ROOM;
         micros(self.eviction * (again + waiting))
@@ -57,9 +57,9 @@ impl Prices<'_> {
         if is_new { self.inputs.policy.growth.min(Tokens(at.view.capacity.kv.0 / 8)) } else { Tokens::ZERO }
     }
 
-    /// Microseconds that victims are expected to spend on computing these tokens again. They are evicted from their end, and
+    /// Microseconds that victims are expected to spend on having these tokens again. They are evicted from their end, and
     /// those after the last one that is looked at count as all before do on average.
-    fn computed_again(&self, at: &Standing<'_>, tokens: Tokens) -> f64 {
+    fn had_again(&self, at: &Standing<'_>, tokens: Tokens) -> f64 {
         let beyond = |all: &Beyond| all.again * tokens.0 as f64 / all.tokens.0 as f64;
         if let Some(all) = at.beyond.get().filter(|all| all.tokens < tokens) {
             return beyond(all);
@@ -67,9 +67,9 @@ impl Prices<'_> {
         let (mut left, mut again) = (tokens, 0.0);
         for Victim { tokens: all, chance } in self.visit.victims(&at.room) {
             if all >= left {
-                return again + at.pace.rate.span(all - left, all).0 as f64 * chance;
+                return again + at.again.span(all - left, all) * chance;
             }
-            again += at.pace.rate.first(all) * chance;
+            again += at.again.first(all) * chance;
             left -= all;
         }
         match tokens - left {
@@ -82,6 +82,6 @@ impl Prices<'_> {
 /// All victims of a rank that are looked at, once a need went beyond them.
 pub(crate) struct Beyond {
     tokens: Tokens,
-    /// Microseconds that they are expected to spend on computing these again.
+    /// Microseconds that they are expected to spend on having these again.
     again: f64,
 }

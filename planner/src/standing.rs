@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 
 use vocabulary::{Health, Micros, Owner, Role, Tokens, WorkerView};
 
+use crate::again::Again;
 use crate::cost::Fixed;
 use crate::pressure::Beyond;
 use crate::tenancy::{Room, Visit};
@@ -16,6 +17,8 @@ pub(crate) struct Standing<'a> {
     pub(crate) barred: Option<Refused>,
     pub(crate) holding: Holding,
     pub(crate) pace: Pace,
+    /// What having again costs here what was pushed out.
+    pub(crate) again: Again,
     /// Its parallel shape, where it is known.
     pub(crate) shape: Option<ParallelShape>,
     /// Its memory.
@@ -46,6 +49,7 @@ pub(crate) struct Pace {
 
 impl<'a> Standing<'a> {
     pub(crate) fn new((inputs, visit): (&Inputs<'a>, Visit<'a>), view: &'a WorkerView, holding: Holding) -> Self {
+        let pace = Pace::of(view, inputs.policy);
         let at = Owner { worker: view.id, incarnation: view.incarnation, rank: holding.rank };
         Self {
             view,
@@ -55,7 +59,8 @@ impl<'a> Standing<'a> {
             barred: barred(inputs, view),
             holding,
             shape: inputs.shape(view.id),
-            pace: Pace::of(view, inputs.policy),
+            pace,
+            again: Again::of((view, pace.rate), &inputs.policy.tiers, inputs.attention),
             weight: rendezvous::weight(inputs.session.id, view.id),
         }
     }

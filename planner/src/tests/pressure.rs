@@ -249,3 +249,59 @@ fn what_is_told_of_memory_prices_a_plan_again_and_nothing_told_prices_none() {
     scene.tenancy = Tenancy::retold(&[]);
     assert_eq!(evicted(&scene.plan()), Micros::ZERO);
 }
+
+#[test]
+fn what_falls_into_a_host_tier_is_loaded_again_as_far_as_that_keeps_it() {
+    let price = |tiers: Tiers| {
+        let mut scene = scene("");
+        scene.policy.tiers = tiers;
+        scene.tenant(7, "a", 20_000, 1);
+        scene.eviction("a")
+    };
+    let computed = price(Tiers::default());
+    // A token's 100,000 bytes take 5 us at 20 GB/s, and 100 us to compute. A tier of device memory's size keeps half.
+    let half = price(Tiers { host_tokens: Tokens(20_000), ..Tiers::default() });
+    assert!(half.abs_diff(computed * (5 + 100) / 200) <= 1, "{half} for {computed}");
+    let all = price(Tiers { host_tokens: Tokens(20_000_000_000), ..Tiers::default() });
+    assert!(all.abs_diff(computed / 20) <= 1, "{all} for {computed}");
+    for broken in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let tiers = Tiers { host_tokens: Tokens(20_000), host_bytes_per_second: broken, ..Tiers::default() };
+        assert_eq!(price(tiers), computed, "{broken}");
+    }
+    let slow = Tiers { host_tokens: Tokens(20_000), host_bytes_per_second: 1.0, ..Tiers::default() };
+    assert_eq!(price(slow), computed, "nobody loads what is computed sooner");
+}
+
+#[test]
+fn what_comes_back_from_slower_tiers_takes_device_memory_as_what_is_computed_does() {
+    let price = |holds: &str| {
+        let mut scene = Scene::read(&format!("policy lambda=0 mu=0\n worker a hybrid kv=20000 {holds}"));
+        scene.policy.growth = Tokens::ZERO;
+        scene.tenant(7, "a", 20_000, 1);
+        scene.eviction("a")
+    };
+    assert_eq!([price("host=99"), price("disk=99")], [price(""); 2]);
+    assert_eq!(price("holds=50 host=99"), price("holds=50"));
+    assert!(price("holds=99") < price("holds=50") && price("holds=50") < price(""));
+}
+
+#[test]
+fn a_source_loads_what_it_sends_from_slower_tiers_and_the_target_does_not() {
+    let terms = |sources, holds: [&str; 2]| {
+        let mut scene = Scene::read(&format!(
+            "policy lambda=0\n session owner=a sealed=99\n worker a hybrid {}\n worker b hybrid {}",
+            holds[0], holds[1]
+        ));
+        scene.policy.sources = sources;
+        let fetch = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("b") && c.handoff.is_some());
+        fetch.unwrap().terms
+    };
+    for sources in [Sources::AtOnce, Sources::InTurn] {
+        let from_device = terms(sources, ["holds=99", ""]);
+        let from_host = terms(sources, ["host=99", ""]);
+        // 1,584 tokens x 100,000 bytes at 20 GB/s.
+        assert_eq!(from_host.restore, from_device.restore + Micros(7_920), "{sources:?}");
+        assert_eq!(from_host.network, from_device.network);
+        assert_eq!(terms(sources, ["holds=99", "host=50"]), from_device, "{sources:?}: the target is sent all of it");
+    }
+}

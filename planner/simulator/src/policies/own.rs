@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use engine_model::runs::{Memory, Seconds};
 use ledger::Ledger;
 use planner::{
-    Account, Asking, Claim, Disabled, Handoff, Inputs, Plan, Queue, Sources, Stay, StepFacts, StepKind, Tenancy,
-    TierSpeeds, Transfers, Verdict, classify, plan,
+    Account, Asking, Claim, Disabled, Handoff, Inputs, Plan, Queue, Sources, Stay, StepFacts, StepKind, Tenancy, Tiers,
+    Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
     Blocks, Bytes, Capacity, DpRank, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap, Owner, Role,
@@ -77,7 +77,8 @@ impl Own {
         // Links carry KV past the engines' queues.
         self.policy.sources = Sources::AtOnce;
         let bytes = |tokens_per_second: f64| tokens_per_second * fleet.spec.kv_bytes as f64;
-        self.policy.tiers = TierSpeeds {
+        self.policy.tiers = Tiers {
+            host_tokens: fleet.spec.sizes.host,
             host_bytes_per_second: bytes(fleet.spec.sizes.host_tokens_per_second),
             disk_bytes_per_second: bytes(fleet.spec.sizes.disk_speed.read),
         };

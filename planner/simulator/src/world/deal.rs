@@ -1,6 +1,6 @@
 //! A policy is shown the fleet and asked; its answer is taken apart into what each worker is to do.
 
-use engine_model::runs::{Memory, Prompt, RunEngine, RunId, Seconds, Ticket, Where};
+use engine_model::runs::{Lent, Memory, Prompt, RunEngine, RunId, Seconds, Ticket, Where};
 use vocabulary::Tokens;
 
 use super::late::Late;
@@ -9,6 +9,15 @@ use super::{Event, Job, World};
 use crate::kv::KvModel;
 use crate::policies::{Admission, Ask, Dispatch, Fetch, Fleet, Policy, StepRef};
 use crate::trace::{Arrivals, Step};
+
+/// What is on its way to a worker.
+#[derive(Default)]
+struct Fetched {
+    runs: Vec<RunId>,
+    /// Of these, what its source keeps in device memory until it has left.
+    lent: Vec<RunId>,
+    ready: Seconds,
+}
 
 impl World<'_> {
     /// Asks the policy something, with the fleet before it.
@@ -46,6 +55,15 @@ impl World<'_> {
         self.dispatch((at, step), since, (&dispatch, &held));
     }
 
+    /// Seconds to load what lies in slower tiers, but for the leading tokens that were sent.
+    pub(super) fn restoring(&self, held: &Memory, sent: Tokens) -> f64 {
+        let sizes = &self.setup.spec.sizes;
+        let Memory { device, with_host, with_disk } = *held;
+        let above_host = device.max(sent);
+        let host = (with_host - above_host).0 as f64 / sizes.host_tokens_per_second;
+        host + (with_disk - with_host.max(sent)).0 as f64 / sizes.disk_speed.read
+    }
+
     fn held(&self, step: &Step) -> Vec<Memory> {
         let runs = &self.trace.runs;
         if let Some(shared) = &self.shared {
@@ -71,8 +89,8 @@ impl World<'_> {
     fn dispatch(&mut self, (at, step): (StepRef, &Step), since: Seconds, (dispatch, held): (&Dispatch, &[Memory])) {
         let ticket = Ticket(u32::try_from(self.jobs.len()).expect("a trace has fewer steps"));
         let (prefill, decode) = (dispatch.prefill, dispatch.decode);
-        let (fetched, ready) =
-            dispatch.fetch.map_or((Vec::new(), Seconds::ZERO), |fetch| self.fetch(ticket, step, (fetch, prefill)));
+        let Fetched { runs: fetched, lent, ready } =
+            dispatch.fetch.map_or_else(Fetched::default, |fetch| self.fetch(ticket, step, (fetch, prefill)));
         let there = held[prefill].with_disk;
         let sent = dispatch.fetch.filter(|_| !fetched.is_empty()).map_or(Tokens::ZERO, |fetch| fetch.until);
         let cached = there.max(sent);
@@ -85,15 +103,15 @@ impl World<'_> {
             answer: step.answer,
             resent: step.resent.clone(),
             answered,
-            fetched: fetched.clone(),
+            fetched,
             ready,
             expected,
-            expected_work: self.setup.spec.timing.prefill(expected, cached),
+            expected_work: self.setup.spec.timing.prefill(expected, cached) + self.restoring(&held[prefill], sent),
         };
         let best = if self.shared.is_some() { Tokens::ZERO } else { deepest(held) };
         dispatch.foretold.iter().for_each(|foretold| self.tally.action(foretold.action));
         let stages = Stages::placed((since, self.now), ready);
-        self.jobs.push(Some(Job::new((at, stages), *dispatch, (fetched, best))));
+        self.jobs.push(Some(Job::new((at, stages), *dispatch, (lent, best))));
         if answered == Where::Elsewhere {
             self.engines[decode].engine.expect_arrival();
         }
@@ -103,28 +121,29 @@ impl World<'_> {
     }
 
     /// Sends what lacks, and keeps it where it comes from until it has left.
-    fn fetch(&mut self, ticket: Ticket, step: &Step, (fetch, to): (Fetch, usize)) -> (Vec<RunId>, Seconds) {
+    fn fetch(&mut self, ticket: Ticket, step: &Step, (fetch, to): (Fetch, usize)) -> Fetched {
         let runs = &self.trace.runs;
-        let wanted = step.path.iter().take_while(|run| runs.depth(**run) <= fetch.until);
         let (source, target) = (&self.engines[fetch.from].engine, &self.engines[to].engine);
-        let fetched: Vec<_> = wanted.copied().filter(|run| source.has(*run) && !target.has(*run)).collect();
+        let until = fetch.until.min(source.holds(runs, &step.path).with_disk);
+        let wanted = step.path.iter().take_while(|run| runs.depth(**run) <= until);
+        let fetched: Vec<_> = wanted.copied().filter(|run| !target.has(*run)).collect();
         if fetched.is_empty() {
-            return (fetched, Seconds::ZERO);
+            return Fetched::default();
         }
         let tokens = fetched.iter().map(|run| runs.room(*run)).sum();
-        let ready = self.links.send(self.now, (fetch.from, to), tokens);
-        self.engines[fetch.from].engine.lend(runs, &fetched);
+        let Lent { kept, loads } = self.engines[fetch.from].engine.lend(runs, &fetched);
+        let ready = self.links.send(self.now + Seconds(loads), (fetch.from, to), tokens);
         self.events.add(ready, Event::Fetched(ticket));
-        (fetched, ready)
+        Fetched { runs: fetched, lent: kept, ready }
     }
 
     /// What a prompt was waiting for is there.
     pub(super) fn fetched(&mut self, ticket: Ticket) {
         let runs = &self.trace.runs;
         let job = self.job(ticket);
-        let (dispatch, fetched) = (job.dispatch, std::mem::take(&mut job.fetched));
+        let (dispatch, lent) = (job.dispatch, std::mem::take(&mut job.lent));
         if let Some(Fetch { from, .. }) = dispatch.fetch {
-            self.engines[from].engine.lent(runs, &fetched);
+            self.engines[from].engine.lent(runs, &lent);
             self.wake(dispatch.prefill);
             self.wake(from);
         }

@@ -18,18 +18,15 @@ pub(super) struct Job {
     /// The deepest that any worker held of its prompt when it was placed.
     best: Tokens,
     pub(super) dispatch: Dispatch,
-    pub(super) fetched: Vec<RunId>,
+    /// What its source keeps until it has left.
+    pub(super) lent: Vec<RunId>,
     prefilled: Option<Prefilled>,
     tries: u32,
 }
 
 impl Job {
-    pub(super) fn new(
-        (at, stages): (StepRef, Stages),
-        dispatch: Dispatch,
-        (fetched, best): (Vec<RunId>, Tokens),
-    ) -> Self {
-        Self { at, stages, best, dispatch, fetched, prefilled: None, tries: 0 }
+    pub(super) fn new((at, stages): (StepRef, Stages), dispatch: Dispatch, (lent, best): (Vec<RunId>, Tokens)) -> Self {
+        Self { at, stages, best, dispatch, lent, prefilled: None, tries: 0 }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use engine_model::runs::Memory;
+
 use super::*;
 use crate::LinkSpeed;
 use crate::policies::{Ask, Dispatch, Fetch, Fleet, Ship};
@@ -289,8 +291,8 @@ fn what_an_active_session_takes_says_how_many_fit() {
     assert_eq!((bound.looks, bound.sessions_fit), (0, 0.0), "there is one memory, in which nothing lies twice");
 }
 
-/// Two conversations in turn at one worker, each of which pushes the other out of a memory for one.
-fn in_turn(spec: Spec) -> crate::report::Figures {
+/// Two conversations in turn.
+fn talks_in_turn() -> Trace {
     let request = |at: u64, blocks: u64, par: i64, keep: u64, first: u64| {
         format!(
             r#"{{"t": {at}, "agent": 0, "in": {}, "out": 20, "think": 20, "par": {par}, "keep": {keep}, "runs": [[{first}, {}]]}}"#,
@@ -306,7 +308,12 @@ fn in_turn(spec: Spec) -> crate::report::Figures {
         ];
         format!(r#"{{"id": "{name}", "block_size": 64, "tool_tokens": 0, "reqs": [{}]}}"#, steps.join(","))
     };
-    let trace = read(&[session("a", 1), session("b", 100_000)].join("\n"));
+    read(&[session("a", 1), session("b", 100_000)].join("\n"))
+}
+
+/// Both at one worker, each of which pushes the other out of a memory for one.
+fn in_turn(spec: Spec) -> crate::report::Figures {
+    let trace = talks_in_turn();
     World::new(&trace, PolicyKind::RoundRobin, Setup { workers: 1, spec, load: 2.0, seed: 1 })
         .unwrap()
         .run(&mut |_, _| {})
@@ -382,4 +389,32 @@ fn the_ledger_behind_a_whole_run_keeps_its_invariants_and_has_every_session() {
     assert!(ledger.sessions().all(|session| ledger.session_owner(&session).is_some() && !session.heads.is_empty()));
     let epochs = |session: &ledger::Session| session.epoch.index;
     assert!(ledger.sessions().any(|session| epochs(&session) > 1_000), "nothing moved late");
+}
+
+#[test]
+fn what_another_workers_host_tier_has_is_loaded_there_and_then_sent() {
+    let trace = talks_in_turn();
+    let mut spec = Spec::H100_8B;
+    (spec.sizes.device, spec.sizes.host) = (Tokens(8_000), Tokens(100_000));
+    // The second conversation has pushed the first one's 100 blocks out when its second step goes elsewhere.
+    let fetch = Dispatch { fetch: Some(Fetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let dispatches = [Dispatch::at(0), Dispatch::at(0), fetch, Dispatch::at(0), Dispatch::at(1), Dispatch::at(0)];
+    let setup = Setup { workers: 2, spec, load: 2.0, seed: 1 };
+    let figures = told(&trace, setup, &dispatches).run(&mut |_, _| {});
+    let restores = figures.reuse.restores;
+    assert_eq!((restores.steps, figures.reuse.prefill_tokens), (1, 2 * 7_680), "nothing is computed twice");
+    near(restores.split.network, 6_400.0 / spec.sizes.host_tokens_per_second + sent(6_400));
+    near(restores.split.compute, prefill(640, 6_400));
+}
+
+#[test]
+fn a_queue_is_known_to_load_what_lies_in_slower_tiers() {
+    let trace = talk();
+    let (world, spec) = (told(&trace, setup(1), &[]), Spec::H100_8B);
+    let held = Memory { device: Tokens(100), with_host: Tokens(300), with_disk: Tokens(600) };
+    let (host, read) = (spec.sizes.host_tokens_per_second, spec.sizes.disk_speed.read);
+    near(world.restoring(&held, Tokens::ZERO), 200.0 / host + 300.0 / read);
+    near(world.restoring(&held, Tokens(250)), 50.0 / host + 300.0 / read);
+    near(world.restoring(&held, Tokens(400)), 200.0 / read);
+    assert_eq!(world.restoring(&held, Tokens(600)), 0.0);
 }

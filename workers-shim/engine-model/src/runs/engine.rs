@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use vocabulary::Tokens;
 
+pub use transfer::Lent;
+
 use super::pool::RunPool;
 use super::restore::All;
 use super::{Around, DiskUse, Memory, Prompt, RestoreRule, Restoring, RunId, Runs, Seconds, Sizes, Ticket, Timing};

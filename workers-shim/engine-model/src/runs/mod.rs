@@ -17,7 +17,7 @@ mod shared;
 mod tier;
 mod timing;
 
-pub use engine::{Happening, Load, RunEngine, Started, Usage};
+pub use engine::{Happening, Lent, Load, RunEngine, Started, Usage};
 pub use lower::Restoring;
 pub use memory::{DiskSpeed, DiskUse, Memory, Sizes};
 pub use prompt::{Prefilled, Prompt, Ticket, Where};

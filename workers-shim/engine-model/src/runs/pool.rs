@@ -112,6 +112,14 @@ impl RunPool {
         below
     }
 
+    /// Reads runs from slower tiers for somebody else: seconds until they are there.
+    pub(super) fn read_out(&mut self, runs: &Runs, wanted: &[RunId]) -> f64 {
+        let (host, disk): (Vec<RunId>, Vec<RunId>) = wanted.iter().partition(|run| self.lower.on_host(**run));
+        let host = host.into_iter().map(|run| runs.stored(run)).sum();
+        let disk = disk.into_iter().map(|run| (run, runs.stored(run))).collect();
+        self.lower.give(runs, &Below { host, disk }).total()
+    }
+
     /// How what lies between two depths comes back: as a rule says, which is told what loading takes.
     pub(super) fn way(
         &self,

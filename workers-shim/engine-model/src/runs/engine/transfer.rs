@@ -5,10 +5,21 @@ use vocabulary::Tokens;
 use super::RunEngine;
 use crate::runs::{Prefilled, Prompt, RunId, Runs};
 
+/// What is being sent.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Lent {
+    /// Those that stay in device memory until then.
+    pub kept: Vec<RunId>,
+    /// Seconds until the others are read from slower tiers.
+    pub loads: f64,
+}
+
 impl RunEngine {
-    /// Keeps runs until they are sent.
-    pub fn lend(&mut self, runs: &Runs, path: &[RunId]) {
-        self.pool.pin(runs, path);
+    /// Keeps runs until they are sent; what lies in slower tiers is read first.
+    pub fn lend(&mut self, runs: &Runs, path: &[RunId]) -> Lent {
+        let (kept, below): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
+        self.pool.pin(runs, &kept);
+        Lent { kept, loads: self.pool.read_out(runs, &below) }
     }
 
     /// They were sent.

@@ -159,3 +159,21 @@ fn an_answer_without_room_elsewhere_is_given_where_its_prompt_is() {
     bench.finished(1);
     assert_eq!((bench.engine.memory_in_use(), *bench.engine.load()), (Tokens::ZERO, Load::default()));
 }
+
+#[test]
+fn what_is_lent_from_slower_tiers_is_read_first_one_after_the_other() {
+    let mut runs = Runs::default();
+    let (a, b) = (chain(&mut runs, &[500, 400]), chain(&mut runs, &[900]));
+    let mut bench = Bench::new(runs, TIMING, sizes(1_000, 5_000));
+    bench.submit(asked(1, &a, 900, 1));
+    bench.until(10.0);
+    bench.submit(asked(2, &b, 900, 1));
+    bench.until(20.0);
+    let lent = bench.engine.lend(&bench.runs, &b);
+    assert_eq!((lent.kept, lent.loads), (b.to_vec(), 0.0));
+    // Both runs of the first prompt fell into the host tier, which gives 10,000 tokens a second.
+    let lent = bench.engine.lend(&bench.runs, &a);
+    assert_eq!(lent.kept, []);
+    near(lent.loads, 0.09);
+    near(bench.engine.lend(&bench.runs, &a).loads, 0.18);
+}
