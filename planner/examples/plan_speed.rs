@@ -14,8 +14,8 @@ use planner::{
     StepKind, Tenancy, Transfers, plan,
 };
 use vocabulary::{
-    Blocks, Bytes, Capacity, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
-    Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
+    Blocks, Bytes, Capacity, Carries, DpRank, Epoch, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId,
+    Overlap, Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
 
 const SESSIONS: u64 = 65_536;
@@ -128,7 +128,12 @@ fn worker(n: u64, ranks: u16) -> WorkerView {
             decode_slowdown: Micros(500),
         },
         kv_bytes_per_token: Bytes(131_072),
-        link: Some(Link { fabric: "nixl".into(), fixed: Micros(8_000), bytes_per_second: 25e9 }),
+        link: Some(Link {
+            fabric: "nixl".into(),
+            fixed: Micros(8_000),
+            bytes_per_second: 25e9,
+            carries: Carries::Prefixes,
+        }),
     }
 }
 

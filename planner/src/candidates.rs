@@ -82,13 +82,16 @@ impl Maker<'_> {
             all.push(self.unpriced(target, None).labelled(Action::ColocatedPrefill, Some(refused)));
             return;
         }
+        if !self.at(target).serves_alone() {
+            all.push(self.draft(target).labelled(Action::ColocatedPrefill, Some(Refused::NeedsPrefiller)));
+            all.extend(self.prefiller(target).map(|prefiller| self.remote(target, prefiller)));
+            return;
+        }
         let Some(fabrics) = &self.fabrics else {
             all.push(self.single(target, None));
             return;
         };
-        let id = self.at(target).view.id;
-        let is_barred = self.table.inputs.disabled.links.iter().any(|link| link.to == id);
-        let around = is_barred.then(|| Fabrics::around_bars(self.table, &self.prices, id));
+        let around = self.around_bars(target);
         let helpers = around.as_ref().unwrap_or(fabrics).of_target(&self.table.inputs, self.at(target));
         let replicate = helpers.and_then(|h| h.sources().find_map(|from| self.replicate(from, target)));
         all.push(self.single(target, replicate));
@@ -105,6 +108,22 @@ impl Maker<'_> {
         {
             all.push(Candidate { refused: Some(Refused::BarredLink), ..self.remote(target, barred) });
         }
+    }
+
+    /// Who may compute the prompt for this target.
+    fn prefiller(&self, target: usize) -> Option<usize> {
+        let helpers = match self.around_bars(target) {
+            Some(around) => around.of_target(&self.table.inputs, self.at(target))?,
+            None => self.fabrics.as_ref()?.of_target(&self.table.inputs, self.at(target))?,
+        };
+        helpers.prefillers().find(|place| *place != target)
+    }
+
+    /// Who can help a target that barred links lead to; none where none does.
+    fn around_bars(&self, target: usize) -> Option<Fabrics<'_>> {
+        let id = self.at(target).view.id;
+        let is_barred = self.table.inputs.disabled.links.iter().any(|link| link.to == id);
+        (self.fabrics.is_some() && is_barred).then(|| Fabrics::around_bars(self.table, &self.prices, id))
     }
 
     /// One leg, nothing moves.

@@ -2,7 +2,7 @@
 
 use vocabulary::{Blocks, DpRank, Health, Knowledge, Owner, Tokens, WorkerId, WorkerView};
 
-use crate::standing::too_long;
+use crate::standing::{serves_alone, too_long};
 use crate::{Action, AttentionSpec, Claim, Handoff, Inputs, Leg, Plan, TransferBar, Transfers};
 
 /// What is wrong with a plan. Always our own bug, or inputs other than those it was made from.
@@ -65,6 +65,9 @@ pub enum Illegal {
     /// The action is switched off.
     #[error("{0} is switched off")]
     Disabled(Action),
+    /// The target answers only what a prefill worker hands to it.
+    #[error("{0} needs a prefill worker")]
+    NeedsPrefiller(WorkerId),
     /// The claim contradicts who owns the session.
     #[error("the claim contradicts the session's owner")]
     Claim,
@@ -79,6 +82,9 @@ impl Plan {
         }
         check_leg(&self.prefill, inputs)?;
         match &self.handoff {
+            None | Some(Handoff::Replicate { .. }) if !serves_alone(target) => {
+                return Err(Illegal::NeedsPrefiller(target.id));
+            }
             None => self.check_single(inputs)?,
             Some(handoff) => {
                 if let Transfers::Forbidden(bar) = inputs.ask.transfers {

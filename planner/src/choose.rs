@@ -22,7 +22,8 @@ pub fn plan(inputs: &Inputs<'_>) -> Result<Decision, NoPlan> {
             allowed().min_by_key(|candidate| (Reverse(score(inputs, candidate, most)), affinity(inputs, candidate)))
         }
     };
-    let chosen = *chosen.expect("a table is only laid when a worker can serve, and one leg there is always allowed");
+    // Whoever could serve may answer only what a prefill worker hands to it.
+    let chosen = *chosen.ok_or(NoPlan::NoneReady)?;
     let others = allowed().filter(|candidate| **candidate != chosen);
     let runner_up = others.min_by(|a, b| cheaper(inputs, a, b)).map(|next| RunnerUp {
         action: next.action,

@@ -84,6 +84,8 @@ pub enum Refused {
     OtherShape,
     /// Nothing may move over the link from whoever holds the prefix: KV came as something else over it.
     BarredLink,
+    /// The worker answers only what a prefill worker hands to it.
+    NeedsPrefiller,
     /// The action is switched off.
     Disabled,
 }
@@ -103,6 +105,7 @@ impl Refused {
             Self::OtherFabric => "other_fabric",
             Self::OtherShape => "other_shape",
             Self::BarredLink => "barred_link",
+            Self::NeedsPrefiller => "needs_prefiller",
             Self::Disabled => "disabled",
         }
     }

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use vocabulary::{Health, Micros, Owner, Role, Tokens, WorkerView};
+use vocabulary::{Carries, Health, Micros, Owner, Role, Tokens, WorkerView};
 
 use crate::again::Again;
 use crate::cost::Fixed;
@@ -70,6 +70,11 @@ impl<'a> Standing<'a> {
         self.barred.is_none() && self.view.role.decodes()
     }
 
+    /// Whether it answers prompts that it computed itself.
+    pub(crate) fn serves_alone(&self) -> bool {
+        serves_alone(self.view)
+    }
+
     pub(crate) fn is_draining(&self) -> bool {
         self.view.health == Health::Draining
     }
@@ -92,6 +97,11 @@ impl Pace {
             usage: if load.kv_usage.is_nan() { 1.0 } else { load.kv_usage.clamp(0.0, 1.0) },
         }
     }
+}
+
+/// Whether a worker answers prompts that it computed itself.
+pub(crate) fn serves_alone(view: &WorkerView) -> bool {
+    view.link.as_ref().is_none_or(|link| link.carries == Carries::Prefixes)
 }
 
 fn barred(inputs: &Inputs<'_>, view: &WorkerView) -> Option<Refused> {

@@ -3,11 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use prefix::PrefixError;
 use vocabulary::Role;
-use workers_shim::sim::{EventFault, EventOptions, Profile, SimError, SimOptions, SimWorker, TransferFault};
+use workers_shim::dialect::Spoken;
+use workers_shim::sim::{
+    EventFault, EventOptions, HandingOptions, Profile, SimError, SimOptions, SimWorker, TransferFault,
+};
 
 use crate::serve::asked_to_end;
 
@@ -51,6 +55,15 @@ pub struct SimArgs {
     /// What goes wrong with KV on its way to other workers, for tests: corrupt=N damages one of N reads, and tells nobody.
     #[arg(long, value_name = "FAULT")]
     transfer_fault: Option<TransferFault>,
+    /// How it hands KV over, and whose metrics it shows: SGLang's prefill and decode workers answer nothing else.
+    #[arg(long, default_value = "nixl")]
+    dialect: SimDialect,
+    /// Where its bootstrap server listens [default: any free port]; SGLang's GET /server_info tells it.
+    #[arg(long, value_name = "ADDR")]
+    bootstrap_listen: Option<SocketAddr>,
+    /// How long one leg of a transfer waits for the other.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    meet_within: u64,
     /// Ends when standard input closes.
     #[arg(long, hide = true)]
     pub(crate) exit_with_parent: bool,
@@ -64,6 +77,29 @@ enum SimRole {
     Decode,
     /// Both.
     Hybrid,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum SimDialect {
+    /// OpenAI's API alone.
+    Plain,
+    /// vLLM with NIXL.
+    Nixl,
+    /// vLLM with Mooncake.
+    Mooncake,
+    /// SGLang.
+    Sglang,
+}
+
+impl From<SimDialect> for Spoken {
+    fn from(dialect: SimDialect) -> Self {
+        match dialect {
+            SimDialect::Plain => Self::Plain,
+            SimDialect::Nixl => Self::Nixl,
+            SimDialect::Mooncake => Self::Mooncake,
+            SimDialect::Sglang => Self::Sglang,
+        }
+    }
 }
 
 impl From<SimRole> for Role {
@@ -147,6 +183,11 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
             ..EventOptions::default()
         },
         side_channel: beside(listen.ip()),
+        handing: HandingOptions {
+            dialect: args.dialect.into(),
+            bootstrap: args.bootstrap_listen.unwrap_or(beside(listen.ip())),
+            patience: Duration::from_secs(args.meet_within),
+        },
         transfer_fault: args.transfer_fault.unwrap_or_default(),
         ..SimOptions::default()
     })

@@ -152,6 +152,20 @@ pub struct Link {
     pub fixed: Micros,
     /// Rate after that.
     pub bytes_per_second: f64,
+    /// What it can bring.
+    #[serde(default)]
+    pub carries: Carries,
+}
+
+/// What can come over a link.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Carries {
+    /// The leading part of any prompt, ahead of its request or with it.
+    #[default]
+    Prefixes,
+    /// A whole prompt with its request only, and the worker answers no other requests: SGLang's decode workers.
+    Prompts,
 }
 
 /// One worker as the planner sees it.

@@ -12,7 +12,7 @@ mod units;
 
 pub use chain::{BlockHash, Chain, PrefixId, Seed};
 pub use epoch::Epoch;
-pub use fleet::{Capacity, Health, Knowledge, Link, Load, Overlap, Role, Speeds, Tier, WorkerView};
+pub use fleet::{Capacity, Carries, Health, Knowledge, Link, Load, Overlap, Role, Speeds, Tier, WorkerView};
 pub use ids::{
     ArtifactId, ClientId, ClientSerial, DpRank, GroupId, Incarnation, ModelId, NodeId, Owner, ParseIdError, RequestId,
     SessionId, TenantId, WorkerId,

@@ -1,6 +1,6 @@
 //! Every way a plan can be illegal: a legal one, spoilt in one place.
 
-use vocabulary::{Blocks, DpRank, Epoch, Health, Tokens};
+use vocabulary::{Blocks, Carries, DpRank, Epoch, Health, Tokens};
 
 use super::{Scene, id};
 use crate::*;
@@ -26,6 +26,15 @@ fn spoilt(scene: &str, spoil: impl FnOnce(&mut Scene, &mut Plan)) -> Illegal {
     assert_eq!(plan.check(&scene.inputs()), Ok(()));
     spoil(&mut scene, &mut plan);
     plan.check(&scene.inputs()).unwrap_err()
+}
+
+#[test]
+fn a_target_that_cannot_compute_prompts_is_no_place_for_one_leg_or_a_prefix() {
+    let needs = |scene: &mut Scene, _: &mut Plan| {
+        scene.workers.iter_mut().for_each(|view| view.link.iter_mut().for_each(|link| link.carries = Carries::Prompts));
+    };
+    assert_eq!(spoilt(FETCH, needs), Illegal::NeedsPrefiller(id("b")));
+    assert_eq!(spoilt("worker a hybrid", needs), Illegal::NeedsPrefiller(id("a")));
 }
 
 fn both(plan: &mut Plan, change: impl Fn(&mut Leg)) {

@@ -191,7 +191,7 @@ impl Scene {
     }
 
     /// `holds=BLOCKS host=BLOCKS disk=BLOCKS holds1=BLOCKS(rank 1) running= waiting= backlog= usage= rate= knows=
-    /// health= models= block= context= kv= ranks= shape=TENSORxPIPELINE fabric= link=BYTES/S fixed=US bytes=PER_TOKEN`.
+    /// health= models= block= context= kv= ranks= shape=TENSORxPIPELINE fabric= carries= link=BYTES/S fixed=US bytes=PER_TOKEN`.
     fn worker_word(&mut self, word: &str) {
         let (key, value) = word.split_once('=').unwrap();
         let view = self.workers.last_mut().unwrap();
@@ -224,6 +224,7 @@ impl Scene {
             "ranks" => view.ranks = number(value),
             "fabric" if value == "none" => view.link = None,
             "fabric" => view.link.as_mut().unwrap().fabric = value.into(),
+            "carries" => view.link.as_mut().unwrap().carries = serde_json::from_value(value.into()).unwrap(),
             "link" => view.link.as_mut().unwrap().bytes_per_second = number(value),
             "fixed" => view.link.as_mut().unwrap().fixed = Micros(number(value)),
             "bytes" => view.kv_bytes_per_token = Bytes(number(value)),
@@ -258,7 +259,12 @@ fn worker(name: &str, role: &str) -> WorkerView {
             decode_slowdown: Micros(1_000),
         },
         kv_bytes_per_token: Bytes(100_000),
-        link: Some(Link { fabric: "nixl".into(), fixed: Micros(10_000), bytes_per_second: 10e9 }),
+        link: Some(Link {
+            fabric: "nixl".into(),
+            fixed: Micros(10_000),
+            bytes_per_second: 10e9,
+            carries: Carries::Prefixes,
+        }),
     }
 }
 

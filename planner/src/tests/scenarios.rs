@@ -650,3 +650,35 @@ fn a_decision_survives_json() {
     let because = decision.plan.because.to_string();
     assert!(because.starts_with("own prices it at 1") && because.contains(", next "), "{because}");
 }
+
+/// A decoder that answers only what a prefill worker hands to it, beside such a prefill worker.
+const PAIR: &str = "
+    worker d decode carries=prompts holds=90
+    worker p prefill carries=prompts";
+
+#[test]
+fn a_decoder_that_cannot_compute_prompts_has_them_computed_however_short() {
+    let words = "remote_prefill at d 96+0, prefill at p 0+100, open";
+    check(&format!("ask prompt=100 {PAIR}"), words);
+    // Neither does anything move between such decoders ahead of a request.
+    check(
+        &format!("session owner=d sealed=90 {PAIR}\n worker e decode carries=prompts"),
+        "remote_prefill at d 1440+0, prefill at p 0+1600, keep",
+    );
+}
+
+#[test]
+fn a_decoder_that_cannot_compute_prompts_serves_nobody_without_a_prefill_worker() {
+    let none = NoPlan::NoneReady.to_string();
+    for alone in [
+        "worker d decode carries=prompts".to_owned(),
+        format!("ask transfers=no {PAIR}"),
+        format!("ask exclude=p {PAIR}"),
+        format!("policy barred=p>d {PAIR}"),
+    ] {
+        assert_eq!(decide(&alone), none, "{alone}");
+    }
+    let beside = format!("ask exclude=p {PAIR}\n worker h hybrid fabric=other");
+    assert_eq!(list(&beside)[0], "colocated_prefill at d: needs_prefiller");
+    check(&beside, "colocated_prefill at h 0+1600, open");
+}

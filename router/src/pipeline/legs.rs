@@ -9,8 +9,8 @@ use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
-use vocabulary::{Micros, WorkerId};
-use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, TokenIds, UsageEvent};
+use vocabulary::{Carries, Micros, WorkerId};
+use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, TokenIds, Transfer, UsageEvent};
 use workers_shim::fleet::InFlight;
 use workers_shim::scrape::Engine;
 
@@ -166,6 +166,19 @@ impl Legs {
     /// Notes what a transfer took, from which links learn.
     pub fn transferred(&self, target: WorkerId, moved: vocabulary::Bytes, took: Micros) {
         self.gateway.fleet().transferred(target, moved, took);
+    }
+
+    /// Whether this worker answers prompts that it computed itself.
+    pub fn serves_alone(&self, worker: WorkerId) -> bool {
+        let workers = self.gateway.fleet().snapshot();
+        let link = workers.iter().find(|view| view.id == worker).and_then(|view| view.link.as_ref());
+        link.is_none_or(|link| link.carries == Carries::Prefixes)
+    }
+
+    /// How KV goes from one leg's rank to the other's worker; none where they do not understand each other.
+    pub fn transfer(&self, source: &Leg, target: &Leg) -> Option<Transfer> {
+        let room = crate::incoming::new_request_id().0 as u64;
+        self.gateway.fleet().transfer((source.worker, source.rank), target.worker, room)
     }
 
     /// Returns when `worker` cannot be reached any more.

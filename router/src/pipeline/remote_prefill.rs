@@ -4,11 +4,14 @@
 //! when the client leaves, the task still lets the decode leg pull, for one token. A prefill leg that still runs then is
 //! cancelled, and holds nothing.
 
+mod together;
+
 use std::time::Duration;
 
+use http::StatusCode;
 use planner::Plan;
 use tokio::sync::oneshot;
-use workers_shim::dialect::Handoff;
+use workers_shim::dialect::{Answer, Handoff, Order, Transfer};
 
 use super::legs::{LegError, Legs, Opened};
 use super::receipt::Remark;
@@ -27,33 +30,38 @@ pub async fn remote_prefill(legs: Legs, plan: &Plan) -> Outcome {
 }
 
 async fn run(legs: Legs, plan: Plan, mut client: oneshot::Sender<Outcome>) {
+    let Some(transfer) = legs.transfer(&plan.prefill, &plan.decode) else {
+        let opened = serve_plain(&legs, &plan).await;
+        let _ = client.send((opened, vec![Remark::NoTransferParameters]));
+        return;
+    };
+    if transfer.order() == Some(Order::Together) {
+        return together::run((&legs, &plan), &transfer, client).await;
+    }
     let mut remarks = Vec::new();
     let handoff = tokio::select! {
         biased;
-        handoff = prefill(&legs, &plan, &mut remarks) => handoff,
+        handoff = prefill((&legs, &plan), &transfer, &mut remarks) => handoff,
         () = client.closed() => return,
     };
-    answer((&legs, &plan), (handoff, remarks), client).await;
+    answer((&legs, &plan), (&transfer, handoff, remarks), client).await;
 }
 
 /// What follows the prefill leg: the decode leg, for the client or for the blocks only.
 async fn answer(
     (legs, plan): (&Legs, &Plan),
-    (handoff, remarks): (Option<Handoff>, Vec<Remark>),
+    (transfer, handoff, remarks): (&Transfer, Option<Handoff>, Vec<Remark>),
     mut client: oneshot::Sender<Outcome>,
 ) {
     if client.is_closed() {
         if let Some(handoff) = handoff {
-            let body = legs.body.decode_abandoned(&legs.options, handoff);
+            let body = legs.body.decode_abandoned(&legs.options, (transfer, handoff));
             // It pulls the blocks; nobody reads what it says.
             let _ = legs.silent(&plan.decode, legs.path(), body).await;
         }
         return;
     }
-    let body = match handoff {
-        Some(handoff) => legs.body.decode(&legs.options, handoff),
-        None => legs.body.plain(&legs.options),
-    };
+    let body = legs.body.decode(&legs.options, (transfer, handoff));
     let opened = tokio::select! {
         opened = serve_while_source_lives(legs, plan, body) => opened,
         // An answer that comes whole does not show when its blocks were pulled; it is not computed to its end for nobody.
@@ -69,18 +77,12 @@ async fn left(client: &mut oneshot::Sender<Outcome>) {
     tokio::time::sleep(PULL_LIMIT).await;
 }
 
-/// The prefill leg. Without a handoff the decode leg computes the prompt itself.
-async fn prefill(legs: &Legs, plan: &Plan, remarks: &mut Vec<Remark>) -> Option<Handoff> {
-    let counted = legs.dispatch(&plan.prefill);
-    let answer = tokio::select! {
-        answer = legs.silent(&plan.prefill, legs.path(), legs.body.prefill(&legs.options)) => answer,
-        // A machine that vanishes closes no connection.
-        () = legs.lost(plan.prefill.worker) => Err(LegError::Broken),
-    };
-    drop(counted);
-    match answer {
+/// The prefill leg. Without a handoff the decode leg computes the prompt itself, or finds it in a store.
+async fn prefill((legs, plan): (&Legs, &Plan), transfer: &Transfer, remarks: &mut Vec<Remark>) -> Option<Handoff> {
+    match source_leg(legs, plan, transfer).await {
         Ok(answer) => {
-            remarks.extend(surprise(plan, answer.handoff.as_ref()));
+            let handed = transfer.order() == Some(Order::Handed);
+            remarks.extend(surprise(plan, answer.handoff.as_ref()).filter(|_| handed));
             answer.handoff
         }
         Err(error) => {
@@ -89,6 +91,24 @@ async fn prefill(legs: &Legs, plan: &Plan, remarks: &mut Vec<Remark>) -> Option<
             None
         }
     }
+}
+
+/// The prefill leg's answer, which nobody reads.
+async fn source_leg(legs: &Legs, plan: &Plan, transfer: &Transfer) -> Result<Answer, LegError> {
+    let _counted = legs.dispatch(&plan.prefill);
+    tokio::select! {
+        answer = legs.silent(&plan.prefill, legs.path(), legs.body.prefill(&legs.options, transfer)) => answer,
+        // A machine that vanishes closes no connection.
+        () = legs.lost(plan.prefill.worker) => Err(LegError::Broken),
+    }
+}
+
+/// The target computes the prompt itself, where it can.
+async fn serve_plain(legs: &Legs, plan: &Plan) -> Result<Opened, LegError> {
+    if !legs.serves_alone(plan.target()) {
+        return Err(LegError::Failed(StatusCode::BAD_GATEWAY));
+    }
+    legs.serve(&plan.decode, legs.body.plain(&legs.options)).await
 }
 
 /// What the producer did otherwise than believed.
@@ -103,7 +123,7 @@ fn surprise(plan: &Plan, handoff: Option<&Handoff>) -> Option<Remark> {
 async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) -> Result<Opened, LegError> {
     tokio::select! {
         opened = legs.serve(&plan.decode, body) => opened,
-        () = legs.lost(plan.prefill.worker) => Err(LegError::Failed(http::StatusCode::BAD_GATEWAY)),
+        () = legs.lost(plan.prefill.worker) => Err(LegError::Failed(StatusCode::BAD_GATEWAY)),
     }
 }
 

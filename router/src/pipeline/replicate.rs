@@ -6,9 +6,11 @@ use std::time::Instant;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use planner::{Handoff, Leg, Plan};
+use planner::{Handoff as Moving, Leg, Plan};
 use vocabulary::{Blocks, Bytes, Micros, Owner, PrefixId, Tokens, WorkerId};
-use workers_shim::dialect::{REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
+use workers_shim::dialect::{
+    Answer, Handoff, Order, REPLICATE_PATH, Replica, Transfer, replicate_decode, replicate_prefill,
+};
 
 use super::identify::Prefixed;
 use super::legs::{LegError, Legs};
@@ -50,7 +52,7 @@ pub async fn replicate(
         model: step.ask.model.0.to_string(),
         ids: first(gateway.remembered.prompts.clone(), &step.located.prefixed, blocks),
         salt: step.located.prefixed.request.cache_salt().map(str::to_owned),
-        bytes: plan.handoff.as_ref().map(Handoff::bytes).unwrap_or_default(),
+        bytes: plan.handoff.as_ref().map(Moving::bytes).unwrap_or_default(),
         source,
         target: Leg { tokens_computed: Tokens::ZERO, ..plan.decode },
     };
@@ -107,36 +109,83 @@ impl Move {
             Err(Unread::NoRoom) => return Some(Remark::NoRoomToEncode),
             Err(Unread::Unknown) => return Some(Remark::ReplicateFailed),
         };
+        let Some(transfer) = self.legs.transfer(&self.source, &self.target) else {
+            return Some(Remark::NoTransferParameters);
+        };
         let replica = Replica { model: &self.model, tokens: &tokens, salt: self.salt.as_deref() };
-        let counted = self.legs.dispatch(&self.source);
-        let answer = tokio::select! {
-            answer = self.legs.silent(&self.source, REPLICATE_PATH, replicate_prefill(&replica)) => answer,
-            () = self.legs.lost(self.source.worker) => Err(LegError::Broken),
+        let pair = Pair { legs: &self.legs, source: &self.source, target: &self.target };
+        let moved = match transfer.order() {
+            Some(Order::Together) => pair.together(&replica, &transfer).await,
+            Some(Order::Handed | Order::Stored) | None => pair.in_turn(&replica, &transfer).await,
         };
-        drop(counted);
-        let failed = |error| {
-            tracing::warn!(source = %self.source.worker, target = %self.target.worker, %error, "a replicate failed");
-            Some(Remark::ReplicateFailed)
-        };
-        let handoff = match answer {
-            Ok(answer) => answer.handoff,
-            Err(error) => return failed(error),
-        };
-        let Some(handoff) = handoff else { return Some(Remark::NoTransferParameters) };
-        let recomputed = handoff.source_cached().is_some_and(|cached| cached.0 * 10 < tokens.len() as u64 * 9);
-        let since = Instant::now();
-        let pulled = tokio::select! {
-            pulled = self.legs.silent(&self.target, REPLICATE_PATH, replicate_decode(&replica, handoff)) => pulled,
-            () = self.legs.lost(self.source.worker) => return Some(Remark::ReplicateFailed),
-        };
-        match pulled {
-            Ok(_) => {
-                self.legs.transferred(self.target.worker, self.bytes, Micros::of(since.elapsed()));
-                recomputed.then_some(Remark::SourceRecomputed)
+        match moved {
+            Ok((took, remark)) => {
+                self.legs.transferred(self.target.worker, self.bytes, took);
+                remark
             }
-            Err(error) => failed(error),
+            Err(Gone::Source) => Some(Remark::ReplicateFailed),
+            Err(Gone::NothingToSend) => Some(Remark::NoTransferParameters),
+            Err(Gone::Failed(error)) => {
+                let (source, target) = (self.source.worker, self.target.worker);
+                tracing::warn!(%source, %target, %error, "a replicate failed");
+                Some(Remark::ReplicateFailed)
+            }
         }
     }
+}
+
+/// The two legs of a move.
+struct Pair<'a> {
+    legs: &'a Legs,
+    source: &'a Leg,
+    target: &'a Leg,
+}
+
+impl Pair<'_> {
+    /// The source's leg, then the target's. How long the second took, and what went otherwise than believed.
+    async fn in_turn(&self, replica: &Replica<'_>, transfer: &Transfer) -> Result<(Micros, Option<Remark>), Gone> {
+        let answer = self.at_source(replica, transfer).await?;
+        if answer.handoff.is_none() && transfer.order() == Some(Order::Handed) {
+            return Err(Gone::NothingToSend);
+        }
+        let cached = answer.handoff.as_ref().and_then(Handoff::source_cached);
+        let recomputed = cached.is_some_and(|cached| cached.0 * 10 < replica.tokens.len() as u64 * 9);
+        let since = Instant::now();
+        self.at_target(replica, (transfer, answer.handoff)).await?;
+        Ok((Micros::of(since.elapsed()), recomputed.then_some(Remark::SourceRecomputed)))
+    }
+
+    /// Both legs at once.
+    async fn together(&self, replica: &Replica<'_>, transfer: &Transfer) -> Result<(Micros, Option<Remark>), Gone> {
+        let since = Instant::now();
+        tokio::try_join!(self.at_source(replica, transfer), self.at_target(replica, (transfer, None)))?;
+        Ok((Micros::of(since.elapsed()), None))
+    }
+
+    async fn at_source(&self, replica: &Replica<'_>, transfer: &Transfer) -> Result<Answer, Gone> {
+        let _counted = self.legs.dispatch(self.source);
+        tokio::select! {
+            answer = self.legs.silent(self.source, REPLICATE_PATH, replicate_prefill(replica, transfer)) => answer.map_err(Gone::Failed),
+            () = self.legs.lost(self.source.worker) => Err(Gone::Failed(LegError::Broken)),
+        }
+    }
+
+    async fn at_target(&self, replica: &Replica<'_>, with: (&Transfer, Option<Handoff>)) -> Result<(), Gone> {
+        tokio::select! {
+            pulled = self.legs.silent(self.target, REPLICATE_PATH, replicate_decode(replica, with)) => pulled.map(drop).map_err(Gone::Failed),
+            () = self.legs.lost(self.source.worker) => Err(Gone::Source),
+        }
+    }
+}
+
+/// Why a prefix did not move.
+enum Gone {
+    /// A leg failed.
+    Failed(LegError),
+    /// The source offered nothing.
+    NothingToSend,
+    /// The source cannot be reached any more.
+    Source,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use planner::{Action, BarredLink, Handoff, Leg, Plan};
 use serde_json::json;
-use vocabulary::{Blocks, DpRank, Health, Tokens, WorkerId};
+use vocabulary::{Blocks, Carries, DpRank, Health, Tokens, WorkerId};
 
 use super::legs::Legs;
 use super::prompts::Kept;
@@ -99,6 +99,9 @@ impl Check<'_> {
         let ids = self.gateway.remembered.prompts.read(read).await.map_err(|_| Outcome::Failed)?;
         let Transfer { link: BarredLink { to: target, .. }, rank: target_rank, .. } = self.transfer;
         let leg = |worker, rank| Leg { worker, rank, tokens_cached: Tokens::ZERO, tokens_computed: Tokens::ZERO };
+        if !Legs::unasked(self.gateway).serves_alone(target) {
+            return Err(Outcome::NotComparable);
+        }
         let at_target = leg(target, target_rank);
         let (read, found) = self.ask(&at_target, &ids, self.kept.salt.as_deref()).await?;
         if found.is_some_and(|found| found + self.block() < self.transferred(&ids)) {
@@ -165,6 +168,7 @@ impl Check<'_> {
             view.id != self.transfer.link.to
                 && view.health == Health::Ready
                 && view.role.decodes()
+                && view.link.as_ref().is_none_or(|link| link.carries == Carries::Prefixes)
                 && view.models.contains(&self.kept.model)
         });
         let best =

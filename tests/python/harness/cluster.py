@@ -43,13 +43,14 @@ class SimWorker:
     def __init__(self, role: str = "hybrid", *flags: str):
         self.role = role
         self.flags = flags
-        self.port, self.events = free_ports(2)
+        self.port, self.events, self.bootstrap = free_ports(3)
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
         argv = [str(BINARY), "sim-worker", "--listen", f"127.0.0.1:{self.port}",
-                "--events-listen", f"127.0.0.1:{self.events}", "--role", self.role, *self.flags]
+                "--events-listen", f"127.0.0.1:{self.events}", "--bootstrap-listen", f"127.0.0.1:{self.bootstrap}",
+                "--role", self.role, *self.flags]
         self.process = Process(f"sim-{self.role}-{self.port}", argv)
 
     def wait(self) -> "SimWorker":

@@ -1,4 +1,4 @@
-//! vLLM's dialect: bodies of a plan's legs made from the client's bytes, and engines' answers read.
+//! Engines' dialects: bodies of a plan's legs made from the client's bytes, and engines' answers read.
 //!
 //! Pure. A client's body is never re-serialised: it is scanned once, strictly, and only the fields that a leg needs
 //! are spliced; everything else reaches the engine byte for byte. Transfer parameters are handed over whole, once, and
@@ -7,6 +7,7 @@
 mod answer;
 pub mod items;
 mod json;
+mod kv;
 mod replicate;
 mod request;
 mod retold;
@@ -16,6 +17,7 @@ mod sse;
 
 pub use answer::{Answer, AnswerError, Handoff, Usage};
 pub use json::JsonError;
+pub use kv::{Meeting, Order, Place, Spoken, Transfer};
 pub use replicate::{PATH as REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 pub use request::{Api, GoOn, LegOptions, RequestBody, Stripped, TokenIds, UsageEvent};
 pub use retold::{Repeats, Retold};

@@ -8,7 +8,8 @@ use std::io::Write as _;
 use bytes::Bytes;
 
 use super::answer::Handoff;
-use super::request::{REMOTE_DECODE, text};
+use super::kv::{Fields, Transfer};
+use super::request::text;
 
 /// The engine path for both legs.
 pub const PATH: &str = "/v1/completions";
@@ -25,17 +26,17 @@ pub struct Replica<'a> {
 }
 
 /// The leg at the holder. Its answer's [`Handoff`] goes into [`replicate_decode`] with the same `replica`.
-pub fn replicate_prefill(replica: &Replica<'_>) -> Bytes {
-    body(replica, REMOTE_DECODE)
+pub fn replicate_prefill(replica: &Replica<'_>, transfer: &Transfer) -> Bytes {
+    body(replica, transfer.at_source())
 }
 
 /// The leg at the target; the prefix is in its cache when it answers.
-pub fn replicate_decode(replica: &Replica<'_>, handoff: Handoff) -> Bytes {
-    body(replica, &handoff.into_parameters())
+pub fn replicate_decode(replica: &Replica<'_>, (transfer, handoff): (&Transfer, Option<Handoff>)) -> Bytes {
+    body(replica, transfer.at_target(handoff))
 }
 
-fn body(replica: &Replica<'_>, parameters: &[u8]) -> Bytes {
-    let mut out = Vec::with_capacity(replica.tokens.len() * 7 + parameters.len() + 256);
+fn body(replica: &Replica<'_>, fields: Fields) -> Bytes {
+    let mut out = Vec::with_capacity(replica.tokens.len() * 7 + 1024);
     out.extend_from_slice(b"{\"model\":");
     out.extend_from_slice(&text(replica.model));
     out.extend_from_slice(b",\"prompt\":[");
@@ -50,8 +51,12 @@ fn body(replica: &Replica<'_>, parameters: &[u8]) -> Bytes {
         out.extend_from_slice(b",\"cache_salt\":");
         out.extend_from_slice(&text(salt));
     }
-    out.extend_from_slice(b",\"kv_transfer_params\":");
-    out.extend_from_slice(parameters);
+    for (name, value) in fields {
+        out.extend_from_slice(b",");
+        out.extend_from_slice(&text(name));
+        out.extend_from_slice(b":");
+        out.extend_from_slice(&value);
+    }
     out.push(b'}');
     out.into()
 }
@@ -59,15 +64,17 @@ fn body(replica: &Replica<'_>, parameters: &[u8]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::answer::Answer;
+    use crate::dialect::{Spoken, answer::Answer};
 
     #[test]
     fn both_legs_ask_for_the_same_tokens_and_one_token_of_answer() {
         let replica = Replica { model: "a\"b", tokens: &[1, 20, 300], salt: Some("5a") };
+        let nixl = Transfer { spoken: Spoken::Nixl, ..Transfer::default() };
         let answer = br#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_request_id":"r","x":[1]}}"#;
         let handoff = Answer::read(&Bytes::from_static(answer)).unwrap().handoff.unwrap();
         let read = |body: Bytes| serde_json::from_slice::<serde_json::Value>(&body).unwrap();
-        let (mut p, mut d) = (read(replicate_prefill(&replica)), read(replicate_decode(&replica, handoff)));
+        let (mut p, mut d) =
+            (read(replicate_prefill(&replica, &nixl)), read(replicate_decode(&replica, (&nixl, Some(handoff)))));
         let parameters = |body: &mut serde_json::Value| body.as_object_mut().unwrap().remove("kv_transfer_params");
         assert_eq!(parameters(&mut p), Some(serde_json::json!({"do_remote_decode": true, "do_remote_prefill": false})));
         let handed = serde_json::json!({"do_remote_prefill": true, "remote_request_id": "r", "x": [1]});

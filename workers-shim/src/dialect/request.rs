@@ -1,17 +1,19 @@
 //! A client's request body, and the bodies of the legs that serve it.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use vocabulary::Tokens;
 
 use super::answer::Handoff;
 use super::json::JsonError;
+use super::kv::{self, SourceAnswer, Transfer};
 use super::splice::{JsonFields, Splice};
 
 /// Fields that legs change or that decide something here; they may stand only once.
-const RELIED: [&str; 13] = [
+const RELIED: [&str; 12] = [
     "model",
     "stream",
     "stream_options",
@@ -20,7 +22,6 @@ const RELIED: [&str; 13] = [
     "max_output_tokens",
     "min_tokens",
     "n",
-    "kv_transfer_params",
     "vllm_xargs",
     "cache_salt",
     "messages",
@@ -129,7 +130,7 @@ const COMPLETION: u64 = 16;
 /// What a client sent that only routers may send, and which is left out of every leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stripped {
-    /// `kv_transfer_params`, at the top or in `vllm_xargs`.
+    /// What means a transfer in any dialect, at the top or in `vllm_xargs`.
     pub transfer_parameters: u32,
     /// `kv_cache_report_mode` in `vllm_xargs`.
     pub report_mode: u32,
@@ -149,9 +150,10 @@ pub struct RequestBody {
 impl RequestBody {
     /// Scans a body.
     pub fn read(body: Bytes) -> Result<Self, JsonError> {
-        let fields = JsonFields::scan(body, &RELIED)?;
+        static ONCE: LazyLock<Vec<&str>> = LazyLock::new(|| RELIED.into_iter().chain(kv::reserved()).collect());
+        let fields = JsonFields::scan(body, &ONCE)?;
         let mut stripped = Stripped::default();
-        stripped.transfer_parameters += u32::from(fields.get("kv_transfer_params").is_some());
+        stripped.transfer_parameters += reserved().filter(|name| fields.get(name).is_some()).count() as u32;
         let xargs = match fields.get("vllm_xargs") {
             Some(xargs) if xargs.starts_with(b"{") => {
                 let inner = JsonFields::scan(fields.body().slice_ref(xargs), &[])?;
@@ -216,17 +218,25 @@ impl RequestBody {
         Self::read(splice.finish()).ok()
     }
 
-    /// The leg that computes the prompt for another worker: one token, never streamed (a streaming engine does not
-    /// return the parameters).
-    pub fn prefill(&self, options: &LegOptions) -> Bytes {
+    /// The leg that computes the prompt for another worker: never streamed (a streaming vLLM does not return the
+    /// parameters), and one token where the dialect does not want more.
+    pub fn prefill(&self, options: &LegOptions, transfer: &Transfer) -> Bytes {
         let mut splice = self.cleaned(options);
+        if transfer.source_answer() == SourceAnswer::OneToken {
+            self.one_token(&mut splice, options);
+        }
+        splice.remove("stream_options");
+        splice.set("stream", b"false".as_slice());
+        set(&mut splice, transfer.at_source());
+        splice.finish()
+    }
+
+    fn one_token(&self, splice: &mut Splice<'_>, options: &LegOptions) {
         splice.set(options.api.bound(), b"1".as_slice());
         if options.api == Api::Chat || self.fields.has("max_completion_tokens") {
             splice.set("max_completion_tokens", b"1".as_slice());
         }
         splice.remove("min_tokens");
-        splice.remove("stream_options");
-        splice.set("stream", b"false".as_slice());
         if options.api == Api::Responses {
             // Nobody will ever ask for this one.
             splice.set("store", b"false".as_slice());
@@ -234,22 +244,20 @@ impl RequestBody {
         // Only a leg that ends by its length hands its blocks over, and engines look for a stop first.
         splice.remove("stop_token_ids");
         splice.set("ignore_eos", b"true".as_slice());
-        splice.set("kv_transfer_params", REMOTE_DECODE);
-        splice.finish()
     }
 
     /// The leg that answers from what the prefill leg has computed. The handoff is used up: engines give wrong text for
     /// one that was used before.
-    pub fn decode(&self, options: &LegOptions, handoff: Handoff) -> Bytes {
+    pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&Transfer, Option<Handoff>)) -> Bytes {
         let mut splice = self.cleaned(options);
         self.ask(&mut splice, options);
-        splice.set("kv_transfer_params", handoff.into_parameters().to_vec());
+        set(&mut splice, transfer.at_target(handoff));
         splice.finish()
     }
 
     /// The decode leg when nobody waits for the answer any more: one token, so that what the prefill leg computed is
     /// fetched and its blocks are freed.
-    pub fn decode_abandoned(&self, options: &LegOptions, handoff: Handoff) -> Bytes {
+    pub fn decode_abandoned(&self, options: &LegOptions, (transfer, handoff): (&Transfer, Handoff)) -> Bytes {
         let mut splice = self.cleaned(options);
         splice.set(options.api.bound(), b"1".as_slice());
         if self.fields.has("max_completion_tokens") {
@@ -261,13 +269,15 @@ impl RequestBody {
         if options.api == Api::Responses {
             splice.set("store", b"false".as_slice());
         }
-        splice.set("kv_transfer_params", handoff.into_parameters().to_vec());
+        set(&mut splice, transfer.at_target(Some(handoff)));
         splice.finish()
     }
 
     fn cleaned(&self, options: &LegOptions) -> Splice<'_> {
         let mut splice = Splice::new(&self.fields);
-        splice.remove("kv_transfer_params");
+        for name in reserved() {
+            splice.remove(name);
+        }
         if let Some(xargs) = &self.xargs {
             splice.set("vllm_xargs", &**xargs);
         }
@@ -302,8 +312,18 @@ impl RequestBody {
     }
 }
 
-/// What asks a prefill leg for transfer parameters.
-pub(super) const REMOTE_DECODE: &[u8] = br#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
+/// Fields that only routers may send, each once.
+fn reserved() -> impl Iterator<Item = &'static str> {
+    static NAMES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| kv::reserved().collect());
+    NAMES.iter().copied()
+}
+
+fn set(splice: &mut Splice<'_>, fields: kv::Fields) {
+    for (name, value) in fields {
+        splice.set(name, value);
+    }
+}
+
 const USAGE: &[u8] = br#"{"include_usage":true}"#;
 
 /// A text as JSON.

@@ -73,7 +73,7 @@ struct Listed {
 }
 
 /// The host of a URL, IPv6 brackets included.
-fn host_of(url: &str) -> &str {
+pub(crate) fn host_of(url: &str) -> &str {
     let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = authority.split('/').next().unwrap_or(authority);
     match authority.rsplit_once(':') {

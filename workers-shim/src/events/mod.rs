@@ -10,6 +10,7 @@ mod shared;
 mod sources;
 
 pub use discovery::EventSource;
+pub(crate) use discovery::host_of;
 pub(crate) use follower::{Following, follow};
 pub(crate) use imprints::Exports;
 pub use imprints::{Exported, Imprints, Wanted};

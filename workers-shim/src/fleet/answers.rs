@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vocabulary::{ModelId, Tokens};
 
 use super::flight::Mark;
+use super::speech::Speech;
 use crate::scrape::{Scrape, Wakefulness};
 
 /// Why there is no answer to a question.
@@ -58,6 +59,8 @@ pub(super) struct Answers {
     pub(super) metrics: Reply<Arc<Scrape>>,
     /// `GET /version`, where it was asked.
     pub(super) version: Option<Arc<str>>,
+    /// Its dialect, where it was asked.
+    pub(super) speech: Option<Speech>,
 }
 
 /// What a round means.
@@ -121,7 +124,7 @@ mod tests {
     fn verdict(health: Reply<()>, models: Reply<()>, metrics: Reply<()>, known: Acquaintance) -> Verdict {
         let models = models.map(|()| Models::default());
         let metrics = metrics.map(|()| Arc::default());
-        Answers { at: Mark::default(), blames: 0, health, models, metrics, version: None }.verdict(known)
+        Answers { at: Mark::default(), blames: 0, health, models, metrics, version: None, speech: None }.verdict(known)
     }
 
     #[test]
@@ -179,6 +182,7 @@ mod tests {
             models: Ok(Models::default()),
             metrics: Ok(Arc::new(asleep)),
             version: None,
+            speech: None,
         };
         assert_eq!(answers.verdict(Acquaintance::Settled), Verdict::Dead);
     }

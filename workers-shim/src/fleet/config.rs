@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use vocabulary::{Bytes, Micros, ModelId, Role, Speeds, Tokens};
 
+use crate::dialect::Spoken;
+
 /// One worker.
 #[derive(Clone, PartialEq, Debug)]
 pub struct WorkerSpec {
@@ -91,6 +93,10 @@ pub struct LinkProfile {
     pub transfers: Transfers,
     /// Workers exchange KV only with those of an equal fabric; from the engine's own figures where it is missing.
     pub fabric: Option<String>,
+    /// How it is spoken to; from its metrics where it is missing.
+    pub dialect: Option<Spoken>,
+    /// URL of Mooncake's bootstrap server; port 8998 of its host where it is missing.
+    pub bootstrap: Option<String>,
     /// Microseconds of any transfer.
     pub fixed_us: u64,
     /// Rate after that.
@@ -113,7 +119,14 @@ impl Default for WorkerProfile {
 impl Default for LinkProfile {
     /// RDMA at 100 Gbit/s, half of it used.
     fn default() -> Self {
-        Self { transfers: Transfers::Auto, fabric: None, fixed_us: 20_000, bytes_per_second: 6e9 }
+        Self {
+            transfers: Transfers::Auto,
+            fabric: None,
+            dialect: None,
+            bootstrap: None,
+            fixed_us: 20_000,
+            bytes_per_second: 6e9,
+        }
     }
 }
 

@@ -8,10 +8,12 @@
 
 use std::sync::Arc;
 
-use vocabulary::{Bytes, Link, Micros, ModelId};
+use vocabulary::{Bytes, Carries, Link, Micros, ModelId};
 
-use super::config::{LinkProfile, Transfers};
+use super::config::LinkProfile;
 use super::estimate::{Confidence, Estimate};
+use super::speech::spoken;
+use crate::dialect::Spoken;
 use crate::scrape::Scrape;
 
 /// Longest part of a fabric's name that counts; longer ones are cut.
@@ -55,21 +57,24 @@ impl LinkEstimate {
     }
 
     /// As a link of `fabric`.
-    pub(super) fn link(&self, fabric: Arc<str>) -> Link {
-        Link { fabric, fixed: Micros(self.fixed.value().round() as u64), bytes_per_second: self.rate.value() }
+    pub(super) fn link(&self, fabric: Arc<str>, carries: Carries) -> Link {
+        let fixed = Micros(self.fixed.value().round() as u64);
+        Link { fabric, fixed, bytes_per_second: self.rate.value(), carries }
     }
 }
 
 /// The fabric that a worker belongs to, if it exchanges KV at all. `models`: what it serves, the base model first.
 pub(super) fn fabric(profile: &LinkProfile, scrape: &Scrape, models: &[ModelId], version: &str) -> Option<Arc<str>> {
-    match (profile.transfers, &profile.fabric, scrape.connector) {
-        (Transfers::Off, _, _) | (Transfers::Auto, None, None) => return None,
-        (_, Some(fabric), _) => return Some(fabric.as_str().into()),
-        (Transfers::Auto, None, Some(_)) | (Transfers::On, None, _) => {}
+    let spoken = spoken(profile, scrape);
+    if spoken == Spoken::Plain {
+        return None;
+    }
+    if let Some(fabric) = &profile.fabric {
+        return Some(fabric.as_str().into());
     }
     let block = scrape.cache.capacity.block.0;
     let parts = [
-        scrape.connector.unwrap_or("nixl"),
+        spoken.as_str(),
         version,
         scrape.cache.dtype.as_deref().unwrap_or_default(),
         &if block > 0 { block.to_string() } else { String::new() },
@@ -87,12 +92,13 @@ mod tests {
     use vocabulary::Tokens;
 
     use super::*;
+    use crate::fleet::Transfers;
 
     fn taught(seen: impl IntoIterator<Item = (u64, u64)>) -> Link {
         let start = LinkProfile { fixed_us: 2_000, bytes_per_second: 1e9, ..LinkProfile::default() };
         let mut estimate = LinkEstimate::new(&start);
         seen.into_iter().for_each(|(bytes, took)| estimate.observe(Bytes(bytes), Micros(took)));
-        estimate.link("f".into())
+        estimate.link("f".into(), Carries::Prefixes)
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::config::{Pace, WorkerProfile, WorkerSpec};
 use super::estimate::SpeedConfidence;
 use super::flight::{Desk, Mark};
 use super::link::{LinkEstimate, fabric};
+use super::speech::Speech;
 use crate::events::{EventLog, Exports};
 use crate::scrape::{Engine, Scrape};
 
@@ -31,6 +32,8 @@ pub(crate) struct Seen {
     version: (Incarnation, Arc<str>),
     /// With whom it exchanges KV.
     fabric: Option<Arc<str>>,
+    /// In which dialect.
+    pub(super) speech: Speech,
     scrape: Arc<Scrape>,
     mark: Mark,
 }
@@ -123,6 +126,13 @@ impl Member {
         scrape.engine == Engine::Vllm && !known
     }
 
+    /// Whether the life that wrote this page is still to be asked where it is met.
+    pub(super) fn asks_place(&self, scrape: &Scrape) -> bool {
+        let seen = self.seen.load();
+        let same = seen.health == Health::Ready && seen.incarnation == scrape.process.unwrap_or_default();
+        !(same && seen.speech.place.is_some())
+    }
+
     /// Takes over what a probe showed. What is to be reported of it, when it is alive.
     pub(super) fn met(&self, answers: &Answers, pace: Pace) -> Option<Alive> {
         let mut reach = self.reach.lock();
@@ -200,7 +210,11 @@ impl Member {
             seen.version = (seen.incarnation, version.clone());
         }
         let version = if seen.version.0 == seen.incarnation { &*seen.version.1 } else { "" };
-        seen.fabric = fabric(&self.spec.profile.link, &seen.scrape, &seen.models, version);
+        if let Some(speech) = &answers.speech {
+            seen.speech = speech.clone();
+        }
+        seen.fabric = fabric(&self.spec.profile.link, &seen.scrape, &seen.models, version)
+            .and_then(|fabric| seen.speech.reachable(fabric, &self.spec.endpoint));
         seen
     }
 
@@ -208,6 +222,9 @@ impl Member {
     fn see(&self, before: &Seen, seen: Seen) {
         if before.health != seen.health {
             tracing::info!(worker = %self.spec.endpoint, health = seen.health.as_str(), "worker");
+        }
+        if let Some(missing) = seen.speech.missing.as_ref().filter(|_| before.speech.missing != seen.speech.missing) {
+            tracing::warn!(worker = %self.spec.endpoint, "worker exchanges no KV as long as this is so: {missing}");
         }
         let known = before.incarnation != Incarnation::default();
         if known && before.incarnation != seen.incarnation && seen.health == Health::Ready {
@@ -311,14 +328,14 @@ impl Member {
             incarnation: seen.incarnation,
             role: self.spec.role,
             models: seen.models.clone(),
-            ranks: seen.scrape.ranks.max(1),
+            ranks: seen.ranks(),
             health,
             knowledge,
             load: self.desk.counters.load(&seen.scrape, seen.mark, self.usual_prompt),
             capacity: seen.capacity(),
             speeds: self.desk.speeds(),
             kv_bytes_per_token: seen.kv_bytes(profile),
-            link: seen.fabric.clone().map(|fabric| self.transfers.lock().link(fabric)),
+            link: seen.fabric.clone().map(|fabric| self.transfers.lock().link(fabric, seen.speech.carries())),
         }
     }
 }
@@ -340,6 +357,11 @@ impl Seen {
     pub(super) fn capacity(&self) -> Capacity {
         let capacity = self.scrape.cache.capacity;
         if self.context > Tokens::ZERO { Capacity { context: self.context, ..capacity } } else { capacity }
+    }
+
+    /// Data-parallel ranks.
+    pub(super) fn ranks(&self) -> u16 {
+        self.scrape.ranks.max(1)
     }
 
     fn kv_bytes(&self, profile: &WorkerProfile) -> Bytes {

@@ -17,6 +17,7 @@ pub(crate) mod overlay;
 pub(crate) mod probe;
 mod roll;
 mod sharing;
+mod speech;
 mod speeds;
 
 pub use answers::Adapter;
@@ -36,6 +37,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use vocabulary::{Bytes, DpRank, Health, Incarnation, Knowledge, Micros, ModelId, Tokens, WorkerId, WorkerView};
 
+use crate::dialect::Transfer;
 use crate::events::{Doubt, EventCounts, Following, Imprints, Served, SharedIndex, SourceCount, follow};
 use crate::scrape::Engine;
 use member::Member;
@@ -253,6 +255,13 @@ impl Fleet {
         if let Some(member) = self.member(worker) {
             member.transferred(bytes, took);
         }
+    }
+
+    /// The transfer with this number from a rank of one worker to another; none where they do not speak the same dialect,
+    /// or it is not known where they meet.
+    pub fn transfer(&self, (source, rank): (WorkerId, DpRank), target: WorkerId, room: u64) -> Option<Transfer> {
+        let (source, target) = (self.member(source)?.seen(), self.member(target)?.seen());
+        source.speech.transfer(&target.speech, (rank, source.ranks()), room)
     }
 
     /// A step was served there. Remembered is what the worker's events do not tell.

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::answers::{Adapter, Answers, Models, Reply, Silence};
 use super::config::Pace;
 use super::member::Member;
-use super::{Alive, FleetError};
+use super::{Alive, FleetError, speech};
 use crate::scrape::{Engine, MOST_BYTES, Scrape};
 
 /// Models and adapters that are remembered of one worker, and the longest name.
@@ -42,12 +42,17 @@ pub(super) fn client(pace: Pace) -> Result<reqwest::Client, FleetError> {
 
 /// GET of a small text.
 pub(crate) async fn get(client: &reqwest::Client, member: &Member, path: &str) -> Reply<String> {
+    get_url(client, &format!("{}{path}", member.spec.endpoint), member.spec.api_key.as_ref()).await
+}
+
+/// GET of a small text, with a key or without.
+pub(super) async fn get_url(client: &reqwest::Client, url: &str, key: Option<&Arc<str>>) -> Reply<String> {
     let silence = |error: reqwest::Error| match error.is_connect() && !error.is_timeout() || error.is_builder() {
         true => Silence::Refused,
         false => Silence::Broken,
     };
-    let mut request = client.get(format!("{}{path}", member.spec.endpoint));
-    if let Some(key) = &member.spec.api_key {
+    let mut request = client.get(url);
+    if let Some(key) = key {
         request = request.bearer_auth(key);
     }
     let mut answer = request.send().await.map_err(silence)?;
@@ -114,8 +119,13 @@ impl Prober {
             }
             _ => None,
         };
+        let speech = match &metrics {
+            Ok(scrape) if self.member.asks_place(scrape) => Some(speech::ask(&self.client, &self.member, scrape).await),
+            Err(Silence::Absent) => Some(speech::ask(&self.client, &self.member, &Scrape::default()).await),
+            _ => None,
+        };
         let models = models.and_then(|text| read_models(&text));
-        Answers { at, blames, health: health.map(drop), models, metrics, version }
+        Answers { at, blames, health: health.map(drop), models, metrics, version, speech }
     }
 }
 

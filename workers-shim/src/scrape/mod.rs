@@ -84,7 +84,7 @@ pub struct Scrape {
     pub prompts: PromptSources,
     /// Layout of the cache.
     pub cache: CacheShape,
-    /// Name of the KV connector that has metrics of its own (`nixl`); engines without one show none.
+    /// How it hands KV over where metrics show it: `nixl`, or `sglang` at its prefill and decode workers.
     pub connector: Option<&'static str>,
     /// Whether it sleeps.
     pub wakefulness: Wakefulness,

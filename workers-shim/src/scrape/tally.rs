@@ -102,6 +102,9 @@ impl<'a> Tally<'a> {
 
     fn sglang(&mut self, name: &str, sample: &Sample<'a>) {
         let value = sample.value;
+        if matches!(sample.label("engine_type"), Some("prefill" | "decode")) {
+            self.connector = Some("sglang");
+        }
         match name {
             "num_running_reqs" => self.running(value, sample.label("dp_rank")),
             "num_queue_reqs" => self.requests.waiting += positive(value),

@@ -10,6 +10,7 @@ mod histogram;
 mod http;
 mod options;
 mod publisher;
+mod rooms;
 mod side_channel;
 mod speech;
 #[cfg(test)]
@@ -19,5 +20,7 @@ mod worker;
 pub use codec::{ChatWords, CodecError, Framing, TextCodec};
 pub use engine_model::Profile;
 pub use error::SimError;
-pub use options::{EventFault, EventFaultError, EventOptions, SimOptions, TransferFault, TransferFaultError};
+pub use options::{
+    EventFault, EventFaultError, EventOptions, HandingOptions, SimOptions, TransferFault, TransferFaultError,
+};
 pub use worker::{SimWorker, WORKER_HEADER};

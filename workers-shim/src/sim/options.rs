@@ -3,9 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU64;
 use std::str::FromStr;
+use std::time::Duration;
 
 use engine_model::Profile;
 use vocabulary::Role;
+
+use crate::dialect::Spoken;
 
 /// Everything about one simulated worker.
 #[derive(Clone, Debug)]
@@ -26,10 +29,23 @@ pub struct SimOptions {
     pub events: EventOptions,
     /// Where the KV side channel listens; the address is handed to consumers.
     pub side_channel: SocketAddr,
+    /// How it hands KV over.
+    pub handing: HandingOptions,
     /// What goes wrong with KV on its way to consumers.
     pub transfer_fault: TransferFault,
     /// Largest request body in bytes.
     pub body_limit: usize,
+}
+
+/// How a worker hands KV over.
+#[derive(Clone, Copy, Debug)]
+pub struct HandingOptions {
+    /// The dialect; there is no simulated store.
+    pub dialect: Spoken,
+    /// Where the bootstrap server listens; port 0 takes any free one.
+    pub bootstrap: SocketAddr,
+    /// How long one leg of a transfer waits for the other, in real time.
+    pub patience: Duration,
 }
 
 /// How KV events are told.
@@ -114,9 +130,16 @@ impl Default for SimOptions {
             speed_up: 1.0,
             events: EventOptions::default(),
             side_channel: ANY,
+            handing: HandingOptions::default(),
             transfer_fault: TransferFault::default(),
             body_limit: 64 << 20,
         }
+    }
+}
+
+impl Default for HandingOptions {
+    fn default() -> Self {
+        Self { dialect: Spoken::Nixl, bootstrap: ANY, patience: Duration::from_secs(30) }
     }
 }
 

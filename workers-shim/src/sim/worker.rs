@@ -15,15 +15,17 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
+use vocabulary::Role;
 
 use super::clock::Clock;
 use super::codec::TextCodec;
 use super::driver::Driver;
 use super::error::SimError;
 use super::event_frames::default_topic;
-use super::http::{Adapters, App, Changing, Identity, routes};
-use super::options::SimOptions;
+use super::http::{Adapters, App, Changing, Handing, Identity, routes};
+use super::options::{HandingOptions, SimOptions};
 use super::publisher::{Endpoints, Publisher};
+use super::rooms::Rooms;
 use super::side_channel::{self, Producer};
 use super::speech::voice_of;
 
@@ -72,7 +74,9 @@ impl SimWorker {
         let (fault, reads) = (options.transfer_fault, Arc::default());
         let producer = Producer { engine: identity.engine.clone(), driver: driver.clone(), fault, reads };
         tasks.spawn(side_channel::serve(side, producer));
+        let handing = Arc::new(handing(&options.handing, options.role, &identity, &mut tasks).await?);
         let app = Arc::new(App {
+            handing,
             driver,
             codec,
             identity,
@@ -92,6 +96,11 @@ impl SimWorker {
     /// Where it listens for HTTP.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where its bootstrap server listens.
+    pub fn bootstrap(&self) -> SocketAddr {
+        self.app.handing.bootstrap
     }
 
     /// Where it publishes KV events.
@@ -130,6 +139,30 @@ impl Drop for SimWorker {
     fn drop(&mut self) {
         self.server.abort();
     }
+}
+
+/// Binds the bootstrap server.
+async fn handing(
+    options: &HandingOptions,
+    role: Role,
+    own: &Identity,
+    tasks: &mut JoinSet<()>,
+) -> Result<Handing, SimError> {
+    let HandingOptions { dialect: spoken, patience, .. } = *options;
+    let (listener, bootstrap) = listen(options.bootstrap).await?;
+    let rooms = Rooms::new(own.engine.clone(), patience);
+    let served = axum::serve(listener, rooms.clone().routes());
+    tasks.spawn(async move {
+        if let Err(error) = served.await {
+            tracing::debug!(%error, "bootstrap server");
+        }
+    });
+    // An error means that a provider is installed already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
+    let client =
+        client.map_err(|_| SimError::Option { option: "dialect", must: "used where HTTP clients can be made" })?;
+    Ok(Handing { spoken, role, bootstrap, rooms, client, patience })
 }
 
 /// Every answer says which worker made it, so that whoever plays the client can tell where a proxy sent it.

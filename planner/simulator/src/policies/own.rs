@@ -15,8 +15,8 @@ use planner::{
     Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
-    Blocks, Bytes, Capacity, DpRank, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap, Owner, Role,
-    SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
+    Blocks, Bytes, Capacity, Carries, DpRank, Health, Incarnation, Knowledge, Link, Load, Micros, ModelId, Overlap,
+    Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
 
 use quorum::{Asked, Located, Quorum};
@@ -284,7 +284,12 @@ fn view(worker: usize, fleet: &Fleet<'_>) -> WorkerView {
             decode_slowdown: Micros::ZERO,
         },
         kv_bytes_per_token: Bytes(spec.kv_bytes),
-        link: Some(Link { fabric: "fabric".into(), fixed: micros(spec.link.fixed), bytes_per_second }),
+        link: Some(Link {
+            fabric: "fabric".into(),
+            fixed: micros(spec.link.fixed),
+            bytes_per_second,
+            carries: Carries::Prefixes,
+        }),
     }
 }
 

@@ -129,11 +129,12 @@ async fn blocks_that_a_client_left_behind_are_pulled_for_one_token() {
         let (p, d, front) = pair(&["--speed-up=50"]).await;
         let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
         let mut remarks = Vec::new();
-        let handoff = prefill(&legs, &plan, &mut remarks).await;
+        let transfer = legs.transfer(&plan.prefill, &plan.decode).unwrap();
+        let handoff = prefill((&legs, &plan), &transfer, &mut remarks).await;
         assert!(handoff.is_some() && remarks.is_empty(), "{endpoint:?}: {remarks:?}");
         let (client, left) = oneshot::channel();
         drop(left);
-        answer((&legs, &plan), (handoff, remarks), client).await;
+        answer((&legs, &plan), (&transfer, handoff, remarks), client).await;
         assert!(metric(&d, HITS).await > 1000.0, "{endpoint:?}");
         assert_eq!(metric(&d, "vllm:generation_tokens_total").await, 1.0, "{endpoint:?}");
     }

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::dialect::Answer;
+use crate::dialect::{Answer, Spoken};
 
 fn body(text: &str) -> RequestBody {
     RequestBody::read(Bytes::copy_from_slice(text.as_bytes())).unwrap()
@@ -18,6 +18,10 @@ fn value(bytes: &Bytes) -> Value {
 const PARAMETERS: &str =
     r#"{"do_remote_prefill":true, "do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_request_id":"cmpl-1-x"}"#;
 
+fn nixl() -> Transfer {
+    Transfer { spoken: Spoken::Nixl, ..Transfer::default() }
+}
+
 fn handoff() -> Handoff {
     let answer = format!("{{\"id\":\"x\",\"kv_transfer_params\":{PARAMETERS}}}");
     Answer::read(&Bytes::from(answer)).unwrap().handoff.unwrap()
@@ -33,7 +37,7 @@ fn a_plain_leg_is_the_clients_own_bytes() {
 
 #[test]
 fn a_prefill_leg_computes_one_token_and_does_not_stream() {
-    let leg = body(CHAT).prefill(&LegOptions::default());
+    let leg = body(CHAT).prefill(&LegOptions::default(), &nixl());
     let expected = json!({
         "model": "m", "messages": "", "stream": false, "max_completion_tokens": 1, "max_tokens": 1,
         "temperature": 0.7, "odd": [1], "ignore_eos": true,
@@ -48,7 +52,7 @@ fn a_prefill_leg_computes_one_token_and_does_not_stream() {
 #[test]
 fn every_api_is_bounded_by_its_own_field() {
     let bound = |api, request: &str| {
-        let leg = value(&body(request).prefill(&LegOptions { api, ..LegOptions::default() }));
+        let leg = value(&body(request).prefill(&LegOptions { api, ..LegOptions::default() }, &nixl()));
         let mut named: Vec<String> =
             leg.as_object().unwrap().keys().filter(|key| key.contains("max")).cloned().collect();
         named.sort();
@@ -63,7 +67,7 @@ fn every_api_is_bounded_by_its_own_field() {
 
 #[test]
 fn a_decode_leg_hands_the_parameters_over_unchanged() {
-    let leg = text(body(CHAT).decode(&LegOptions::default(), handoff()));
+    let leg = text(body(CHAT).decode(&LegOptions::default(), (&nixl(), Some(handoff()))));
     let (before, after) = CHAT.rsplit_once('}').unwrap();
     assert_eq!(leg, format!("{before},\"kv_transfer_params\":{PARAMETERS}}}{after}"));
 }
@@ -71,7 +75,7 @@ fn a_decode_leg_hands_the_parameters_over_unchanged() {
 #[test]
 fn an_abandoned_decode_leg_only_fetches() {
     let request = body(&CHAT.replace("\\ud800", ""));
-    let leg = value(&request.decode_abandoned(&LegOptions::default(), handoff()));
+    let leg = value(&request.decode_abandoned(&LegOptions::default(), (&nixl(), handoff())));
     let of = |name: &str| leg.get(name).cloned();
     assert_eq!(
         (of("max_tokens"), of("max_completion_tokens"), of("stream")),
@@ -87,7 +91,7 @@ fn what_only_routers_may_send_is_left_out_and_counted() {
         "vllm_xargs":{"kv_cache_report_mode":"full","kv_transfer_params":{},"own":2}}"#;
     let request = body(smuggled);
     assert_eq!(value(&request.plain(&LegOptions::default())), json!({"a": 1, "vllm_xargs": {"own": 2}}));
-    let leg = value(&request.prefill(&LegOptions::default()));
+    let leg = value(&request.prefill(&LegOptions::default(), &nixl()));
     assert_eq!(leg["kv_transfer_params"], json!({"do_remote_decode": true, "do_remote_prefill": false}));
     let stripped = Stripped { transfer_parameters: 2, report_mode: 1, salt: 0 };
     assert_eq!(request.stripped(&LegOptions::default()), stripped);

@@ -10,9 +10,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use vocabulary::Role;
+
 use super::App;
 use super::errors::Fault;
 use super::fields::{Fields, wrong};
+use crate::dialect::Spoken;
 
 /// The version that it speaks like.
 pub(crate) const VERSION: &str = "0.32.0";
@@ -28,6 +31,16 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> StatusCode {
 /// The version.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": VERSION}))
+}
+
+/// What SGLang tells of itself.
+pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Response {
+    if app.handing.spoken != Spoken::Sglang {
+        return (StatusCode::NOT_FOUND, Json(json!({"detail": "Not Found"}))).into_response();
+    }
+    let mode = if app.handing.role == Role::Hybrid { "null" } else { app.handing.role.as_str() };
+    let port = app.handing.bootstrap.port();
+    Json(json!({"disaggregation_mode": mode, "disaggregation_bootstrap_port": port, "dp_size": 1})).into_response()
 }
 
 /// Requests under way.

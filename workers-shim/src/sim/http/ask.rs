@@ -9,7 +9,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::App;
 use super::errors::Fault;
 use super::fields::{Fields, token_ids, wrong};
-use super::transfer_fields::{producer_cached, transfer_of};
+use super::meeting::Part;
+use super::transfer_fields::producer_cached;
 
 /// A generating request without its prompt.
 pub(crate) struct Ask {
@@ -29,6 +30,8 @@ pub(crate) struct Ask {
     longest: Option<u32>,
     sampling: Sampling,
     pub(crate) cache: CacheUse,
+    /// Which leg of a transfer it is.
+    pub(crate) part: Part,
     transfer: Transfer,
     report: Report,
 }
@@ -62,7 +65,7 @@ impl Ask {
         let model = fields.text("model")?.unwrap_or(&app.model).to_owned();
         let adapter = app.adapter_of(&model)?;
         no_priority(fields)?;
-        let params = fields.object("kv_transfer_params")?;
+        let part = app.handing.part(fields)?;
         let longest = limits.iter().map(|name| fields.count(name, 1)).collect::<Result<Vec<_>, _>>()?;
         let keys = CacheKeys { salt: cache_salt(fields)?, adapter };
         Ok(Self {
@@ -71,14 +74,29 @@ impl Ask {
             delivery: delivery(fields)?,
             with_ids: fields.flag("return_token_ids")?,
             stops: stops(fields)?,
-            remote_cached: producer_cached(params).filter(|_| matches!(transfer_of(params), Transfer::Consume(_))),
+            remote_cached: match &part {
+                Part::Own(Transfer::Consume(_)) => producer_cached(fields.object("kv_transfer_params")?),
+                _ => None,
+            },
             longest: longest.into_iter().flatten().next(),
             sampling: sampling(fields)?,
-            transfer: transfer_of(params),
+            transfer: Transfer::None,
+            part,
             cache: CacheUse { keys, reading: Reading::Cached },
             report: report(fields)?,
             model,
         })
+    }
+
+    /// Waits until the other leg is as far as this one needs it.
+    pub(crate) async fn meet(&mut self, app: &App) -> Result<(), Fault> {
+        self.transfer = app.handing.transfer(&self.part).await?;
+        if matches!(self.part, Part::Source { .. }) {
+            // Whatever its client asks for, a source computes the prompt and one token.
+            self.longest = Some(1);
+            (self.sampling.min_tokens, self.sampling.ending) = (0, Ending::Ignored);
+        }
+        Ok(())
     }
 
     /// The answer's length where the client named none.

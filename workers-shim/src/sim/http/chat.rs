@@ -30,7 +30,7 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: 
         ask.cache.reading = Reading::Nothing;
     }
     let prompt = prompt_of(&app, &fields)?;
-    let choices = begin(&app, &ask, std::slice::from_ref(&prompt))?;
+    let choices = begin(&app, &mut ask, std::slice::from_ref(&prompt)).await?;
     if ask.delivery == Delivery::Whole {
         let answer = whole(&app, &ask, choices).await?;
         return Ok(Json(answer_body(&app, (&ask, &prompt), answer)).into_response());

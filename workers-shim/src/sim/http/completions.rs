@@ -36,7 +36,7 @@ pub(crate) async fn completions(
         ask.cache.reading = Reading::Nothing;
     }
     let prompts = prompts_of(&app, &fields)?;
-    let choices = begin(&app, &ask, &prompts)?;
+    let choices = begin(&app, &mut ask, &prompts).await?;
     if ask.delivery == Delivery::Whole {
         let answer = whole(&app, &ask, choices).await?;
         return Ok(Json(answer_body(&app, (&ask, &prompts), answer)).into_response());

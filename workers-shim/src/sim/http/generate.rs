@@ -8,11 +8,12 @@ use super::ask::Ask;
 use super::choice::{Choice, End, Part};
 use super::errors::Fault;
 use super::totals::Totals;
-use super::transfer_fields::params_of;
 
 /// Give all choices of all prompts to the engine, prompt by prompt.
-pub(crate) fn begin(app: &App, ask: &Ask, prompts: &[Vec<u32>]) -> Result<Vec<Choice>, Fault> {
+pub(crate) async fn begin(app: &App, ask: &mut Ask, prompts: &[Vec<u32>]) -> Result<Vec<Choice>, Fault> {
     app.awake()?;
+    ask.meet(app).await?;
+    let ask = &*ask;
     let each = prompts.iter().flat_map(|prompt| (0..ask.choices).map(move |choice| (prompt, choice)));
     each.map(|(prompt, choice)| {
         let ticket = app.driver.submit(ask.request(app, prompt, choice)?)?;
@@ -37,6 +38,6 @@ pub(crate) async fn whole(app: &App, ask: &Ask, choices: Vec<Choice>) -> Result<
         totals.add(index % ask.choices, end);
     }
     let handoff = choices.iter().find_map(|(_, end)| end.finish.handoff.as_ref());
-    let params = handoff.map_or(Value::Null, |handoff| params_of(handoff, &app.identity));
+    let params = app.handing.hand(&ask.part, (handoff, &app.identity)).await?;
     Ok(Answer { choices, totals, params })
 }

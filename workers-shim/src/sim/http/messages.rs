@@ -44,9 +44,9 @@ pub(crate) async fn count_tokens(app: State<Arc<App>>, body: Bytes) -> Response 
 async fn answer(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<Response, Fault> {
     let fields = Fields::parse(body)?;
     fields.required("max_tokens")?;
-    let ask = Ask::read(app, (headers, &fields), &["max_tokens"], "chatcmpl-")?;
+    let mut ask = Ask::read(app, (headers, &fields), &["max_tokens"], "chatcmpl-")?;
     let prompt = prompt_of(app, &fields)?;
-    let choices = begin(app, &ask, &[prompt])?;
+    let choices = begin(app, &mut ask, &[prompt]).await?;
     if ask.delivery != Delivery::Whole {
         let totals = Totals::new(ask.remote_cached);
         return Ok(stream_answer(choices, 1, totals, MessageScript { ask, end: None }));

@@ -8,7 +8,8 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use engine_model::Stats;
 
-use super::App;
+use super::{App, metrics_sglang};
+use crate::dialect::Spoken;
 
 /// The route.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
@@ -16,6 +17,9 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 fn render(app: &App) -> String {
+    if app.handing.spoken == Spoken::Sglang {
+        return metrics_sglang::render(app);
+    }
     let (stats, latencies) = app.driver.measures();
     let labels = format!("engine=\"0\",model_name=\"{}\"", app.model);
     let mut page = Page { text: String::new(), labels: labels.clone() };
@@ -23,7 +27,9 @@ fn render(app: &App) -> String {
     let _ = writeln!(page.text, "process_start_time_seconds {:?}", app.started);
     gauges(&mut page, app, &stats);
     counters(&mut page, &stats);
-    transfers(&mut page, app, &stats);
+    if app.handing.spoken == Spoken::Nixl {
+        transfers(&mut page, app, &stats);
+    }
     page.text += &latencies.first_token.render("vllm:time_to_first_token_seconds", &labels);
     page.text += &latencies.per_token.render("vllm:inter_token_latency_seconds", &labels);
     page.text += &latencies.whole.render("vllm:e2e_request_latency_seconds", &labels);

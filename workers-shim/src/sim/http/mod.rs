@@ -9,8 +9,10 @@ mod completions;
 mod errors;
 mod fields;
 mod generate;
+mod meeting;
 mod messages;
 mod metrics;
+mod metrics_sglang;
 mod pooling;
 mod responses;
 mod sse;
@@ -38,10 +40,12 @@ use super::publisher::Endpoints;
 
 pub(crate) use adapters::Adapters;
 use errors::Fault;
+pub(crate) use meeting::Handing;
 pub(crate) use transfer_fields::Identity;
 
 /// What all routes share.
 pub(crate) struct App {
+    pub(crate) handing: Arc<Handing>,
     pub(crate) driver: Driver,
     pub(crate) codec: Arc<dyn TextCodec>,
     pub(crate) identity: Identity,
@@ -147,6 +151,7 @@ pub(crate) fn routes(app: Arc<App>, body_limit: usize) -> Router {
         .route("/health", get(admin::health))
         .route("/ping", get(admin::health).post(admin::health))
         .route("/version", get(admin::version))
+        .route("/server_info", get(admin::server_info))
         .route("/load", get(admin::load))
         .route("/metrics", get(metrics::metrics))
         .route("/v1/models", get(admin::models))

@@ -38,9 +38,9 @@ const KEPT: usize = 256;
 /// The route.
 pub(crate) async fn responses(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
     let fields = Fields::parse(&body)?;
-    let ask = Ask::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
+    let mut ask = Ask::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
     let step = Step::read(&app, &fields)?;
-    let choices = begin(&app, &ask, &[app.codec.encode_chat(ChatWords::Responses, &step.body)?])?;
+    let choices = begin(&app, &mut ask, &[app.codec.encode_chat(ChatWords::Responses, &step.body)?]).await?;
     let draft = draft(&app, &ask, &fields)?;
     if ask.delivery != Delivery::Whole {
         let totals = Totals::new(ask.remote_cached);

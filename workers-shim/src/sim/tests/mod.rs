@@ -2,6 +2,7 @@
 
 mod events;
 mod life;
+mod meetings;
 mod openai;
 mod other_apis;
 mod transfers;

@@ -1,0 +1,53 @@
+//! Both legs at once, where engines wait for each other. Each would wait for minutes, so the end of one bounds the other.
+
+use super::*;
+
+/// How long a target may go on whose source refused its leg: the same request is refused there at once, in words that
+/// are the client's to read.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(2);
+
+/// Sends both. The prefill leg goes on when the decode leg has begun to answer: it ends once its KV was fetched.
+pub(super) async fn run((legs, plan): (&Legs, &Plan), transfer: &Transfer, mut client: oneshot::Sender<Outcome>) {
+    let (failed, failure) = oneshot::channel();
+    let source = tokio::spawn({
+        let (legs, plan, transfer) = (legs.clone(), *plan, transfer.clone());
+        async move {
+            if let Err(error) = source_leg(&legs, &plan, &transfer).await {
+                // Nobody hears it where the answer has begun, or the client is gone.
+                let _ = failed.send(error);
+            }
+        }
+    });
+    let body = legs.body.decode(&legs.options, (transfer, None));
+    let met = tokio::select! {
+        biased;
+        opened = serve_while_source_lives(legs, plan, body) => Ok(opened),
+        error = refused(failure) => Err(error),
+        () = left(&mut client) => return,
+    };
+    let outcome = match met {
+        Ok(opened) => (opened, Vec::new()),
+        Err(error) => {
+            tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg failed");
+            (serve_plain(legs, plan).await, vec![Remark::PrefillFailed])
+        }
+    };
+    if outcome.0.is_err() {
+        // Nobody will fetch what it computes.
+        source.abort();
+    }
+    let _ = client.send(outcome);
+}
+
+/// Why the prefill leg failed, once the decode leg cannot come to an answer any more.
+async fn refused(failure: oneshot::Receiver<LegError>) -> LegError {
+    match failure.await {
+        Ok(LegError::Failed(status)) if status.is_client_error() => {
+            tokio::time::sleep(REFUSAL_LIMIT).await;
+            LegError::Failed(status)
+        }
+        Ok(error) => error,
+        // It went well.
+        Err(_) => std::future::pending().await,
+    }
+}

@@ -1,0 +1,119 @@
+//! Which dialect a worker speaks, and where those who fetch from it meet it.
+
+use std::sync::Arc;
+
+use vocabulary::{Carries, DpRank};
+
+use super::config::{LinkProfile, Transfers, WorkerSpec};
+use super::member::Member;
+use super::probe::get_url;
+use crate::dialect::{Meeting, Place, Spoken, Transfer};
+use crate::scrape::Scrape;
+
+/// What was learnt of it.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Speech {
+    pub(super) spoken: Spoken,
+    /// Where it is met; none as long as that is not known.
+    pub(super) place: Option<Arc<Place>>,
+    /// What keeps it from exchanging KV as it should.
+    pub(super) missing: Option<Arc<str>>,
+}
+
+impl Speech {
+    /// What can be handed over.
+    pub(super) fn carries(&self) -> Carries {
+        self.spoken.dialect().carries()
+    }
+
+    /// The fabric of the worker at `endpoint`, if it can be met; one of its own where it serves nobody unmet.
+    pub(super) fn reachable(&self, fabric: Arc<str>, endpoint: &str) -> Option<Arc<str>> {
+        match (&self.place, self.carries()) {
+            (Some(_), _) => Some(fabric),
+            (None, Carries::Prompts) => Some(format!("not met: {endpoint}").into()),
+            (None, Carries::Prefixes) => None,
+        }
+    }
+
+    /// A transfer from here to `target`; none where they do not understand each other.
+    pub(super) fn transfer(&self, target: &Self, (rank, ranks): (DpRank, u16), room: u64) -> Option<Transfer> {
+        let place = self.place.as_deref().filter(|_| self.spoken == target.spoken)?.clone();
+        self.spoken.dialect().order()?;
+        Some(Transfer { spoken: self.spoken, meeting: Meeting { room, place, rank, ranks } })
+    }
+}
+
+/// The dialect of a worker: as configured, as its metrics show, or NIXL where it exchanges KV by configuration alone.
+pub(super) fn spoken(profile: &LinkProfile, page: &Scrape) -> Spoken {
+    match (profile.transfers, profile.dialect, Spoken::shown_by(page)) {
+        (Transfers::Off, _, _) | (_, Some(Spoken::Plain), _) => Spoken::Plain,
+        (_, Some(declared), _) => declared,
+        (Transfers::On, None, Spoken::Plain) => Spoken::Nixl,
+        (Transfers::Auto, None, Spoken::Plain) if profile.fabric.is_some() => Spoken::Nixl,
+        (_, None, shown) => shown,
+    }
+}
+
+/// Asks the worker where it is met.
+pub(super) async fn ask(client: &reqwest::Client, member: &Member, page: &Scrape) -> Speech {
+    let profile = &member.spec.profile.link;
+    let spoken = spoken(profile, page);
+    let missing = spoken.dialect().missing(page).map(Arc::from);
+    let Some(url) = spoken.dialect().asks(&member.spec.endpoint, profile.bootstrap.as_deref()) else {
+        return Speech { spoken, place: Some(Arc::default()), missing };
+    };
+    let key = member.spec.api_key.as_ref().filter(|_| url.starts_with(&*member.spec.endpoint));
+    let answer = get_url(client, &url, key).await.map_err(|_| "it does not answer there".to_owned());
+    match answer.and_then(|text| spoken.dialect().place(&url, &text)).and_then(|place| fits(place, &member.spec)) {
+        Ok(place) => Speech { spoken, place: Some(Arc::new(place)), missing },
+        Err(why) => {
+            let says = format!("it speaks {}, and {url} does not tell where it is met: {why}", spoken.as_str());
+            Speech { spoken, place: None, missing: Some(says.into()) }
+        }
+    }
+}
+
+fn fits(place: Place, spec: &WorkerSpec) -> Result<Place, String> {
+    match place.role {
+        Some(role) if role != spec.role => {
+            let (is, role) = (spec.role.as_str(), role.as_str());
+            Err(format!("it is a {role} worker, and configured as {is}: write {}#{role}", spec.endpoint))
+        }
+        _ => Ok(place),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(transfers: Transfers, dialect: Option<Spoken>, connector: Option<&'static str>) -> Spoken {
+        let profile = LinkProfile { transfers, dialect, ..LinkProfile::default() };
+        spoken(&profile, &Scrape { connector, ..Scrape::default() })
+    }
+
+    #[test]
+    fn what_is_configured_goes_before_what_metrics_show_and_that_before_nixl() {
+        use Spoken::{Mooncake, Nixl, Plain, Sglang, Store};
+        assert_eq!(of(Transfers::Auto, None, None), Plain);
+        assert_eq!(of(Transfers::Auto, None, Some("nixl")), Nixl);
+        assert_eq!(of(Transfers::Auto, None, Some("sglang")), Sglang);
+        assert_eq!(of(Transfers::Auto, Some(Store), Some("nixl")), Store);
+        assert_eq!(of(Transfers::Auto, Some(Plain), Some("nixl")), Plain);
+        assert_eq!(of(Transfers::On, None, None), Nixl);
+        assert_eq!(of(Transfers::On, Some(Mooncake), None), Mooncake);
+        assert_eq!(of(Transfers::Off, Some(Mooncake), Some("nixl")), Plain);
+    }
+
+    #[test]
+    fn only_workers_of_one_dialect_that_can_be_met_exchange() {
+        let speech = |spoken, place: Option<Place>| Speech { spoken, place: place.map(Arc::new), missing: None };
+        let met = Some(Place { port: 7, ..Place::default() });
+        let to = |source: Speech, target| source.transfer(&speech(target, None), (DpRank(1), 2), 9);
+        let transfer = to(speech(Spoken::Sglang, met.clone()), Spoken::Sglang).unwrap();
+        assert_eq!((transfer.spoken, transfer.meeting.room, transfer.meeting.place.port), (Spoken::Sglang, 9, 7));
+        assert_eq!(to(speech(Spoken::Sglang, met.clone()), Spoken::Nixl), None);
+        assert_eq!(to(speech(Spoken::Sglang, None), Spoken::Sglang), None);
+        assert_eq!(to(speech(Spoken::Plain, met), Spoken::Plain), None);
+    }
+}

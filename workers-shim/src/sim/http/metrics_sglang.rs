@@ -1,0 +1,31 @@
+//! `/metrics` under SGLang 0.5's names, as far as a router reads them. SGLang tells no process.
+
+use std::fmt::Write;
+
+use vocabulary::Role;
+
+use super::App;
+
+pub(super) fn render(app: &App) -> String {
+    let (stats, _) = app.driver.measures();
+    let kind = if app.handing.role == Role::Hybrid { "unified" } else { app.handing.role.as_str() };
+    let usage = f64::from(stats.blocks_used) / f64::from(app.profile.blocks);
+    let labels = format!("engine_type=\"{kind}\",model_name=\"{}\",pp_rank=\"0\",tp_rank=\"0\"", app.model);
+    let mut page = String::new();
+    for (name, value) in [
+        ("num_running_reqs", f64::from(stats.running)),
+        ("num_queue_reqs", f64::from(stats.waiting + stats.pulling)),
+        ("token_usage", usage),
+        ("max_total_num_tokens", app.profile.capacity() as f64),
+        ("page_size", f64::from(app.profile.block_tokens)),
+        ("num_pages", f64::from(app.profile.blocks)),
+        ("context_len", f64::from(app.profile.context_tokens)),
+    ] {
+        let _ = writeln!(page, "# TYPE sglang:{name} gauge\nsglang:{name}{{{labels}}} {value:?}");
+    }
+    let _ = writeln!(page, "# TYPE sglang:prefill_effective_tokens_total counter");
+    for (mode, tokens) in [("input", stats.prompt.computed), ("device_hit", stats.prompt.cached)] {
+        let _ = writeln!(page, "sglang:prefill_effective_tokens_total{{{labels},mode=\"{mode}\"}} {tokens}.0");
+    }
+    page
+}

@@ -1,0 +1,90 @@
+//! The bootstrap server of a simulated source: here a target learns what to fetch, by the name that both legs carry.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+/// How far the legs of one transfer are.
+#[derive(Clone, PartialEq, Debug, Default)]
+enum Stage {
+    /// One of them is here.
+    #[default]
+    Open,
+    /// The source has computed the prompt.
+    Offered(Value),
+    /// The target knows what to fetch.
+    Taken,
+}
+
+/// Where the legs of transfers meet.
+#[derive(Clone)]
+pub(crate) struct Rooms {
+    /// The engine that computes.
+    engine: Arc<str>,
+    /// How long one leg waits for the other.
+    patience: Duration,
+    rooms: Arc<Mutex<HashMap<String, watch::Sender<Stage>>>>,
+}
+
+impl Rooms {
+    pub(crate) fn new(engine: Arc<str>, patience: Duration) -> Self {
+        Self { engine, patience, rooms: Arc::default() }
+    }
+
+    /// Offers what the source computed; returns whether somebody came for it in time.
+    pub(crate) async fn offer(&self, name: &str, parameters: Value) -> bool {
+        let room = self.room(name);
+        room.send_replace(Stage::Offered(parameters));
+        self.reaches(name, |stage| *stage == Stage::Taken).await.is_some()
+    }
+
+    async fn take(&self, name: &str) -> Option<Value> {
+        let Stage::Offered(parameters) = self.reaches(name, |stage| matches!(stage, Stage::Offered(_))).await? else {
+            return None;
+        };
+        let room = self.rooms.lock().remove(name)?;
+        room.send_replace(Stage::Taken);
+        Some(parameters)
+    }
+
+    fn room(&self, name: &str) -> watch::Sender<Stage> {
+        self.rooms.lock().entry(name.to_owned()).or_default().clone()
+    }
+
+    async fn reaches(&self, name: &str, wanted: impl FnMut(&Stage) -> bool) -> Option<Stage> {
+        let mut stage = self.room(name).subscribe();
+        let reached = tokio::time::timeout(self.patience, stage.wait_for(wanted)).await;
+        let reached = reached.ok().and_then(|reached| reached.ok().map(|stage| stage.clone()));
+        if reached.is_none() {
+            self.rooms.lock().remove(name);
+        }
+        reached
+    }
+
+    /// Its routes. `/query` is Mooncake's; how engines talk to each other is their own affair.
+    pub(crate) fn routes(self) -> Router {
+        Router::new().route("/query", get(query)).route("/rooms/{engine}/{name}", get(take)).with_state(self)
+    }
+}
+
+async fn query(State(rooms): State<Rooms>) -> Json<Value> {
+    Json(json!({"0": {"engine_id": rooms.engine, "worker_addr": {}}}))
+}
+
+async fn take(
+    State(rooms): State<Rooms>,
+    Path((engine, name)): Path<(String, String)>,
+) -> Result<Json<Value>, StatusCode> {
+    if engine != *rooms.engine && engine != "any" {
+        return Err(StatusCode::CONFLICT);
+    }
+    rooms.take(&name).await.map(Json).ok_or(StatusCode::REQUEST_TIMEOUT)
+}
