@@ -35,6 +35,9 @@ class Engine:
             "--dtype", "float32", "--enforce-eager", "--max-model-len", str(context), "--block-size", str(BLOCK),
             "--kv-cache-memory-bytes", str(cache_bytes), "--max-num-seqs", "16", "--distributed-executor-backend", "uni",
             "--enable-prefix-caching", "--enable-prompt-tokens-details",
+            # Calls that a client forces are made by a grammar, whatever the weights would rather say.
+            "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+            "--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
             "--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher),
         ]
         env = {
@@ -42,6 +45,8 @@ class Engine:
             "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
             # One process an engine: less memory, and one id to stop.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # Forced calls as plain JSON of their schema: only that grammar can do without white space, which has no end.
+            "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
             "UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT / "tests/engines/plugins"),
         }
