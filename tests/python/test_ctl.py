@@ -9,7 +9,7 @@ import time
 import urllib.request
 
 import pytest
-from harness.cluster import Cluster, Serve, SimWorker
+from harness.cluster import Cluster, Serve, SimWorker, get_json
 from harness.operator import Operator, ctl
 from harness.processes import BINARY, until
 from harness.talk import TEXT, Talk, prose, sealed_session
@@ -384,6 +384,8 @@ def test_a_worker_that_is_gone_is_retired_and_one_that_answers_is_not(fleet):
         assert refused.returncode == 1 and "would be registered again" in refused.stderr
         worker.process.kill()
         until("it is missed", lambda: serve.workers_up() == 0)
+        doubt = until("why is said", lambda: get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"][0]["doubt"])
+        assert "GET /health" in doubt and "events" not in doubt, doubt
         assert run("workers", "retire", worker.url).returncode == 0
         lease = json.loads(run("leases", worker.url, "-o", "json").stdout)["lease"]
         assert lease["state"] == "retired"
