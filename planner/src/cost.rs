@@ -15,6 +15,8 @@ use crate::{Ask, AttentionSpec, Inputs, Terms, Tiers};
 /// Beside a prompt an answer gets a token with each chunk: so much of its time is lost meanwhile. A chunk of 2,048 tokens takes
 /// ten decode steps or so.
 const HELD_UP: f64 = 0.9;
+/// Of the time for which an answer is generated, the part in which one that runs already still runs: it has come to its middle.
+const TOGETHER: f64 = 0.5;
 
 /// The step's prices: the request and the policy's weights, made safe.
 pub(crate) struct Prices<'a> {
@@ -97,8 +99,8 @@ impl<'a> Prices<'a> {
     /// - `T_restore`: bytes in slower tiers / their rate + the first decode step.
     /// - `M_hbm`: bytes stored here that another worker keeps too + bytes stored here x share of memory in use (each
     ///   displaces, with that chance, one that somebody would have come back for).
-    /// - `I_decode`: answers being generated x (time computed here + answer x decode slowdown), what the answer itself loses
-    ///   to prompts that come later, and these to what is computed here: see `interference`.
+    /// - `I_decode`: answers being generated x (time computed here + half of the answer x decode slowdown), what the answer
+    ///   itself loses to prompts that come later, and these to what is computed here: see `interference`.
     /// - `T_eviction`: see `eviction`.
     pub(crate) fn target(&self, at: &Standing<'_>, serving: Serving) -> Terms {
         let compute = match serving.computed {
@@ -123,7 +125,7 @@ impl<'a> Prices<'a> {
         Fixed {
             displaced: self.bytes(at, at.holding.on_device(), end).0 as f64 * at.pace.usage,
             restore: self.restore(at) + at.pace.step,
-            slowdown: at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64,
+            slowdown: TOGETHER * at.view.speeds.decode_slowdown.0 as f64 * self.ask.answer.0 as f64,
             stall: self.stall(at),
             eviction: self.eviction(at, end - at.holding.on_device(), Guest::Stays),
         }

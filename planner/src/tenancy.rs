@@ -3,6 +3,7 @@
 //! Pure: times are passed in, on one clock of the caller's that only goes forward. It is an estimate that nobody waits for:
 //! what it does not know costs a worse plan.
 
+mod answers;
 mod inflow;
 mod line;
 mod rank;
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId};
 
 use crate::returns::{Habit, Returns};
+use answers::Answers;
 pub use inflow::Inflow;
 use inflow::Lately;
 use rank::{Place, Rank, Tenants};
@@ -30,12 +32,13 @@ const MOST_ENDS: usize = 131_072;
 /// So many victims are looked at one by one; those after them count as these do on average.
 const MOST_VICTIMS: usize = 16;
 
-/// The account of all ranks, and how sessions came back so far.
+/// The account of all ranks, how sessions came back so far, and how long answers were.
 #[derive(Clone, Debug, Default)]
 pub struct Tenancy {
     workers: BTreeMap<WorkerId, Worker>,
     tenants: Tenants,
     returns: Returns,
+    answers: Answers,
     sessions: HashMap<SessionId, Seen>,
     /// When steps ended, oldest first. One whose session has stepped since is void.
     ends: VecDeque<(Micros, SessionId)>,
@@ -56,6 +59,8 @@ struct Worker {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     habit: Habit,
+    /// Its own.
+    answers: Answers,
     /// When its last step ended; none while one is under way.
     away_since: Option<Micros>,
 }
@@ -102,6 +107,20 @@ impl Tenancy {
         if let Some(mut place) = self.known(at) {
             place.ends(session, (tokens, habit), now);
         }
+    }
+
+    /// An answer was whole; its step is over.
+    pub fn answered(&mut self, session: SessionId, answer: Tokens) {
+        self.answers.saw(answer);
+        if let Some(seen) = self.sessions.get_mut(&session) {
+            seen.answers.saw_own(answer);
+        }
+    }
+
+    /// How long the session's next answer is expected to be.
+    pub fn expected_answer(&self, session: SessionId) -> Tokens {
+        let own = self.sessions.get(&session).map_or_else(Answers::default, |seen| seen.answers);
+        self.answers.next(&own)
     }
 
     /// The step came to nothing: what it left there is not counted on.

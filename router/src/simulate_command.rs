@@ -29,7 +29,7 @@ use stopwatch::Clock;
 const USUAL_SESSIONS: usize = 24;
 
 const MORE: &str = "\
-ownerserve is told of an answer what routers know: 256 tokens where the client sets no limit, which no recording tells;
+ownerserve is told of an answer what routers know: how long those before were, since no recording tells a client's limit;
 `--policy ablations` runs OwnerServe whole and without each part, or told something wrong: ownerserve_no_fetch and so on;
 ownerserve_told_length is told the exact length of answers.
 llm_d_cached_counts counts evictable cache as memory taken, as the simulation that the figures are compared with does; llm_d is

@@ -51,8 +51,8 @@ fn a_broken_tier_rate_makes_its_blocks_useless_and_not_free() {
 
 #[test]
 fn decode_interference_is_everybodys_lost_time_weighed_by_mu() {
-    // Ten answers wait for 1,600 tokens to be computed, then for 100 tokens' slowdown of 1 ms each.
-    let lost = 10 * (160_000 + 100_000);
+    // Ten answers wait for 1,600 tokens to be computed, then for 1 ms at each of 50 tokens: half of 100 they no longer see.
+    let lost = 10 * (160_000 + 50_000);
     let at = |mu: &str| terms(&format!("policy mu={mu}\n worker a hybrid running=10"), ColocatedPrefill, "a");
     assert_eq!(at("1").interference, Micros(lost));
     assert_eq!(at("0.25").interference, Micros(lost / 4));
@@ -110,7 +110,7 @@ fn a_remote_prefill_costs_the_prompt_there_and_what_the_target_lacks_on_the_link
     assert_eq!(price.network.0, 10_000 + (1_600 - 320) * 10 + 20_000);
     assert_eq!(price.queue.0, 0, "the target's step of 30 ms is over before the prompt is computed");
     assert_eq!(price.restore.0, 30_000);
-    assert_eq!(price.interference.0, (10 * 100 * 1_000) / 4, "only the answer slows the batch");
+    assert_eq!(price.interference.0, (10 * 50 * 1_000) / 4, "only the answer slows the batch");
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl Finish {
         }
         if let Some(tenure) = self.planned.tenure.take() {
             match ending {
-                Ending::Complete => tenure.served(usage.map(|usage| usage.prompt + usage.completion)),
+                Ending::Complete => tenure.served(usage),
                 Ending::Refused => tenure.refused(),
                 Ending::Failed | Ending::Broken => tenure.failed(),
                 // What was computed until then stays there.

@@ -12,9 +12,6 @@ use super::session_key::SessionKey;
 use crate::error::ApiError;
 use crate::incoming::{Endpoint, Incoming};
 
-/// Expected answer of a request that does not bound it.
-pub(crate) const USUAL_ANSWER: Tokens = Tokens(256);
-
 /// How the answer comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Delivery {
@@ -47,8 +44,8 @@ pub struct Request {
     pub session_key: Option<SessionKey>,
     /// How the answer comes.
     pub delivery: Delivery,
-    /// Expected tokens of the answer.
-    pub answer: Tokens,
+    /// The most tokens of the answer, where the client says.
+    pub answer: Option<Tokens>,
     /// What in it forbids that KV moves for it.
     pub bar: Option<TransferBar>,
 }
@@ -101,7 +98,7 @@ pub fn parse(incoming: Incoming, endpoint: Endpoint, salt: Option<Arc<str>>) -> 
         false => Delivery::Whole,
         true => Delivery::Stream { usage_wanted: wants_usage(endpoint, fields)? },
     };
-    let answer = answer_tokens(endpoint, fields)?.unwrap_or(USUAL_ANSWER);
+    let answer = answer_tokens(endpoint, fields)?;
     let session_key = SessionKey::find(&incoming.headers, session_in_body(fields).as_deref());
     let bar = transfer_bar(fields)?;
     let own_salt = fields.read::<String>("cache_salt").filter(|_| salt.is_none()).map(Arc::from);
@@ -147,8 +144,7 @@ fn answer_tokens(endpoint: Endpoint, fields: &JsonFields) -> Result<Option<Token
         Endpoint::Messages => bound("max_tokens")?,
         Endpoint::Responses => bound("max_output_tokens")?,
     };
-    // A bound of thousands says what is allowed, not what is expected.
-    Ok(tokens.map(|tokens| Tokens(tokens.min(1024))))
+    Ok(tokens.map(Tokens))
 }
 
 fn transfer_bar(fields: &JsonFields) -> Result<Option<TransferBar>, ApiError> {

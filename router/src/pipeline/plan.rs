@@ -127,7 +127,7 @@ pub fn classify(gateway: &Gateway, located: Located) -> Classified {
         adapter: None,
         prompt,
         longest: (!prefixed.others.is_empty()).then(|| prefixed.longest()),
-        answer: request.answer,
+        answer: gateway.policies.account.expected_answer(located.session.id, request.answer),
         block: prefixed.prompt.chain.block,
         transfers: transfers(&located),
     };

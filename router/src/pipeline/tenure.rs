@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use planner::{Admission, Claim, Plan, Stay, Tenancy};
 use vocabulary::{Blocks, DpRank, Knowledge, Micros, Owner, SessionId, Tier, Tokens, WorkerView};
+use workers_shim::dialect::Usage;
 use workers_shim::fleet::Fleet;
 
 use super::commit::server_of;
@@ -63,6 +64,12 @@ impl Account {
     pub fn now(&self) -> Now<'_> {
         let kept = self.kept.lock();
         Now { kept, now: Micros::of(self.since.elapsed()) }
+    }
+
+    /// How long the session's next answer is expected to be, where the client allows at most so much.
+    pub fn expected_answer(&self, session: SessionId, most: Option<Tokens>) -> Tokens {
+        let expected = self.now().tenancy().expected_answer(session);
+        most.map_or(expected, |most| most.min(expected))
     }
 
     /// Drops what workers have cleared, as far as their events tell. Looks once a second at most.
@@ -138,17 +145,18 @@ pub struct Tenure {
 enum End {
     /// The session keeps so many tokens there.
     Idle(Tokens),
-    /// All of them, and its old place is given up.
-    Served(Tokens),
+    /// All of them, and its old place is given up. The answer's length where the engine told it.
+    Served { tokens: Tokens, answer: Option<Tokens> },
     /// Nothing came of it.
     Failed,
 }
 
 impl Tenure {
-    /// The answer is whole. `tokens` are prompt and answer as the engine counted them, where it did.
-    pub fn served(mut self, tokens: Option<Tokens>) {
+    /// The answer is whole. `usage` is what the engine counted, where it did.
+    pub fn served(mut self, usage: Option<Usage>) {
         let End::Idle(expected) = self.end else { return };
-        self.end = End::Served(tokens.unwrap_or(expected));
+        let tokens = usage.map_or(expected, |usage| usage.prompt + usage.completion);
+        self.end = End::Served { tokens, answer: usage.map(|usage| usage.completion) };
     }
 
     /// The worker took it for wrong, and computed nothing: what was there before is there still.
@@ -170,8 +178,9 @@ impl Drop for Tenure {
         match self.end {
             End::Failed => tenancy.fails(self.at, self.session, now),
             End::Idle(tokens) => tenancy.ends(self.at, self.session, tokens, now),
-            End::Served(tokens) => {
+            End::Served { tokens, answer } => {
                 tenancy.ends(self.at, self.session, tokens, now);
+                answer.into_iter().for_each(|answer| tenancy.answered(self.session, answer));
                 if let Some(left) = self.left {
                     tenancy.leaves(left, self.session);
                 }

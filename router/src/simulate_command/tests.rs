@@ -247,11 +247,6 @@ fn decisions_are_timed_for_a_report_and_change_nothing_else() {
 }
 
 #[test]
-fn the_simulated_planner_expects_the_answers_that_this_router_expects() {
-    assert_eq!(simulator::policies::USUAL_ANSWER, crate::pipeline::parse::USUAL_ANSWER);
-}
-
-#[test]
 fn what_a_router_and_a_simulation_both_can_do_has_one_name() {
     use planner::Rule;
     for rule in [Rule::RoundRobin, Rule::SessionPinning, Rule::MatchRateMinusLoad] {

@@ -23,7 +23,6 @@ use crate::trace::Step;
 pub use ablation::Ablation;
 pub(crate) use kind::every;
 pub use kind::{PolicyKind, UnknownPolicy};
-pub use own::USUAL_ANSWER;
 pub use watched::Stopwatch;
 pub(crate) use watched::Watched;
 

@@ -1,7 +1,7 @@
 //! OwnerServe: the planner as routers run it, told what they would be told.
 //!
 //! Sessions, owners and sealed prefixes are the ledger's, told and read as routers do. The planner expects of every answer
-//! what routers expect of one that its client does not limit.
+//! what routers expect of one that its client does not limit: recordings tell no limits.
 
 mod chains;
 mod quorum;
@@ -27,8 +27,6 @@ use crate::trace::Step;
 const MODEL: &str = "model";
 /// How often steps that wait are looked at again.
 const PERIOD: Seconds = Seconds(0.5);
-/// What routers expect of an answer that its client does not limit; recordings tell no limits.
-pub const USUAL_ANSWER: Tokens = Tokens(256);
 
 /// The planner, and what it is told between steps.
 #[derive(Default)]
@@ -62,10 +60,10 @@ impl Own {
         Self { ablation: Some(ablation), ..Self::default() }
     }
 
-    fn answer(&self, step: &Step) -> Tokens {
+    fn answer(&self, session: SessionId, step: &Step) -> Tokens {
         match self.ablation {
             Some(Ablation::ToldLength) => step.answer,
-            _ => USUAL_ANSWER,
+            _ => self.tenancy.expected_answer(session),
         }
     }
 
@@ -144,7 +142,7 @@ impl Own {
             adapter: None,
             prompt: ask.step.prompt,
             longest: None,
-            answer: self.answer(ask.step),
+            answer: self.answer(located.session.id, ask.step),
             block: fleet.block,
             transfers: Transfers::Allowed,
         };
@@ -174,7 +172,7 @@ impl Own {
             self.tenancy.leaves(before, id);
         }
         let stay = Stay {
-            tokens: ask.step.prompt + self.answer(ask.step),
+            tokens: ask.step.prompt + self.answer(id, ask.step),
             found: ask.held[server].device,
             capacity: fleet.spec.sizes.device,
         };
@@ -226,6 +224,7 @@ impl Policy for Own {
         let Some(UnderWay { located, plan }) = self.under_way.remove(&at) else { return };
         let (server, now) = (owner(place_of(plan.decode.worker)), micros(now.0));
         self.tenancy.ends(server, located.session.id, step.prompt + step.answer, now);
+        self.tenancy.answered(located.session.id, step.answer);
         self.quorum.iter_mut().for_each(|quorum| quorum.commit(&located, &plan, now));
     }
 
@@ -315,10 +314,16 @@ mod tests {
     use crate::tests::sessions;
 
     #[test]
-    fn the_planner_expects_what_routers_expect_unless_it_is_told() {
-        let trace = sessions();
-        assert!(trace.steps().any(|step| step.answer != USUAL_ANSWER));
-        assert!(trace.steps().all(|step| Own::default().answer(step) == USUAL_ANSWER));
-        assert!(trace.steps().all(|step| Own::without(Ablation::ToldLength).answer(step) == step.answer));
+    fn the_planner_expects_what_it_learnt_unless_it_is_told() {
+        let (trace, session) = (sessions(), SessionId(1));
+        let learnt = |mut own: Own| {
+            own.tenancy.answered(session, Tokens(9_000));
+            own
+        };
+        let (own, told) = (learnt(Own::default()), learnt(Own::without(Ablation::ToldLength)));
+        let expected = own.tenancy.expected_answer(session);
+        assert!(expected > Own::default().tenancy.expected_answer(session));
+        assert!(trace.steps().all(|step| own.answer(session, step) == expected));
+        assert!(trace.steps().all(|step| told.answer(session, step) == step.answer));
     }
 }
