@@ -339,7 +339,12 @@ mod tests {
     use super::*;
 
     fn worker(id: u64, fabric: &str, kv_usage: f64) -> WorkerView {
-        let link = Link { fabric: fabric.into(), fixed: Micros(0), bytes_per_second: 1e9 };
+        let link = Link {
+            fabric: fabric.into(),
+            fixed: Micros(0),
+            bytes_per_second: 1e9,
+            carries: vocabulary::Carries::Prefixes,
+        };
         WorkerView {
             id: WorkerId(id),
             endpoint: format!("http://w{id}").into(),

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use residency::{Event, Feed, ImprintReader, Index, Limits, Settled, SourceRules, decode};
 use vocabulary::{DpRank, Incarnation, Namespace, Seed, Tokens, WorkerId};
 use workers_shim::dialect::{
-    Answer, Api, LegOptions, RequestBody, Said, ShownIds, SseScanner, Telling, TokenIds, UsageEvent,
+    Answer, Api, LegOptions, RequestBody, Said, ShownIds, Spoken, SseScanner, Telling, TokenIds, Transfer, UsageEvent,
 };
 
 const WORKER: WorkerId = WorkerId(1);
@@ -66,6 +66,10 @@ fn settle(feed: &mut Feed, index: &mut Index) {
     while feed.settle(index, 7).is_ok_and(|settled| settled == Settled::More) {}
 }
 
+fn nixl() -> Transfer {
+    Transfer { spoken: Spoken::Nixl, ..Transfer::default() }
+}
+
 /// A client's body: every leg that is made of it is JSON again, and says nothing that only routers may say.
 pub fn bodies(bytes: &[u8]) {
     let Ok(body) = RequestBody::read(Bytes::copy_from_slice(bytes)) else { return };
@@ -77,7 +81,7 @@ pub fn bodies(bytes: &[u8]) {
         let again = RequestBody::read(plain.clone()).expect("what was read can be read again");
         assert_eq!(again.stripped(&LegOptions::default()), Default::default(), "nothing is left to remove");
         assert_eq!(again.plain(&options), plain, "what is clean stays as it is");
-        let prefill = RequestBody::read(body.prefill(&options)).expect("a leg is JSON");
+        let prefill = RequestBody::read(body.prefill(&options, &nixl())).expect("a leg is JSON");
         assert!(!prefill.streams());
     }
 }
@@ -90,7 +94,7 @@ pub fn answers(bytes: &[u8]) {
         && let Some(handoff) = answer.handoff
         && let Ok(body) = RequestBody::read(Bytes::from_static(br#"{"prompt":"a"}"#))
     {
-        RequestBody::read(body.decode(&LegOptions::default(), handoff)).expect("a leg is JSON");
+        RequestBody::read(body.decode(&LegOptions::default(), (&nixl(), Some(handoff)))).expect("a leg is JSON");
     }
     let scan = |size: usize, mut scanner: SseScanner| {
         let mut out = Vec::new();
