@@ -52,6 +52,16 @@ pub struct SimArgs {
     /// What goes wrong with events on their way, for tests: duplicate=N, gap=N.
     #[arg(long, value_name = "FAULTS")]
     events_fault: Option<EventFault>,
+    #[command(flatten)]
+    handing: HandingArgs,
+    /// Ends when standard input closes.
+    #[arg(long, hide = true)]
+    pub(crate) exit_with_parent: bool,
+}
+
+// How a simulated engine hands KV over. Not a doc comment: as one it would be the help of whole `sim-worker`.
+#[derive(Clone, Debug, Args)]
+struct HandingArgs {
     /// What goes wrong with KV on its way to other workers, for tests: corrupt=N damages one of N reads, and tells nobody.
     #[arg(long, value_name = "FAULT")]
     transfer_fault: Option<TransferFault>,
@@ -64,9 +74,6 @@ pub struct SimArgs {
     /// How long one leg of a transfer waits for the other.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     meet_within: u64,
-    /// Ends when standard input closes.
-    #[arg(long, hide = true)]
-    pub(crate) exit_with_parent: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -184,11 +191,11 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
         },
         side_channel: beside(listen.ip()),
         handing: HandingOptions {
-            dialect: args.dialect.into(),
-            bootstrap: args.bootstrap_listen.unwrap_or(beside(listen.ip())),
-            patience: Duration::from_secs(args.meet_within),
+            dialect: args.handing.dialect.into(),
+            bootstrap: args.handing.bootstrap_listen.unwrap_or(beside(listen.ip())),
+            patience: Duration::from_secs(args.handing.meet_within),
         },
-        transfer_fault: args.transfer_fault.unwrap_or_default(),
+        transfer_fault: args.handing.transfer_fault.unwrap_or_default(),
         ..SimOptions::default()
     })
 }

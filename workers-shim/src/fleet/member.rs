@@ -14,7 +14,7 @@ use super::config::{Pace, WorkerProfile, WorkerSpec};
 use super::estimate::SpeedConfidence;
 use super::flight::{Desk, Mark};
 use super::link::{LinkEstimate, fabric};
-use super::speech::Speech;
+use super::speech::{Speech, spoken};
 use crate::events::{EventLog, Exports};
 use crate::scrape::{Engine, Scrape};
 
@@ -130,7 +130,8 @@ impl Member {
     pub(super) fn asks_place(&self, scrape: &Scrape) -> bool {
         let seen = self.seen.load();
         let same = seen.health == Health::Ready && seen.incarnation == scrape.process.unwrap_or_default();
-        !(same && seen.speech.place.is_some())
+        let known = seen.speech.place.is_some() && seen.speech.spoken == spoken(&self.spec.profile.link, scrape);
+        !(same && known)
     }
 
     /// Takes over what a probe showed. What is to be reported of it, when it is alive.

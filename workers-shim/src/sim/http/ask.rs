@@ -31,9 +31,15 @@ pub(crate) struct Ask {
     sampling: Sampling,
     pub(crate) cache: CacheUse,
     /// Which leg of a transfer it is.
-    pub(crate) part: Part,
-    transfer: Transfer,
+    pub(crate) leg: Leg,
     report: Report,
+}
+
+/// What it has to do with another worker.
+pub(crate) struct Leg {
+    pub(crate) part: Part,
+    /// As the engine takes it, once the other leg is as far.
+    transfer: Transfer,
 }
 
 /// What its prompts have to do with the prefix cache.
@@ -80,8 +86,7 @@ impl Ask {
             },
             longest: longest.into_iter().flatten().next(),
             sampling: sampling(fields)?,
-            transfer: Transfer::None,
-            part,
+            leg: Leg { part, transfer: Transfer::None },
             cache: CacheUse { keys, reading: Reading::Cached },
             report: report(fields)?,
             model,
@@ -90,8 +95,8 @@ impl Ask {
 
     /// Waits until the other leg is as far as this one needs it.
     pub(crate) async fn meet(&mut self, app: &App) -> Result<(), Fault> {
-        self.transfer = app.handing.transfer(&self.part).await?;
-        if matches!(self.part, Part::Source { .. }) {
+        self.leg.transfer = app.handing.transfer(&self.leg.part).await?;
+        if matches!(self.leg.part, Part::Source { .. }) {
             // Whatever its client asks for, a source computes the prompt and one token.
             self.longest = Some(1);
             (self.sampling.min_tokens, self.sampling.ending) = (0, Ending::Ignored);
@@ -125,7 +130,7 @@ impl Ask {
             prompt: prompt.to_vec(),
             sampling,
             keys: self.cache.keys.clone(),
-            transfer: self.transfer.clone(),
+            transfer: self.leg.transfer.clone(),
             reading: self.cache.reading,
             report: self.report,
         })

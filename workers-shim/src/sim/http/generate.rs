@@ -38,6 +38,6 @@ pub(crate) async fn whole(app: &App, ask: &Ask, choices: Vec<Choice>) -> Result<
         totals.add(index % ask.choices, end);
     }
     let handoff = choices.iter().find_map(|(_, end)| end.finish.handoff.as_ref());
-    let params = app.handing.hand(&ask.part, (handoff, &app.identity)).await?;
+    let params = app.handing.hand(&ask.leg.part, (handoff, &app.identity)).await?;
     Ok(Answer { choices, totals, params })
 }
