@@ -109,8 +109,9 @@ impl Move {
             Err(Unread::NoRoom) => return Some(Remark::NoRoomToEncode),
             Err(Unread::Unknown) => return Some(Remark::ReplicateFailed),
         };
+        // They spoke one dialect when this was planned: one of them is gone.
         let Some(transfer) = self.legs.transfer(&self.source, &self.target) else {
-            return Some(Remark::NoTransferParameters);
+            return Some(Remark::ReplicateFailed);
         };
         let replica = Replica { model: &self.model, tokens: &tokens, salt: self.salt.as_deref() };
         let pair = Pair { legs: &self.legs, source: &self.source, target: &self.target };
