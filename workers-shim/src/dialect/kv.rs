@@ -3,6 +3,8 @@
 //! A transfer has two legs with the same prompt: one at the source, which computes or has it, one at the target, which
 //! fetches it. A dialect says what the legs' bodies carry and in what order they go. It sends nothing.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use vocabulary::{Carries, DpRank, Role};
 
@@ -64,10 +66,43 @@ pub(crate) trait Dialect: Sync {
     }
 
     /// The place that the answer tells, or what is missing. `asked` is the URL.
-    fn place(&self, asked: &str, answer: &str) -> Result<Place, String> {
+    fn place(&self, asked: &str, answer: &str) -> Result<Place, Unmet> {
         let _ = (asked, answer);
         Ok(Place::default())
     }
+}
+
+/// Why nobody knows where an engine is met.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unmet {
+    /// Nobody answers at that place.
+    #[error("it does not answer there")]
+    Silent,
+    /// No answer of Mooncake's.
+    #[error("it is no map of ranks to engines, as Mooncake's bootstrap server answers")]
+    NoRanks,
+    /// A bootstrap server without engines.
+    #[error("no engine has registered there")]
+    Nobody,
+    /// No answer of SGLang's.
+    #[error("it is not what SGLang answers")]
+    NoServerInfo,
+    /// An SGLang engine that hands nothing over.
+    #[error("its disaggregation_mode is {0:?}: start it with --disaggregation-mode prefill or decode")]
+    Mode(String),
+    /// An SGLang engine without a bootstrap server.
+    #[error("it tells no disaggregation_bootstrap_port")]
+    NoPort,
+    /// Another role than the configured one.
+    #[error("it is a {} worker, and configured as {}: write {endpoint}#{}", is.as_str(), configured.as_str(), is.as_str())]
+    Role {
+        /// What it is.
+        is: Role,
+        /// What it was taken for.
+        configured: Role,
+        /// Where it is.
+        endpoint: Arc<str>,
+    },
 }
 
 /// In what order legs go.

@@ -17,7 +17,7 @@ mod sse;
 
 pub use answer::{Answer, AnswerError, Handoff, Usage};
 pub use json::JsonError;
-pub use kv::{Meeting, Order, Place, Spoken, Transfer};
+pub use kv::{Meeting, Order, Place, Spoken, Transfer, Unmet};
 pub use replicate::{PATH as REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 pub use request::{Api, GoOn, LegOptions, RequestBody, Stripped, TokenIds, UsageEvent};
 pub use retold::{Repeats, Retold};

@@ -7,7 +7,7 @@ use vocabulary::{Carries, DpRank};
 use super::config::{LinkProfile, Transfers, WorkerSpec};
 use super::member::Member;
 use super::probe::get_url;
-use crate::dialect::{Meeting, Place, Spoken, Transfer};
+use crate::dialect::{Meeting, Place, Spoken, Transfer, Unmet};
 use crate::scrape::Scrape;
 
 /// What was learnt of it.
@@ -63,7 +63,7 @@ pub(super) async fn ask(client: &reqwest::Client, member: &Member, page: &Scrape
         return Speech { spoken, place: Some(Arc::default()), missing };
     };
     let key = member.spec.api_key.as_ref().filter(|_| url.starts_with(&*member.spec.endpoint));
-    let answer = get_url(client, &url, key).await.map_err(|_| "it does not answer there".to_owned());
+    let answer = get_url(client, &url, key).await.map_err(|_| Unmet::Silent);
     match answer.and_then(|text| spoken.dialect().place(&url, &text)).and_then(|place| fits(place, &member.spec)) {
         Ok(place) => Speech { spoken, place: Some(Arc::new(place)), missing },
         Err(why) => {
@@ -73,11 +73,10 @@ pub(super) async fn ask(client: &reqwest::Client, member: &Member, page: &Scrape
     }
 }
 
-fn fits(place: Place, spec: &WorkerSpec) -> Result<Place, String> {
+fn fits(place: Place, spec: &WorkerSpec) -> Result<Place, Unmet> {
     match place.role {
         Some(role) if role != spec.role => {
-            let (is, role) = (spec.role.as_str(), role.as_str());
-            Err(format!("it is a {role} worker, and configured as {is}: write {}#{role}", spec.endpoint))
+            Err(Unmet::Role { is: role, configured: spec.role, endpoint: spec.endpoint.clone() })
         }
         _ => Ok(place),
     }

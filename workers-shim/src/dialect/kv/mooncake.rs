@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::json as value;
 
-use super::{Dialect, DpRank, Fields, Handoff, Meeting, Order, Place, json};
+use super::{Dialect, DpRank, Fields, Handoff, Meeting, Order, Place, Unmet, json};
 
 /// `VLLM_MOONCAKE_BOOTSTRAP_PORT` where nobody set it.
 const PORT: u16 = 8998;
@@ -54,11 +54,10 @@ impl Dialect for Speaker {
         Some(format!("{address}{PATH}"))
     }
 
-    fn place(&self, asked: &str, answer: &str) -> Result<Place, String> {
-        let ranks: BTreeMap<u16, Rank> = serde_json::from_str(answer)
-            .map_err(|_| "it is no map of ranks to engines, as Mooncake's bootstrap server answers".to_owned())?;
+    fn place(&self, asked: &str, answer: &str) -> Result<Place, Unmet> {
+        let ranks: BTreeMap<u16, Rank> = serde_json::from_str(answer).map_err(|_| Unmet::NoRanks)?;
         if ranks.is_empty() {
-            return Err("no engine has registered there".to_owned());
+            return Err(Unmet::Nobody);
         }
         let address = asked.strip_suffix(PATH).unwrap_or(asked).to_owned();
         let engines = ranks.into_iter().map(|(rank, entry)| (DpRank(rank), entry.engine_id)).collect();

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json as value;
 use vocabulary::Role;
 
-use super::{Carries, Dialect, Fields, Handoff, Meeting, Order, Place, Scrape, SourceAnswer, json};
+use super::{Carries, Dialect, Fields, Handoff, Meeting, Order, Place, Scrape, SourceAnswer, Unmet, json};
 
 const PATH: &str = "/server_info";
 
@@ -60,23 +60,22 @@ impl Dialect for Speaker {
         Some(format!("{endpoint}{PATH}"))
     }
 
-    fn place(&self, asked: &str, answer: &str) -> Result<Place, String> {
-        let info: Info = serde_json::from_str(answer).map_err(|_| "it is not what SGLang answers".to_owned())?;
-        let mode = info.disaggregation_mode.unwrap_or_default();
+    fn place(&self, asked: &str, answer: &str) -> Result<Place, Unmet> {
+        let told: Told = serde_json::from_str(answer).map_err(|_| Unmet::NoServerInfo)?;
+        let mode = told.disaggregation_mode.unwrap_or_default();
         let role = [Role::Prefill, Role::Decode].into_iter().find(|role| role.as_str() == mode);
         if role.is_none() {
-            return Err(format!(
-                "its disaggregation_mode is {mode:?}: start it with --disaggregation-mode prefill or decode"
-            ));
+            return Err(Unmet::Mode(mode));
         }
         let host = crate::events::host_of(asked).trim_matches(['[', ']']).to_owned();
-        let port = info.disaggregation_bootstrap_port.ok_or("it tells no disaggregation_bootstrap_port")?;
+        let port = told.disaggregation_bootstrap_port.ok_or(Unmet::NoPort)?;
         Ok(Place { address: host, port, role, ..Place::default() })
     }
 }
 
+/// Of its `/server_info`.
 #[derive(Deserialize)]
-struct Info {
+struct Told {
     disaggregation_mode: Option<String>,
     disaggregation_bootstrap_port: Option<u16>,
 }
