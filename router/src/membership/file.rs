@@ -1,5 +1,6 @@
 //! Workers from a file of their own, read anew when it changes. A file that cannot be used changes nothing.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,10 +61,12 @@ impl WorkerFile {
 
 fn read(path: &Path) -> Result<Vec<WorkerConfig>, WorkerFileError> {
     let refused = |problem: String| WorkerFileError { path: path.to_owned(), problem };
-    if std::fs::metadata(path).is_ok_and(|meta| meta.len() > MOST_BYTES) {
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
+    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(|error| refused(error.to_string()))?;
+    if text.len() as u64 > MOST_BYTES {
         return Err(refused(format!("it is longer than {MOST_BYTES} bytes")));
     }
-    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
     let is_json = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json"));
     let list = if is_json { of_json(&text) } else { of_toml(&text) }.map_err(|Unlisted(problem)| refused(problem))?;
     match workers_problem(&list.workers) {

@@ -43,15 +43,15 @@ pub enum Source {
     Static,
     /// The file `discovery.workers_file`.
     File,
-    /// Registrations over the operators' API.
-    Api,
     /// Names of `[[discovery.dns]]`.
     Dns,
+    /// Registrations over the operators' API: what is told at run time takes nothing from what is configured.
+    Api,
 }
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 4] = [Source::Static, Source::File, Source::Api, Source::Dns];
+    pub const ALL: [Source; 4] = [Source::Static, Source::File, Source::Dns, Source::Api];
 
     /// Its name in metrics, in the API and in logs.
     pub fn as_str(self) -> &'static str {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ownership::View;
@@ -22,6 +23,8 @@ use crate::gateway::Gateway;
 
 /// Between two looks for sessions that can be moved by now.
 const AGAIN: Duration = Duration::from_millis(500);
+/// How long after the last move something is still tried that failed.
+const GRACE: Duration = Duration::from_secs(5);
 /// Longest time that one session's blocks can take, in seconds: a year.
 const LONGEST: f64 = 31_536_000.0;
 /// Why a session stays where no worker is able to take it.
@@ -77,10 +80,19 @@ pub(super) struct EmptyingProgress {
     pub(super) why: Option<String>,
 }
 
+/// The newest run for a worker.
+#[derive(Debug)]
+struct Entry {
+    serial: u64,
+    wanted: Wanted,
+    progress: EmptyingProgress,
+}
+
 /// What this router moves, and has moved.
 #[derive(Debug, Default)]
 pub(super) struct Emptyings {
-    workers: Mutex<BTreeMap<WorkerId, (Wanted, EmptyingProgress)>>,
+    workers: Mutex<BTreeMap<WorkerId, Entry>>,
+    begun: AtomicU64,
     /// The newest upgrades, and who moved in them.
     upgrades: Mutex<Vec<(String, HashSet<SessionId>)>>,
 }
@@ -88,22 +100,23 @@ pub(super) struct Emptyings {
 impl Emptyings {
     /// How far the worker is.
     pub(super) fn progress(&self, worker: WorkerId) -> EmptyingProgress {
-        self.workers.lock().get(&worker).map(|(_, progress)| progress.clone()).unwrap_or_default()
+        self.workers.lock().get(&worker).map(|entry| entry.progress.clone()).unwrap_or_default()
     }
 
     /// Begins to move the worker's sessions, unless that is under way as it is wanted.
     pub(super) fn begin(self: &Arc<Self>, gateway: &Arc<Gateway>, worker: WorkerId, wanted: Wanted) {
         let progress = EmptyingProgress { state: EmptyingState::Moving, ..EmptyingProgress::default() };
+        let serial = self.begun.fetch_add(1, Ordering::Relaxed);
         {
             let mut workers = self.workers.lock();
             let known = workers.get(&worker);
-            if known.is_some_and(|(known, at)| *known == wanted && at.state == EmptyingState::Moving) {
+            if known.is_some_and(|known| known.wanted == wanted && known.progress.state == EmptyingState::Moving) {
                 return;
             }
             if known.is_none() && workers.len() >= MOST_WORKERS {
-                workers.retain(|_, (_, progress)| progress.state == EmptyingState::Moving);
+                workers.retain(|_, entry| entry.progress.state == EmptyingState::Moving);
             }
-            workers.insert(worker, (wanted.clone(), progress.clone()));
+            workers.insert(worker, Entry { serial, wanted: wanted.clone(), progress: progress.clone() });
         }
         let run = Run {
             all: self.clone(),
@@ -111,6 +124,8 @@ impl Emptyings {
             worker,
             wanted,
             progress,
+            serial,
+            since: Instant::now(),
             hopeless: HashMap::new(),
             given: HashMap::new(),
         };
@@ -143,6 +158,10 @@ struct Run {
     worker: WorkerId,
     wanted: Wanted,
     progress: EmptyingProgress,
+    /// Tells it from other runs for this worker.
+    serial: u64,
+    /// When it began, or moved something.
+    since: Instant,
     /// Sessions that cannot be moved as they are.
     hopeless: HashMap<SessionId, Epoch>,
     /// What others got, so that it is spread.
@@ -184,15 +203,18 @@ impl Run {
             if !self.drains() || !self.tell() {
                 return EmptyingState::Stopped;
             }
-            self.one(&session).await;
+            self.one(session.id).await;
         }
         self.progress.stuck = self.hopeless.len();
         let settled = self.progress.busy == 0 && self.progress.owned == self.progress.stuck + self.progress.kept;
         if settled { EmptyingState::Done } else { EmptyingState::Moving }
     }
 
-    async fn one(&mut self, session: &Session) {
+    async fn one(&mut self, id: SessionId) {
         let view = self.gateway.directory().view();
+        // Others were moved since the round began, which may have taken long.
+        let owned = view.session(id).filter(|it| it.owner.is_some_and(|owner| owner.worker == self.worker));
+        let Some(session) = &owned else { return };
         let upgrade = self.wanted.upgrade.clone();
         if self.all.moved_before(upgrade.as_ref(), session.id) {
             self.progress.kept += 1;
@@ -210,10 +232,16 @@ impl Run {
                     self.progress.moved += 1;
                     self.progress.owned = self.progress.owned.saturating_sub(1);
                     self.progress.moved_bytes += bytes.0;
+                    self.since = Instant::now();
                     self.tell();
                     self.rest(begun + pause(bytes, self.wanted.bandwidth)).await;
                 }
                 Err(Miss::Later) => self.progress.busy += 1,
+                // Who takes it may only be starting.
+                Err(Miss::Never(why)) if self.since.elapsed() < GRACE => {
+                    self.progress.why = Some(why);
+                    self.progress.busy += 1;
+                }
                 Err(Miss::Never(why)) => {
                     self.count("stuck", Bytes::ZERO);
                     self.progress.why = Some(why);
@@ -234,7 +262,16 @@ impl Run {
         let given = self.given.get(&target.id).copied().unwrap_or_default();
         let rank = DpRank((given.sessions % u64::from(record.spec.ranks.max(1))) as u16);
         let to = Owner { worker: target.id, incarnation: record.incarnation, rank };
-        let moved = moves::move_session(&self.gateway, view, (session, to)).await?;
+        let moved = moves::bring_head(&self.gateway, view, (session, to)).await?;
+        let now = self.gateway.directory().view();
+        let is_as_it_was = now.session(session.id).is_some_and(|it| {
+            it.epoch == session.epoch && it.head().map(|head| head.point.id) == session.head().map(|head| head.point.id)
+        });
+        if !is_as_it_was || now.intents(session.id).next().is_some() {
+            // What its newest step left here is what is to be moved.
+            return Err(Miss::Later);
+        }
+        moves::record_move(&self.gateway, (session, session.epoch), to).await?;
         Ok((target.id, moved.map(|moved| moved.bytes).unwrap_or_default()))
     }
 
@@ -259,8 +296,8 @@ impl Run {
     /// Says how far it is; whether nobody wants it otherwise by now.
     fn tell(&self) -> bool {
         let mut workers = self.all.workers.lock();
-        let known = workers.get_mut(&self.worker).filter(|(wanted, _)| *wanted == self.wanted);
-        known.map(|(_, progress)| *progress = self.progress.clone()).is_some()
+        let known = workers.get_mut(&self.worker).filter(|entry| entry.serial == self.serial);
+        known.map(|entry| entry.progress = self.progress.clone()).is_some()
     }
 }
 

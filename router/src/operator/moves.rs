@@ -160,19 +160,8 @@ pub(super) async fn migrate(
     Ok(Done::with(did, Some(epoch), moved).fresh(&gateway))
 }
 
-/// Moves a session with the blocks of its newest head, unless it is granted anew meanwhile.
-pub(super) async fn move_session(
-    gateway: &Arc<Gateway>,
-    view: &View,
-    (session, to): (&Session, Owner),
-) -> Result<Option<Moved>, Problem> {
-    let moved = bring_head(gateway, view, (session, to)).await?;
-    record_move(gateway, (session, session.epoch), to).await?;
-    Ok(moved)
-}
-
 /// Makes the blocks of a session's newest head present at the target; none where it has none, or they are its own.
-async fn bring_head(
+pub(super) async fn bring_head(
     gateway: &Arc<Gateway>,
     view: &View,
     (session, to): (&Session, Owner),
@@ -185,7 +174,12 @@ async fn bring_head(
     bring(gateway, moving, (source, to)).await
 }
 
-async fn record_move(gateway: &Gateway, (session, seen): (&Session, Epoch), to: Owner) -> Result<Epoch, Problem> {
+/// Grants a session to who has its newest head, unless it is granted anew meanwhile.
+pub(super) async fn record_move(
+    gateway: &Gateway,
+    (session, seen): (&Session, Epoch),
+    to: Owner,
+) -> Result<Epoch, Problem> {
     let head = session.head().map(|head| head.point.id);
     let outcome = write(gateway, Command::Migrate(Migrate { session: session.id, to, head, seen })).await?;
     Ok(epoch_of(&outcome))

@@ -247,7 +247,8 @@ fn known(gateway: &Gateway, worker: &WorkerView) -> (Knowledge, Option<String>) 
         (Knowledge::Exact, None) => (Knowledge::Exact, None),
         (Knowledge::Exact, Some(model)) => {
             let why = format!(
-                "its counts of prompts of {model} are not those that are made here, or it finds more than its events tell, so                  that steps of it are planned as guesses: `degraded` of /readyz says which, and what to do"
+                "its counts of prompts of {model} are not those that are made here, or it finds more than its events tell, so that \
+                 steps of it are planned as guesses: `degraded` of /readyz says which, and what to do"
             );
             (Knowledge::Fallback, Some(why))
         }

@@ -62,7 +62,7 @@ pub(super) async fn ask(client: &reqwest::Client, member: &Member, page: &Scrape
     let Some(url) = spoken.dialect().asks(&member.spec.endpoint, profile.bootstrap.as_deref()) else {
         return Speech { spoken, place: Some(Arc::default()), missing };
     };
-    let key = member.spec.api_key.as_ref().filter(|_| url.starts_with(&*member.spec.endpoint));
+    let key = member.spec.api_key.as_ref().filter(|_| is_under(&url, &member.spec.endpoint));
     let answer = get_url(client, &url, key).await.map_err(|_| Unmet::Silent);
     match answer.and_then(|text| spoken.dialect().place(&url, &text)).and_then(|place| fits(place, &member.spec)) {
         Ok(place) => Speech { spoken, place: Some(Arc::new(place)), missing },
@@ -71,6 +71,11 @@ pub(super) async fn ask(client: &reqwest::Client, member: &Member, page: &Scrape
             Speech { spoken, place: None, missing: Some(says.into()) }
         }
     }
+}
+
+/// Whether the URL is of this endpoint, and not only of one whose port begins as its does.
+fn is_under(url: &str, endpoint: &str) -> bool {
+    url.strip_prefix(endpoint).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn fits(place: Place, spec: &WorkerSpec) -> Result<Place, Unmet> {
@@ -102,6 +107,12 @@ mod tests {
         assert_eq!(of(Transfers::On, None, None), Nixl);
         assert_eq!(of(Transfers::On, Some(Mooncake), None), Mooncake);
         assert_eq!(of(Transfers::Off, Some(Mooncake), Some("nixl")), Plain);
+    }
+
+    #[test]
+    fn a_key_goes_to_no_other_port() {
+        assert!(is_under("http://h:80/server_info", "http://h:80"));
+        assert!(!is_under("http://h:8998/query", "http://h:899"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(super) async fn run((legs, plan): (&Legs, &Plan), transfer: &Transfer, mut c
         biased;
         opened = serve_while_source_lives(legs, plan, body) => Ok(opened),
         error = refused(failure) => Err(error),
-        () = left(&mut client) => return,
+        () = left(&mut client) => return source.abort(),
     };
     let outcome = match met {
         Ok(opened) => (opened, Vec::new()),
