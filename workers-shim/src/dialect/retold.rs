@@ -91,6 +91,11 @@ impl Retold {
         }
     }
 
+    /// Whether what comes was told before, or may have been.
+    pub(super) fn is_again(&self) -> bool {
+        self.turn == Turn::Again
+    }
+
     /// Events are lost that nobody could read.
     pub(super) fn unread(&mut self) {
         self.lose(if self.turn == Turn::First { Lost::TooLong } else { Lost::Differs });
@@ -101,7 +106,7 @@ impl Retold {
         if self.turn == Turn::Again && self.lost.is_some() {
             return Err(Lost::Differs);
         }
-        self.tape.through("").inspect_err(|lost| self.lose(*lost))
+        self.tape.complete("").inspect_err(|lost| self.lose(*lost))
     }
 
     /// Notes what an event tells, and says what becomes of it.
@@ -111,7 +116,7 @@ impl Retold {
         }
         let Ok(Value::Object(mut event)) = serde_json::from_slice(payload) else {
             self.unread();
-            return Passage::Same;
+            return if self.turn == Turn::First { Passage::Same } else { Passage::Hidden };
         };
         let left = match self.api {
             Api::Chat | Api::Completions => self.choices(&mut event),

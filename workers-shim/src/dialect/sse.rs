@@ -228,6 +228,11 @@ impl SseScanner {
         self.keep_tail(pass);
     }
 
+    /// Whether an answer is made again, so that nobody knows how much was told of what cannot be read.
+    fn is_again(&self) -> bool {
+        self.retold.as_ref().is_some_and(|retold| retold.is_again())
+    }
+
     /// Bounds what is kept: an event that grows too long passes unread.
     fn keep_tail(&mut self, pass: &mut dyn FnMut(Bytes)) {
         self.searched = self.tail.len();
@@ -242,7 +247,7 @@ impl SseScanner {
             let kept = self.tail.split_off(self.tail.len().saturating_sub(3));
             let passes = std::mem::replace(&mut self.tail, kept).freeze();
             self.searched = 0;
-            if !passes.is_empty() {
+            if !passes.is_empty() && !self.is_again() {
                 pass(passes);
             }
         }
@@ -289,7 +294,7 @@ impl SseScanner {
     fn payload(&mut self, payload: &[u8], event: &Bytes) -> Passage {
         let Ok(chunk) = serde_json::from_slice::<Chunk>(payload) else {
             self.unread();
-            return Passage::Same;
+            return if self.is_again() { Passage::Hidden } else { Passage::Same };
         };
         let kind = chunk.r#type.as_deref().unwrap_or_default();
         let inner = chunk.response.or(chunk.message).and_then(|raw| serde_json::from_str::<Inner>(raw.get()).ok());

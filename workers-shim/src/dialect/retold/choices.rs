@@ -46,8 +46,9 @@ impl Retold {
         }
         let Some(Value::Array(choices)) = event.get_mut("choices") else { return Err(Lost::Strange) };
         if choices.is_empty() {
-            self.tape.through("")?;
-            return self.once("usage", "");
+            let left = self.once("usage", "")?;
+            self.tape.complete("")?;
+            return Ok(left);
         }
         let mut left = Vec::new();
         for mut choice in std::mem::take(choices) {
@@ -86,8 +87,8 @@ impl Retold {
             return Err(Lost::Differs);
         }
         if let Some(Value::String(reason)) = fields.get("finish_reason") {
-            self.tape.through(&all)?;
             sorted.mark(self.tape.mark(&finish, reason)?);
+            self.tape.complete(&all)?;
         }
         let is_old = sorted.known > 0 || self.tape.through(&all).is_err();
         Ok(if sorted.new == 0 && is_old { Left::Nothing } else { Left::Something })
@@ -124,6 +125,9 @@ impl Retold {
                     match value.as_str().filter(|_| ONCE.contains(&name.as_str())) {
                         // Ids are made up anew each time.
                         Some(text) if !text.is_empty() => {
+                            if name == "name" {
+                                self.tape.speak();
+                            }
                             let mark = self.tape.mark(&place, if name == "id" { "" } else { text })?;
                             if sorted.mark(mark) {
                                 known.push(name.clone());

@@ -29,6 +29,9 @@ impl Retold {
             "content_block_start" => {
                 let block = event.get("content_block").unwrap_or(&Value::Null);
                 let what = format!("{}/{}", text(block, "type"), text(block, "name"));
+                if !text(block, "name").is_empty() {
+                    self.tape.speak();
+                }
                 self.once(&format!("{at}/start"), &what)
             }
             "content_block_delta" => match event.get_mut("delta") {
@@ -40,8 +43,9 @@ impl Retold {
                 self.once(&format!("{at}/stop"), "")
             }
             "message_delta" | "message_stop" => {
-                self.tape.through("")?;
-                self.once(&kind, "")
+                let left = self.once(&kind, "")?;
+                self.tape.complete("")?;
+                Ok(left)
             }
             "ping" => Ok(Left::Something),
             _ => Err(Lost::Strange),
@@ -85,8 +89,8 @@ impl Retold {
         let place = format!("{item}/{part}/{kind}");
         let left = match kind.as_str() {
             "response.completed" | "response.incomplete" => {
-                self.tape.through("")?;
-                self.once("last", "")
+                let left = self.once("last", "")?;
+                self.tape.complete("").map(|()| left)
             }
             "response.output_item.added" | "response.output_item.done" => self.item((item, &kind), event),
             _ if kind.ends_with(".delta") => self.delta(&place, event),
@@ -105,6 +109,9 @@ impl Retold {
         let item = event.get("item").unwrap_or(&Value::Null);
         if kind.ends_with(".done") {
             self.tape.through(&format!("{at}/"))?;
+        }
+        if !text(item, "name").is_empty() {
+            self.tape.speak();
         }
         for name in ["id", "call_id"] {
             self.known_as(&format!("{at}/{name}"), text(item, name));
@@ -131,6 +138,10 @@ impl Retold {
     fn known_as(&mut self, place: &str, id: &str) {
         if id.is_empty() {
             return;
+        }
+        if !self.ids.contains_key(place) {
+            self.tape.keep(place);
+            self.tape.keep(id);
         }
         let first = self.ids.entry(place.to_owned()).or_insert_with(|| id.to_owned());
         if first != id {

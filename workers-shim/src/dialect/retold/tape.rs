@@ -47,15 +47,32 @@ pub(super) enum Mark {
 pub(super) struct Tape {
     texts: BTreeMap<String, Reel<u8>>,
     lists: BTreeMap<String, Reel<u64>>,
-    marks: BTreeMap<String, u64>,
+    marks: BTreeMap<String, Told>,
+    /// Whether something was told that another draw need not tell.
+    speaks: bool,
     size: usize,
 }
+
+/// What is told once.
+#[derive(Debug)]
+struct Told {
+    what: u64,
+    /// Whether it came again.
+    again: bool,
+}
+
+/// Beside its name, of each place that is kept.
+const PLACE: usize = 48;
 
 impl Tape {
     /// What is new in this text, the next one of its place.
     pub(super) fn text<'t>(&mut self, place: &str, text: &'t str) -> Result<&'t str, Lost> {
         if text.is_empty() {
             return Ok(text);
+        }
+        self.speaks = true;
+        if !self.texts.contains_key(place) {
+            self.keep(place);
         }
         let known = self.texts.entry(place.to_owned()).or_default().pass(text.as_bytes())?;
         self.size += text.len() - known;
@@ -64,6 +81,9 @@ impl Tape {
 
     /// How many of these items, the next ones of their place, are known.
     pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, Lost> {
+        if !self.lists.contains_key(place) {
+            self.keep(place);
+        }
         let known = self.lists.entry(place.to_owned()).or_default().pass(items)?;
         self.size += (items.len() - known) * size_of::<u64>();
         Ok(known)
@@ -72,15 +92,28 @@ impl Tape {
     /// Something that is told once, and is the same then.
     pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<Mark, Lost> {
         let what = xxh3_64(what.as_bytes());
-        match self.marks.get(place) {
+        match self.marks.get_mut(place) {
             None => {
-                self.size += place.len();
-                self.marks.insert(place.to_owned(), what);
+                self.keep(place);
+                self.marks.insert(place.to_owned(), Told { what, again: true });
                 Ok(Mark::New)
             }
-            Some(told) if *told == what => Ok(Mark::Known),
+            Some(told) if told.what == what => {
+                told.again = true;
+                Ok(Mark::Known)
+            }
             Some(_) => Err(Lost::Differs),
         }
+    }
+
+    /// A name is kept.
+    pub(super) fn keep(&mut self, name: &str) {
+        self.size += name.len() + PLACE;
+    }
+
+    /// What was told now need not come again from another draw.
+    pub(super) fn speak(&mut self) {
+        self.speaks = true;
     }
 
     /// Whether this was told, be it before or just now.
@@ -88,7 +121,13 @@ impl Tape {
         self.marks.contains_key(place)
     }
 
-    /// Everything at places that begin so must have come again.
+    /// Everything at places that begin so must have come again, and what is told once as well.
+    pub(super) fn complete(&self, places: &str) -> Result<(), Lost> {
+        let marks = self.marks.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
+        if marks.into_iter().all(|(_, told)| told.again) { self.through(places) } else { Err(Lost::Differs) }
+    }
+
+    /// All texts and lists at places that begin so must have come again.
     pub(super) fn through(&self, places: &str) -> Result<(), Lost> {
         fn all<T>(reels: &BTreeMap<String, Reel<T>>, places: &str) -> bool {
             let these = reels.range(places.to_owned()..).take_while(|(place, _)| place.starts_with(places));
@@ -102,11 +141,12 @@ impl Tape {
     pub(super) fn rewind(&mut self) {
         self.texts.values_mut().for_each(|reel| reel.again = 0);
         self.lists.values_mut().for_each(|reel| reel.again = 0);
+        self.marks.values_mut().for_each(|told| told.again = false);
     }
 
-    /// Whether a text was told.
+    /// Whether something was told that another draw need not tell: a word, a tool.
     pub(super) fn speaks(&self) -> bool {
-        !self.texts.is_empty()
+        self.speaks
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -310,6 +310,52 @@ fn another_tool_is_another_answer() {
     }
 }
 
+/// The first events of a made-up answer up to the one that names a tool, and a whole one without tools.
+fn named_a_tool(make: fn(&str, usize) -> Vec<String>) -> (Vec<String>, Vec<String>) {
+    let (first, second) = (make("one", 3), make("two", 3));
+    let named = first.iter().position(|event| event.contains("look")).unwrap();
+    let second = second.into_iter().filter(|event| !event.contains("tool") && !event.contains("partial_json"));
+    (first[..=named].to_vec(), second.collect())
+}
+
+#[test]
+fn an_answer_without_the_tool_that_was_named_differs() {
+    for (api, make) in [ALL[0], ALL[2]] {
+        let (first, second) = named_a_tool(make);
+        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
+        pass(&mut scanner, &first);
+        scanner.go_on();
+        let end = match api {
+            Api::Chat => data(json!({"id": "two", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})),
+            _ => data(json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})),
+        };
+        let rest = pass(&mut scanner, &[second, vec![end]].concat());
+        assert!(scanner.differs(), "{api:?} {rest}");
+        assert!(!rest.contains("DONE") && !rest.contains("message_stop"), "{rest}");
+    }
+}
+
+#[test]
+fn a_drawn_answer_that_has_named_a_tool_is_not_made_again() {
+    for (api, make) in [ALL[0], ALL[2], ALL[3]] {
+        let named = make("one", 3).into_iter().find(|event| event.contains("look")).unwrap();
+        let mut scanner = retelling(api, ShownIds::All, Repeats::UntilItSpeaks);
+        pass(&mut scanner, &[named]);
+        assert_eq!(scanner.so_far(), Err(Lost::Drawn), "{api:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_of_an_answer_that_is_made_again_is_not_passed() {
+    for (api, make) in ALL {
+        let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
+        pass(&mut scanner, &make("one", 3)[..3]);
+        scanner.go_on();
+        assert_eq!(pass(&mut scanner, &["data: {broken\n\n".to_owned()]), "", "{api:?}");
+        assert!(scanner.differs());
+    }
+}
+
 #[test]
 fn an_answer_that_ends_before_what_was_told_differs() {
     for (api, make) in ALL {
@@ -353,7 +399,7 @@ fn more_than_is_kept_is_not_made_again() {
         data(json!({"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}))
     };
     let mut scanner = retelling(Api::Chat, ShownIds::All, Repeats::Always);
-    let (most, one) = (long(&"a".repeat(MOST_TOLD)), long("a"));
+    let (most, one) = (long(&"a".repeat(MOST_TOLD - 500)), long(&"a".repeat(500)));
     assert_eq!(pass(&mut scanner, std::slice::from_ref(&most)), most);
     assert_eq!(scanner.so_far(), Ok(None));
     assert_eq!(pass(&mut scanner, std::slice::from_ref(&one)), one);
