@@ -102,9 +102,9 @@ def worker(serve) -> dict:
 
 
 def settled(serve) -> dict:
-    """The worker, once all requests are answered and five looks in a row found that no event had come."""
+    """The worker, once all requests are answered and ten looks in a row found that no event had come."""
     last, same = worker(serve), 0
-    while same < 5:
+    while same < 10:
         time.sleep(0.01)
         now = worker(serve)
         same = same + 1 if now["events"]["batches"] == last["events"]["batches"] else 0
