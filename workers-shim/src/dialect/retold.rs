@@ -16,9 +16,6 @@ use super::request::Api;
 use super::said::{Lost, Passage, ShownIds};
 use tape::Tape;
 
-/// Bytes and tokens that are kept of one answer.
-const MOST_TOLD: usize = 1 << 20;
-
 /// How alike the answers to one request are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Repeats {
@@ -79,7 +76,15 @@ impl Retold {
 
     /// Whether it can be made again.
     pub(super) fn repeatable(&self) -> Result<(), Lost> {
-        self.lost.map_or(Ok(()), Err)
+        if let Some(lost) = self.lost {
+            Err(lost)
+        } else if self.tape.is_full() {
+            Err(Lost::TooLong)
+        } else if self.repeats == Repeats::UntilItSpeaks && self.tape.speaks() {
+            Err(Lost::Drawn)
+        } else {
+            Ok(())
+        }
     }
 
     /// What comes next is another engine's answer to the same request.
@@ -141,10 +146,8 @@ impl Retold {
     fn noted(&mut self, understood: Result<(), Lost>) {
         if understood.is_err() {
             self.lose(Lost::Strange);
-        } else if self.tape.size() > MOST_TOLD {
-            self.lose(Lost::TooLong);
-        } else if self.repeats == Repeats::UntilItSpeaks && self.tape.speaks() {
-            self.lose(Lost::Drawn);
+        } else if let Err(lost) = self.repeatable() {
+            self.lose(lost);
         }
     }
 

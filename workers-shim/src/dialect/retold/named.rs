@@ -1,5 +1,7 @@
 //! Events of `/v1/messages` and `/v1/responses`, which have names.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 use super::{Left, Retold, Turn};
@@ -7,6 +9,8 @@ use crate::dialect::said::Lost;
 
 /// Fields that name things of an answer.
 const IDS: [&str; 4] = ["id", "item_id", "call_id", "response_id"];
+/// Most names of a repeated answer that stand for others; no engine has that many in one answer.
+const MOST_RENAMED: usize = 4096;
 
 fn text<'v>(value: &'v Value, name: &str) -> &'v str {
     value[name].as_str().unwrap_or_default()
@@ -54,6 +58,7 @@ impl Retold {
 
     /// A block's delta less what was told of it.
     fn block(&mut self, at: u64, delta: &mut Map<String, Value>) -> Result<Left, Lost> {
+        let was_over = self.turn == Turn::Again && self.tape.is_marked(&format!("{at}/stop"));
         let mut left = Left::Nothing;
         for (name, value) in delta.iter_mut().filter(|(name, _)| *name != "type") {
             let place = format!("{at}/{name}");
@@ -70,7 +75,7 @@ impl Retold {
                 _ => return Err(Lost::Strange),
             }
         }
-        Ok(left)
+        if was_over && left == Left::Something { Err(Lost::Differs) } else { Ok(left) }
     }
 
     /// An event of `/v1/responses`.
@@ -80,7 +85,7 @@ impl Retold {
         }
         let kind = kind_of(event);
         if let Some(response) = event.get_mut("response") {
-            self.known_as("response", text(response, "id"));
+            self.known_as("response", text(response, "id"))?;
             if let Some(created) = response.get_mut("created_at") {
                 *created = self.head.entry("created_at").or_insert_with(|| created.clone()).clone();
             }
@@ -93,7 +98,13 @@ impl Retold {
                 self.tape.complete("").map(|()| left)
             }
             "response.output_item.added" | "response.output_item.done" => self.item((item, &kind), event),
-            _ if kind.ends_with(".delta") => self.delta(&place, event),
+            _ if kind.ends_with(".delta") => {
+                let was_over = self.part_was_over(item, part, &place);
+                match self.delta(&place, event) {
+                    Ok(Left::Something) if was_over => Err(Lost::Differs),
+                    left => left,
+                }
+            }
             _ => {
                 if kind.ends_with(".done") {
                     self.tape.through(&format!("{item}/{part}/"))?;
@@ -101,8 +112,22 @@ impl Retold {
                 self.once(if event.contains_key("output_index") { &place } else { &kind }, "")
             }
         };
-        self.renamed.iter().for_each(|(this, first)| rename(event, this, first));
+        if !self.renamed.is_empty() {
+            rename(event, &self.renamed);
+        }
         left
+    }
+
+    /// Whether the client has the end of the part, or of its item.
+    fn part_was_over(&self, item: u64, part: u64, delta: &str) -> bool {
+        self.turn == Turn::Again
+            && [
+                format!("{}.done", delta.trim_end_matches(".delta")),
+                format!("{item}/{part}/response.content_part.done"),
+                format!("{item}/response.output_item.done"),
+            ]
+            .iter()
+            .any(|end| self.tape.is_marked(end))
     }
 
     fn item(&mut self, (at, kind): (u64, &str), event: &Map<String, Value>) -> Result<Left, Lost> {
@@ -114,7 +139,7 @@ impl Retold {
             self.tape.speak();
         }
         for name in ["id", "call_id"] {
-            self.known_as(&format!("{at}/{name}"), text(item, name));
+            self.known_as(&format!("{at}/{name}"), text(item, name))?;
         }
         self.once(&format!("{at}/{kind}"), &format!("{}/{}", text(item, "type"), text(item, "name")))
     }
@@ -135,18 +160,25 @@ impl Retold {
     }
 
     /// What is called `id` now is what the first engine's answer has at `place`.
-    fn known_as(&mut self, place: &str, id: &str) {
+    fn known_as(&mut self, place: &str, id: &str) -> Result<(), Lost> {
         if id.is_empty() {
-            return;
+            return Ok(());
         }
         if !self.ids.contains_key(place) {
+            if self.tape.is_full() {
+                return Ok(());
+            }
             self.tape.keep(place);
             self.tape.keep(id);
         }
         let first = self.ids.entry(place.to_owned()).or_insert_with(|| id.to_owned());
-        if first != id {
+        if first != id && !self.renamed.contains_key(id) {
+            if self.renamed.len() == MOST_RENAMED {
+                return Err(Lost::Differs);
+            }
             self.renamed.insert(id.to_owned(), first.clone());
         }
+        Ok(())
     }
 }
 
@@ -156,13 +188,17 @@ fn part_of(event: &Map<String, Value>) -> u64 {
     number(event, name)
 }
 
-fn rename(fields: &mut Map<String, Value>, this: &str, first: &str) {
+fn rename(fields: &mut Map<String, Value>, names: &HashMap<String, String>) {
     for (name, value) in fields.iter_mut() {
         match value {
-            Value::String(id) if id == this && IDS.contains(&name.as_str()) => first.clone_into(id),
-            Value::Object(inner) => rename(inner, this, first),
+            Value::String(id) if IDS.contains(&name.as_str()) => {
+                if let Some(first) = names.get(id.as_str()) {
+                    first.clone_into(id);
+                }
+            }
+            Value::Object(inner) => rename(inner, names),
             Value::Array(items) => {
-                items.iter_mut().filter_map(Value::as_object_mut).for_each(|inner| rename(inner, this, first));
+                items.iter_mut().filter_map(Value::as_object_mut).for_each(|inner| rename(inner, names));
             }
             _ => {}
         }

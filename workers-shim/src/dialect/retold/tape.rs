@@ -22,17 +22,27 @@ impl<T> Default for Reel<T> {
 }
 
 impl<T: PartialEq + Clone> Reel<T> {
-    /// How many of these, the next ones here, were told before.
-    fn pass(&mut self, next: &[T]) -> Result<usize, Lost> {
+    /// How many of these, the next ones here, were told before. What was not is kept where there is room.
+    fn pass(&mut self, next: &[T], room: Room) -> Result<usize, Lost> {
         let rest = &self.told[self.again..];
         let known = rest.len().min(next.len());
         if rest[..known] != next[..known] {
             return Err(Lost::Differs);
         }
-        self.told.extend_from_slice(&next[known..]);
-        self.again += next.len();
+        self.again += known;
+        if room == Room::Left {
+            self.told.extend_from_slice(&next[known..]);
+            self.again = self.again + next.len() - known;
+        }
         Ok(known)
     }
+}
+
+/// Whether more is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Room {
+    Left,
+    None,
 }
 
 /// Whether something was told before.
@@ -63,6 +73,8 @@ struct Told {
 
 /// Beside its name, of each place that is kept.
 const PLACE: usize = 48;
+/// Bytes that are kept of one answer. What comes beyond them is passed and cannot be compared with another repeat.
+pub(super) const MOST_TOLD: usize = 1 << 20;
 
 impl Tape {
     /// What is new in this text, the next one of its place.
@@ -71,28 +83,38 @@ impl Tape {
             return Ok(text);
         }
         self.speaks = true;
+        let room = self.room();
         if !self.texts.contains_key(place) {
+            if room == Room::None {
+                return Ok(text);
+            }
             self.keep(place);
         }
-        let known = self.texts.entry(place.to_owned()).or_default().pass(text.as_bytes())?;
-        self.size += text.len() - known;
+        let known = self.texts.entry(place.to_owned()).or_default().pass(text.as_bytes(), room)?;
+        self.size += if room == Room::Left { text.len() - known } else { 0 };
         text.get(known..).ok_or(Lost::Differs)
     }
 
     /// How many of these items, the next ones of their place, are known.
     pub(super) fn list(&mut self, place: &str, items: &[u64]) -> Result<usize, Lost> {
+        let room = self.room();
         if !self.lists.contains_key(place) {
+            if room == Room::None {
+                return Ok(0);
+            }
             self.keep(place);
         }
-        let known = self.lists.entry(place.to_owned()).or_default().pass(items)?;
-        self.size += (items.len() - known) * size_of::<u64>();
+        let known = self.lists.entry(place.to_owned()).or_default().pass(items, room)?;
+        self.size += if room == Room::Left { (items.len() - known) * size_of::<u64>() } else { 0 };
         Ok(known)
     }
 
     /// Something that is told once, and is the same then.
     pub(super) fn mark(&mut self, place: &str, what: &str) -> Result<Mark, Lost> {
         let what = xxh3_64(what.as_bytes());
+        let is_full = self.is_full();
         match self.marks.get_mut(place) {
+            None if is_full => Ok(Mark::New),
             None => {
                 self.keep(place);
                 self.marks.insert(place.to_owned(), Told { what, again: true });
@@ -153,8 +175,18 @@ impl Tape {
         self.texts.is_empty() && self.lists.is_empty() && self.marks.is_empty()
     }
 
+    /// Whether not all of it could be kept.
+    pub(super) fn is_full(&self) -> bool {
+        self.size > MOST_TOLD
+    }
+
     /// Bytes that are kept.
+    #[cfg(test)]
     pub(super) fn size(&self) -> usize {
         self.size
+    }
+
+    fn room(&self) -> Room {
+        if self.is_full() { Room::None } else { Room::Left }
     }
 }

@@ -2,8 +2,11 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::tape::MOST_TOLD;
 use super::*;
 use crate::dialect::SseScanner;
+
+mod ended;
 
 const ANSWER: &str = "Là-bas, it says: çà et là 42";
 const THOUGHT: &str = "Hm… let me see";
@@ -314,24 +317,27 @@ fn another_tool_is_another_answer() {
 fn named_a_tool(make: fn(&str, usize) -> Vec<String>) -> (Vec<String>, Vec<String>) {
     let (first, second) = (make("one", 3), make("two", 3));
     let named = first.iter().position(|event| event.contains("look")).unwrap();
-    let second = second.into_iter().filter(|event| !event.contains("tool") && !event.contains("partial_json"));
+    let second = second
+        .into_iter()
+        .filter(|event| ["tool", "partial_json", "fc_", "response.completed"].iter().all(|word| !event.contains(word)));
     (first[..=named].to_vec(), second.collect())
 }
 
 #[test]
 fn an_answer_without_the_tool_that_was_named_differs() {
-    for (api, make) in [ALL[0], ALL[2]] {
+    for (api, make) in [ALL[0], ALL[2], ALL[3]] {
         let (first, second) = named_a_tool(make);
         let mut scanner = retelling(api, ShownIds::All, Repeats::Always);
         pass(&mut scanner, &first);
         scanner.go_on();
         let end = match api {
             Api::Chat => data(json!({"id": "two", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})),
+            Api::Responses => data(json!({"type": "response.completed", "response": {"id": "two", "output": []}})),
             _ => data(json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})),
         };
         let rest = pass(&mut scanner, &[second, vec![end]].concat());
         assert!(scanner.differs(), "{api:?} {rest}");
-        assert!(!rest.contains("DONE") && !rest.contains("message_stop"), "{rest}");
+        assert!(["DONE", "message_stop", "completed"].iter().all(|end| !rest.contains(end)), "{rest}");
     }
 }
 
