@@ -23,7 +23,7 @@ use crate::exchange::trouble::LedgerWatch;
 use crate::exchange::unapplied::Unapplied;
 use crate::exchange::{Borrower, Exchange, Neighbours};
 use crate::following::{Followed, Untaken};
-use crate::membership::{Membership, Source, WorkerFile, WorkerFileError, dns};
+use crate::membership::{Membership, Source, WorkerFile, WorkerFileError, dns, kubernetes};
 use crate::roster::Roster;
 use crate::telemetry::metrics::Metrics;
 
@@ -115,6 +115,8 @@ impl Rooms {
         tasks.extend([tokio::spawn(membership.clone().keep()), tokio::spawn(membership.clone().expire())]);
         let names = config.discovery.dns.iter().cloned().enumerate();
         tasks.extend(names.map(|name| tokio::spawn(dns::follow(membership.clone(), name))));
+        let services = config.discovery.kubernetes.iter().cloned().enumerate();
+        tasks.extend(services.map(|service| tokio::spawn(kubernetes::follow(membership.clone(), service))));
         let (watch, unapplied) = (LedgerWatch::default(), Mutex::default());
         Ok(Self { directory, fleet, roster, membership, index, catalog, unapplied, watch, untaken, tasks })
     }

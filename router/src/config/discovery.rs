@@ -17,6 +17,8 @@ pub struct DiscoveryConfig {
     pub workers_file: Option<PathBuf>,
     /// Names whose addresses are workers, `[[discovery.dns]]`.
     pub dns: Vec<DnsConfig>,
+    /// Services whose ready endpoints are workers, `[[discovery.kubernetes]]`.
+    pub kubernetes: Vec<KubernetesConfig>,
     /// Most workers that are registered over the operators' API at a time; with 0 none can.
     pub registrations: usize,
 }
@@ -63,6 +65,81 @@ pub struct DnsConfig {
     pub api_key: Option<Secret>,
 }
 
+/// Section `[[discovery.kubernetes]]`. What is left out is as a pod finds it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KubernetesConfig {
+    /// The service whose endpoints are workers, over http.
+    pub service: String,
+    /// Where it is.
+    #[serde(default)]
+    pub namespace: Option<String>,
+    /// Which of its endpoints' ports; the only one when left out.
+    #[serde(default)]
+    pub port: Option<PortOf>,
+    /// What they are for; hybrid when left out.
+    #[serde(default)]
+    pub role: Option<Role>,
+    /// The models they serve; asked from them when empty.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// Sent to them as a bearer token.
+    #[serde(default)]
+    pub api_key: Option<Secret>,
+    /// The API server, `https://HOST:PORT`, or `http://` for a proxy on this machine.
+    #[serde(default)]
+    pub api: Option<String>,
+    /// The token that is sent to it, read anew for each request.
+    #[serde(default)]
+    pub token_file: Option<PathBuf>,
+    /// The authorities that its certificate may be of, in PEM.
+    #[serde(default)]
+    pub ca_file: Option<PathBuf>,
+}
+
+/// A port of an endpoint.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(untagged, expecting = "accepted is a port's number or its name in the EndpointSlice")]
+pub enum PortOf {
+    /// This one.
+    Number(u16),
+    /// The one that is called so.
+    Name(String),
+}
+
+impl KubernetesConfig {
+    fn problem(&self) -> Option<(&'static str, &'static str)> {
+        // As Kubernetes accepts names: RFC 1123 labels.
+        let is_label = |name: &str| {
+            let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+            !name.is_empty()
+                && name.len() <= 63
+                && name.bytes().all(is_inside)
+                && !name.starts_with('-')
+                && !name.ends_with('-')
+        };
+        let is_api = |api: &str| {
+            let rest = api.strip_prefix("https://").or_else(|| api.strip_prefix("http://"));
+            rest.is_some_and(|rest| !rest.is_empty() && !rest.contains(['@', ' ', '?', '#']))
+        };
+        const LABEL: &str = "accepted is a name of lower-case letters, digits and '-', at most 63";
+        if !is_label(&self.service) {
+            return Some(("discovery.kubernetes.service", LABEL));
+        }
+        if self.namespace.as_deref().is_some_and(|name| !is_label(name)) {
+            return Some(("discovery.kubernetes.namespace", LABEL));
+        }
+        if self.port == Some(PortOf::Number(0)) {
+            return Some(("discovery.kubernetes.port", "accepted is a port's number or its name in the EndpointSlice"));
+        }
+        let is_wrong = self.api.as_deref().is_some_and(|api| !is_api(api));
+        is_wrong.then_some((
+            "discovery.kubernetes.api",
+            "accepted is https://HOST:PORT, or http:// for a proxy on this machine",
+        ))
+    }
+}
+
 fn usual_pause() -> Span {
     Span::seconds(10)
 }
@@ -72,14 +149,14 @@ const MOST_NAMES: usize = 64;
 
 impl Default for DiscoveryConfig {
     fn default() -> Self {
-        Self { workers_file: None, dns: Vec::new(), registrations: 256 }
+        Self { workers_file: None, dns: Vec::new(), kubernetes: Vec::new(), registrations: 256 }
     }
 }
 
 impl DiscoveryConfig {
     /// Whether workers are found anywhere but in the configuration.
     pub fn finds(&self) -> bool {
-        self.workers_file.is_some() || !self.dns.is_empty()
+        self.workers_file.is_some() || !self.dns.is_empty() || !self.kubernetes.is_empty()
     }
 
     /// What is out of bounds, and what is accepted.
@@ -99,6 +176,12 @@ impl DiscoveryConfig {
         }
         if !self.dns.iter().all(|dns| (Span::seconds(1)..=Span::seconds(3600)).contains(&dns.every)) {
             return Some(("discovery.dns.every", "accepted is 1s to 1h"));
+        }
+        if self.kubernetes.len() > MOST_NAMES {
+            return Some(("discovery.kubernetes", "accepted are at most 64 services"));
+        }
+        if let Some(problem) = self.kubernetes.iter().find_map(KubernetesConfig::problem) {
+            return Some(problem);
         }
         (self.registrations > MOST_WORKERS).then_some(("discovery.registrations", "accepted is 0 to 1024"))
     }

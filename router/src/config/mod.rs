@@ -28,7 +28,7 @@ use crate::server::ProxyConfig;
 use crate::soft_state::SoftStateConfig;
 use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
-pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig};
+pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig, KubernetesConfig, PortOf};
 pub use resume::ResumeConfig;
 pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};

@@ -79,7 +79,7 @@ pub(crate) fn problem(workers: &[WorkerConfig]) -> Option<(String, String)> {
 }
 
 /// `http://host:port#role`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct WorkerUrl {
     /// Scheme, host and port, without a trailing slash.
     pub endpoint: Arc<str>,

@@ -6,6 +6,7 @@
 
 pub(crate) mod dns;
 mod file;
+pub(crate) mod kubernetes;
 mod registered;
 
 use std::collections::{BTreeMap, HashSet};
@@ -45,13 +46,15 @@ pub enum Source {
     File,
     /// Names of `[[discovery.dns]]`.
     Dns,
+    /// Services of `[[discovery.kubernetes]]`.
+    Kubernetes,
     /// Registrations over the operators' API: what is told at run time takes nothing from what is configured.
     Api,
 }
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 4] = [Source::Static, Source::File, Source::Dns, Source::Api];
+    pub const ALL: [Source; 5] = [Source::Static, Source::File, Source::Dns, Source::Kubernetes, Source::Api];
 
     /// Its name in metrics, in the API and in logs.
     pub fn as_str(self) -> &'static str {
@@ -60,6 +63,7 @@ impl Source {
             Source::File => "file",
             Source::Api => "api",
             Source::Dns => "dns",
+            Source::Kubernetes => "kubernetes",
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `/livez`, `/readyz` and `/metrics`: whether the process lives, whether it can serve, and what it counts.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -19,6 +20,7 @@ use super::problem::Problem;
 use crate::adapters;
 use crate::gateway::Gateway;
 use crate::identity::agreement::{Doubt, DoubtReach, Sign, advice};
+use crate::membership::Source;
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/livez", tag = "process",
@@ -187,8 +189,19 @@ pub(super) async fn ready(State(desk): State<Desk>) -> Result<Fresh<Readiness>, 
             }
             Ok(Fresh::new(&gateway.directory().view(), Readiness::of(&desk)))
         }
-        None => Err(Problem::not_ready("No worker answers. GET /ownerserve/v1/workers tells how each is.")),
+        None => Err(Problem::not_ready(nobody_answers(&gateway.membership().failures()))),
     }
+}
+
+/// What to say where no worker answers: perhaps none was found, and why is known.
+fn nobody_answers(failures: &[(Source, String)]) -> String {
+    /// More say nothing new.
+    const MOST_TOLD: usize = 4;
+    let mut told = "No worker answers. GET /ownerserve/v1/workers tells how each is.".to_owned();
+    for (source, why) in failures.iter().take(MOST_TOLD) {
+        let _ = write!(told, " Workers of {} cannot be looked up: {why}.", source.as_str());
+    }
+    told
 }
 
 /// Metrics for Prometheus.

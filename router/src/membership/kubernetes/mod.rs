@@ -1,0 +1,360 @@
+//! The endpoints of a Kubernetes service: its EndpointSlices are listed once and then watched.
+//!
+//! An API server that cannot be asked changes nothing; what it says counts at once, no endpoints included.
+
+mod slices;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use reqwest::{Certificate, Client, Response, StatusCode, Url};
+use serde::de::DeserializeOwned;
+use tokio::time::{sleep, timeout};
+
+use self::slices::{Change, SliceList, Slices, SlicesError, Status};
+use super::{Membership, Source};
+use crate::config::{KubernetesConfig, WorkerConfig, WorkerUrl};
+
+/// Where a pod finds what it is and whom it may trust.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// The longest wait for an answer to begin, and for a list to come.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one watch goes on, in seconds. The API server ends it then.
+const WATCH: u64 = 240;
+/// A watch over which nothing came for so long, its end included, is dead.
+const SILENCE: Duration = Duration::from_secs(WATCH + 30);
+/// Between two requests that failed: the first pause, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Largest list.
+const MOST_LISTED: usize = 32 << 20;
+/// Largest line of a watch.
+const LONGEST_LINE: usize = 4 << 20;
+/// Largest token, certificates and name of a namespace.
+const LARGEST_FILE: u64 = 1 << 20;
+
+/// Why the service's endpoints are not known.
+#[derive(Debug, thiserror::Error)]
+enum KubernetesError {
+    #[error(
+        "{} cannot be read: {source}; outside of a pod set `api`, `namespace`, `token_file` and `ca_file` of [[discovery.kubernetes]]",
+        .path.display()
+    )]
+    File { path: PathBuf, source: io::Error },
+    #[error(
+        "no API server is known: KUBERNETES_SERVICE_HOST is not set here; outside of a pod set `api` of [[discovery.kubernetes]]"
+    )]
+    NoServer,
+    #[error("discovery.kubernetes.api is no URL: {0}; accepted is https://HOST:PORT")]
+    Address(String),
+    #[error("the API server cannot be asked: {}", chain(.0))]
+    Unreachable(#[from] reqwest::Error),
+    #[error("the API server does not answer within {} s", PATIENCE.as_secs())]
+    Late,
+    #[error("the API server says {status}: {message}{}", hint(*.status))]
+    Refused { status: u16, message: String },
+    #[error("what the API server says is not understood: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    #[error("the API server says more than {0} bytes at once")]
+    TooLong(usize),
+    #[error("service {service} has no EndpointSlice in namespace {namespace}")]
+    NoSlice { service: String, namespace: String },
+    #[error("service {service}: {problem}")]
+    Slices { service: String, problem: SlicesError },
+}
+
+/// What a network error is at the bottom.
+fn chain(error: &reqwest::Error) -> String {
+    let first: &dyn std::error::Error = error;
+    let causes: Vec<_> = std::iter::successors(Some(first), |error| error.source()).map(ToString::to_string).collect();
+    causes.join(": ")
+}
+
+fn hint(status: u16) -> &'static str {
+    match status {
+        401 => " (the token is not accepted)",
+        403 => " (its service account needs the verbs list and watch on endpointslices of discovery.k8s.io)",
+        _ => "",
+    }
+}
+
+/// How a watch ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Ended {
+    /// In time. The next one goes on after this version.
+    At(String),
+    /// The API server does not know that version any more: all is to be listed again.
+    TooOld,
+}
+
+/// Tells the service's endpoints whenever they change, for ever.
+pub(crate) async fn follow(membership: Arc<Membership>, (at, config): (usize, KubernetesConfig)) {
+    let mut pause = PAUSES.0;
+    let mut service = Service { membership, at, config, told: None };
+    loop {
+        match service.listed_and_watched().await {
+            Ok(()) => pause = PAUSES.0,
+            Err(error) => {
+                service.membership.fails((Source::Kubernetes, at), error.to_string());
+                pause = (pause * 2).min(PAUSES.1);
+            }
+        }
+        sleep(pause).await;
+    }
+}
+
+/// One service, and what was told of it.
+struct Service {
+    membership: Arc<Membership>,
+    at: usize,
+    config: KubernetesConfig,
+    told: Option<BTreeSet<WorkerUrl>>,
+}
+
+impl Service {
+    /// Lists its slices and watches them until a version is too old.
+    async fn listed_and_watched(&mut self) -> Result<(), KubernetesError> {
+        let server = Server::of(&self.config).await?;
+        let list: SliceList = server.list().await?;
+        let mut version = list.metadata.resource_version;
+        let mut slices = Slices::of(list.items).map_err(|problem| self.unusable(problem))?;
+        if slices.is_empty() {
+            let (service, namespace) = (self.config.service.clone(), server.namespace.clone());
+            return Err(KubernetesError::NoSlice { service, namespace });
+        }
+        self.tell(&slices)?;
+        loop {
+            match self.watch(&server, &mut slices, version).await? {
+                Ended::At(newest) => version = newest,
+                Ended::TooOld => return Ok(()),
+            }
+            // A server that ends each watch at once is not asked without a pause.
+            sleep(PAUSES.0).await;
+        }
+    }
+
+    /// Takes what changes until the watch ends.
+    async fn watch(&mut self, server: &Server, slices: &mut Slices, version: String) -> Result<Ended, KubernetesError> {
+        let mut version = version;
+        let mut lines = match server.watch(&version).await {
+            Err(KubernetesError::Refused { status: 410, .. }) => return Ok(Ended::TooOld),
+            lines => lines?,
+        };
+        while let Some(line) = lines.next().await? {
+            match serde_json::from_slice(&line)? {
+                Change::Added(slice) | Change::Modified(slice) => {
+                    version.clone_from(&slice.metadata.resource_version);
+                    slices.put(slice).map_err(|problem| self.unusable(problem))?;
+                }
+                Change::Deleted(slice) => {
+                    version.clone_from(&slice.metadata.resource_version);
+                    slices.remove(&slice);
+                }
+                Change::Bookmark(mark) => {
+                    version = mark.metadata.resource_version;
+                    continue;
+                }
+                Change::Error(status) if status.code == 410 => return Ok(Ended::TooOld),
+                Change::Error(status) => {
+                    return Err(KubernetesError::Refused { status: status.code, message: status.message });
+                }
+            }
+            self.tell(slices)?;
+        }
+        Ok(Ended::At(version))
+    }
+
+    fn tell(&mut self, slices: &Slices) -> Result<(), KubernetesError> {
+        let (list, config) = ((Source::Kubernetes, self.at), &self.config);
+        let ready = slices.ready(config.port.as_ref()).map_err(|problem| self.unusable(problem))?;
+        if self.told.as_ref() != Some(&ready) {
+            let worker = |url: &WorkerUrl| WorkerConfig {
+                role: config.role,
+                models: config.models.clone(),
+                api_key: config.api_key.clone(),
+                ..WorkerConfig::at(url.clone())
+            };
+            self.membership.tell(list, ready.iter().map(worker).collect());
+            self.told = Some(ready);
+        }
+        self.membership.works(list);
+        Ok(())
+    }
+
+    fn unusable(&self, problem: SlicesError) -> KubernetesError {
+        KubernetesError::Slices { service: self.config.service.clone(), problem }
+    }
+}
+
+/// The API server, and what of it is asked.
+struct Server {
+    client: Client,
+    slices: String,
+    service: String,
+    namespace: String,
+    token: PathBuf,
+    needs_token: bool,
+}
+
+impl Server {
+    /// As it is configured, or as a pod finds it. Its certificates are read anew each time.
+    async fn of(config: &KubernetesConfig) -> Result<Self, KubernetesError> {
+        let beside = |name: &str| Path::new(SERVICE_ACCOUNT).join(name);
+        let api = match &config.api {
+            Some(api) => api.trim_end_matches('/').to_owned(),
+            None => in_pod(|name| std::env::var(name).ok())?,
+        };
+        let namespace = match &config.namespace {
+            Some(namespace) => namespace.clone(),
+            None => read(&beside("namespace")).await?.trim().to_owned(),
+        };
+        // reqwest has no provider of its own here. Whoever installed one before is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut client = Client::builder().no_proxy().connect_timeout(PATIENCE);
+        let is_secure = api.starts_with("https://");
+        if is_secure {
+            let path = config.ca_file.clone().unwrap_or_else(|| beside("ca.crt"));
+            client = client.tls_certs_only(Certificate::from_pem_bundle(read(&path).await?.as_bytes())?);
+        } else {
+            client = client.tls_certs_only([]);
+        }
+        Ok(Self {
+            client: client.build()?,
+            slices: format!("{api}/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+            service: config.service.clone(),
+            namespace,
+            token: config.token_file.clone().unwrap_or_else(|| beside("token")),
+            needs_token: is_secure || config.token_file.is_some(),
+        })
+    }
+
+    async fn list(&self) -> Result<SliceList, KubernetesError> {
+        let answer = timeout(PATIENCE, async {
+            let mut answer = self.ask(&[]).await?;
+            whole(&mut answer, MOST_LISTED).await
+        });
+        parsed(&answer.await.map_err(|_| KubernetesError::Late)??)
+    }
+
+    async fn watch(&self, version: &str) -> Result<Lines, KubernetesError> {
+        let seconds = WATCH.to_string();
+        let how = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", version),
+            ("timeoutSeconds", seconds.as_str()),
+        ];
+        let answer = timeout(PATIENCE, self.ask(&how)).await.map_err(|_| KubernetesError::Late)??;
+        Ok(Lines { answer, begun: BytesMut::new() })
+    }
+
+    /// An answer that is no refusal.
+    async fn ask(&self, how: &[(&str, &str)]) -> Result<Response, KubernetesError> {
+        let selector = format!("kubernetes.io/service-name={}", self.service);
+        let how = how.iter().copied().chain([("labelSelector", selector.as_str())]);
+        let url =
+            Url::parse_with_params(&self.slices, how).map_err(|error| KubernetesError::Address(error.to_string()))?;
+        let mut request = self.client.get(url);
+        if self.needs_token {
+            // It is renewed in place.
+            request = request.bearer_auth(read(&self.token).await?.trim());
+        }
+        let mut answer = request.send().await?;
+        if answer.status() == StatusCode::OK {
+            return Ok(answer);
+        }
+        let (status, body) = (answer.status().as_u16(), whole(&mut answer, LARGEST_FILE as usize).await?);
+        let message = parsed::<Status>(&body).map(|status| status.message).unwrap_or_default();
+        Err(KubernetesError::Refused { status, message })
+    }
+}
+
+/// The API server as a pod's environment names it.
+fn in_pod(variable: impl Fn(&str) -> Option<String>) -> Result<String, KubernetesError> {
+    let host = variable("KUBERNETES_SERVICE_HOST").filter(|host| !host.is_empty()).ok_or(KubernetesError::NoServer)?;
+    let port = variable("KUBERNETES_SERVICE_PORT").unwrap_or_else(|| "443".into());
+    Ok(if host.contains(':') { format!("https://[{host}]:{port}") } else { format!("https://{host}:{port}") })
+}
+
+async fn read(path: &Path) -> Result<String, KubernetesError> {
+    let text = async {
+        if tokio::fs::metadata(path).await?.len() > LARGEST_FILE {
+            return Err(io::Error::other(format!("it has more than {LARGEST_FILE} bytes")));
+        }
+        tokio::fs::read_to_string(path).await
+    };
+    text.await.map_err(|source| KubernetesError::File { path: path.to_owned(), source })
+}
+
+async fn whole(answer: &mut Response, most: usize) -> Result<BytesMut, KubernetesError> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = answer.chunk().await? {
+        if body.len() + chunk.len() > most {
+            return Err(KubernetesError::TooLong(most));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, KubernetesError> {
+    Ok(serde_json::from_slice(body)?)
+}
+
+/// The lines of a watch.
+struct Lines {
+    answer: Response,
+    begun: BytesMut,
+}
+
+impl Lines {
+    /// The next one; none where the watch is over.
+    async fn next(&mut self) -> Result<Option<BytesMut>, KubernetesError> {
+        loop {
+            if let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
+                let line = self.begun.split_to(end + 1);
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return Ok(Some(line));
+            }
+            let chunk = timeout(SILENCE, self.answer.chunk()).await.map_err(|_| KubernetesError::Late)??;
+            let Some(chunk) = chunk else { return Ok(None) };
+            if self.begun.len() + chunk.len() > LONGEST_LINE {
+                return Err(KubernetesError::TooLong(LONGEST_LINE));
+            }
+            self.begun.extend_from_slice(&chunk);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_finds_its_api_server_in_the_environment() {
+        let found = |host: Option<&str>, port: Option<&str>| {
+            in_pod(|name| if name.ends_with("HOST") { host } else { port }.map(str::to_owned))
+                .map_err(|it| it.to_string())
+        };
+        assert_eq!(found(Some("10.96.0.1"), Some("6443")).unwrap(), "https://10.96.0.1:6443");
+        assert_eq!(found(Some("fd00::1"), None).unwrap(), "https://[fd00::1]:443");
+        for host in [None, Some("")] {
+            assert!(found(host, None).unwrap_err().contains("set `api`"));
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_missing() {
+        let refused =
+            KubernetesError::Refused { status: 403, message: "endpointslices is forbidden".into() }.to_string();
+        assert!(
+            refused.contains("403: endpointslices is forbidden (its service account needs the verbs list and watch"),
+            "{refused}"
+        );
+    }
+}

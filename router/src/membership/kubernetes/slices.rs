@@ -1,0 +1,270 @@
+//! EndpointSlices of one service, as the Kubernetes API tells them (`discovery.k8s.io/v1`), and the workers in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+
+use crate::config::{PortOf, WorkerUrl};
+
+/// Most slices of a service: a hundred endpoints each, as Kubernetes cuts them.
+const MOST_SLICES: usize = 256;
+
+/// What a list of slices says.
+#[derive(Debug, Deserialize)]
+pub(super) struct SliceList {
+    #[serde(default)]
+    pub(super) metadata: ListMeta,
+    #[serde(default)]
+    pub(super) items: Vec<EndpointSlice>,
+}
+
+/// Of which version of the cluster's state a list is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListMeta {
+    #[serde(default)]
+    pub(super) resource_version: String,
+}
+
+/// One slice.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EndpointSlice {
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    endpoints: Option<Vec<Endpoint>>,
+    #[serde(default)]
+    ports: Option<Vec<Port>>,
+}
+
+/// Its name, and the version of the cluster's state that it is of.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ObjectMeta {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    pub(super) resource_version: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Endpoint {
+    #[serde(default)]
+    addresses: Vec<String>,
+    #[serde(default)]
+    conditions: Conditions,
+}
+
+/// What is not said of `ready` counts as true, as the API's reference has it.
+#[derive(Debug, Default, Deserialize)]
+struct Conditions {
+    ready: Option<bool>,
+    terminating: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Port {
+    name: Option<String>,
+    port: Option<u16>,
+}
+
+/// One line of a watch.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+pub(super) enum Change {
+    /// A slice that is new or was there before the watch began.
+    Added(EndpointSlice),
+    /// A slice that is another now.
+    Modified(EndpointSlice),
+    /// A slice that is gone.
+    Deleted(EndpointSlice),
+    /// Nothing changed up to a version.
+    Bookmark(Bookmark),
+    /// The watch is over.
+    Error(Status),
+}
+
+/// An object of which only the version is said.
+#[derive(Debug, Deserialize)]
+pub(super) struct Bookmark {
+    pub(super) metadata: ListMeta,
+}
+
+/// Why something is refused, `meta/v1.Status`.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Status {
+    #[serde(default)]
+    pub(super) code: u16,
+    #[serde(default)]
+    pub(super) message: String,
+}
+
+/// Why no workers can be made of slices.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum SlicesError {
+    /// More slices than are kept.
+    #[error("it has more than {MOST_SLICES} EndpointSlices")]
+    TooMany,
+    /// Several ports, or none by the name.
+    #[error("its ports are {}; `port` is to name one of them", .0.join(", "))]
+    Port(Vec<String>),
+}
+
+/// The slices of a service, by name.
+#[derive(Debug, Default)]
+pub(super) struct Slices(BTreeMap<String, EndpointSlice>);
+
+impl Slices {
+    /// As a list has them.
+    pub(super) fn of(list: Vec<EndpointSlice>) -> Result<Self, SlicesError> {
+        let mut slices = Self::default();
+        list.into_iter().try_for_each(|slice| slices.put(slice))?;
+        Ok(slices)
+    }
+
+    /// One is new, or another now.
+    pub(super) fn put(&mut self, slice: EndpointSlice) -> Result<(), SlicesError> {
+        self.0.insert(slice.metadata.name.clone(), slice);
+        if self.0.len() > MOST_SLICES { Err(SlicesError::TooMany) } else { Ok(()) }
+    }
+
+    /// One is gone.
+    pub(super) fn remove(&mut self, slice: &EndpointSlice) {
+        self.0.remove(&slice.metadata.name);
+    }
+
+    /// Whether there is no slice: the service is not there, or selects nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The endpoints that are ready and not about to stop, each once, in order.
+    pub(super) fn ready(&self, wanted: Option<&PortOf>) -> Result<BTreeSet<WorkerUrl>, SlicesError> {
+        let mut found = BTreeSet::new();
+        for slice in self.0.values() {
+            let mut ready = slice.ready().peekable();
+            if ready.peek().is_none() {
+                continue;
+            }
+            let port = slice.port(wanted)?;
+            // An address that is none is nobody's.
+            found.extend(ready.filter_map(|address| url(address, port)));
+        }
+        Ok(found)
+    }
+}
+
+impl EndpointSlice {
+    /// An address of each endpoint that takes requests. All addresses of one endpoint are the same pod.
+    fn ready(&self) -> impl Iterator<Item = &str> {
+        let is_ready = |endpoint: &&Endpoint| {
+            endpoint.conditions.ready.unwrap_or(true) && !endpoint.conditions.terminating.unwrap_or(false)
+        };
+        self.endpoints
+            .iter()
+            .flatten()
+            .filter(is_ready)
+            .filter_map(|endpoint| endpoint.addresses.first().map(String::as_str))
+    }
+
+    fn port(&self, wanted: Option<&PortOf>) -> Result<u16, SlicesError> {
+        let ports: Vec<_> =
+            self.ports.iter().flatten().filter_map(|port| Some((port.name.as_deref(), port.port?))).collect();
+        match (wanted, ports.as_slice()) {
+            (Some(PortOf::Number(number)), _) => return Ok(*number),
+            (Some(PortOf::Name(wanted)), _) => {
+                if let Some((_, port)) = ports.iter().find(|(name, _)| *name == Some(wanted)) {
+                    return Ok(*port);
+                }
+            }
+            (None, [(_, port)]) => return Ok(*port),
+            (None, _) => {}
+        }
+        let told = |(name, port): &(Option<&str>, u16)| format!("{} ({port})", name.unwrap_or("without a name"));
+        Err(SlicesError::Port(ports.iter().map(told).collect()))
+    }
+}
+
+fn url(address: &str, port: u16) -> Option<WorkerUrl> {
+    let host = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
+    format!("http://{host}:{port}").parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::WorkerConfig;
+
+    fn slice(name: &str, ports: serde_json::Value, endpoints: serde_json::Value) -> EndpointSlice {
+        serde_json::from_value(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": name, "resourceVersion": "7", "labels": {"kubernetes.io/service-name": "engines"}},
+            "ports": ports, "endpoints": endpoints,
+        }))
+        .unwrap()
+    }
+
+    fn ready(slices: &Slices, port: Option<PortOf>) -> Result<Vec<String>, SlicesError> {
+        Ok(slices.ready(port.as_ref())?.into_iter().map(|url| WorkerConfig::at(url).endpoint().to_string()).collect())
+    }
+
+    #[test]
+    fn whoever_is_ready_and_does_not_stop_is_a_worker_once() {
+        let http = json!([{"name": "http", "port": 8000, "protocol": "TCP"}]);
+        let endpoints = json!([
+            {"addresses": ["10.0.0.2"], "conditions": {"ready": true, "serving": true, "terminating": false}},
+            {"addresses": ["10.0.0.1"], "conditions": {}},
+            {"addresses": ["10.0.0.3"], "conditions": {"ready": false}},
+            {"addresses": ["10.0.0.4"], "conditions": {"ready": true, "terminating": true}},
+            {"addresses": ["no host"]},
+            {"addresses": []},
+        ]);
+        let mut slices = Slices::of(vec![slice("a", http.clone(), endpoints)]).unwrap();
+        assert_eq!(ready(&slices, None).unwrap(), ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]);
+        let more = json!([{"addresses": ["10.0.0.1"]}, {"addresses": ["fd00::1"]}]);
+        slices.put(slice("b", http.clone(), more)).unwrap();
+        assert_eq!(ready(&slices, None).unwrap().len(), 3);
+        assert!(ready(&slices, None).unwrap().contains(&"http://[fd00::1]:8000".to_owned()));
+        slices.remove(&slice("a", json!(null), json!(null)));
+        assert_eq!(ready(&slices, None).unwrap(), ["http://10.0.0.1:8000", "http://[fd00::1]:8000"]);
+        slices.put(slice("b", http, json!(null))).unwrap();
+        assert!(ready(&slices, None).unwrap().is_empty() && !slices.is_empty());
+    }
+
+    #[test]
+    fn a_port_is_the_only_one_or_the_one_that_is_named_or_a_number() {
+        let both = json!([{"name": "http", "port": 8000}, {"name": "metrics", "port": 9000}]);
+        let slices = Slices::of(vec![slice("a", both, json!([{"addresses": ["10.0.0.1"]}]))]).unwrap();
+        let name = |name: &str| Some(PortOf::Name(name.to_owned()));
+        assert_eq!(ready(&slices, name("metrics")).unwrap(), ["http://10.0.0.1:9000"]);
+        assert_eq!(ready(&slices, Some(PortOf::Number(1234))).unwrap(), ["http://10.0.0.1:1234"]);
+        for wanted in [None, name("grpc")] {
+            let refused = ready(&slices, wanted).unwrap_err().to_string();
+            assert!(refused.contains("http (8000), metrics (9000)"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn more_slices_than_are_kept_are_refused() {
+        let many = (0..=MOST_SLICES).map(|number| slice(&number.to_string(), json!([]), json!([])));
+        assert_eq!(Slices::of(many.collect()).unwrap_err(), SlicesError::TooMany);
+    }
+
+    #[test]
+    fn the_lines_of_a_watch_are_read() {
+        let object = json!({"metadata": {"name": "a", "resourceVersion": "9"}, "endpoints": null, "ports": null});
+        let read = |kind: &str, object: serde_json::Value| {
+            serde_json::from_value::<Change>(json!({"type": kind, "object": object})).unwrap()
+        };
+        assert!(
+            matches!(read("ADDED", object.clone()), Change::Added(slice) if slice.metadata.resource_version == "9")
+        );
+        assert!(matches!(read("DELETED", object), Change::Deleted(_)));
+        let mark = json!({"kind": "EndpointSlice", "metadata": {"resourceVersion": "12"}});
+        assert!(matches!(read("BOOKMARK", mark), Change::Bookmark(mark) if mark.metadata.resource_version == "12"));
+        let gone = json!({"kind": "Status", "code": 410, "message": "too old resource version"});
+        assert!(matches!(read("ERROR", gone), Change::Error(status) if status.code == 410));
+    }
+}
