@@ -82,15 +82,17 @@ async fn dispatch(
         Err(error) => return Err(refuse(&head.headers, body, limits, error)),
     };
     let quotas = gateway.remembered.quotas.of(&tenant).filter(|_| route.served.costs());
-    if let Some(quotas) = &quotas
-        && let Err(error) = quotas.take_request().await
-    {
-        return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client));
-    }
-    let body = read_body(&head.headers, body, limits).await?;
-    let reserved = match &quotas {
+    let counted = match &quotas {
         None => None,
-        Some(quotas) => match quotas.take_tokens(body.len()).await {
+        Some(quotas) => match quotas.take_request(&head.headers).await {
+            Ok(counted) => Some((quotas, counted)),
+            Err(error) => return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client)),
+        },
+    };
+    let body = read_body(&head.headers, body, limits).await?;
+    let reserved = match counted {
+        None => None,
+        Some((quotas, counted)) => match quotas.take_tokens(&body, counted).await {
             Ok(reserved) => Some(reserved),
             Err(error) => return Ok(told(quotas, Err(error), client)),
         },

@@ -2,8 +2,12 @@
 //!
 //! Each router leases a little ahead from the common count, so that requests do not wait for it. Where nothing can be
 //! leased, it enforces its own share of the quota and says so.
+//!
+//! A request that is sent again under its `Idempotency-Key` because it never came to its end counts once
+//! (`router/decisions/0008`).
 
 mod allowance;
+mod repeats;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
+use prometheus::IntCounter;
 use serde::Deserialize;
 use vocabulary::{TenantId, Tokens};
 
@@ -19,6 +24,7 @@ use crate::error::ApiError;
 use crate::soft_state::{Key, Kind, Leased, SoftState};
 use crate::telemetry::soft_state::SoftStateMetrics;
 use allowance::{Allowance, Short, Supply};
+use repeats::{Charge, Named, body_of};
 
 /// Section `[tenants.NAME]`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -91,7 +97,9 @@ impl Quotas {
             };
             let requests = meter(Unit::Requests, config.requests_per_minute);
             let tokens = meter(Unit::Tokens, config.tokens_per_minute);
-            (tenant, Arc::new(TenantQuotas { requests, tokens }))
+            let used = metrics.tenant_tokens.with_label_values(&[&tenant.0]);
+            let (state, repeated) = (state.clone(), metrics.quota_repeats.clone());
+            (tenant.clone(), Arc::new(TenantQuotas { tenant, requests, tokens, used, repeated, state }))
         };
         Self { tenants: tenants.iter().map(quotas).collect() }
     }
@@ -105,26 +113,66 @@ impl Quotas {
 /// One tenant's.
 #[derive(Debug)]
 pub struct TenantQuotas {
+    tenant: TenantId,
     requests: Option<Arc<Meter>>,
     tokens: Option<Arc<Meter>>,
+    /// Tokens that were used, each request's once.
+    used: IntCounter,
+    /// Requests that were sent again for nothing.
+    repeated: IntCounter,
+    state: Arc<SoftState>,
+}
+
+/// A request that was counted, or was before.
+#[derive(Debug)]
+pub struct Counted {
+    named: Option<Named>,
+    /// What was charged for it before, if it is the same one.
+    before: Option<Charge>,
 }
 
 impl TenantQuotas {
-    /// Counts one request, or refuses it.
-    pub async fn take_request(&self) -> Result<(), ApiError> {
+    /// Counts one request, or refuses it. One that was charged before is not counted, on the condition that its body is the same.
+    pub async fn take_request(&self, headers: &HeaderMap) -> Result<Counted, ApiError> {
+        let named = Named::of(headers, &self.tenant, &self.state);
+        let before = match &named {
+            Some(named) => named.charged().await,
+            None => None,
+        };
+        if before.is_none() {
+            self.take_one().await?;
+        }
+        Ok(Counted { named, before })
+    }
+
+    async fn take_one(&self) -> Result<(), ApiError> {
         match &self.requests {
             Some(meter) => meter.take(1).await,
             None => Ok(()),
         }
     }
 
-    /// Takes what a request of this size is expected to use, or refuses it.
-    pub async fn take_tokens(self: &Arc<Self>, body_bytes: usize) -> Result<Reserved, ApiError> {
-        let expected = Tokens((body_bytes as u64 / BYTES_PER_TOKEN).max(1));
-        if let Some(meter) = &self.tokens {
-            meter.take(expected.0).await?;
+    /// Takes what a request with this body is expected to use, or refuses it.
+    pub async fn take_tokens(self: &Arc<Self>, body: &[u8], counted: Counted) -> Result<Reserved, ApiError> {
+        let Counted { named, before } = counted;
+        let body_id = named.as_ref().map_or(0, |_| body_of(body));
+        if let (Some(named), Some(before)) = (&named, before) {
+            if before.body == body_id && named.may_repeat().await {
+                self.repeated.inc();
+                return Ok(Reserved::new(self, (before, Sent::Again), Some(named.clone())));
+            }
+            // Another one under the same name, or once too often.
+            self.take_one().await?;
         }
-        Ok(Reserved { quotas: self.clone(), expected, settled: Arc::default() })
+        let taken = Tokens((body.len() as u64 / BYTES_PER_TOKEN).max(1));
+        if let Some(meter) = &self.tokens {
+            meter.take(taken.0).await?;
+        }
+        let charge = Charge { body: body_id, taken, used: Tokens::ZERO };
+        if let Some(named) = &named {
+            named.note(charge);
+        }
+        Ok(Reserved::new(self, (charge, Sent::First), named))
     }
 
     /// Tells the client what is left, in OpenAI's headers.
@@ -138,23 +186,58 @@ impl TenantQuotas {
 /// Bytes of a request's body that are taken for one token until it is known better.
 const BYTES_PER_TOKEN: u64 = 4;
 
+/// Whether a request came before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sent {
+    First,
+    Again,
+}
+
+/// How far a request came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    /// To its end, or its client wanted no more of it.
+    ToItsEnd,
+    /// Not as far: it may be sent again.
+    Short,
+}
+
 /// Tokens that were taken for a request before it was known what it uses. Clones are one reservation.
 #[derive(Clone, Debug)]
 pub struct Reserved {
     quotas: Arc<TenantQuotas>,
-    expected: Tokens,
+    charge: Charge,
+    sent: Sent,
+    named: Option<Named>,
     settled: Arc<AtomicBool>,
 }
 
 impl Reserved {
-    /// What the request has really used. Counts once.
-    pub fn settle(&self, used: Tokens) {
+    fn new(quotas: &Arc<TenantQuotas>, (charge, sent): (Charge, Sent), named: Option<Named>) -> Self {
+        Self { quotas: quotas.clone(), charge, sent, named, settled: Arc::default() }
+    }
+
+    /// Whether it was sent before and is not charged again.
+    pub fn is_repeated(&self) -> bool {
+        self.sent == Sent::Again
+    }
+
+    /// What the request has really used, with what its tries before have. Counts once.
+    pub fn settle(&self, used: Tokens, came: Came) {
         if self.settled.swap(true, Ordering::Relaxed) {
             return;
         }
+        // A try that came less far than the one before took nothing back.
+        let used = used.max(self.charge.used);
+        self.quotas.used.inc_by((used - self.charge.used).0);
         if let Some(meter) = &self.quotas.tokens {
-            meter.allowance.lock().settle(self.expected.0, used.0);
+            meter.allowance.lock().settle(self.charge.taken.0, used.0);
             meter.lease_ahead();
+        }
+        match (&self.named, came) {
+            (None, _) => {}
+            (Some(named), Came::ToItsEnd) => named.close(),
+            (Some(named), Came::Short) => named.note(Charge { taken: used, used, ..self.charge }),
         }
     }
 }

@@ -22,6 +22,7 @@ use super::verify::{Transfer, sample};
 use crate::gateway::Gateway;
 use crate::guardrail::{Arm, Step};
 use crate::identity::agreement::{Counts, Finds, LATE};
+use crate::quotas::Came;
 
 fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
@@ -97,7 +98,11 @@ impl Finish {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());
         }
         if let Some(reserved) = &self.step.located.prefixed.request.incoming.reserved {
-            reserved.settle(self.used(ending, usage));
+            let came = match ending {
+                Ending::Complete | Ending::ClientLeft => Came::ToItsEnd,
+                Ending::Refused | Ending::Failed | Ending::Broken => Came::Short,
+            };
+            reserved.settle(self.used(ending, usage), came);
         }
         let seen = self.seen(ending, usage);
         self.count(&seen);
@@ -144,7 +149,8 @@ impl Finish {
 
     fn seen(&self, ending: Ending, usage: Option<Usage>) -> Seen {
         let plan = &self.planned.plan;
-        let arrived = self.step.located.prefixed.request.incoming.arrived;
+        let incoming = &self.step.located.prefixed.request.incoming;
+        let arrived = incoming.arrived;
         Seen {
             ending,
             status: self.status,
@@ -156,6 +162,7 @@ impl Finish {
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
             moved: self.moved(),
+            repeated: incoming.reserved.as_ref().is_some_and(|reserved| reserved.is_repeated()),
             engine_disagrees: self.counts_disagreeing(ending, usage),
             cache_disagrees: self.finds_disagreeing(ending, usage),
         }

@@ -220,6 +220,9 @@ pub struct Seen {
     pub answered: Option<Tokens>,
     /// Bytes that were moved between workers for it, as planned.
     pub moved: Bytes,
+    /// Whether it was sent before under its `Idempotency-Key` without coming to its end, and so counts once.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub repeated: bool,
     /// Prompt tokens by both counts, where the engine's is another than ours: tokenizer or template here are not its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_disagrees: Option<Counts>,

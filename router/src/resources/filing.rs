@@ -171,7 +171,8 @@ impl Filing {
     }
 
     fn seen(&self, ending: Ending, usage: Option<Usage>) -> Seen {
-        let arrived = self.request.incoming.arrived;
+        let incoming = &self.request.incoming;
+        let arrived = incoming.arrived;
         let is_streamed = matches!(self.reading, Reading::Events(_));
         Seen {
             ending,
@@ -183,6 +184,7 @@ impl Filing {
             cached: usage.map(|usage| usage.cached.unwrap_or_default()),
             answered: usage.map(|usage| usage.completion),
             moved: Default::default(),
+            repeated: incoming.reserved.as_ref().is_some_and(|reserved| reserved.is_repeated()),
             engine_disagrees: None,
             cache_disagrees: None,
         }

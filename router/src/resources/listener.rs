@@ -8,7 +8,7 @@ use super::numbers::Numbers;
 use super::transcript::{Addition, Told};
 use super::{IdSniffer, Resources};
 use crate::incoming::Incoming;
-use crate::quotas::Reserved;
+use crate::quotas::{Came, Reserved};
 
 /// Which form the answer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ impl Listener {
     fn ended(&mut self) {
         let Some(told) = self.collector.told() else { return };
         if let (Some(reserved), Some(used)) = (&self.reserved, told.tokens()) {
-            reserved.settle(used);
+            reserved.settle(used, Came::ToItsEnd);
         }
         if let Some(transcript) = self.adds.as_ref().and_then(|adds| adds.answered(told.output)) {
             self.resources.keep_transcript(&self.tenant, &told.id, transcript);

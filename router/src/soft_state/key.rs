@@ -15,11 +15,13 @@ pub enum Kind {
     Checkpoint,
     /// What a tenant may still use.
     Quota,
+    /// What was charged for a request that may be sent again.
+    Charge,
 }
 
 impl Kind {
     /// All of them, for metrics that start at zero.
-    pub const ALL: [Self; 4] = [Self::Maker, Self::Transcript, Self::Checkpoint, Self::Quota];
+    pub const ALL: [Self; 5] = [Self::Maker, Self::Transcript, Self::Checkpoint, Self::Quota, Self::Charge];
 
     /// The word for keys and metrics.
     pub fn as_str(self) -> &'static str {
@@ -28,6 +30,7 @@ impl Kind {
             Self::Transcript => "transcript",
             Self::Checkpoint => "checkpoint",
             Self::Quota => "quota",
+            Self::Charge => "charge",
         }
     }
 }

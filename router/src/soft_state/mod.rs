@@ -221,7 +221,7 @@ impl Inner {
     /// Largest value of a kind. More is neither written nor read.
     fn most_bytes(&self, kind: Kind) -> usize {
         match kind {
-            Kind::Maker | Kind::Quota => 64,
+            Kind::Maker | Kind::Quota | Kind::Charge => 64,
             Kind::Transcript => self.transcript,
             Kind::Checkpoint => 4 << 20,
         }

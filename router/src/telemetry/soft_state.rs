@@ -33,6 +33,10 @@ pub struct SoftStateMetrics {
     pub routers: IntGauge,
     /// `quota_refusals_total{tenant, unit}`: requests beyond a tenant's quota.
     pub quota_refusals: IntCounterVec,
+    /// `quota_repeats_total`: requests that were sent again without having come to their end, and were not charged again.
+    pub quota_repeats: IntCounter,
+    /// `tenant_tokens_total{tenant}`: tokens that requests have used, each once, of tenants with a section of their own.
+    pub tenant_tokens: IntCounterVec,
     /// `soft_state_flushes_total`: times that Redis was found to have forgotten everything.
     pub flushes: IntCounter,
     /// `soft_state_memory_bytes`, refreshed when scraped.
@@ -79,10 +83,19 @@ impl SoftStateMetrics {
                 "Requests refused because they were beyond their tenant's quota of requests or tokens.",
                 &["tenant", "unit"],
             ),
+            quota_repeats: f.counter(
+                "quota_repeats_total",
+                "Requests sent again under their Idempotency-Key because they had not come to their end, and not charged again.",
+            ),
+            tenant_tokens: f.counters(
+                "tenant_tokens_total",
+                "Tokens used by requests of tenants with a section in the configuration, those of a repeated request once.",
+                &["tenant"],
+            ),
             flushes: f.counter("soft_state_flushes_total", "Times that Redis had forgotten everything."),
             memory_bytes: f.gauge("soft_state_memory_bytes", "Soft state in this router's memory."),
         };
-        for kind in [Kind::Maker, Kind::Transcript, Kind::Checkpoint] {
+        for kind in [Kind::Maker, Kind::Transcript, Kind::Checkpoint, Kind::Charge] {
             LOOKUPS.iter().for_each(|outcome| drop(metrics.lookups.with_label_values(&[kind.as_str(), outcome])));
             WRITES.iter().for_each(|outcome| drop(metrics.writes.with_label_values(&[kind.as_str(), outcome])));
         }
