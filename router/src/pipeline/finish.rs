@@ -97,13 +97,7 @@ impl Finish {
         if let Some(at) = self.first_byte {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());
         }
-        if let Some(reserved) = &self.step.located.prefixed.request.incoming.reserved {
-            let came = match ending {
-                Ending::Complete | Ending::ClientLeft => Came::ToItsEnd,
-                Ending::Refused | Ending::Failed | Ending::Broken => Came::Short,
-            };
-            reserved.settle(self.used(ending, usage), came);
-        }
+        self.settle(ending, usage);
         let seen = self.seen(ending, usage);
         self.count(&seen);
         self.hold_against_price(&seen);
@@ -120,6 +114,12 @@ impl Finish {
         }
         let (receipt, case) = self.receipt(seen);
         gateway.decisions.file(receipt, case);
+    }
+
+    fn settle(&self, ending: Ending, usage: Option<Usage>) {
+        let Some(reserved) = &self.step.located.prefixed.request.incoming.reserved else { return };
+        let is_over = matches!(ending, Ending::Complete | Ending::ClientLeft);
+        reserved.settle(self.used(ending, usage), if is_over { Came::ToItsEnd } else { Came::Short });
     }
 
     /// Tokens that count against the tenant's quota.
