@@ -1,7 +1,7 @@
 //! What is to be done when an answer is over: the commit, the receipt, the figures. Once a request, whatever its end.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use planner::{Action, Candidate, Case, Handoff, Transfers};
 use tokio::sync::OwnedSemaphorePermit;
@@ -18,15 +18,11 @@ use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use super::turns::Waited;
-use super::verify::{Transfer, sample};
+use super::verify::{Transfer, sample, unix_ms};
 use crate::gateway::Gateway;
 use crate::guardrail::{Arm, Step};
 use crate::identity::agreement::{Counts, Finds, LATE};
 use crate::quotas::Came;
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
-}
 
 /// A request on its way to its end.
 pub struct Finish {

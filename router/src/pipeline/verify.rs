@@ -64,7 +64,8 @@ pub(crate) fn sample(gateway: &Arc<Gateway>, transfer: Transfer, kept: &Arc<Kept
     });
 }
 
-fn unix_ms() -> u64 {
+/// Wall clock, milliseconds since 1970. For display.
+pub(super) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
