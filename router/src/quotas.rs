@@ -196,7 +196,7 @@ enum Sent {
 /// How far a request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Came {
-    /// To its end, or its client wanted no more of it.
+    /// To its end.
     ToItsEnd,
     /// Not as far: it may be sent again.
     Short,

@@ -14,6 +14,15 @@ BLOCK = 32
 READY_WITHIN = 400.0
 
 
+def children(pid: int) -> list[int]:
+    """All that a process has started, and what those have."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found += [*children(int(child)), int(child)]
+    return found
+
+
 class Engine:
     """Serves the tiny model as a hybrid: it computes for others and pulls from others."""
 
@@ -29,7 +38,7 @@ class Engine:
             "enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
             "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://127.0.0.1:{replay}",
         }
-        argv = [
+        self.argv = [
             str(HOME / "venv/bin/python"), "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(MODEL), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port),
             "--dtype", "float32", "--enforce-eager", "--max-model-len", str(context), "--block-size", str(BLOCK),
@@ -40,17 +49,29 @@ class Engine:
             "--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
             "--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher),
         ]
-        env = {
+        self.env = {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
             "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-            # One process an engine: less memory, and one id to stop.
+            # Less memory.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # Forced calls as plain JSON of their schema: only that grammar can do without white space, which has no end.
             "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
             "UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT / "tests/engines/plugins"),
         }
-        self.process = Process(f"vllm-{name}", argv, env)
+        self.start()
+
+    def start(self) -> None:
+        """Also after it has ended: at the same ports, and as a new process."""
+        self.process = Process(f"vllm-{self.name}", self.argv, self.env)
+
+    def signal(self, number: int) -> None:
+        """To the server and to the engine's core, which is a process of its own."""
+        for pid in [*children(self.process.pid), self.process.pid]:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
 
     def wait(self) -> None:
         def healthy():

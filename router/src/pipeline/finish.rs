@@ -114,8 +114,9 @@ impl Finish {
 
     fn settle(&self, ending: Ending, usage: Option<Usage>) {
         let Some(reserved) = &self.step.located.prefixed.request.incoming.reserved else { return };
-        let is_over = matches!(ending, Ending::Complete | Ending::ClientLeft);
-        reserved.settle(self.used(ending, usage), if is_over { Came::ToItsEnd } else { Came::Short });
+        // Who left may have been cut off by what stands between us, or by our own end.
+        let came = if ending == Ending::Complete { Came::ToItsEnd } else { Came::Short };
+        reserved.settle(self.used(ending, usage), came);
     }
 
     /// Tokens that count against the tenant's quota.
