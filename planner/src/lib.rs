@@ -7,6 +7,7 @@ mod action;
 mod actions;
 mod admission;
 mod again;
+mod ahead;
 mod attention;
 mod candidates;
 mod case;
@@ -31,6 +32,7 @@ mod tenancy;
 pub use action::Action;
 pub use actions::Actions;
 pub use admission::{Admission, Asking, Queue, Start, Verdict, costs_others};
+pub use ahead::{AheadBounds, AheadKind, AheadMove, Stays, ahead};
 pub use attention::{
     AttentionSpec, BlockLayout, BlockPart, CheckpointCosts, Checkpoints, Compressed, Heads, Instances, KvGroups,
     Latent, LayerState, ParallelShape, Prefetch, Restore, RestorePlan, RestorePrices, ShapeError, SpecError, StateKind,

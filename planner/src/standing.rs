@@ -81,7 +81,7 @@ impl<'a> Standing<'a> {
 }
 
 impl Pace {
-    fn of(view: &WorkerView, policy: &Policy) -> Self {
+    pub(crate) fn of(view: &WorkerView, policy: &Policy) -> Self {
         const SLOWEST: f64 = 1.0;
         let known = |rate: f64| rate.is_finite() && rate > 0.0;
         let rate = [view.speeds.prefill_tokens_per_second, policy.unknown_prefill_tokens_per_second];

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId};
 
-use crate::returns::{Habit, Returns};
+use crate::returns::{self, Habit, Returns};
 use answers::Answers;
 pub use inflow::Inflow;
 use inflow::Lately;
@@ -121,6 +121,24 @@ impl Tenancy {
     pub fn expected_answer(&self, session: SessionId) -> Tokens {
         let own = self.sessions.get(&session).map_or_else(Answers::default, |seen| seen.answers);
         self.answers.next(&own)
+    }
+
+    /// The chance, 0 to 1, that a session that is between two steps comes back within 15 s; none where a step of it is under
+    /// way, or nothing is known of it.
+    pub fn returns_shortly(&self, session: SessionId, now: Micros) -> Option<f64> {
+        let seen = self.sessions.get(&session)?;
+        let idle = returns::Idle::LONGEST.at_most(now - seen.away_since?);
+        Some(self.returns.chance_shortly(seen.habit, idle))
+    }
+
+    /// A copy of what a session has elsewhere came to a rank while no step of it is under way.
+    pub fn copied(&mut self, at: Owner, session: SessionId, stay: Stay, now: Micros) {
+        let habit = self.sessions.get(&session).map(|seen| seen.habit).unwrap_or_default();
+        if stay.capacity > Tokens::ZERO {
+            let mut place = self.place(at);
+            place.begins(session, stay, now);
+            place.ends(session, (stay.tokens, habit), now);
+        }
     }
 
     /// The step came to nothing: what it left there is not counted on.

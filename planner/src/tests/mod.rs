@@ -2,6 +2,7 @@
 
 mod account;
 mod admission;
+mod ahead;
 mod attention;
 mod legality;
 mod pressure;

@@ -64,7 +64,7 @@ fn attentions() -> impl Strategy<Value = Option<AttentionSpec>> {
 }
 
 prop_compose! {
-    fn scenes()(
+    pub(super) fn scenes()(
         workers in NAMES.map(word),
         session in (any::<u128>(), 0usize..9, 0u64..700, 0usize..9, 0usize..9),
         ask in (0u64..12_000, 0u64..2_000, any::<bool>(), 0usize..9, 0usize..9),

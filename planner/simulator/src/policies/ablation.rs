@@ -29,11 +29,13 @@ pub enum Ablation {
     Late,
     /// The length of every answer is known, which no router knows.
     ToldLength,
+    /// What sessions keep is sent ahead while they are between two steps, where that pays.
+    Ahead,
 }
 
 impl Ablation {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NoFetch,
         Self::NoRemotePrefill,
         Self::NoMigration,
@@ -45,6 +47,7 @@ impl Ablation {
         Self::UnevenBelief,
         Self::Late,
         Self::ToldLength,
+        Self::Ahead,
     ];
 
     /// The word on the command line and in reports.
@@ -61,6 +64,7 @@ impl Ablation {
             Self::UnevenBelief => "ownerserve_uneven_belief",
             Self::Late => "ownerserve_late_by_1s",
             Self::ToldLength => "ownerserve_told_length",
+            Self::Ahead => "ownerserve_ahead",
         }
     }
 
@@ -78,6 +82,7 @@ impl Ablation {
             Self::UnevenBelief => "every other worker is believed twice as fast as it is, those between half as fast",
             Self::Late => "what workers hold in device memory is known a second late",
             Self::ToldLength => "the length of every answer is known, which no router knows",
+            Self::Ahead => "what sessions keep is sent ahead while they are between two steps, where that pays",
         }
     }
 

@@ -11,7 +11,9 @@ mod scored;
 mod thunder;
 mod watched;
 
-use engine_model::runs::{Memory, RunEngine, Runs, Seconds};
+use std::sync::Arc;
+
+use engine_model::runs::{Memory, RunEngine, RunId, Runs, Seconds};
 use ledger::Ledger;
 pub(crate) use planner::Action;
 use planner::AttentionSpec;
@@ -132,6 +134,21 @@ pub enum Ship {
     Whole,
 }
 
+/// What is sent before a step asks for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ahead {
+    /// The last step of the session's agent.
+    pub after: StepRef,
+    /// Whole blocks that the next one begins with.
+    pub path: Arc<[RunId]>,
+    /// By whom.
+    pub from: usize,
+    /// To whom.
+    pub to: usize,
+    /// How many leading tokens; what is there already does not move.
+    pub until: Tokens,
+}
+
 /// Whether a step is placed now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
@@ -175,6 +192,16 @@ pub trait Policy {
     /// In how long `due` is to be asked once more, after a step was told to wait; none when that was said before.
     fn look_again(&mut self) -> Option<Seconds> {
         None
+    }
+
+    /// How often `ahead` is asked.
+    fn looks_ahead(&self) -> Option<Seconds> {
+        None
+    }
+
+    /// What is to be sent now, at most so much at once.
+    fn ahead(&mut self, _most: usize, _fleet: &Fleet<'_>) -> Vec<Ahead> {
+        Vec::new()
     }
 
     /// Steps that were to wait and may now go on.

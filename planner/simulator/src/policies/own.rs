@@ -4,6 +4,7 @@
 //! what routers expect of one that its client does not limit: recordings tell no limits.
 
 mod chains;
+mod gaps;
 mod quorum;
 
 use std::collections::HashMap;
@@ -19,14 +20,17 @@ use vocabulary::{
     Owner, Role, SessionId, Speeds, Tier, Tokens, WorkerId, WorkerView,
 };
 
+use gaps::Gaps;
 use quorum::{Asked, Located, Quorum};
 
-use super::{Ablation, Admission as Admitted, Ask, Dispatch, Fetch, Fleet, Foretold, Policy, StepRef, least};
+use super::{Ablation, Admission as Admitted, Ahead, Ask, Dispatch, Fetch, Fleet, Foretold, Policy, StepRef, least};
 use crate::trace::Step;
 
 const MODEL: &str = "model";
 /// How often steps that wait are looked at again.
 const PERIOD: Seconds = Seconds(0.5);
+/// How often sessions that are between two steps are looked at.
+const AHEAD_PERIOD: Seconds = Seconds(0.5);
 
 /// The planner, and what it is told between steps.
 #[derive(Default)]
@@ -38,6 +42,8 @@ pub(super) struct Own {
     under_way: HashMap<StepRef, UnderWay>,
     /// Whose KV lies where, as routers account for it.
     tenancy: Tenancy,
+    /// Sessions between two steps, where something is sent ahead.
+    gaps: Gaps,
     /// Steps that wait.
     queue: Queue<StepRef>,
     /// Whether the world was asked to look at them.
@@ -167,6 +173,7 @@ impl Own {
     fn begin(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>, (located, plan): (Located, Plan)) {
         let (id, server) = (located.session.id, place_of(plan.decode.worker));
         let now = micros(fleet.now.0);
+        self.gaps.ends(ask.at.session, ask.step.agent);
         let before = located.session.owner.filter(|before| place_of(before.worker) != server);
         if let (Some(before), Claim::Move { .. } | Claim::Open) = (before, plan.claim) {
             self.tenancy.leaves(before, id);
@@ -226,6 +233,22 @@ impl Policy for Own {
         self.tenancy.ends(server, located.session.id, step.prompt + step.answer, now);
         self.tenancy.answered(located.session.id, step.answer);
         self.quorum.iter_mut().for_each(|quorum| quorum.commit(&located, &plan, now));
+        if self.looks_ahead().is_some() && located.is_named {
+            self.gaps.begins(at, step);
+        }
+    }
+
+    fn session_over(&mut self, session: usize) {
+        self.gaps.session_over(session);
+    }
+
+    fn looks_ahead(&self) -> Option<Seconds> {
+        (self.ablation == Some(Ablation::Ahead)).then_some(AHEAD_PERIOD)
+    }
+
+    fn ahead(&mut self, most: usize, fleet: &Fleet<'_>) -> Vec<Ahead> {
+        let moves = self.worth_moving(fleet);
+        moves.into_iter().take(most).map(|(waiting, chosen)| self.send_ahead(fleet, (waiting, chosen))).collect()
     }
 
     fn ledger(&self) -> Option<&Ledger> {

@@ -3,7 +3,7 @@
 use engine_model::runs::Seconds;
 use ledger::Ledger;
 
-use super::{Admission, Ask, Dispatch, Fleet, Policy, StepRef};
+use super::{Admission, Ahead, Ask, Dispatch, Fleet, Policy, StepRef};
 use crate::trace::Step;
 
 /// Is told when a policy begins to place a step and when it has.
@@ -54,6 +54,14 @@ impl Policy for Watched<'_> {
 
     fn look_again(&mut self) -> Option<Seconds> {
         self.policy.look_again()
+    }
+
+    fn looks_ahead(&self) -> Option<Seconds> {
+        self.policy.looks_ahead()
+    }
+
+    fn ahead(&mut self, most: usize, fleet: &Fleet<'_>) -> Vec<Ahead> {
+        self.policy.ahead(most, fleet)
     }
 
     fn due(&mut self, fleet: &Fleet<'_>) -> Vec<StepRef> {

@@ -42,6 +42,11 @@ pub struct Definition {
     pub what: &'static str,
 }
 
+fn ahead_share(figures: &Figures, moves: usize) -> Option<f64> {
+    let all = figures.service.ahead.moves;
+    (all > 0).then(|| moves as f64 / all as f64)
+}
+
 const fn metric(
     (seen, name, what): (Seen, &'static str, &'static str),
     digits: usize,
@@ -156,6 +161,15 @@ impl Metric {
         ),
         metric((InFull, "prefill_use", "share of the workers' time in which they computed prompts"), 4, |f| {
             Some(f.service.prefill_use)
+        }),
+        metric((InFull, "ahead_moves", "how often KV was sent while its session was between two steps"), 0, |f| {
+            Some(f.service.ahead.moves as f64)
+        }),
+        metric((InFull, "ahead_used", "share of these whose next step went where the KV lay then"), 4, |f| {
+            ahead_share(f, f.service.ahead.used)
+        }),
+        metric((InFull, "ahead_late", "share of these still under way when the next step was placed"), 4, |f| {
+            ahead_share(f, f.service.ahead.late)
         }),
         metric(
             (

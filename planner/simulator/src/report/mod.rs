@@ -142,6 +142,19 @@ impl Disk {
     }
 }
 
+/// What was sent while sessions were between two steps.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, Default)]
+pub struct SentAhead {
+    /// How often.
+    pub moves: usize,
+    /// Tokens of KV.
+    pub tokens: u64,
+    /// Of the moves, those whose next step went where it lay; the others that were not late were for nothing.
+    pub used: usize,
+    /// Those still under way when the next step was placed, which did not wait for them.
+    pub late: usize,
+}
+
 /// What the workers did.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Service {
@@ -161,6 +174,8 @@ pub struct Service {
     pub gap_use: Option<f64>,
     /// Where a step's time went.
     pub spent: Spent,
+    /// What was sent before a step asked for it.
+    pub ahead: SentAhead,
     /// Steps that the policy had no plan of its own for; they went where the fewest requests were.
     pub unplanned: usize,
     /// How often each way of serving was taken.

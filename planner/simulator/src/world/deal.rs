@@ -87,6 +87,7 @@ impl World<'_> {
     }
 
     fn dispatch(&mut self, (at, step): (StepRef, &Step), since: Seconds, (dispatch, held): (&Dispatch, &[Memory])) {
+        self.links.ahead.dispatched((at, step), dispatch.prefill);
         let ticket = Ticket(u32::try_from(self.jobs.len()).expect("a trace has fewer steps"));
         let (prefill, decode) = (dispatch.prefill, dispatch.decode);
         let Fetched { runs: fetched, lent, ready } =

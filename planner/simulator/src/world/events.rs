@@ -20,6 +20,9 @@ pub(super) enum Event {
     Fetched(Ticket),
     Shipped(Ticket),
     PolicyClock,
+    AheadClock,
+    /// What was sent ahead, by its number.
+    Brought(usize),
 }
 
 /// The events to come.

@@ -3,6 +3,7 @@
 use engine_model::runs::Seconds;
 use vocabulary::Tokens;
 
+use super::ahead::Aheads;
 use crate::spec::LinkSpeed;
 
 /// When each worker's link is free again, out and in.
@@ -11,11 +12,14 @@ pub(super) struct Links {
     out: Vec<Seconds>,
     into: Vec<Seconds>,
     moved: Tokens,
+    /// What is sent before a step asks for it.
+    pub(super) ahead: Aheads,
 }
 
 impl Links {
     pub(super) fn new(workers: usize, speed: LinkSpeed) -> Self {
-        Self { speed, out: vec![Seconds::ZERO; workers], into: vec![Seconds::ZERO; workers], moved: Tokens::ZERO }
+        let free = vec![Seconds::ZERO; workers];
+        Self { speed, out: free.clone(), into: free, moved: Tokens::ZERO, ahead: Aheads::default() }
     }
 
     /// Sends tokens of KV as soon as both ends are free; when they have arrived.

@@ -1,5 +1,6 @@
 //! The fleet and its traffic in virtual time: what happens next, until nothing does.
 
+mod ahead;
 mod deal;
 mod events;
 mod gaps;
@@ -217,6 +218,9 @@ impl<'a> World<'a> {
         if let Some(period) = self.seat.policy.period() {
             self.events.add(period, Event::PolicyClock);
         }
+        if let Some(period) = self.seat.policy.looks_ahead() {
+            self.events.add(period, Event::AheadClock);
+        }
     }
 
     fn pass(&mut self, until: Seconds) {
@@ -247,6 +251,8 @@ impl<'a> World<'a> {
             Event::Fetched(ticket) => self.fetched(ticket),
             Event::Shipped(ticket) => self.shipped(ticket),
             Event::PolicyClock => self.policy_clock(),
+            Event::AheadClock => self.seat.policy.looks_ahead().into_iter().for_each(|period| self.look_ahead(period)),
+            Event::Brought(number) => self.brought(number),
         }
     }
 

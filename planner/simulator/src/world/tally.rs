@@ -239,6 +239,7 @@ impl World<'_> {
             busy: share(tally.gaps.worked(), span * workers),
             gap_use: tally.gaps.use_in_gaps(workers),
             spent: tally.times.spent.by(tally.times.step.len()),
+            ahead: self.links.ahead.figures(),
             unplanned: self.seat.policy.unplanned(),
             actions: tally.actions.iter().map(|(action, count)| (action.as_str(), *count)).collect(),
             foretold: tally.times.foretold.figures(),

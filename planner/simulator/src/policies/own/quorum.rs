@@ -62,7 +62,8 @@ pub(super) struct Located {
     pub(super) shared: Blocks,
     /// Time since the session's last step.
     pub(super) idle: Option<Micros>,
-    is_named: bool,
+    /// Whether the client said which session it is.
+    pub(super) is_named: bool,
     parent: Option<SessionId>,
     /// The head that the step extends.
     base: PrefixId,

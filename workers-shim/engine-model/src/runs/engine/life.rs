@@ -144,8 +144,8 @@ impl RunEngine {
         out.push(Happening::Finished(prompt.ticket));
     }
 
-    /// Prompt and answer stay cached if they fit.
-    fn keep(&mut self, runs: &Runs, path: &[RunId]) {
+    /// Prompt and answer stay cached if they fit; whether they do.
+    pub(super) fn keep(&mut self, runs: &Runs, path: &[RunId]) -> bool {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = path.iter().partition(|run| self.pool.has(**run));
         self.pool.pin(runs, &present);
         let kept = self.pool.reserve(runs, missing.iter().map(|run| runs.room(*run)).sum());
@@ -156,6 +156,7 @@ impl RunEngine {
         if kept {
             self.pool.touch(path);
         }
+        kept
     }
 }
 

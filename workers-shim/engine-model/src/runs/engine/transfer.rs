@@ -27,6 +27,11 @@ impl RunEngine {
         self.pool.unpin(runs, path);
     }
 
+    /// KV that no request waits for is here: it stays cached if it fits, and is evicted as all the rest is. Whether it does.
+    pub fn bring(&mut self, runs: &Runs, path: &[RunId]) -> bool {
+        self.keep(runs, path)
+    }
+
     /// The KV of a prompt that was computed elsewhere is here, and its answer begins; given back if there is no room.
     pub fn receive(&mut self, runs: &Runs, mut prompt: Prompt) -> Result<(), Prompt> {
         let (present, missing): (Vec<RunId>, Vec<RunId>) = prompt.path.iter().partition(|run| self.pool.has(**run));

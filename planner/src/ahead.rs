@@ -1,0 +1,224 @@
+//! Whether a session's prefix is to move while the session is between two steps, before the next one asks for it.
+//!
+//! The next step is planned as if it came now, and once more as if its prefix lay at the target already. What that saves counts
+//! by the chance that the session comes back shortly: later the fleet is another one. A move never changes what is legal: it is
+//! the replicate of a candidate that the step itself might have taken.
+
+use serde::{Deserialize, Serialize};
+use vocabulary::{Blocks, Bytes, DpRank, Health, Knowledge, Micros, Overlap, Tier, WorkerId};
+
+use crate::cost::Prices;
+use crate::micros::{micros, weight};
+use crate::pressure::Guest;
+use crate::standing::Pace;
+use crate::table::Table;
+use crate::{Candidate, Claim, Handoff, Inputs, Rule, Sources, plan};
+
+/// What a move has to be worth, and what it keeps away from.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+pub struct AheadBounds {
+    /// What is saved, by what is paid, at the least.
+    pub margin: f64,
+    /// What is left of the savings, at the least.
+    pub least: Micros,
+    /// A target whose queue is longer is left alone.
+    pub queue: Micros,
+    /// The same of a source that sends when the turn of its request comes: it computes nothing for that, but the KV comes late.
+    pub source_queue: Micros,
+    /// The most that moves at once.
+    pub bytes: Bytes,
+}
+
+impl Default for AheadBounds {
+    /// Twice the price and 20 ms; targets with half a second of prompts are busy, and sources with five; 16 GiB.
+    fn default() -> Self {
+        Self {
+            margin: 2.0,
+            least: Micros(20_000),
+            queue: Micros(500_000),
+            source_queue: Micros(5_000_000),
+            bytes: Bytes(16 << 30),
+        }
+    }
+}
+
+/// What becomes of ownership.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum AheadKind {
+    /// The owner stays; the target gets a read-only copy.
+    Replicate,
+    /// The owner should be left, and the target is to become it.
+    Migrate,
+}
+
+/// A move that pays.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct AheadMove {
+    /// What becomes of ownership.
+    pub kind: AheadKind,
+    /// Who sends.
+    pub from: WorkerId,
+    /// Which rank of it.
+    pub from_rank: DpRank,
+    /// Who gets it.
+    pub to: WorkerId,
+    /// Which rank of it.
+    pub to_rank: DpRank,
+    /// Chain blocks from the start.
+    pub blocks: Blocks,
+    /// What the target lacks of them.
+    pub bytes: Bytes,
+    /// What the next step is expected to save, by the chance that it comes shortly.
+    pub saves: Micros,
+    /// What the move costs, whether the step comes or not: the link, a second copy, and whom it pushes out.
+    pub costs: Micros,
+}
+
+/// Why nothing moves.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Stays {
+    /// It has no step behind it, or one under way.
+    NotInGap,
+    /// It has no owner.
+    NoOwner,
+    /// The policy is a baseline, which moves nothing.
+    Baseline,
+    /// The step could not be served at all.
+    NoPlan,
+    /// No target that is ready and exactly known can be sent the prefix by anybody who holds it.
+    NoTarget,
+    /// Who would send or get it has too much to do.
+    Busy,
+    /// It is more than may move at once.
+    TooLarge,
+    /// The step would not go to where the prefix lay then, or would be served without that.
+    NotUsed,
+    /// It saves too little for what it costs.
+    TooDear,
+}
+
+impl Stays {
+    /// The word for logs, metrics and the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotInGap => "not_in_gap",
+            Self::NoOwner => "no_owner",
+            Self::Baseline => "baseline",
+            Self::NoPlan => "no_plan",
+            Self::NoTarget => "no_target",
+            Self::Busy => "busy",
+            Self::TooLarge => "too_large",
+            Self::NotUsed => "not_used",
+            Self::TooDear => "too_dear",
+        }
+    }
+}
+
+/// The replicate of a candidate.
+#[derive(Clone, Copy)]
+struct Sending {
+    from: WorkerId,
+    rank: DpRank,
+    blocks: Blocks,
+    bytes: Bytes,
+}
+
+/// Whether something is to move for the step that `inputs` expect, and what. Equal inputs give equal answers, whatever the order
+/// of the workers.
+///
+/// A prefix that lies in a slower tier of its own worker stays there: no engine's dialect has words for loading it without a
+/// request that uses it, so that there is no prefetch among the answers.
+pub fn ahead(inputs: &Inputs<'_>, bounds: &AheadBounds) -> Result<AheadMove, Stays> {
+    if inputs.policy.rule != Rule::Own {
+        return Err(Stays::Baseline);
+    }
+    inputs.session.owner.ok_or(Stays::NoOwner)?;
+    let chance =
+        inputs.account.tenancy.returns_shortly(inputs.session.id, inputs.account.now).ok_or(Stays::NotInGap)?;
+    let now = plan(inputs).map_err(|_| Stays::NoPlan)?;
+    let (candidate, sending) = cheapest(inputs, &now.candidates, bounds)?;
+    let after = with_prefix(inputs, candidate, sending.blocks);
+    let after = plan(&Inputs { overlaps: &after, ..*inputs }).map_err(|_| Stays::NoPlan)?.plan;
+    if after.target() != candidate.decode.worker || after.handoff.is_some() {
+        return Err(Stays::NotUsed);
+    }
+    let saves = micros((now.plan.because.total - after.because.total).0 as f64 * chance);
+    let costs = costs(inputs, candidate, sending).ok_or(Stays::NoPlan)?;
+    if saves < costs + bounds.least || saves < micros(costs.0 as f64 * weight(bounds.margin)) {
+        return Err(Stays::TooDear);
+    }
+    let kind = match candidate.claim {
+        Claim::Move { .. } => AheadKind::Migrate,
+        Claim::Keep | Claim::Open | Claim::Borrow => AheadKind::Replicate,
+    };
+    Ok(AheadMove {
+        kind,
+        from: sending.from,
+        from_rank: sending.rank,
+        to: candidate.decode.worker,
+        to_rank: candidate.decode.rank,
+        blocks: sending.blocks,
+        bytes: sending.bytes,
+        saves,
+        costs,
+    })
+}
+
+/// The replicate after which the step would be cheapest, had it been made before.
+fn cheapest<'a>(
+    inputs: &Inputs<'_>,
+    all: &'a [Candidate],
+    bounds: &AheadBounds,
+) -> Result<(&'a Candidate, Sending), Stays> {
+    let mut why = Stays::NoTarget;
+    let mut best: Option<(&Candidate, Sending)> = None;
+    for candidate in all.iter().filter(|candidate| candidate.refused.is_none()) {
+        let Some(Handoff::Replicate { from, rank, blocks, bytes }) = candidate.handoff else { continue };
+        let find = |id| inputs.workers.iter().find(|view| view.id == id);
+        let (Some(source), Some(target)) = (find(from), find(candidate.decode.worker)) else { continue };
+        if target.health != Health::Ready || target.knowledge != Knowledge::Exact {
+            continue;
+        }
+        let sends_in_turn = inputs.policy.sources == Sources::InTurn;
+        let waits = |view| Pace::of(view, inputs.policy).queue;
+        let is_full = Pace::of(target, inputs.policy).usage >= inputs.policy.overload.kv_usage;
+        if is_full || waits(target) > bounds.queue || (sends_in_turn && waits(source) > bounds.source_queue) {
+            why = why.max(Stays::Busy);
+            continue;
+        }
+        if bytes > bounds.bytes {
+            why = why.max(Stays::TooLarge);
+            continue;
+        }
+        let key = |candidate: &Candidate| (candidate.total - candidate.terms.network, candidate.decode.worker);
+        if best.is_none_or(|(least, _)| key(candidate) < key(least)) {
+            best = Some((candidate, Sending { from, rank, blocks, bytes }));
+        }
+    }
+    best.ok_or(why)
+}
+
+/// Who holds what once the prefix has arrived.
+fn with_prefix(inputs: &Inputs<'_>, candidate: &Candidate, blocks: Blocks) -> Vec<Overlap> {
+    let (worker, rank) = (candidate.decode.worker, candidate.decode.rank);
+    let mut all = inputs.overlaps.to_vec();
+    all.push(Overlap { worker, rank, tier: Tier::Hbm, blocks });
+    all
+}
+
+/// The link's time, as if somebody waited for it; the second copy, where one is left; and what the prefix pushes out.
+fn costs(inputs: &Inputs<'_>, candidate: &Candidate, sending: Sending) -> Option<Micros> {
+    const MIB: f64 = 1_048_576.0;
+    let table = Table::lay(inputs).ok()?;
+    let prices = Prices::new(&table.inputs, table.visit);
+    let at = table.standings.iter().find(|at| at.view.id == candidate.decode.worker)?;
+    let network = prices.network(at.view.link.as_ref()?, sending.bytes);
+    let brought = sending.blocks.tokens(inputs.ask.block) - at.holding.on_device();
+    let copy = match candidate.claim {
+        Claim::Move { .. } => Micros::ZERO,
+        _ => micros(weight(inputs.policy.lambda) / MIB * sending.bytes.0 as f64),
+    };
+    Some(network + copy + prices.eviction(at, brought, Guest::Passes))
+}
