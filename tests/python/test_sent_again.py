@@ -27,11 +27,12 @@ def workers():
 
 
 @pytest.fixture
-def routers(workers):
-    """Three routers of one cluster, which share soft state."""
+def routers(request, workers):
+    """Three routers of one cluster, which share soft state; with the settings that a test adds."""
     redis, ports, routers = Redis(), free_ports(3), []
     settings = (TEXT, f'soft_state.redis="{redis.url}"', 'soft_state.timeout="500ms"',
-                "tenants.default.requests_per_minute=100000", "tenants.default.tokens_per_minute=1000000000")
+                "tenants.default.requests_per_minute=100000", "tenants.default.tokens_per_minute=1000000000",
+                *getattr(request, "param", ()))
     try:
         for place, port in enumerate(ports):
             join = ("--join", f"127.0.0.1:{ports[0]}") if place else ()
@@ -147,6 +148,18 @@ def test_a_router_is_upgraded_in_the_midst_of_streams_and_none_breaks(routers, w
     late = Client(STREAMS, [victim.port])
     late.start()
     assert [late.whole()[0]] == undisturbed(workers[0], [late]) and late.tries == 1
+
+
+@pytest.mark.parametrize("routers", [('proxy.drain_timeout="300ms"',)], indirect=True, ids=["impatient"])
+def test_what_an_upgraded_router_cuts_off_is_not_charged_again(routers, workers):
+    victim, others = routers[2], routers[:2]
+    clients = started(routers, [2, 0, 1])
+    victim.process.child.send_signal(signal.SIGTERM)
+    answers = [client.whole() for client in clients]
+    broken = [client for client in clients if client.tries > 1]
+    assert len(broken) > STREAMS / 2, "it had no time to end them"
+    assert [text for text, _ in answers] == undisturbed(workers[0], clients)
+    assert total(others, "quota_repeats_total") == len(broken), "none of them was charged again"
 
 
 def test_an_answer_that_was_delivered_is_charged_again_and_so_is_another_body(routers):

@@ -1,0 +1,128 @@
+"""Two hundred conversations of growing length in front of two real engines, served in every way there is: each answer is what one
+engine alone tells, and what was moved is seen in the engines' own figures."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from engine import BLOCK
+from harness.cluster import Serve, get_json
+from harness.processes import until
+from harness.talk import TEXT, busy, prose, sealed_session
+from streams import Stream, differences
+
+BYTES_PER_TOKEN = 2 * 2 * 2 * 64 * 4  # layers, keys and values, heads, dimension, float32
+AT_ONCE = 6
+# Answers that an engine gives to others, so that a step had better leave it.
+BUSY = 10
+# How many conversations, the engines' roles, and under which settings: how much those count who would be slowed down, what is
+# switched off, and from when on an owner is so full that its sessions leave it for good.
+AT_HOME = (110, ("hybrid", "hybrid"), ("planner.mu=1",))
+HANDED_OVER = (30, ("prefill", "decode"), ("planner.mu=50",))
+FETCHED = (32, ("hybrid", "hybrid"), ("planner.mu=10", 'planner.disabled=["remote_prefill","state_migration"]'))
+MOVED = (32, ("hybrid", "hybrid"), ("planner.mu=10", 'planner.disabled=["remote_prefill"]', "planner.overload.kv_usage=0.01"))
+
+
+class Conversation:
+    """Grows with every step: a chat, or a text that is gone on with."""
+
+    def __init__(self, url: str, name: str, number: int, words: int):
+        self.url, self.name, self.number = url, name, number
+        opening = prose(words, 7000 + 31 * number)
+        self.text = opening if number % 4 == 3 else None
+        self.messages = [{"role": "system", "content": opening}]
+        self.steps: list[Stream] = []
+
+    def step(self) -> None:
+        if self.text is None:
+            said = prose(5 + 40 * (len(self.steps) % 2), 9000 + 31 * self.number + len(self.steps))
+            self.messages.append({"role": "user", "content": said})
+        stream = Stream(self.url, self.text or list(self.messages), 16, self.name)
+        stream.run()
+        self.steps.append(stream)
+        answer = stream.told()["text"]
+        if self.text is None:
+            self.messages.append({"role": "assistant", "content": answer})
+        else:
+            self.text += answer
+
+
+def lines(serve) -> list[dict]:
+    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
+
+
+@contextmanager
+def serving(engines, roles: tuple[str, str], settings: tuple[str, ...]):
+    serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=(TEXT, *settings)).wait()
+    try:
+        until("every block is known", lambda: {line["knowledge"] for line in lines(serve)} == {"exact"})
+        yield serve
+    finally:
+        serve.stop()
+
+
+def all_step(conversations: list[Conversation]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(Conversation.step, conversations))
+
+
+def known_to_be_busy(serve, engine) -> None:
+    def load():
+        return next(line["load"]["running"] for line in lines(serve) if line["endpoint"] == engine.url)
+
+    until("the load is known", lambda: load() >= BUSY - 2, 60)
+
+
+def converse(engines, name: str, cell, first: int, served: Counter) -> list[Stream]:
+    """The conversations of one cell, which are numbered from `first`. Its transfers are held against what the engines say."""
+    count, roles, settings = cell
+    before = [engine.prompt_tokens_from("external_kv_transfer") for engine in engines]
+    with serving(engines, roles, settings) as serve:
+        words = 400 if name == "at_home" else 700
+        all_of = [Conversation(serve.url, f"{name}-{number}", first + number, words) for number in range(count)]
+        if name == "handed_over":
+            with busy(engines[1], clients=BUSY, words=10):
+                known_to_be_busy(serve, engines[1])
+                all_step(all_of)
+        else:
+            all_step(all_of)
+        if name in ("fetched", "moved"):
+            owned = {one.name: sealed_session(serve, one.name)["owner"]["endpoint"] for one in all_of}
+            for engine in engines:
+                with busy(engine, clients=BUSY, words=10):
+                    known_to_be_busy(serve, engine)
+                    all_step([one for one in all_of if owned[one.name] == engine.url])
+                until("nobody else is served", lambda engine=engine: engine.running() == 0, 60)
+        all_step(all_of)
+        if name == "at_home":
+            all_step(all_of)
+        streams = [stream for one in all_of for stream in one.steps]
+        receipts = {stream.request: get_json(f"{serve.operator}/ownerserve/v1/decisions/{stream.request}") for stream in streams}
+        moved = 0
+        for one in all_of:
+            for stream, following in zip(one.steps, [*one.steps[1:], None]):
+                receipt = receipts[stream.request]
+                plan = receipt["decision"]["plan"]
+                assert [attempt["remarks"] for attempt in receipt["attempts"]] == [[]], receipt["attempts"]
+                served[plan["action"]] += 1
+                moved += max(receipt["seen"]["moved"] // BYTES_PER_TOKEN - BLOCK, 0)
+                if plan["action"] == "state_migration" and following:
+                    assert receipts[following.request]["known"]["owner"]["worker"] == plan["decode"]["worker"], "it has moved"
+        pulled = sum(engine.prompt_tokens_from("external_kv_transfer") for engine in engines) - sum(before)
+        assert pulled >= moved, "what receipts say was moved was pulled"
+        print(f"{name}: {len(all_of)} conversations, {len(streams)} steps, {pulled} tokens pulled by the engines' own count")
+    until("nobody is served", lambda: all(engine.running() == 0 for engine in engines), 60)
+    return streams
+
+
+def test_two_hundred_conversations_served_in_every_way_say_what_one_engine_alone_says(engines):
+    served, noise, steps = Counter(), [], 0
+    cells = {"at_home": AT_HOME, "handed_over": HANDED_OVER, "fetched": FETCHED, "moved": MOVED}
+    assert sum(count for count, _, _ in cells.values()) >= 200
+    for place, (name, cell) in enumerate(cells.items()):
+        streams = converse(engines, name, cell, 1000 * place, served)
+        steps += len(streams)
+        noise += differences(engines[0], streams)
+    print(f"{steps} steps: {dict(served)}; rounding: {noise or 'none'}")
+    for action in ("colocated_prefill", "decode_continuation", "remote_prefill", "artifact_fetch", "state_migration", "tail_recompute"):
+        assert served[action] >= 5, served
