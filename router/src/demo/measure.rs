@@ -11,6 +11,12 @@ pub(crate) fn percentile_ms(values: &[Duration], quantile: f64) -> f64 {
     (value.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// The mean of `values`, in milliseconds; 0 without values.
+pub(crate) fn mean_ms(values: &[Duration]) -> f64 {
+    let total: Duration = values.iter().sum();
+    (total.as_secs_f64() * 1e6 / values.len().max(1) as f64).round() / 1e3
+}
+
 /// One scraped page in the Prometheus text form.
 #[derive(Default, Clone, Debug)]
 pub(crate) struct Page {
@@ -119,6 +125,7 @@ mod tests {
         assert_eq!(percentile_ms(&values, 1.0), 100.0);
         assert_eq!(percentile_ms(&values[..1], 0.5), 100.0);
         assert_eq!(percentile_ms(&[], 0.5), 0.0);
+        assert_eq!((mean_ms(&values), mean_ms(&values[..2]), mean_ms(&[])), (50.5, 99.5, 0.0));
     }
 
     const PAGE: &str = r#"

@@ -48,6 +48,8 @@ Figures of --report, for each policy:
   errors              those that did not end in a whole answer
   first_token_p50_ms  median time from sending a step to its first text, real time, at the client
   first_token_p99_ms  99th percentile of the same
+  step_mean_ms        mean time from sending a step to its last byte: what the planner makes short, with that of others
+  step_p99_ms         99th percentile of the same
   prefill_tokens      prompt tokens that workers computed: the sum of their
                       vllm:prompt_tokens_by_source_total{source=\"local_compute\"}
   owner_hit_rate      of the steps that continue a session, the share answered by its last owner, which is

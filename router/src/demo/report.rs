@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{
-    measure::{Page, percentile_ms},
+    measure::{Page, mean_ms, percentile_ms},
     policy::Policy,
     session::Step,
 };
@@ -21,6 +21,10 @@ pub(super) struct Figures {
     pub first_token_p50_ms: f64,
     /// The 99th percentile of the same.
     pub first_token_p99_ms: f64,
+    /// Mean time from sending a step to its last byte, at the client: what the planner makes short.
+    pub step_mean_ms: f64,
+    /// The 99th percentile of the same.
+    pub step_p99_ms: f64,
     /// Prompt tokens that workers computed: the sum of their `vllm:prompt_tokens_by_source_total{source="local_compute"}`.
     pub prefill_tokens: u64,
     /// Of the steps that continue a session, the share answered by its owner: the worker that answered the step before.
@@ -49,8 +53,9 @@ pub(super) struct Measured<'a> {
 impl Measured<'_> {
     /// The figures of the run.
     pub(super) fn figures(&self) -> Figures {
-        let served = self.steps.iter().filter_map(|step| step.outcome.as_ref().ok());
-        let first_tokens: Vec<_> = served.map(|served| served.first_token).collect();
+        let served = || self.steps.iter().filter_map(|step| step.outcome.as_ref().ok());
+        let first_tokens: Vec<_> = served().map(|served| served.first_token).collect();
+        let whole: Vec<_> = served().map(|served| served.whole).collect();
         let tokens = |source| {
             let of = |page: &Page| page.sum("vllm:prompt_tokens_by_source_total", &[("source", source)]);
             self.workers.iter().map(of).sum::<f64>() as u64
@@ -60,6 +65,8 @@ impl Measured<'_> {
             errors: self.steps.iter().filter(|step| step.outcome.is_err()).count(),
             first_token_p50_ms: percentile_ms(&first_tokens, 0.5),
             first_token_p99_ms: percentile_ms(&first_tokens, 0.99),
+            step_mean_ms: mean_ms(&whole),
+            step_p99_ms: percentile_ms(&whole, 0.99),
             prefill_tokens: tokens("local_compute"),
             owner_hit_rate: owner_hit_rate(self.steps),
             duplicate_factor: duplicate_factor(self.router),
@@ -131,11 +138,9 @@ impl Report {
     /// The table at the end: one row a figure, one column a policy.
     pub(super) fn table(&self) -> Vec<String> {
         let mut rows = vec![vec![String::new()], vec!["requests".into()], vec!["errors".into()]];
-        for label in
-            ["first token p50", "first token p99", "prefill tokens", "owner hits", "duplicate factor", "KV moved"]
-        {
-            rows.push(vec![label.into()]);
-        }
+        let timings = ["first token p50", "first token p99", "step mean", "step p99"];
+        let work = ["prefill tokens", "owner hits", "duplicate factor", "KV moved"];
+        rows.extend(timings.into_iter().chain(work).map(|label| vec![label.into()]));
         for (policy, figures) in &self.runs {
             for (row, cell) in rows.iter_mut().zip(column(*policy, figures)) {
                 row.push(cell);
@@ -154,13 +159,15 @@ impl Report {
     }
 }
 
-fn column(policy: Policy, figures: &Figures) -> [String; 9] {
+fn column(policy: Policy, figures: &Figures) -> [String; 11] {
     [
         policy.to_string(),
         figures.requests.to_string(),
         figures.errors.to_string(),
         format!("{:.1} ms", figures.first_token_p50_ms),
         format!("{:.1} ms", figures.first_token_p99_ms),
+        format!("{:.1} ms", figures.step_mean_ms),
+        format!("{:.1} ms", figures.step_p99_ms),
         figures.prefill_tokens.to_string(),
         format!("{:.1} %", figures.owner_hit_rate * 100.0),
         format!("{:.2}", figures.duplicate_factor),

@@ -85,6 +85,8 @@ fn the_report_has_exactly_the_promised_shape() {
         "owner_hit_rate",
         "prefill_tokens",
         "requests",
+        "step_mean_ms",
+        "step_p99_ms",
     ];
     let mut seen = keys(&json["policies"]["ownerserve"]);
     seen.sort();
@@ -100,7 +102,7 @@ fn the_table_names_every_policy_once_and_aligns_its_columns() {
     }
     let table = report.table();
     assert!(Policy::ALL.iter().all(|policy| table[0].contains(policy.as_str())));
-    let widths: Vec<_> = table[..9].iter().map(|line| line.chars().count()).collect();
+    let widths: Vec<_> = table[..11].iter().map(|line| line.chars().count()).collect();
     assert!(widths.iter().all(|width| *width == widths[0]), "{widths:?}");
 }
 

@@ -64,6 +64,8 @@ fn help_defines_every_figure_of_the_report() {
         errors: 0,
         first_token_p50_ms: 0.0,
         first_token_p99_ms: 0.0,
+        step_mean_ms: 0.0,
+        step_p99_ms: 0.0,
         prefill_tokens: 0,
         owner_hit_rate: 0.0,
         duplicate_factor: 0.0,
