@@ -35,11 +35,13 @@ impl Speech {
         }
     }
 
-    /// A transfer from here to `target`; none where they do not understand each other.
+    /// A transfer from here to `target`; none where they do not understand each other, or where it is not told by what name
+    /// this rank is met.
     pub(super) fn transfer(&self, target: &Self, (rank, ranks): (DpRank, u16), room: u64) -> Option<Transfer> {
         let place = self.place.as_deref().filter(|_| self.spoken == target.spoken)?.clone();
         self.spoken.dialect().order()?;
-        Some(Transfer { spoken: self.spoken, meeting: Meeting { room, place, rank, ranks } })
+        let is_named = place.engines.is_empty() || place.engines.iter().any(|(named, _)| *named == rank);
+        is_named.then_some(Transfer { spoken: self.spoken, meeting: Meeting { room, place, rank, ranks } })
     }
 }
 
@@ -94,6 +96,19 @@ mod tests {
     fn of(transfers: Transfers, dialect: Option<Spoken>, connector: Option<&'static str>) -> Spoken {
         let profile = LinkProfile { transfers, dialect, ..LinkProfile::default() };
         spoken(&profile, &Scrape { connector, ..Scrape::default() })
+    }
+
+    #[test]
+    fn a_rank_that_its_engine_does_not_name_hands_nothing_over() {
+        let place = |engines: &[u16]| {
+            let engines = engines.iter().map(|rank| (DpRank(*rank), format!("engine-{rank}"))).collect();
+            let place = Some(Arc::new(Place { engines, ..Place::default() }));
+            Speech { spoken: Spoken::Mooncake, place, missing: None }
+        };
+        let to = |source: Speech, rank| source.transfer(&place(&[0]), (DpRank(rank), 2), 7).map(|it| it.meeting.rank);
+        assert_eq!(to(place(&[0, 1]), 1), Some(DpRank(1)));
+        assert_eq!(to(place(&[0]), 1), None);
+        assert_eq!(to(place(&[]), 1), Some(DpRank(1)), "where ranks have no names");
     }
 
     #[test]
