@@ -115,7 +115,7 @@ def converse(engines, name: str, cell, first: int, served: Counter) -> list[Stre
     return streams
 
 
-def test_two_hundred_conversations_served_in_every_way_say_what_one_engine_alone_says(engines):
+def test_two_hundred_conversations_served_in_every_way_say_what_one_engine_alone_says(engines, capsys):
     served, noise, steps = Counter(), [], 0
     cells = {"at_home": AT_HOME, "handed_over": HANDED_OVER, "fetched": FETCHED, "moved": MOVED}
     assert sum(count for count, _, _ in cells.values()) >= 200
@@ -123,6 +123,7 @@ def test_two_hundred_conversations_served_in_every_way_say_what_one_engine_alone
         streams = converse(engines, name, cell, 1000 * place, served)
         steps += len(streams)
         noise += differences(engines[0], streams)
-    print(f"{steps} steps: {dict(served)}; rounding: {noise or 'none'}")
+    with capsys.disabled():
+        print(f"\n{steps} steps: {dict(served)}; rounding: {noise or 'none'}")
     for action in ("colocated_prefill", "decode_continuation", "remote_prefill", "artifact_fetch", "state_migration", "tail_recompute"):
         assert served[action] >= 5, served

@@ -95,7 +95,7 @@ def was_broken(phase: str, receipt: dict, victim: str) -> bool:
 
 
 @pytest.mark.parametrize("phase", STREAMS)
-def test_an_engine_is_lost_in_the_midst_of_streams_and_not_missed(engines, phase):
+def test_an_engine_is_lost_in_the_midst_of_streams_and_not_missed(engines, phase, capsys):
     victim = engines[0] if phase == "transfer" else engines[1]
     other = next(engine for engine in engines if engine is not victim)
     took, noise = [], []
@@ -124,4 +124,5 @@ def test_an_engine_is_lost_in_the_midst_of_streams_and_not_missed(engines, phase
             noise += differences(other, streams)
             print(f"{phase} {fault}: {len(broken)} of {len(streams)} streams were broken, the longest pause {max(paused):.2f} s")
     percentile = statistics.quantiles(took, n=100, method="inclusive") if len(took) > 1 else took * 99
-    print(f"{phase}: {len(took)} streams went on: p50 {percentile[49]:.2f} s, p99 {percentile[98]:.2f} s; rounding: {noise or 'none'}")
+    with capsys.disabled():
+        print(f"\n{phase}: {len(took)} streams went on: p50 {percentile[49]:.2f} s, p99 {percentile[98]:.2f} s; rounding: {noise or 'none'}")
