@@ -112,6 +112,12 @@ impl Plan {
     pub fn target(&self) -> WorkerId {
         self.decode.worker
     }
+
+    /// Each worker that computes for it: the target, and before it who computes the prompt for it.
+    pub fn workers(&self) -> impl Iterator<Item = WorkerId> + use<> {
+        let (prefill, target) = (self.prefill.worker, self.target());
+        (prefill != target).then_some(prefill).into_iter().chain([target])
+    }
 }
 
 /// Why a plan was chosen.

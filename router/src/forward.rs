@@ -1,6 +1,7 @@
 //! Sending a request to a worker as it is, with no plan: the least loaded one, and another if that one is dead.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -87,10 +88,13 @@ fn choose(gateway: &Gateway, to: Where<'_>, tried: &[WorkerId]) -> Result<Sent, 
     let (roster, fleet) = (&gateway.roster, gateway.fleet());
     match to {
         Where::Only(id) => roster.send_to(fleet, id).ok_or_else(gone),
-        Where::Model(model) => match roster.pick(fleet, model, tried) {
-            Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
-            picked => picked,
-        },
+        Where::Model(model) => {
+            let ejected = gateway.policies.outliers.lock().out(&fleet.snapshot(), Instant::now());
+            match roster.pick(fleet, model, (tried, &ejected)) {
+                Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
+                picked => picked,
+            }
+        }
     }
 }
 

@@ -95,7 +95,7 @@ impl Gateway {
         };
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
-        let policies = Policies::new(&config.planner, config.steering.bypass, config.retries, config.resume);
+        let policies = Policies::new(&config);
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.own(),

@@ -25,6 +25,7 @@ pub mod incoming;
 pub mod membership;
 mod models;
 pub mod operator;
+pub mod outliers;
 pub mod pipeline;
 pub mod proxy;
 pub mod quotas;

@@ -91,8 +91,13 @@ impl Roster {
     }
 
     /// The least loaded worker that is up, serves `model` (any when none was named) and is not in `tried`; equals take
-    /// turns. Draining workers, and then prefill workers, only where there is nobody else.
-    pub fn pick(&self, fleet: &Fleet, model: Option<&str>, tried: &[WorkerId]) -> Result<Sent, ApiError> {
+    /// turns. Those that are `ejected`, draining workers, and then prefill workers, only where there is nobody else.
+    pub fn pick(
+        &self,
+        fleet: &Fleet,
+        model: Option<&str>,
+        (tried, ejected): (&[WorkerId], &[WorkerId]),
+    ) -> Result<Sent, ApiError> {
         let workers = fleet.snapshot();
         let serves = |worker: &WorkerView| model.is_none_or(|model| worker.models.contains(&ModelId::from(model)));
         let all_known = workers.iter().all(|worker| !worker.models.is_empty());
@@ -108,7 +113,7 @@ impl Roster {
             |worker: &WorkerView| worker.health != Health::Unreachable && !tried.contains(&worker.id) && serves(worker);
         let chosen = workers.iter().enumerate().filter(|(_, worker)| able(worker)).min_by_key(|(index, worker)| {
             let load = worker.load.running + worker.load.waiting;
-            let is_last = worker.health == Health::Draining;
+            let is_last = (ejected.contains(&worker.id), worker.health == Health::Draining);
             (is_last, worker.role == Role::Prefill, load, (index + count - turn % count) % count)
         });
         chosen

@@ -21,6 +21,7 @@ use crate::decisions::DecisionsConfig;
 use crate::exchange::trouble::OnFailure;
 use crate::identity::IdentityConfig;
 use crate::operator::OperatorConfig;
+use crate::outliers::OutlierConfig;
 use crate::pipeline::steering::{Mode, Percent, Steering};
 use crate::quotas::TenantConfig;
 use crate::retries::RetryConfig;
@@ -47,6 +48,8 @@ pub struct Config {
     pub upstream: UpstreamConfig,
     /// Tries of a request after its first.
     pub retries: RetryConfig,
+    /// When a worker whose requests fail takes none.
+    pub outliers: OutlierConfig,
     /// Broken streams that go on elsewhere.
     pub resume: ResumeConfig,
     /// The engines.
@@ -278,6 +281,7 @@ impl Config {
             .or_else(|| self.correctness.problem())
             .or_else(|| self.discovery.problem())
             .or_else(|| self.drain.problem())
+            .or_else(|| self.outliers.problem())
             .or_else(|| self.planners_problem())
     }
 

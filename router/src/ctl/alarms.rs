@@ -67,6 +67,13 @@ fn of_worker(worker: &Value) -> Option<Value> {
     let is_heard = sources["connected"].as_u64() >= sources["configured"].as_u64();
     Some(match (worker["health"].as_str(), worker["knowledge"].as_str()) {
         (Some("unreachable"), _) => alarm(&of, "worker_unreachable", UNREACHABLE),
+        _ if worker["ejected"].is_object() => {
+            let why = format!(
+                "requests fail there ({}), so that only trials go there: see its log and its accelerator",
+                word(worker["ejected"].get("cause"))
+            );
+            alarm(&of, "worker_ejected", &why)
+        }
         (Some("draining"), _) => alarm(&of, "worker_draining", "an operator drains it"),
         (_, Some("degraded")) if !is_heard => alarm(&of, "events_not_heard", doubt),
         (_, Some("degraded")) => alarm(&of, "degraded", doubt),
@@ -146,6 +153,9 @@ fn of_degraded(of: &str, line: &Value, leader: Option<u64>) -> Value {
         ("soft_state", _) => {
             "until it answers each router counts and remembers for itself: see that Redis runs and that `soft_state.redis` \
              names it"
+        }
+        ("workers", "ejected") => {
+            "see the log and the accelerator of each: it answers its probes and fails what it is asked"
         }
         ("files", _) => "put it right: it is tried every few seconds",
         ("audit", _) => "free space in its data directory; writes of operators are refused until then",

@@ -225,7 +225,9 @@ fn attempts(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
             }
         };
         let (action, knowledge) = (word(attempt.get("action")), word(attempt.get("knowledge")));
-        let how = format!("{action} at {at}, {knowledge} knowledge{resumed}{remarks}");
+        let ejected: Vec<_> = attempt["ejected"].as_array().into_iter().flatten().map(|id| names.worker(id)).collect();
+        let ejected = if ejected.is_empty() { String::new() } else { format!("; ejected was {}", ejected.join(", ")) };
+        let how = format!("{action} at {at}, {knowledge} knowledge{ejected}{resumed}{remarks}");
         rows.push(row(["tried", &how]));
     }
     rows

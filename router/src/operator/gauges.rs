@@ -73,6 +73,8 @@ fn worker(gateway: &Gateway, view: &WorkerView) {
     for way in [Off::Late, Off::Early] {
         prices.mispriced.with_label_values(&[name, way.as_str()]).set(i64::from(off == Some(way)));
     }
+    let ejected = gateway.policies.outliers.lock().ejected(view);
+    prices.outliers.ejected.with_label_values(&[name]).set(i64::from(ejected.is_some()));
     let events = gateway.fleet().events(view.id).unwrap_or_default();
     metrics.events.with_label_values(&[name]).inc_by(events.events);
     metrics.event_gaps.with_label_values(&[name]).inc_by(events.gaps);

@@ -9,7 +9,7 @@ use http::header::CONTENT_TYPE;
 use ownership::Standing;
 use serde::Serialize;
 use utoipa::ToSchema;
-use vocabulary::WorkerId;
+use vocabulary::{WorkerId, WorkerView};
 
 use super::correctness;
 use super::desk::Desk;
@@ -46,7 +46,7 @@ struct Degraded {
     /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files` or
     /// `discovery`.
     what: &'static str,
-    /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`; of Redis how it
+    /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining` or `ejected`; of Redis how it
     /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
     /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
     /// of files that cannot be read what they hold; of discovery who lists workers.
@@ -56,6 +56,18 @@ struct Degraded {
 }
 
 impl Degraded {
+    fn of_ejected(gateway: &Gateway) -> Option<Self> {
+        let workers = gateway.fleet().snapshot();
+        let outliers = gateway.policies.outliers.lock();
+        let told = |view: &WorkerView| Some(format!("{} ({})", view.endpoint, outliers.ejected(view)?.cause.as_str()));
+        let told: Vec<_> = workers.iter().filter_map(told).collect();
+        (!told.is_empty()).then(|| Self {
+            what: "workers",
+            cause: "ejected",
+            detail: format!("requests failed there, so that only trials go there for a while: {}", told.join(", ")),
+        })
+    }
+
     fn of_doubt(gateway: &Gateway, doubt: &Doubt) -> Self {
         let endpoint = |worker: &WorkerId| {
             gateway.worker(*worker).map_or_else(|| worker.to_string(), |worker| worker.config.endpoint().to_string())
@@ -115,6 +127,7 @@ impl Readiness {
                      else can, and nothing new is owned; take a worker back, or add one"
                     .into(),
         });
+        let ejected = Degraded::of_ejected(gateway);
         let slower = guardrail::told(gateway).map(|(cause, detail)| Degraded { what: "guardrail", cause, detail });
         let barred =
             correctness::told(gateway).map(|detail| Degraded { what: "correctness", cause: "wrong_text", detail });
@@ -135,6 +148,7 @@ impl Readiness {
         });
         let degraded = draining
             .into_iter()
+            .chain(ejected)
             .chain(ledger)
             .chain(redis)
             .chain(Self::of_identity(gateway))

@@ -1,6 +1,7 @@
 //! `/ownerserve/v1/workers`: each worker as the planner sees it, with its lease and what came of its events.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::State;
 use ownership::View;
@@ -21,6 +22,7 @@ use super::words::{HealthWord, KnowledgeWord, RoleWord, WorkerWord};
 use crate::foretelling::Foretold;
 use crate::gateway::Gateway;
 use crate::membership::Source;
+use crate::outliers::Ejected;
 
 /// One worker: what is seen of it, what the ledger holds of it, and what came of its events.
 #[derive(Serialize, ToSchema)]
@@ -38,8 +40,33 @@ struct WorkerLine {
     doubt: Option<String>,
     /// What came of its events since this process started.
     events: Option<EventLine>,
+    /// That it takes no requests, or is on trial, because requests failed there; none of one that is well.
+    ejected: Option<EjectedLine>,
     /// Whether its first tokens come when prices say; none before its first step.
     foretold: Option<Foretold>,
+}
+
+/// A worker that is left out because requests failed there.
+#[derive(Serialize, ToSchema)]
+struct EjectedLine {
+    /// Why: `consecutive_failures`, `failure_percentage` or `trial_failed`.
+    #[schema(value_type = String)]
+    cause: &'static str,
+    /// How often it was; less the longer it was well in between.
+    times: u32,
+    /// Whether requests find out just now if it is well.
+    on_trial: bool,
+    /// How long until the next trial may begin, in milliseconds.
+    trial_in_ms: u64,
+}
+
+impl From<Ejected> for EjectedLine {
+    fn from(ejected: Ejected) -> Self {
+        let Ejected { cause, times, .. } = ejected;
+        let trial_in = ejected.trial_in(Instant::now());
+        let trial_in_ms = u64::try_from(trial_in.as_millis()).unwrap_or(u64::MAX);
+        Self { cause: cause.as_str(), times, on_trial: ejected.is_on_trial(), trial_in_ms }
+    }
 }
 
 /// Event sources.
@@ -227,6 +254,7 @@ impl WorkerLine {
             event_sources: gateway.fleet().event_sources(id).unwrap_or_default().into(),
             doubt,
             events: gateway.fleet().events(id).map(EventLine::from),
+            ejected: gateway.policies.outliers.lock().ejected(worker).map(EjectedLine::from),
             foretold: gateway.decisions.foretelling.of(id),
             seen: SeenLine { id, endpoint, source, incarnation, role, models, ranks, health, knowledge },
             able: AbleLine { load, capacity, speeds, kv_bytes_per_token, link, confidence },

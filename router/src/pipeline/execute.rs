@@ -16,6 +16,7 @@ use super::receipt::Remark;
 use super::remote_prefill::remote_prefill;
 use super::replicate::replicate;
 use crate::gateway::Gateway;
+use crate::outliers;
 
 /// An answer that has begun.
 pub struct Answering {
@@ -64,11 +65,20 @@ pub async fn execute(
             opened
         }
     };
+    let workers = &step.located.workers;
+    // Where the target refuses it too, it is the client's error.
+    if remarks.contains(&Remark::PrefillFailed) && opened.as_ref().is_ok_and(|opened| opened.status().is_success()) {
+        outliers::failed(gateway, workers, plan.prefill.worker);
+    }
     match opened {
         Ok(opened) => Ok(Answering { opened, in_flight, first_byte: Instant::now(), remarks }),
         Err(error) => {
             remarks.push(error.remark());
-            Err(Failed { exclude: culprit(plan, &error), remarks, error })
+            let exclude = culprit(plan, &error);
+            if !matches!(error, LegError::Unknown | LegError::Busy(_)) {
+                outliers::failed(gateway, workers, exclude);
+            }
+            Err(Failed { exclude, remarks, error })
         }
     }
 }

@@ -22,6 +22,7 @@ use super::verify::{Transfer, sample, unix_ms};
 use crate::gateway::Gateway;
 use crate::guardrail::{Arm, Step};
 use crate::identity::agreement::{Counts, Finds, LATE};
+use crate::outliers;
 use crate::quotas::Came;
 
 /// A request on its way to its end.
@@ -89,6 +90,7 @@ impl Finish {
             let prompts: Vec<_> = located.prefixed.chains().collect();
             let step = Served { prompts: &prompts, by };
             self.gateway.fleet().note_routed(leg.worker, leg.rank, step);
+            outliers::answered(&self.gateway, &located.workers, (&self.planned.plan, self.attempts.last()));
         }
         if let Some(at) = self.first_byte {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());

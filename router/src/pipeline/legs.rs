@@ -94,6 +94,16 @@ pub enum Opened {
     Stream(Response<WorkerBody>, Bytes),
 }
 
+impl Opened {
+    /// The answer's status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Opened::Whole(answer, _) => answer.status(),
+            Opened::Stream(answer, _) => answer.status(),
+        }
+    }
+}
+
 /// The requests of one plan. Cheap to clone: the body is shared.
 #[derive(Clone)]
 pub struct Legs {

@@ -3,7 +3,9 @@
 //! The thinking is the planner's; here its inputs are put together and the mode is obeyed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
+use parking_lot::Mutex;
 use planner::{
     Actions, Ask, Asking, BarredLink, Decision, Disabled, Inputs, NoPlan, Plan, Policy, RankMemory, Rule, StepFacts,
     StepKind, TransferBar, Transfers, Verdict, classify as kind_of,
@@ -14,11 +16,12 @@ use super::locate::Located;
 use super::resumable::{Unresumable, unresumable};
 use super::steering::Mode;
 use super::tenure::{Account, Now, Tenure};
-use crate::config::ResumeConfig;
+use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 use crate::guardrail::Arm;
-use crate::retries::{RetryBudget, RetryConfig};
+use crate::outliers::Outliers;
+use crate::retries::RetryBudget;
 
 /// The two policies that may be in force for a step, and what is kept between steps.
 #[derive(Debug)]
@@ -29,22 +32,26 @@ pub struct Policies {
     account: Account,
     /// What tries after the first may cost.
     pub retries: RetryBudget,
+    /// Workers whose requests fail.
+    pub outliers: Mutex<Outliers>,
     /// Which broken streams go on elsewhere.
     pub resume: ResumeConfig,
 }
 
 impl Policies {
-    /// Of the planner's policy, and the rule that routes where the planner does not.
-    pub fn new(policy: &Policy, bypass: Rule, retries: RetryConfig, resume: ResumeConfig) -> Self {
+    /// As configured: the planner's policy, and the rule that routes where the planner does not.
+    pub fn new(config: &Config) -> Self {
+        let policy = &config.planner;
         let own = Policy { rule: Rule::Own, ..policy.clone() };
-        let bypass = Policy { rule: bypass, ..policy.clone() };
+        let bypass = Policy { rule: config.steering.bypass, ..policy.clone() };
         Self {
             own,
             bypass,
             turn: AtomicU64::new(0),
             account: Account::new(policy.admission),
-            retries: RetryBudget::new(retries),
-            resume,
+            retries: RetryBudget::new(config.retries),
+            outliers: Mutex::new(Outliers::new(config.outliers)),
+            resume: config.resume,
         }
     }
 
@@ -89,8 +96,10 @@ pub struct Planned {
     pub decision: Option<Decision>,
     /// What the planner was asked in place of the step's own lengths, which were only guessed.
     pub shortened: Option<Ask>,
-    /// Who had failed before and was left out.
+    /// Who was left out: who had failed before in this request, and who is ejected.
     pub excluded: Vec<WorkerId>,
+    /// Of these, who is ejected.
+    pub ejected: Vec<WorkerId>,
     /// What the account said of whose KV would be pushed out.
     pub memory: Vec<RankMemory>,
     /// What starting would cost others, where the planner was asked, and what it said to that where a step may wait.
@@ -148,29 +157,39 @@ fn transfers(located: &Located) -> Transfers {
     bar.map_or(Transfers::Allowed, Transfers::Forbidden)
 }
 
-/// Plans a step, and notes where it goes unless it is to wait. `excluded` failed already in this request.
-pub fn plan(gateway: &Gateway, step: &Classified, excluded: &[WorkerId]) -> Result<Planned, ApiError> {
-    let account = &gateway.policies.account;
+/// Plans a step, and notes where it goes unless it is to wait. `failed` did already in this request.
+pub fn plan(gateway: &Gateway, step: &Classified, failed: &[WorkerId]) -> Result<Planned, ApiError> {
+    let Policies { account, outliers, .. } = &gateway.policies;
+    let mut ejected = outliers.lock().out(&step.located.workers, Instant::now());
+    ejected.retain(|worker| !failed.contains(worker));
     account.compare(gateway.fleet());
     // Planned, admitted and noted at one moment: the next one finds what this one takes.
     let mut now = account.now();
-    let mut planned = decide(gateway, step, (excluded, &now))?;
-    if may_wait(step, &planned)
+    let mut planned = match ejected.is_empty() {
+        true => decide(gateway, step, (failed, &now)),
+        // Rather one that may be sick than none.
+        false => decide(gateway, step, (&[failed, &ejected].concat(), &now))
+            .map(|planned| Planned { ejected, ..planned })
+            .or_else(|_| decide(gateway, step, (failed, &now))),
+    }?;
+    if may_wait(step, (failed, &planned))
         && let Some((asking, verdict)) = &mut planned.admission
     {
         *verdict = Some(now.turns().admit(step.located.prefixed.request.incoming.id, *asking));
     }
     if !planned.waits() {
         planned.tenure = account.begin(now, step, &planned.plan);
+        let (mut outliers, at) = (outliers.lock(), Instant::now());
+        planned.plan.workers().for_each(|worker| outliers.sent(worker, at));
     }
     Ok(planned)
 }
 
 /// Whether a step may be told to wait: not where the bypass serves it, where it has failed already, and where it is only
 /// guessed what it finds and so what it takes.
-fn may_wait(step: &Classified, planned: &Planned) -> bool {
+fn may_wait(step: &Classified, (failed, planned): (&[WorkerId], &Planned)) -> bool {
     let is_exact = |view: &WorkerView| view.id == planned.plan.target() && view.knowledge == Knowledge::Exact;
-    step.mode == Mode::Own && planned.excluded.is_empty() && step.located.workers.iter().any(is_exact)
+    step.mode == Mode::Own && failed.is_empty() && step.located.workers.iter().any(is_exact)
 }
 
 /// What is carried out, and the planner's decision where it was asked; not in the account yet.
@@ -232,7 +251,7 @@ fn decide(
     let (decision, memory, asking) = told.unwrap_or_default();
     let (shortened, excluded) = (shortened.into_inner(), excluded.to_vec());
     let admission = asking.map(|asking| (asking, None));
-    Ok(Planned { plan, decision, shortened, excluded, memory, admission, tenure: None })
+    Ok(Planned { plan, decision, shortened, excluded, ejected: Vec::new(), memory, admission, tenure: None })
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {

@@ -94,6 +94,9 @@ pub struct Attempt {
     /// was routed there, where the prompt is known by its bytes only or is one that only vLLM is known to make of such a
     /// request, and where the engine's counts of prompts disagree with ours.
     pub knowledge: Knowledge,
+    /// Who took no requests then because requests failed there, and so is no candidate.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ejected: Vec<WorkerId>,
     /// Where it went on with an answer that had broken off at the attempt before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumed: Option<Resumed>,

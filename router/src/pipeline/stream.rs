@@ -33,6 +33,7 @@ use super::underway::Break;
 use super::vigil::Vigil;
 use crate::error::{Addressee, ApiError};
 use crate::incoming::Endpoint;
+use crate::outliers;
 use crate::resources::listener::{Form, Listener};
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
@@ -188,6 +189,7 @@ impl Events {
             let ending = if facts.error.is_none() { Ending::Complete } else { Ending::Broken };
             if ending == Ending::Broken {
                 finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
+                outliers::failed(&finish.gateway, &finish.step.located.workers, finish.server());
             }
             let usage = facts.usage;
             self.ready.extend(cut);
@@ -195,6 +197,10 @@ impl Events {
         }
         let error = error.map(tracing::field::display);
         tracing::warn!(worker = %finish.server(), how = remark.as_str(), error, "a worker's stream broke off");
+        // One that answers otherwise than another began is well.
+        if !self.scanner.differs() {
+            outliers::failed(&finish.gateway, &finish.step.located.workers, finish.server());
+        }
         match so_far {
             Ok(so_far) => self.go_on(finish, remark, so_far),
             Err(why) => self.confess(finish, (remark, &why)),

@@ -114,11 +114,12 @@ impl Tried {
     }
 
     fn note(&mut self, remarks: Vec<Remark>) {
-        let Some(Planned { plan, .. }) = &self.planned else { return };
+        let Some(Planned { plan, ejected, .. }) = &self.planned else { return };
         let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
         let legs = self.step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
         let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
-        self.attempts.push(Attempt { action, prefill, decode, knowledge, resumed: None, remarks });
+        let ejected = ejected.clone();
+        self.attempts.push(Attempt { action, prefill, decode, knowledge, ejected, resumed: None, remarks });
     }
 
     /// Tries since the step began, or since its answer broke off.

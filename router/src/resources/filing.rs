@@ -123,6 +123,7 @@ impl Filing {
             prefill: self.worker,
             decode: self.worker,
             knowledge: Knowledge::Fallback,
+            ejected: Vec::new(),
             resumed: None,
             remarks: Vec::new(),
         };

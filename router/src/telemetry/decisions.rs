@@ -3,6 +3,7 @@
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{Families, SECONDS};
+use super::outliers::OutlierMetrics;
 use crate::correctness::Outcome;
 use crate::pipeline::turns::Until;
 
@@ -28,6 +29,8 @@ pub struct DecisionMetrics {
     pub guard_sessions: IntGaugeVec,
     /// `guardrail_reverted{action}`: 1 while it is switched off because it made sessions slower.
     pub reverted: IntGaugeVec,
+    /// Workers that are left out because requests failed there.
+    pub outliers: OutlierMetrics,
     /// `correctness_checks_total{result}`: transfers that were to be checked, by what came of it.
     pub checks: IntCounterVec,
     /// `correctness_barred_links`: refreshed when scraped.
@@ -55,6 +58,7 @@ impl DecisionMetrics {
         );
         Outcome::ALL.iter().for_each(|outcome| drop(checks.with_label_values(&[outcome.as_str()])));
         Self {
+            outliers: OutlierMetrics::new(f),
             checks,
             barred_links: f.gauge("correctness_barred_links", "Links over which nothing moves, because KV came as something else."),
             waiting: f.gauge("steps_waiting", "Steps that wait rather than push out others' KV."),
@@ -97,5 +101,6 @@ impl DecisionMetrics {
     pub fn reset(&self) {
         self.prefill_speed.reset();
         self.mispriced.reset();
+        self.outliers.ejected.reset();
     }
 }

@@ -7,6 +7,7 @@ pub mod exchange;
 mod families;
 pub mod identity;
 pub mod metrics;
+pub mod outliers;
 pub mod soft_state;
 
 use tracing_subscriber::EnvFilter;

@@ -1,0 +1,65 @@
+//! Section `[outliers]`: when a worker is ejected, for how long, and how many may be.
+
+use serde::Deserialize;
+
+use crate::config::units::Span;
+use crate::pipeline::steering::Percent;
+
+/// When a worker whose requests fail takes none. Names as Envoy's where they mean the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OutlierConfig {
+    /// Failures one after another that eject it; 0 ejects none for that.
+    pub consecutive_failures: u32,
+    /// The share of failures that ejects it; 0 ejects none for that.
+    pub failure_percentage: Percent,
+    /// Over how long the share is taken: of this span and the one before.
+    pub interval: Span,
+    /// Fewest requests that make a share.
+    pub request_volume: u32,
+    /// How long it is out, times how often it was; also how long a trial request is waited for.
+    pub base_ejection_time: Span,
+    /// The longest.
+    pub max_ejection_time: Span,
+    /// The largest share of the fleet that is out at once, yet one where it is not 0; 0 ejects none.
+    pub max_ejection_percent: Percent,
+    /// Requests that find out at once whether it is well.
+    pub trial_requests: u32,
+}
+
+impl OutlierConfig {
+    /// What is wrong with it, and what is accepted.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        let spans = Span::seconds(1)..=Span::seconds(3600);
+        if !spans.contains(&self.interval) {
+            return Some(("outliers.interval", "accepted is 1s to 1h"));
+        }
+        if !spans.contains(&self.base_ejection_time) {
+            return Some(("outliers.base_ejection_time", "accepted is 1s to 1h"));
+        }
+        if !(self.base_ejection_time..=Span::seconds(3600)).contains(&self.max_ejection_time) {
+            return Some(("outliers.max_ejection_time", "accepted is outliers.base_ejection_time to 1h"));
+        }
+        if !(1..=1_000_000).contains(&self.request_volume) {
+            return Some(("outliers.request_volume", "accepted is 1 to 1000000"));
+        }
+        let is_bounded = (1..=100).contains(&self.trial_requests);
+        (!is_bounded).then_some(("outliers.trial_requests", "accepted is 1 to 100"))
+    }
+}
+
+impl Default for OutlierConfig {
+    fn default() -> Self {
+        let half = || Percent::try_from(50).expect("50 is one");
+        Self {
+            consecutive_failures: 5,
+            failure_percentage: half(),
+            interval: Span::seconds(10),
+            request_volume: 20,
+            base_ejection_time: Span::seconds(10),
+            max_ejection_time: Span::seconds(300),
+            max_ejection_percent: half(),
+            trial_requests: 1,
+        }
+    }
+}

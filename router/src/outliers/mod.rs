@@ -1,0 +1,311 @@
+//! Outlier ejection: a worker whose requests fail takes none for a while; then a bounded number of trial requests finds out
+//! whether it is well. Pure but for the last functions, which are the edges: time is an argument.
+//!
+//! It only leaves workers out of plans, and never the last one that could serve: rather one that may be sick than none.
+//! What probes say of health is theirs, and an unreachable worker is left out by that alone.
+
+mod config;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use planner::Plan;
+use vocabulary::{Health, Incarnation, Role, WorkerId, WorkerView};
+
+pub use config::OutlierConfig;
+
+use crate::gateway::Gateway;
+use crate::pipeline::receipt::{Attempt, Remark};
+
+/// Why a worker was ejected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// So many requests failed, one after another.
+    Consecutive,
+    /// Too large a share of its requests failed.
+    FailureRate,
+    /// A trial request failed.
+    Trial,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Consecutive, Self::FailureRate, Self::Trial];
+
+    /// The word for metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Cause::Consecutive => "consecutive_failures",
+            Cause::FailureRate => "failure_percentage",
+            Cause::Trial => "trial_failed",
+        }
+    }
+}
+
+/// A worker that is ejected, or on trial.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ejected {
+    /// Why it was, the last time.
+    pub cause: Cause,
+    /// How often it was; less the longer it was well in between.
+    pub times: u32,
+    /// Until when.
+    pub standing: Standing,
+}
+
+impl Ejected {
+    /// Whether requests find out just now if it is well.
+    pub fn is_on_trial(&self) -> bool {
+        matches!(self.standing, Standing::Trial { .. })
+    }
+
+    /// How long until requests may find out, whatever became of those that are there.
+    pub fn trial_in(&self, now: Instant) -> Duration {
+        match self.standing {
+            Standing::In => Duration::ZERO,
+            Standing::Out { until } | Standing::Trial { until, .. } => until.saturating_duration_since(now),
+        }
+    }
+}
+
+/// Whether a worker takes requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// It does.
+    In,
+    /// It does not, until then.
+    Out {
+        /// From then on trial requests may go there.
+        until: Instant,
+    },
+    /// Half open: trial requests are there.
+    Trial {
+        /// How many.
+        taken: u32,
+        /// From when on as many more may go, whatever became of these.
+        until: Instant,
+    },
+}
+
+/// Requests of this span of time and of the one before.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    begun: Instant,
+    /// Failed and all, now and before.
+    counts: [(u32, u32); 2],
+}
+
+impl Window {
+    fn note(&mut self, failures: u32, (interval, now): (Duration, Instant)) {
+        let passed = now.saturating_duration_since(self.begun);
+        if passed >= interval {
+            let before = if passed < interval * 2 { self.counts[0] } else { (0, 0) };
+            *self = Self { begun: now, counts: [(0, 0), before] };
+        }
+        let (failed, all) = &mut self.counts[0];
+        (*failed, *all) = (failed.saturating_add(failures), all.saturating_add(1));
+    }
+
+    fn sum(&self) -> (u64, u64) {
+        let [now, before] = self.counts;
+        (u64::from(now.0) + u64::from(before.0), u64::from(now.1) + u64::from(before.1))
+    }
+}
+
+/// What is known of one life of a worker.
+#[derive(Debug)]
+struct Record {
+    life: Incarnation,
+    standing: Standing,
+    consecutive: u32,
+    window: Window,
+    /// Why it was ejected.
+    cause: Cause,
+    /// How often it was ejected; less the longer it is well.
+    times: u32,
+    /// When it came back.
+    back: Instant,
+}
+
+impl Record {
+    fn new(life: Incarnation, now: Instant) -> Self {
+        let window = Window { begun: now, counts: [(0, 0); 2] };
+        Self { life, standing: Standing::In, consecutive: 0, window, cause: Cause::Consecutive, times: 0, back: now }
+    }
+
+    fn takes(&self, config: &OutlierConfig, now: Instant) -> bool {
+        match self.standing {
+            Standing::In => true,
+            Standing::Out { until } => now >= until,
+            Standing::Trial { taken, until } => taken < config.trial_requests || now >= until,
+        }
+    }
+
+    /// Why it is to be ejected.
+    fn why(&self, config: &OutlierConfig) -> Option<Cause> {
+        let share = u64::from(u8::from(config.failure_percentage));
+        let (failed, all) = self.window.sum();
+        if config.consecutive_failures > 0 && self.consecutive >= config.consecutive_failures {
+            return Some(Cause::Consecutive);
+        }
+        let is_too_many = share > 0 && all >= u64::from(config.request_volume) && failed * 100 >= all * share;
+        is_too_many.then_some(Cause::FailureRate)
+    }
+
+    /// For how long.
+    fn eject(&mut self, cause: Cause, (config, now): (&OutlierConfig, Instant)) -> Duration {
+        if cause != Cause::Trial {
+            let forgiven = now.saturating_duration_since(self.back).as_millis() / config.interval.0.as_millis().max(1);
+            self.times = self.times.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
+        }
+        self.times = self.times.saturating_add(1);
+        let pause = config.base_ejection_time.0.saturating_mul(self.times).min(config.max_ejection_time.0);
+        (self.cause, self.standing) = (cause, Standing::Out { until: now + pause });
+        pause
+    }
+}
+
+/// All workers that were sent requests.
+#[derive(Debug)]
+pub struct Outliers {
+    config: OutlierConfig,
+    records: BTreeMap<WorkerId, Record>,
+}
+
+impl Outliers {
+    /// Nothing is known of anybody.
+    pub fn new(config: OutlierConfig) -> Self {
+        Self { config, records: BTreeMap::new() }
+    }
+
+    /// Who of these takes no requests now.
+    pub fn out(&self, workers: &[WorkerView], now: Instant) -> Vec<WorkerId> {
+        let is_out = |worker: &&WorkerView| self.of(worker).is_some_and(|record| !record.takes(&self.config, now));
+        workers.iter().filter(is_out).map(|worker| worker.id).collect()
+    }
+
+    /// How this life of a worker stands; none where its requests do not fail.
+    pub fn ejected(&self, worker: &WorkerView) -> Option<Ejected> {
+        let record = self.of(worker).filter(|record| record.standing != Standing::In)?;
+        Some(Ejected { cause: record.cause, times: record.times, standing: record.standing })
+    }
+
+    /// A request goes there.
+    pub fn sent(&mut self, worker: WorkerId, now: Instant) {
+        let lapses = now + self.config.base_ejection_time.0;
+        let Some(record) = self.records.get_mut(&worker) else { return };
+        record.standing = match record.standing {
+            Standing::Out { until } | Standing::Trial { until, .. } if now >= until => {
+                Standing::Trial { taken: 1, until: lapses }
+            }
+            Standing::Trial { taken, until } => Standing::Trial { taken: taken.saturating_add(1), until },
+            standing => standing,
+        };
+    }
+
+    /// A request was answered to its end by this life of a worker. What ends while the worker is out was sent before, and
+    /// says nothing. Whether the worker came back because of it.
+    pub fn answered(&mut self, (worker, life): (WorkerId, Incarnation), now: Instant) -> bool {
+        let interval = self.config.interval.0;
+        let record = self.record((worker, life), now);
+        match record.standing {
+            Standing::In => {
+                record.consecutive = 0;
+                record.window.note(0, (interval, now));
+                false
+            }
+            Standing::Out { .. } => false,
+            Standing::Trial { .. } => {
+                *record = Record { times: record.times, ..Record::new(life, now) };
+                true
+            }
+        }
+    }
+
+    /// A request failed at `worker`, one of `workers`. How long it is out, where it is ejected because of that.
+    pub fn failed(&mut self, workers: &[WorkerView], worker: WorkerId, now: Instant) -> Option<(Cause, Duration)> {
+        // Bounded by who is listed.
+        self.records.retain(|id, _| workers.iter().any(|listed| listed.id == *id));
+        let view = workers.iter().find(|listed| listed.id == worker)?;
+        let (config, may_go) = (self.config, self.may_go(workers, view));
+        let record = self.record((worker, view.incarnation), now);
+        match record.standing {
+            Standing::In => {
+                record.consecutive = record.consecutive.saturating_add(1);
+                record.window.note(1, (config.interval.0, now));
+                let cause = record.why(&config).filter(|_| may_go)?;
+                Some((cause, record.eject(cause, (&config, now))))
+            }
+            Standing::Out { .. } => None,
+            Standing::Trial { .. } => Some((Cause::Trial, record.eject(Cause::Trial, (&config, now)))),
+        }
+    }
+
+    /// Whether one more may be left out, and somebody else serves what this one does.
+    fn may_go(&self, workers: &[WorkerView], worker: &WorkerView) -> bool {
+        let share = usize::from(u8::from(self.config.max_ejection_percent));
+        let most = if share == 0 { 0 } else { (workers.len() * share / 100).max(1) };
+        let is_in = |other: &&WorkerView| self.ejected(other).is_none();
+        let out = workers.len() - workers.iter().filter(is_in).count();
+        let others: Vec<_> = workers.iter().filter(|other| other.id != worker.id).filter(is_in).collect();
+        let serves = |other: &WorkerView, model| {
+            let is_able = worker.role == Role::Prefill || other.role != Role::Prefill;
+            other.health == Health::Ready && is_able && other.models.contains(model)
+        };
+        let is_served = worker.models.iter().all(|model| others.iter().any(|other| serves(other, model)));
+        out < most && is_served && !others.is_empty()
+    }
+
+    fn of(&self, worker: &WorkerView) -> Option<&Record> {
+        self.records.get(&worker.id).filter(|record| record.life == worker.incarnation)
+    }
+
+    /// Of this life: another process begins with a clean sheet.
+    fn record(&mut self, (worker, life): (WorkerId, Incarnation), now: Instant) -> &mut Record {
+        let record = self.records.entry(worker).or_insert_with(|| Record::new(life, now));
+        if record.life != life {
+            *record = Record::new(life, now);
+        }
+        record
+    }
+}
+
+/// A request that this step sent to `worker` failed there, before its answer or inside it.
+pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], worker: WorkerId) {
+    if !is_alive(gateway, step, worker) {
+        return;
+    }
+    let workers = gateway.fleet().snapshot();
+    let ejected = gateway.policies.outliers.lock().failed(&workers, worker, Instant::now());
+    let Some((cause, pause)) = ejected else { return };
+    let endpoint = workers.iter().find(|view| view.id == worker).map(|view| tracing::field::display(&view.endpoint));
+    let (cause, seconds) = (cause.as_str(), pause.as_secs_f64());
+    tracing::warn!(
+        worker = endpoint,
+        cause,
+        seconds,
+        "a worker is ejected: requests fail there, so that none goes there"
+    );
+    gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause]).inc();
+}
+
+/// This plan's answer came to its end, at this attempt.
+pub(crate) fn answered(gateway: &Gateway, step: &[WorkerView], (plan, attempt): (&Plan, Option<&Attempt>)) {
+    let is_whole = attempt.is_some_and(|attempt| !attempt.remarks.contains(&Remark::PrefillFailed));
+    let sound = |view: &&WorkerView| view.id == plan.target() || (is_whole && view.id == plan.prefill.worker);
+    for view in step.iter().filter(sound).filter(|view| is_alive(gateway, step, view.id)) {
+        if gateway.policies.outliers.lock().answered((view.id, view.incarnation), Instant::now()) {
+            tracing::info!(worker = %view.endpoint, "a worker that was ejected answers again");
+        }
+    }
+}
+
+/// Whether the process that was asked is there: what became of requests to another one says nothing, and one that is not
+/// reached is left out by that alone.
+fn is_alive(gateway: &Gateway, step: &[WorkerView], worker: WorkerId) -> bool {
+    let asked = step.iter().find(|view| view.id == worker).map(|view| view.incarnation);
+    asked.is_some() && gateway.fleet().life(worker) == asked
+}
+
+#[cfg(test)]
+mod tests;

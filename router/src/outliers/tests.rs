@@ -1,0 +1,270 @@
+use serde_json::{Value, json};
+use vocabulary::{Bytes, Capacity, Knowledge, Load, Micros, ModelId, Speeds};
+
+use super::*;
+use crate::config::units::Span;
+use crate::pipeline::steering::Percent;
+use crate::testing::{Front, Worker, front, get, post, until};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn worker(id: u64) -> WorkerView {
+    WorkerView {
+        id: WorkerId(id),
+        endpoint: format!("http://{id}:8000").into(),
+        incarnation: Incarnation(1),
+        role: Role::Hybrid,
+        models: [ModelId::from("m")].into(),
+        ranks: 1,
+        health: Health::Ready,
+        knowledge: Knowledge::Exact,
+        load: Load::default(),
+        capacity: Capacity::default(),
+        speeds: Speeds { prefill_tokens_per_second: 1e4, decode_step: Micros(1), decode_slowdown: Micros(1) },
+        kv_bytes_per_token: Bytes(1),
+        link: None,
+    }
+}
+
+fn fleet(count: u64) -> Vec<WorkerView> {
+    (1..=count).map(worker).collect()
+}
+
+fn id(view: &WorkerView) -> (WorkerId, Incarnation) {
+    (view.id, view.incarnation)
+}
+
+/// Fails there as often; what came of the last time.
+fn fail(outliers: &mut Outliers, workers: &[WorkerView], (which, times): (u64, u32), now: Instant) -> Option<Cause> {
+    let failed: Vec<_> = (0..times).map(|_| outliers.failed(workers, WorkerId(which), now)).collect();
+    failed.into_iter().last().flatten().map(|(cause, _)| cause)
+}
+
+#[test]
+fn so_many_failures_one_after_another_eject_and_an_answer_between_them_begins_anew() {
+    let (workers, now) = (fleet(4), Instant::now());
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
+    assert!(!outliers.answered(id(&workers[0]), now), "it was never away");
+    assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
+    assert!(outliers.out(&workers, now).is_empty());
+    assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Consecutive));
+    assert_eq!(outliers.out(&workers, now), [WorkerId(1)]);
+    assert_eq!(fail(&mut outliers, &workers, (1, 9), now), None, "what was sent before says nothing more");
+}
+
+#[test]
+fn too_large_a_share_of_enough_requests_ejects_whatever_comes_between() {
+    let (workers, begin) = (fleet(4), Instant::now());
+    let config = OutlierConfig { consecutive_failures: 0, ..OutlierConfig::default() };
+    let run = |gap: Duration, volume: u32| {
+        let mut outliers = Outliers::new(config);
+        (0..volume).find_map(|n| {
+            let now = begin + gap * n;
+            match n % 2 {
+                0 => {
+                    outliers.answered(id(&workers[0]), now);
+                    None
+                }
+                _ => outliers.failed(&workers, WorkerId(1), now).map(|(cause, _)| (n + 1, cause)),
+            }
+        })
+    };
+    assert_eq!(run(Duration::ZERO, 40), Some((20, Cause::FailureRate)), "not before there are enough of them");
+    assert_eq!(run(SECOND * 2, 40), None, "an hour of few requests is no share of the last seconds");
+}
+
+#[test]
+fn the_last_one_that_serves_a_model_stays_and_so_does_half_of_the_fleet() {
+    let now = Instant::now();
+    let ejects = |workers: &[WorkerView], which: u64| {
+        let mut outliers = Outliers::new(OutlierConfig::default());
+        fail(&mut outliers, workers, (which, 5), now).is_some()
+    };
+    assert!(ejects(&fleet(2), 1));
+    assert!(!ejects(&fleet(1), 1), "alone");
+    let other = WorkerView { models: [ModelId::from("other")].into(), ..worker(2) };
+    assert!(!ejects(&[worker(1), other], 1), "nobody else has its model");
+    let prefill = WorkerView { role: Role::Prefill, ..worker(2) };
+    assert!(!ejects(&[worker(1), prefill.clone()], 1), "the other one cannot answer");
+    assert!(ejects(&[worker(1), prefill], 2), "a hybrid computes prompts, too");
+    let gone = WorkerView { health: Health::Unreachable, ..worker(2) };
+    assert!(!ejects(&[worker(1), gone], 1), "the other one is not reached");
+
+    let (workers, mut outliers) = (fleet(5), Outliers::new(OutlierConfig::default()));
+    let out = (1..=5).filter(|which| fail(&mut outliers, &workers, (*which, 5), now).is_some()).count();
+    assert_eq!((out, outliers.out(&workers, now).len()), (2, 2), "at most half of five");
+    assert_eq!(outliers.out(&workers, now + SECOND * 10), []);
+    let none = OutlierConfig { max_ejection_percent: Percent::NONE, ..OutlierConfig::default() };
+    assert_eq!(fail(&mut Outliers::new(none), &workers, (1, 50), now), None);
+}
+
+#[test]
+fn a_trial_finds_out_whether_it_is_well() {
+    let (workers, begin) = (fleet(3), Instant::now());
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    fail(&mut outliers, &workers, (1, 5), begin);
+    let at = |seconds: u32| begin + SECOND * seconds;
+    assert_eq!(outliers.out(&workers, at(9)), [WorkerId(1)]);
+    assert_eq!(outliers.out(&workers, at(10)), [], "one may go there");
+    outliers.sent(WorkerId(1), at(10));
+    assert_eq!(outliers.out(&workers, at(10)), [WorkerId(1)], "and no other");
+    assert!(outliers.ejected(&workers[0]).is_some_and(|ejected| ejected.is_on_trial()));
+    let failed = outliers.failed(&workers, WorkerId(1), at(11));
+    assert_eq!(failed, Some((Cause::Trial, SECOND * 20)), "twice as long");
+    assert_eq!(outliers.out(&workers, at(30)), [WorkerId(1)]);
+    outliers.sent(WorkerId(1), at(31));
+    assert_eq!(outliers.out(&workers, at(40)), [WorkerId(1)]);
+    assert_eq!(outliers.out(&workers, at(41)), [], "nothing was heard of that trial: one more");
+    outliers.sent(WorkerId(1), at(41));
+    assert!(outliers.answered(id(&workers[0]), at(42)));
+    assert_eq!((outliers.ejected(&workers[0]), outliers.out(&workers, at(42))), (None, vec![]));
+    // Sick again soon: longer than the first time. After a long time of health: as the first time.
+    let again = |outliers: &mut Outliers, now| {
+        fail(outliers, &workers, (1, 5), now);
+        outliers.ejected(&workers[0]).unwrap().trial_in(now)
+    };
+    assert_eq!(again(&mut outliers, at(43)), SECOND * 30);
+    outliers.sent(WorkerId(1), at(80));
+    assert!(outliers.answered(id(&workers[0]), at(81)));
+    assert_eq!(again(&mut outliers, at(800)), SECOND * 10);
+}
+
+#[test]
+fn no_ejection_is_longer_than_the_longest() {
+    let (workers, mut now) = (fleet(2), Instant::now());
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    fail(&mut outliers, &workers, (1, 5), now);
+    for _ in 0..100 {
+        let pause = outliers.ejected(&workers[0]).unwrap().trial_in(now);
+        assert!(pause <= SECOND * 300, "{pause:?}");
+        now += pause;
+        outliers.sent(WorkerId(1), now);
+        assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Trial));
+    }
+    assert_eq!(outliers.ejected(&workers[0]).unwrap().trial_in(now), SECOND * 300);
+}
+
+#[test]
+fn another_process_begins_with_a_clean_sheet_and_who_left_is_forgotten() {
+    let (mut workers, now) = (fleet(3), Instant::now());
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    fail(&mut outliers, &workers, (1, 5), now);
+    workers[0].incarnation = Incarnation(2);
+    assert_eq!(outliers.out(&workers, now), []);
+    assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
+    assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Consecutive));
+    outliers.failed(&workers[1..], WorkerId(2), now);
+    assert_eq!(outliers.records.len(), 1);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_is_accepted() {
+    let well = OutlierConfig::default();
+    assert_eq!(well.problem(), None);
+    for (wrong, field) in [
+        (OutlierConfig { interval: Span::seconds(0), ..well }, "outliers.interval"),
+        (OutlierConfig { base_ejection_time: Span::seconds(0), ..well }, "outliers.base_ejection_time"),
+        (OutlierConfig { max_ejection_time: Span::seconds(9), ..well }, "outliers.max_ejection_time"),
+        (OutlierConfig { request_volume: 0, ..well }, "outliers.request_volume"),
+        (OutlierConfig { trial_requests: 101, ..well }, "outliers.trial_requests"),
+    ] {
+        assert_eq!(wrong.problem().map(|(path, _)| path), Some(field));
+    }
+}
+
+const PATH: &str = "/v1/completions";
+const QUICK: [&str; 2] = ["outliers.consecutive_failures=3", "outliers.base_ejection_time=1s"];
+
+async fn ask(front: &Front, behave: &str) -> u16 {
+    let body = json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": behave});
+    post(front.proxy_address(), PATH, body.to_string()).await.status
+}
+
+async fn operator(front: &Front, path: &str) -> Value {
+    get(front.operator_address(), path).await.json()
+}
+
+async fn two(settings: &[&str]) -> ([std::sync::Arc<Worker>; 2], Front) {
+    let workers = [Worker::start("one", "tiny").await, Worker::start("two", "tiny").await];
+    let front = front(&[&workers[0], &workers[1]], settings).await;
+    until("both are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 2).await;
+    (workers, front)
+}
+
+#[tokio::test]
+async fn a_worker_that_fails_what_it_is_asked_is_asked_no_more_until_a_trial_goes_well() {
+    let ([one, two], front) = two(&QUICK).await;
+    let ejected =
+        || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
+    while ejected() == 0 {
+        assert_eq!(ask(&front, "fail at one").await, 200, "the other one answers");
+    }
+    let asked = one.seen().len();
+    assert!(asked >= 3, "{asked}");
+    for _ in 0..10 {
+        assert_eq!(ask(&front, "fail at one").await, 200);
+    }
+    let trials = one.seen().len() - asked;
+    assert!(trials <= 2, "{trials} of ten, and those only as the second was over");
+    let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
+    let is_told = receipt.attempts.iter().any(|attempt| attempt.ejected == [WorkerId::of_endpoint(&one.url())]);
+    assert!(is_told || trials > 0, "{receipt:?}");
+
+    let listed = operator(&front, "/ownerserve/v1/workers").await;
+    let lines = listed["workers"].as_array().unwrap();
+    let of = |worker: &Worker| lines.iter().find(|line| line["endpoint"] == worker.url()).unwrap()["ejected"].clone();
+    assert!(of(&one)["cause"].is_string() && of(&one)["times"].as_u64() >= Some(1), "{listed}");
+    assert_eq!(of(&two), Value::Null);
+    let ready = operator(&front, "/readyz").await;
+    let degraded = ready["degraded"].as_array().unwrap();
+    let line = degraded.iter().find(|line| line["cause"] == "ejected").unwrap();
+    assert!(line["detail"].as_str().unwrap().contains(&one.url()), "{ready}");
+    let metrics = get(front.operator_address(), "/metrics").await;
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    assert!(metrics.contains(&format!("ownerserve_worker_ejected{{worker=\"{}\"}} 1", one.address)), "{metrics}");
+
+    // It is well now: a trial takes it back.
+    let is_back = || operator(&front, "/readyz");
+    while is_back().await["degraded"].as_array().unwrap().iter().any(|line| line["cause"] == "ejected") {
+        assert_eq!(ask(&front, "answer").await, 200);
+    }
+}
+
+#[tokio::test]
+async fn where_all_are_sick_none_is_left_out() {
+    let ([one, two], front) = two(&QUICK).await;
+    for n in 1..=8 {
+        assert_eq!(ask(&front, "fail").await, 502);
+        assert_eq!(one.seen().len() + two.seen().len(), 2 * n, "both are tried, whoever is ejected");
+    }
+    assert_eq!(ask(&front, "answer").await, 200);
+}
+
+#[tokio::test]
+async fn what_is_the_clients_error_or_a_lack_of_room_ejects_nobody() {
+    let (_workers, front) = two(&["outliers.consecutive_failures=1"]).await;
+    for _ in 0..4 {
+        assert_eq!((ask(&front, "refuse").await, ask(&front, "busy").await), (422, 429));
+    }
+    assert!(Cause::ALL.iter().all(|cause| {
+        front.gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause.as_str()]).get() == 0
+    }));
+    assert_eq!(ask(&front, "fail").await, 502);
+    assert_eq!(
+        front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn answers_that_break_off_eject() {
+    let ([one, two], front) = two(&["outliers.consecutive_failures=2", "retries.burst=0"]).await;
+    let ejected =
+        || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
+    let body = json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": "die", "stream": true});
+    for _ in 0..8 {
+        post(front.proxy_address(), PATH, body.to_string()).await;
+    }
+    assert_eq!(ejected(), 1, "one of {} and {}", one.seen().len(), two.seen().len());
+}
