@@ -12,6 +12,17 @@ from engine import Engine  # noqa: E402
 
 
 @pytest.fixture(scope="session")
+def third():
+    """One more, for those who need three."""
+    engine = Engine("c", free_ports(4))
+    try:
+        engine.wait()
+        yield engine
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="session")
 def engines():
     ports = free_ports(8)
     both = [Engine("a", ports[:4]), Engine("b", ports[4:])]

@@ -1,4 +1,4 @@
-"""Two hundred conversations of growing length in front of two real engines, served in every way there is: each answer is what one
+"""Two hundred conversations of growing length in front of two and three real engines, served in every way there is: each answer is what one
 engine alone tells, and what was moved is seen in the engines' own figures."""
 
 from collections import Counter
@@ -20,6 +20,7 @@ BUSY = 10
 AT_HOME = (110, ("hybrid", "hybrid"), ("planner.mu=1",))
 HANDED_OVER = (30, ("prefill", "decode"), ("planner.mu=50",))
 FETCHED = (32, ("hybrid", "hybrid"), ("planner.mu=10", 'planner.disabled=["remote_prefill","state_migration"]'))
+TOGETHER = (24, ("hybrid", "prefill", "decode"), ("planner.mu=10",))
 MOVED = (32, ("hybrid", "hybrid"), ("planner.mu=10", 'planner.disabled=["remote_prefill"]', "planner.overload.kv_usage=0.01"))
 
 
@@ -52,7 +53,7 @@ def lines(serve) -> list[dict]:
 
 
 @contextmanager
-def serving(engines, roles: tuple[str, str], settings: tuple[str, ...]):
+def serving(engines, roles: tuple[str, ...], settings: tuple[str, ...]):
     serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=(TEXT, *settings)).wait()
     try:
         until("every block is known", lambda: {line["knowledge"] for line in lines(serve)} == {"exact"})
@@ -86,6 +87,10 @@ def converse(engines, name: str, cell, first: int, served: Counter) -> list[Stre
                 all_step(all_of)
         else:
             all_step(all_of)
+        if name == "together":
+            with busy(engines[0], clients=BUSY, words=10):
+                known_to_be_busy(serve, engines[0])
+                all_step(all_of)
         if name in ("fetched", "moved"):
             owned = {one.name: sealed_session(serve, one.name)["owner"]["endpoint"] for one in all_of}
             for engine in engines:
@@ -110,17 +115,23 @@ def converse(engines, name: str, cell, first: int, served: Counter) -> list[Stre
                     assert receipts[following.request]["known"]["owner"]["worker"] == plan["decode"]["worker"], "it has moved"
         pulled = sum(engine.prompt_tokens_from("external_kv_transfer") for engine in engines) - sum(before)
         assert pulled >= moved, "what receipts say was moved was pulled"
+        at = Counter()
+        for receipt in receipts.values():
+            plan = receipt["decision"]["plan"]
+            at.update({plan["prefill"]["worker"], plan["decode"]["worker"]})
+        assert len(at) == len(engines), f"each engine has its part: {at}"
         print(f"{name}: {len(all_of)} conversations, {len(streams)} steps, {pulled} tokens pulled by the engines' own count")
     until("nobody is served", lambda: all(engine.running() == 0 for engine in engines), 60)
     return streams
 
 
-def test_two_hundred_conversations_served_in_every_way_say_what_one_engine_alone_says(engines, capsys):
+def test_two_hundred_conversations_served_in_every_way_say_what_one_engine_alone_says(engines, third, capsys):
     served, noise, steps = Counter(), [], 0
-    cells = {"at_home": AT_HOME, "handed_over": HANDED_OVER, "fetched": FETCHED, "moved": MOVED}
+    cells = {"at_home": AT_HOME, "handed_over": HANDED_OVER, "fetched": FETCHED, "moved": MOVED, "together": TOGETHER}
     assert sum(count for count, _, _ in cells.values()) >= 200
     for place, (name, cell) in enumerate(cells.items()):
-        streams = converse(engines, name, cell, 1000 * place, served)
+        those = [*engines, third][:len(cell[1])]
+        streams = converse(those, name, cell, 1000 * place, served)
         steps += len(streams)
         noise += differences(engines[0], streams)
     with capsys.disabled():
