@@ -1,6 +1,7 @@
 //! The front door: from the client's bytes to the engine's and back. `pipeline` names the eight steps.
 
 mod adapters;
+pub mod ahead;
 pub mod auth;
 pub mod catalog;
 mod certificates;

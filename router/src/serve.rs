@@ -12,7 +12,7 @@ use crate::exchange::keeper;
 use crate::gateway::{Gateway, GatewayError};
 use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsError};
-use crate::{adapters, operator, proxy};
+use crate::{adapters, ahead, operator, proxy};
 
 /// How often files that are read anew are looked at.
 const FILES_EVERY: Duration = Duration::from_secs(5);
@@ -92,6 +92,7 @@ impl Serving {
             tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY, gateway.followed("api_keys"))),
             tokio::spawn(keeper::keep(gateway.clone())),
             tokio::spawn(adapters::follow(gateway.clone())),
+            tokio::spawn(ahead::run(gateway.clone())),
             tokio::spawn(desk.follow_tokens()),
         ];
         background.extend(

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 use vocabulary::Micros;
 
+use crate::ahead::AheadConfig;
 use crate::auth::AuthConfig;
 use crate::correctness::CorrectnessConfig;
 use crate::decisions::DecisionsConfig;
@@ -50,6 +51,8 @@ pub struct Config {
     pub retries: RetryConfig,
     /// When a worker whose requests fail takes none.
     pub outliers: OutlierConfig,
+    /// Prefixes that are sent before a step asks for them.
+    pub ahead: AheadConfig,
     /// Broken streams that go on elsewhere.
     pub resume: ResumeConfig,
     /// The engines.
@@ -282,6 +285,7 @@ impl Config {
             .or_else(|| self.discovery.problem())
             .or_else(|| self.drain.problem())
             .or_else(|| self.outliers.problem())
+            .or_else(|| self.ahead.problem())
             .or_else(|| self.planners_problem())
     }
 

@@ -70,8 +70,8 @@ impl Finish {
             (_, Ending::Complete) => {
                 let since = Instant::now();
                 commit(&self.gateway, located, &self.planned.plan);
-                let took = since.elapsed().as_secs_f64();
-                self.gateway.metrics.plans.step.with_label_values(&["commit"]).observe(took);
+                let seconds = self.gateway.metrics.plans.step.with_label_values(&["commit"]);
+                seconds.observe(since.elapsed().as_secs_f64());
             }
             _ => withdraw(&self.gateway, located),
         }
@@ -88,8 +88,7 @@ impl Finish {
             let leg = &self.planned.plan.decode;
             let by = located.prefixed.fallback().map_or(KnownBy::Tokens, |_| KnownBy::Bytes);
             let prompts: Vec<_> = located.prefixed.chains().collect();
-            let step = Served { prompts: &prompts, by };
-            self.gateway.fleet().note_routed(leg.worker, leg.rank, step);
+            self.gateway.fleet().note_routed(leg.worker, leg.rank, Served { prompts: &prompts, by });
             outliers::answered(&self.gateway, &located.workers, (&self.planned.plan, self.attempts.last()));
         }
         if let Some(at) = self.first_byte {
@@ -107,6 +106,7 @@ impl Finish {
                 if let Some(transfer) = Transfer::of(&self.planned.plan).filter(|_| seen.moved > Bytes::ZERO) {
                     sample(&gateway, transfer, &kept);
                 }
+                gateway.policies.ahead.begins(&gateway, (&self.step, &kept), (self.server(), usage));
                 gateway.remembered.prompts.keep(session, kept);
             }
         }

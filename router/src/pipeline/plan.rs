@@ -16,6 +16,7 @@ use super::locate::Located;
 use super::resumable::{Unresumable, unresumable};
 use super::steering::Mode;
 use super::tenure::{Account, Now, Tenure};
+use crate::ahead::Ahead;
 use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
@@ -34,6 +35,8 @@ pub struct Policies {
     pub retries: RetryBudget,
     /// Workers whose requests fail.
     pub outliers: Mutex<Outliers>,
+    /// What may be sent before a step asks for it.
+    pub ahead: Ahead,
     /// Which broken streams go on elsewhere.
     pub resume: ResumeConfig,
 }
@@ -51,6 +54,7 @@ impl Policies {
             account: Account::new(policy.admission),
             retries: RetryBudget::new(config.retries),
             outliers: Mutex::new(Outliers::new(config.outliers)),
+            ahead: Ahead::new(config.ahead),
             resume: config.resume,
         }
     }

@@ -91,6 +91,13 @@ impl Account {
         }
     }
 
+    /// A copy of what a session has elsewhere came to a rank while no step of it is under way.
+    pub fn copied(&self, at: Owner, session: SessionId, stay: Stay) {
+        let mut account = self.now();
+        let now = account.now;
+        account.kept.tenancy.copied(at, session, stay, now);
+    }
+
     /// How many steps wait.
     pub fn waiting(&self) -> usize {
         self.now().turns().len()

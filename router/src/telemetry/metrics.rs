@@ -10,6 +10,7 @@ use prometheus::{
 };
 use workers_shim::dialect::Stripped;
 
+use super::ahead::AheadMetrics;
 use super::cluster::ClusterMetrics;
 use super::decisions::DecisionMetrics;
 use super::discovery::DiscoveryMetrics;
@@ -79,6 +80,8 @@ pub struct Requests {
 pub struct Plans {
     /// `step_seconds{step}`: time spent in each of the eight steps.
     pub step: HistogramVec,
+    /// Prefixes that are sent before a step asks for them.
+    pub ahead: AheadMetrics,
     /// `plan_actions_total{action}`.
     pub actions: IntCounterVec,
     /// `step_kinds_total{kind}`.
@@ -292,6 +295,7 @@ impl Plans {
     fn families(f: &Families<'_>) -> Self {
         Self {
             step: f.histograms("step_seconds", "Time spent in each step of the pipeline.", (&["step"], FINE_SECONDS)),
+            ahead: AheadMetrics::new(f),
             actions: f.counters("plan_actions_total", "Plans executed, by action.", &["action"]),
             kinds: f.counters("step_kinds_total", "Agent steps, by kind.", &["kind"]),
             owner_lookups: f.counter("owner_lookups_total", "Steps whose session had a live owner."),
@@ -348,15 +352,12 @@ impl Workers {
 
     /// Forgets every worker, before the ones that are there now are written anew.
     pub fn reset(&self) {
-        for family in [&self.up, &self.running, &self.waiting, &self.backlog, &self.knowledge, &self.blocks] {
-            family.reset();
-        }
-        self.event_sources.reset();
+        let Self { up, running, waiting, backlog, knowledge, blocks, event_sources, .. } = self;
+        [up, running, waiting, backlog, knowledge, blocks, event_sources].iter().for_each(|family| family.reset());
         // Counters too: their source counts, and a counter can only be set by starting it anew.
         self.events.reset();
         self.event_gaps.reset();
-        self.kv_usage.reset();
-        self.event_lag.reset();
+        [&self.kv_usage, &self.event_lag].iter().for_each(|family| family.reset());
     }
 }
 

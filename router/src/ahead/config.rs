@@ -1,0 +1,29 @@
+//! Section `[ahead]`: what is sent to other workers between two steps.
+
+use serde::Deserialize;
+
+use crate::config::units::Size;
+
+/// Whether prefixes move while nobody asks for them, and how much.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AheadConfig {
+    /// Whether any does.
+    pub enabled: bool,
+    /// Most KV that is sent a second, on the average.
+    pub bandwidth: Size,
+}
+
+impl AheadConfig {
+    /// What is out of bounds, and what is accepted.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        let is_too_slow = self.bandwidth < Size::mebibytes(1);
+        is_too_slow.then_some(("ahead.bandwidth", "accepted is 1MiB and more, a second, for example 500MiB or 4GiB"))
+    }
+}
+
+impl Default for AheadConfig {
+    fn default() -> Self {
+        Self { enabled: false, bandwidth: Size::mebibytes(256) }
+    }
+}
