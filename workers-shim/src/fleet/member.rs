@@ -100,6 +100,25 @@ impl Member {
         }
     }
 
+    /// The same process, described otherwise: what was seen of it is still so, and whoever may not reach it any more hears of
+    /// that at the next probe. What it holds and how fast it is begins anew.
+    pub(super) fn describes_anew(&self, before: &Self) {
+        let seen = before.seen();
+        let models = match (self.spec.models.is_empty(), before.spec.models.is_empty()) {
+            (false, _) => self.spec.models.clone().into(),
+            (true, true) => seen.models.clone(),
+            // What it serves is still to be asked.
+            (true, false) => return,
+        };
+        let mut anew = Seen { models, ..(*seen).clone() };
+        if self.spec.profile.link != before.spec.profile.link {
+            (anew.fabric, anew.speech) = (None, Speech::default());
+        }
+        self.duty.send_replace(*before.duty.borrow());
+        let _reach = self.reach.lock();
+        self.see(&seen, anew);
+    }
+
     pub(crate) fn seen(&self) -> Arc<Seen> {
         self.seen.load_full()
     }

@@ -95,6 +95,7 @@ impl Roll {
             turnover.joined += usize::from(known.is_none());
             turnover.changed += usize::from(known.is_some());
             let member = Arc::new(member_of(spec));
+            known.into_iter().for_each(|known| member.describes_anew(known));
             newcomers.push(Newcomer { member: member.clone(), before: table.member(id).cloned() });
             members.push(member);
         }

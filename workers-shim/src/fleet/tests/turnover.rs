@@ -101,7 +101,25 @@ async fn a_worker_that_is_described_otherwise_begins_anew_and_one_listed_twice_c
     let decode = WorkerSpec { role: Role::Decode, ..spec(&a) };
     assert!(matches!(watch.fleet.set(vec![decode.clone(), spec(&a)]), Err(FleetError::Twice(_))));
     assert_eq!((watch.view(0).role, watch.fleet.leaving()), (Role::Hybrid, vec![]));
-    assert_eq!(watch.fleet.set(vec![decode]).unwrap(), turnover(0, 1, 0));
-    assert_eq!(watch.view(0).role, Role::Decode);
+    let stream = watch.fleet.dispatch(watch.id(0), DpRank(0), Tokens(40));
+    let mut lost = tokio::spawn(watch.fleet.lost(watch.id(0)));
+    let life = watch.view(0).incarnation;
+    watch.fleet.set_draining(watch.id(0), Health::Draining);
+    assert_eq!(watch.fleet.set(vec![decode.clone()]).unwrap(), turnover(0, 1, 0));
+    // At once: no request is refused meanwhile.
+    let view = watch.view(0);
+    assert_eq!((view.role, view.health, view.incarnation), (Role::Decode, Health::Draining, life));
+    assert_eq!(&*view.models, ["tiny".into()]);
+    watch.fleet.set_draining(watch.id(0), Health::Ready);
     watch.until_exact().await;
+    assert_eq!(watch.fleet.life(watch.id(0)), Some(life));
+    let others = WorkerSpec { models: vec!["large".into()], ..decode };
+    assert_eq!(watch.fleet.set(vec![others.clone()]).unwrap(), turnover(0, 1, 0));
+    assert_eq!((&*watch.view(0).models, watch.view(0).health), (&["large".into()][..], Health::Ready));
+    let asked = WorkerSpec { models: Vec::new(), ..others };
+    assert_eq!(watch.fleet.set(vec![asked]).unwrap(), turnover(0, 1, 0));
+    watch.until("it is asked for its models", |watch| *watch.view(0).models == ["tiny".into()]).await;
+    let beat = tokio::time::timeout(Duration::from_millis(50), &mut lost).await;
+    assert!(beat.is_err(), "a stream that is there goes on");
+    drop(stream);
 }
