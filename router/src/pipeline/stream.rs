@@ -127,7 +127,9 @@ enum Came {
 
 impl Leg {
     fn of(rest: WorkerBody, finish: Finish) -> Self {
-        let vigil = Vigil::over(finish.gateway.clone(), finish.server());
+        let mut vigil = Vigil::over(finish.gateway.clone(), finish.server());
+        // Its first byte is here.
+        vigil.heard();
         Leg::Answering(Box::new(Answering { rest, vigil, finish }))
     }
 }

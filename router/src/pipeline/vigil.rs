@@ -4,7 +4,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, future};
@@ -15,6 +15,8 @@ use crate::gateway::Gateway;
 
 /// How long a worker may be silent that cannot be reached any more: one that only takes no new connections goes on.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The least of it that is left where an answer has been silent for as long already.
+const LEAST: Duration = Duration::from_millis(500);
 
 /// A watch over one worker.
 pub struct Vigil {
@@ -26,17 +28,24 @@ pub struct Vigil {
     lost: BoxFuture<'static, ()>,
     /// How much patience is left, once it is so.
     patience: Option<Pin<Box<Sleep>>>,
+    /// When something came of the answer; none before its first byte, for which engines may take long.
+    heard: Option<Instant>,
 }
 
 impl Vigil {
     /// Over this worker from now on.
     pub fn over(gateway: Arc<Gateway>, worker: WorkerId) -> Self {
         let (life, lost) = (gateway.fleet().life(worker), gateway.fleet().lost(worker).boxed());
-        Self { gateway, worker, life, lost, patience: None }
+        Self { gateway, worker, life, lost, patience: None, heard: None }
     }
 
     /// Something came from it.
     pub fn heard(&mut self) {
+        self.heard = Some(Instant::now());
+        self.look_again();
+    }
+
+    fn look_again(&mut self) {
         if self.patience.take().is_some() {
             self.life = self.gateway.fleet().life(self.worker);
             self.lost = self.gateway.fleet().lost(self.worker).boxed();
@@ -48,7 +57,7 @@ impl Vigil {
         loop {
             let Some(patience) = &mut self.patience else {
                 ready!(self.lost.poll_unpin(cx));
-                self.patience = Some(Box::pin(sleep(PATIENCE)));
+                self.patience = Some(Box::pin(sleep(patience(self.heard.map(|heard| heard.elapsed())))));
                 continue;
             };
             ready!(patience.as_mut().poll(cx));
@@ -57,7 +66,7 @@ impl Vigil {
             if self.life.is_some() && now.is_some() && self.life != now {
                 return Poll::Ready(());
             }
-            self.heard();
+            self.look_again();
             if self.lost.poll_unpin(cx).is_ready() {
                 return Poll::Ready(());
             }
@@ -70,13 +79,26 @@ impl Vigil {
     }
 }
 
+/// How long to wait once it cannot be reached, where an answer that has begun has been silent for so long.
+fn patience(silent: Option<Duration>) -> Duration {
+    PATIENCE.saturating_sub(silent.unwrap_or_default()).max(LEAST)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use std::sync::atomic::Ordering;
 
     use serde_json::json;
 
     use crate::testing::{Worker, front, post, until};
+
+    #[test]
+    fn silence_before_it_was_lost_counts_where_an_answer_has_begun() {
+        assert_eq!(patience(None), PATIENCE, "a long prompt is computed in silence");
+        assert_eq!(patience(Some(Duration::from_secs(1))), Duration::from_secs(2));
+        assert_eq!(patience(Some(Duration::from_secs(20))), LEAST);
+    }
 
     #[tokio::test]
     async fn a_worker_that_is_another_process_now_is_waited_for_no_more() {
