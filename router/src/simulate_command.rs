@@ -90,7 +90,8 @@ pub(crate) struct SimulateArgs {
     attention: Option<PathBuf>,
     /// How tiers below device memory are kept: `hbm` has none, `lru` takes all that is evicted, `full`, `periodic:TOKENS`
     /// and `zero` say besides where windows are stored, `cost` stores and restores in the cheapest way. The last four
-    /// need `--attention`. Of several each runs; plots and verdicts are under the first. When left out, `lru`.
+    /// need `--attention`. Of several each runs, and stands beside the others in the report; verdicts and other plots are
+    /// under the first. When left out, `lru`.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     cache: Vec<Cache>,
     /// Seeds, five or more for confidence: each is another order of the sessions or of the gaps between requests, and other choices of policies that

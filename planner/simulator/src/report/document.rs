@@ -101,8 +101,7 @@ impl Report {
         let verdicts = verdicts(&of_first, &cells);
         let mut notes: Vec<String> = of_trace.into_iter().chain(notes(&runs, &verdicts)).collect();
         if let Some(first) = first.filter(|_| !others.is_empty()) {
-            notes
-                .push(format!("verdicts and plots are under `{first}`; the table of cache management has all of them"));
+            notes.push(format!("verdicts and other plots are under `{first}`; cache management has all of them"));
         }
         let ablations = ablations(&of_first, &cells);
         let caches = if others.is_empty() { Vec::new() } else { all };

@@ -1,5 +1,6 @@
-//! Bars, one a policy, of one part or several.
+//! Bars, one a policy or cache management, of one part or several.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use super::html::escaped;
@@ -14,7 +15,8 @@ const THICK: f64 = 15.0;
 
 /// One bar.
 pub(super) struct Bar {
-    pub(super) policy: &'static str,
+    /// Of a policy, or of a way to manage the cache.
+    pub(super) name: Cow<'static, str>,
     /// Its parts from the left; none where nothing was measured.
     pub(super) parts: Vec<f64>,
 }
@@ -53,21 +55,21 @@ impl Bars<'_> {
     }
 
     fn draw(&self, svg: &mut String, top: f64, bar: &Bar) {
-        let policy = bar.policy;
+        let who = &*bar.name;
         let line = top + THICK - 1.0;
-        let _ = write!(svg, "<text x=\"{}\" y=\"{line:.1}\" text-anchor=\"end\">{policy}</text>", LEFT - 8.0);
+        let _ = write!(svg, "<text x=\"{}\" y=\"{line:.1}\" text-anchor=\"end\">{who}</text>", LEFT - 8.0);
         let mut sum = 0.0;
         for (number_of_part, (part, name)) in bar.parts.iter().zip(self.parts).enumerate() {
             let (from, to) = (across(self.scale.place(sum)), across(self.scale.place(sum + part)));
             sum += part;
             let look = if self.parts.len() == 1 {
-                format!("bar {}", class(policy))
+                format!("bar {}", class(who))
             } else {
                 format!("part k{}", number_of_part % 8)
             };
             let place =
                 format!("x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{THICK}\"", (to - from).max(0.0));
-            let said = format!("{policy}: {name} {}{}", number(*part), self.unit);
+            let said = format!("{who}: {name} {}{}", number(*part), self.unit);
             let _ = write!(svg, "<rect class=\"{look}\" {place}><title>{}</title></rect>", escaped(&said));
         }
         let at = across(self.scale.place(sum)) + 5.0;

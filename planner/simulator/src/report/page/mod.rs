@@ -2,6 +2,7 @@
 //! a keyboard.
 
 mod bars;
+mod caches;
 mod html;
 mod lines;
 mod policies;

@@ -7,7 +7,7 @@ use super::html::{escaped, figure, folded};
 use super::lines::{Axis, Line, Marked, Point, plot};
 use super::policies::legend;
 use super::scale::{Scale, Steps};
-use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table, cache_table};
+use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table};
 
 /// All of them, from the top.
 pub(super) const ALL: [fn(&Report) -> String; 12] = [
@@ -15,7 +15,7 @@ pub(super) const ALL: [fn(&Report) -> String; 12] = [
     sweep,
     latency,
     memory,
-    caches,
+    super::caches::caches,
     actions,
     time,
     ablations,
@@ -134,14 +134,6 @@ const MEMORY: [&str; 17] = [
     "write_amplification",
 ];
 
-/// Every way of keeping slower tiers that was asked for.
-fn caches(report: &Report) -> String {
-    if report.caches.is_empty() {
-        return "<p>One only: <code>--cache hbm,lru,cost</code> runs every policy under each.</p>".to_owned();
-    }
-    super::table("Cache management", &cache_table(&report.caches))
-}
-
 fn actions(report: &Report) -> String {
     let mut names: Vec<&str> = report.cells.iter().flat_map(|cell| cell.actions.keys().copied()).collect();
     names.sort_unstable();
@@ -163,7 +155,7 @@ fn actions(report: &Report) -> String {
     for load in report.loads() {
         let here = cells.iter().filter(|cell| cell.load.total_cmp(&load).is_eq());
         let rows: Vec<Bar> = here
-            .map(|cell| Bar { policy: cell.policy, parts: names.iter().map(|name| share(cell, name)).collect() })
+            .map(|cell| Bar { name: cell.policy.into(), parts: names.iter().map(|name| share(cell, name)).collect() })
             .collect();
         html += &figure(&format!("at {load} {}", report.subject.load_is), &bars.plot(&rows));
     }
@@ -267,7 +259,7 @@ fn per_load(
     let mut html = format!("<h3>{}</h3>{}<div class=\"grid\">", escaped(said), legend_of(&bars));
     for load in report.loads() {
         let cells = report.at(load);
-        let rows: Vec<Bar> = cells.iter().map(|cell| Bar { policy: cell.policy, parts: values(cell) }).collect();
+        let rows: Vec<Bar> = cells.iter().map(|cell| Bar { name: cell.policy.into(), parts: values(cell) }).collect();
         html += &figure(&format!("at {load} {}", report.subject.load_is), &bars.plot(&rows));
     }
     html + "</div>"

@@ -84,6 +84,29 @@ fn tables_hold_what_plots_show() {
 }
 
 #[test]
+fn ways_of_keeping_slower_tiers_stand_beside_each_other() {
+    use crate::cache::Cache;
+
+    let all = runs(&[3.0]);
+    let under = |cache| {
+        let some = all.iter().filter(|run| run.policy != "oracle").cloned();
+        some.map(move |mut run| {
+            run.traffic.cache = Some(cache);
+            run
+        })
+    };
+    let html =
+        page(&report("trace", under(Cache::Lru).chain(under(Cache::Periodic(vocabulary::Tokens(4096)))).collect()));
+    // Three figures of two policies, with a bar each.
+    for (said, bars) in [("Step time, mean (s)", 2), ("Time to first token, p95 (s)", 2)] {
+        assert_eq!(count(&html, &format!("aria-label=\"{said} by cache management")), bars, "{said}");
+    }
+    assert_eq!(count(&html, ">periodic:4096</text>"), 3 * 2, "{html}");
+    assert_eq!(count(&html, "from host memory</li>"), 1);
+    assert!(!page(&report("trace", under(Cache::Lru).collect())).contains("by cache management"));
+}
+
+#[test]
 fn how_long_decisions_took_is_told_where_somebody_looked() {
     let mut report = report("trace", runs(&[3.0]));
     assert!(page(&report).contains("Nobody took the time."));

@@ -1,0 +1,45 @@
+//! Ways of keeping slower tiers beside each other.
+
+use super::bars::{Bar, Bars};
+use super::html::{escaped, figure};
+use super::scale::Scale;
+use crate::report::{Cell, Report, cache_table};
+
+/// What is plotted of each: its title, and the figures that are its parts with their names.
+const PLOTS: [(&str, &[(&str, &str)]); 3] = [
+    ("Step time, mean (s)", &[("step_mean_s", "step")]),
+    ("Time to first token, p95 (s)", &[("ttft_p95_s", "first token")]),
+    ("Restoring, all steps together (s)", &[("restore_host_s", "from host memory"), ("restore_disk_s", "from disk")]),
+];
+
+/// Every way that was asked for: the figures of each policy at each load, then the table.
+pub(super) fn caches(report: &Report) -> String {
+    if report.caches.is_empty() {
+        return "<p>One only: <code>--cache hbm,lru,cost</code> runs every policy under each.</p>".to_owned();
+    }
+    let plots: String = PLOTS.iter().map(|(said, parts)| plot(report, said, parts)).collect();
+    plots + &super::table("Cache management", &cache_table(&report.caches))
+}
+
+fn plot(report: &Report, said: &str, parts: &[(&str, &str)]) -> String {
+    let values = |cell: &Cell| -> Vec<f64> {
+        let all: Option<Vec<f64>> = parts.iter().map(|(name, _)| cell.mean(name).map(|mean| mean.mean)).collect();
+        all.unwrap_or_default()
+    };
+    let names: Vec<&str> = parts.iter().map(|(_, name)| *name).collect();
+    let bars = Bars {
+        title: format!("{said} by cache management; the table below has the values"),
+        parts: &names,
+        unit: " s",
+        scale: Scale::from_zero(report.caches.iter().map(|cell| values(cell).iter().sum())),
+    };
+    let legend = if parts.len() > 1 { bars.legend() } else { String::new() };
+    let mut html = format!("<h3>{}</h3>{legend}<div class=\"grid\">", escaped(said));
+    for (policy, load) in report.cells.iter().map(|cell| (cell.policy, cell.load)) {
+        let here = report.caches.iter().filter(|cell| cell.policy == policy && cell.load.total_cmp(&load).is_eq());
+        let name = |cell: &Cell| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string()).into();
+        let rows: Vec<Bar> = here.map(|cell| Bar { name: name(cell), parts: values(cell) }).collect();
+        html += &figure(&format!("{policy} at {load} {}", report.subject.load_is), &bars.plot(&rows));
+    }
+    html + "</div>"
+}
