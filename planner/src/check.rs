@@ -41,6 +41,9 @@ pub enum Illegal {
     /// A handoff for a request that forbids it.
     #[error("the request forbids transfers: {0:?}")]
     TransferForbidden(TransferBar),
+    /// A handoff from a worker that only receives.
+    #[error("{0} only receives")]
+    SendsNothing(WorkerId),
     /// A handoff between workers that cannot exchange KV.
     #[error("{0} and {1} share no fabric")]
     NoFabric(WorkerId, WorkerId),
@@ -189,6 +192,7 @@ fn check_fabric(inputs: &Inputs<'_>, source: &WorkerView, target: &WorkerView) -
     match (&source.link, &target.link) {
         (Some(a), Some(b)) if a.fabric != b.fabric => Err(Illegal::NoFabric(from, to)),
         (None, _) | (_, None) => Err(Illegal::NoFabric(from, to)),
+        (Some(link), _) if !link.carries.sends() => Err(Illegal::SendsNothing(from)),
         _ if !inputs.can_read(inputs.shape(from), inputs.shape(to)) => Err(Illegal::Shape(from, to)),
         _ if inputs.bars(from, to) => Err(Illegal::BarredLink(from, to)),
         _ => Ok(()),

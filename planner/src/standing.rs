@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use vocabulary::{Carries, Health, Micros, Owner, Role, Tokens, WorkerView};
+use vocabulary::{Health, Micros, Owner, Role, Tokens, WorkerView};
 
 use crate::again::Again;
 use crate::cost::Fixed;
@@ -101,7 +101,7 @@ impl Pace {
 
 /// Whether a worker answers prompts that it computed itself.
 pub(crate) fn serves_alone(view: &WorkerView) -> bool {
-    view.link.as_ref().is_none_or(|link| link.carries == Carries::Prefixes)
+    view.link.as_ref().is_none_or(|link| link.carries.serves_alone())
 }
 
 fn barred(inputs: &Inputs<'_>, view: &WorkerView) -> Option<Refused> {

@@ -189,7 +189,8 @@ impl<'a> Fabrics<'a> {
         let mut all = Self(Vec::with_capacity(2));
         for (at, standing) in table.standings.iter().enumerate() {
             let Some(fabric) = fabric(standing) else { continue };
-            if standing.barred.is_some() || !may_send(standing.view.id) {
+            let sends = standing.view.link.as_ref().is_some_and(|link| link.carries.sends());
+            if standing.barred.is_some() || !sends || !may_send(standing.view.id) {
                 continue;
             }
             let key = |price| (price, Reverse(standing.weight), standing.view.id);

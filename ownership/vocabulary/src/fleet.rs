@@ -166,6 +166,20 @@ pub enum Carries {
     Prefixes,
     /// A whole prompt with its request only, and the worker answers no other requests: SGLang's decode workers.
     Prompts,
+    /// Prefixes, and nothing goes from there: Mooncake's consumers, which cannot be met.
+    PrefixesIn,
+}
+
+impl Carries {
+    /// Whether the worker answers prompts that it computed itself.
+    pub fn serves_alone(self) -> bool {
+        self != Self::Prompts
+    }
+
+    /// Whether others can fetch from the worker.
+    pub fn sends(self) -> bool {
+        self != Self::PrefixesIn
+    }
 }
 
 /// One worker as the planner sees it.

@@ -37,6 +37,22 @@ fn a_target_that_cannot_compute_prompts_is_no_place_for_one_leg_or_a_prefix() {
     assert_eq!(spoilt("worker a hybrid", needs), Illegal::NeedsPrefiller(id("a")));
 }
 
+#[test]
+fn who_only_receives_is_no_source() {
+    let only = |scene: &mut Scene, which: &str| {
+        let views = scene.workers.iter_mut().filter(|view| view.id == id(which));
+        views.for_each(|view| view.link.iter_mut().for_each(|link| link.carries = Carries::PrefixesIn));
+    };
+    assert_eq!(spoilt(FETCH, |scene, _| only(scene, "a")), Illegal::SendsNothing(id("a")));
+    let mut scene = Scene::read(FETCH);
+    let with = scene.plan().candidates.iter().filter(|one| one.handoff.is_some() && one.refused.is_none()).count();
+    only(&mut scene, "a");
+    let without = scene.plan().candidates.iter().filter(|one| one.handoff.is_some() && one.refused.is_none()).count();
+    assert!(with > 0 && without == 0, "{with} {without}");
+    only(&mut scene, "b");
+    assert_eq!(scene.plan().plan.check(&scene.inputs()), Ok(()), "it computes all of it itself");
+}
+
 fn both(plan: &mut Plan, change: impl Fn(&mut Leg)) {
     change(&mut plan.prefill);
     change(&mut plan.decode);

@@ -9,7 +9,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use planner::{Leg, Plan};
-use vocabulary::{Carries, Micros, WorkerId};
+use vocabulary::{Micros, WorkerId};
 use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, TokenIds, Transfer, UsageEvent};
 use workers_shim::fleet::InFlight;
 use workers_shim::scrape::Engine;
@@ -182,7 +182,7 @@ impl Legs {
     pub fn serves_alone(&self, worker: WorkerId) -> bool {
         let workers = self.gateway.fleet().snapshot();
         let link = workers.iter().find(|view| view.id == worker).and_then(|view| view.link.as_ref());
-        link.is_none_or(|link| link.carries == Carries::Prefixes)
+        link.is_none_or(|link| link.carries.serves_alone())
     }
 
     /// How KV goes from one leg's rank to the other's worker; none where they do not understand each other.

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use planner::{Action, BarredLink, Handoff, Leg, Plan};
 use serde_json::json;
-use vocabulary::{Blocks, Carries, DpRank, Health, Tokens, WorkerId};
+use vocabulary::{Blocks, DpRank, Health, Tokens, WorkerId};
 
 use super::legs::Legs;
 use super::prompts::Kept;
@@ -169,7 +169,7 @@ impl Check<'_> {
             view.id != self.transfer.link.to
                 && view.health == Health::Ready
                 && view.role.decodes()
-                && view.link.as_ref().is_none_or(|link| link.carries == Carries::Prefixes)
+                && view.link.as_ref().is_none_or(|link| link.carries.serves_alone())
                 && view.models.contains(&self.kept.model)
         });
         let best =

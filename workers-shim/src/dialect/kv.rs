@@ -58,6 +58,12 @@ pub(crate) trait Dialect: Sync {
         None
     }
 
+    /// Whether others meet a worker of this role: one that only fetches may have no such place.
+    fn is_met(&self, role: Role) -> bool {
+        let _ = role;
+        true
+    }
+
     /// The URL at which an engine tells where legs meet, and `configured` what stands in the configuration; none where
     /// legs need no such place.
     fn asks(&self, endpoint: &str, configured: Option<&str>) -> Option<String> {

@@ -16,6 +16,8 @@ pub(crate) struct Speech {
     pub(super) spoken: Spoken,
     /// Where it is met; none as long as that is not known.
     pub(super) place: Option<Arc<Place>>,
+    /// Whether it only fetches, and so is met nowhere.
+    pub(super) only_fetches: bool,
     /// What keeps it from exchanging KV as it should.
     pub(super) missing: Option<Arc<str>>,
 }
@@ -23,13 +25,13 @@ pub(crate) struct Speech {
 impl Speech {
     /// What can be handed over.
     pub(super) fn carries(&self) -> Carries {
-        self.spoken.dialect().carries()
+        if self.only_fetches { Carries::PrefixesIn } else { self.spoken.dialect().carries() }
     }
 
     /// The fabric of the worker at `endpoint`, if it can be met; one of its own where it serves nobody unmet.
     pub(super) fn reachable(&self, fabric: Arc<str>, endpoint: &str) -> Option<Arc<str>> {
         match (&self.place, self.carries()) {
-            (Some(_), _) => Some(fabric),
+            (Some(_), _) | (None, Carries::PrefixesIn) => Some(fabric),
             (None, Carries::Prompts) => Some(format!("not met: {endpoint}").into()),
             (None, Carries::Prefixes) => None,
         }
@@ -61,16 +63,19 @@ pub(super) async fn ask(client: &reqwest::Client, member: &Member, page: &Scrape
     let profile = &member.spec.profile.link;
     let spoken = spoken(profile, page);
     let missing = spoken.dialect().missing(page).map(Arc::from);
+    if !spoken.dialect().is_met(member.spec.role) {
+        return Speech { spoken, place: None, only_fetches: true, missing };
+    }
     let Some(url) = spoken.dialect().asks(&member.spec.endpoint, profile.bootstrap.as_deref()) else {
-        return Speech { spoken, place: Some(Arc::default()), missing };
+        return Speech { spoken, place: Some(Arc::default()), missing, ..Speech::default() };
     };
     let key = member.spec.api_key.as_ref().filter(|_| is_under(&url, &member.spec.endpoint));
     let answer = get_url(client, &url, key).await.map_err(|_| Unmet::Silent);
     match answer.and_then(|text| spoken.dialect().place(&url, &text)).and_then(|place| fits(place, &member.spec)) {
-        Ok(place) => Speech { spoken, place: Some(Arc::new(place)), missing },
+        Ok(place) => Speech { spoken, place: Some(Arc::new(place)), missing, ..Speech::default() },
         Err(why) => {
             let says = format!("it speaks {}, and {url} does not tell where it is met: {why}", spoken.as_str());
-            Speech { spoken, place: None, missing: Some(says.into()) }
+            Speech { spoken, missing: Some(says.into()), ..Speech::default() }
         }
     }
 }
@@ -103,12 +108,24 @@ mod tests {
         let place = |engines: &[u16]| {
             let engines = engines.iter().map(|rank| (DpRank(*rank), format!("engine-{rank}"))).collect();
             let place = Some(Arc::new(Place { engines, ..Place::default() }));
-            Speech { spoken: Spoken::Mooncake, place, missing: None }
+            Speech { spoken: Spoken::Mooncake, place, ..Speech::default() }
         };
         let to = |source: Speech, rank| source.transfer(&place(&[0]), (DpRank(rank), 2), 7).map(|it| it.meeting.rank);
         assert_eq!(to(place(&[0, 1]), 1), Some(DpRank(1)));
         assert_eq!(to(place(&[0]), 1), None);
         assert_eq!(to(place(&[]), 1), Some(DpRank(1)), "where ranks have no names");
+    }
+
+    #[test]
+    fn who_only_fetches_is_reached_without_being_met_and_sends_nothing() {
+        let consumer = Speech { spoken: Spoken::Mooncake, only_fetches: true, ..Speech::default() };
+        assert_eq!(consumer.reachable("f".into(), "http://a:1").as_deref(), Some("f"));
+        assert!(consumer.carries().serves_alone() && !consumer.carries().sends());
+        assert_eq!(consumer.transfer(&consumer, (DpRank(0), 1), 7), None);
+        let producer = Speech { place: Some(Arc::default()), only_fetches: false, ..consumer.clone() };
+        assert!(producer.transfer(&consumer, (DpRank(0), 1), 7).is_some() && producer.carries().sends());
+        let unmet = Speech { place: None, ..producer };
+        assert_eq!(unmet.reachable("f".into(), "http://a:1"), None);
     }
 
     #[test]
@@ -132,7 +149,7 @@ mod tests {
 
     #[test]
     fn only_workers_of_one_dialect_that_can_be_met_exchange() {
-        let speech = |spoken, place: Option<Place>| Speech { spoken, place: place.map(Arc::new), missing: None };
+        let speech = |spoken, place: Option<Place>| Speech { spoken, place: place.map(Arc::new), ..Speech::default() };
         let met = Some(Place { port: 7, ..Place::default() });
         let to = |source: Speech, target| source.transfer(&speech(target, None), (DpRank(1), 2), 9);
         let transfer = to(speech(Spoken::Sglang, met.clone()), Spoken::Sglang).unwrap();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::json as value;
 
-use super::{Dialect, DpRank, Fields, Handoff, Meeting, Order, Place, Unmet, json};
+use super::{Dialect, DpRank, Fields, Handoff, Meeting, Order, Place, Role, Unmet, json};
 
 /// `VLLM_MOONCAKE_BOOTSTRAP_PORT` where nobody set it.
 const PORT: u16 = 8998;
@@ -43,6 +43,11 @@ impl Dialect for Speaker {
             "transfer_id": name(meeting),
         });
         vec![("kv_transfer_params", json(parameters))]
+    }
+
+    /// A consumer starts no bootstrap server.
+    fn is_met(&self, role: Role) -> bool {
+        role != Role::Decode
     }
 
     fn asks(&self, endpoint: &str, configured: Option<&str>) -> Option<String> {
