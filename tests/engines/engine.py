@@ -24,16 +24,22 @@ def children(pid: int) -> list[int]:
 
 
 class Engine:
-    """Serves the tiny model as a hybrid: it computes for others and pulls from others."""
+    """Serves the tiny model as a hybrid, over NIXL: it computes for others and pulls from others. With `mooncake` it has one of
+    that connector's two roles."""
 
-    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20):
+    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20, mooncake: str = ""):
         self.name = name
-        self.port, events, replay, side_channel = ports
+        self.port, events, replay, self.side_channel = ports
         self.url = f"http://127.0.0.1:{self.port}"
         transfer = {
             "kv_connector": "NixlConnector", "kv_connector_module_path": "patient_nixl", "kv_role": "kv_both",
             "kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0},
         }
+        if mooncake:
+            transfer = {
+                "kv_connector": "MooncakeConnector", "kv_connector_module_path": "mooncake_on_cpu", "kv_role": mooncake,
+                "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 2},
+            }
         publisher = {
             "enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
             "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://127.0.0.1:{replay}",
@@ -56,7 +62,8 @@ class Engine:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # Forced calls as plain JSON of their schema: only that grammar can do without white space, which has no end.
             "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_channel),
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(self.side_channel),
             "UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT / "tests/engines/plugins"),
         }
         self.start()

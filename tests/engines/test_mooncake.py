@@ -1,0 +1,109 @@
+"""Mooncake's real connector over TCP: a prefill and a decode engine behind serve, and what a dead or another peer costs."""
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from engine import Engine
+from harness.cluster import Serve, get_json
+from harness.processes import free_ports, until
+from harness.talk import TEXT, prose
+from streams import Stream, differences
+
+# Who serves a step is to think much of those whose answers it would slow down: prompts are computed by the prefill engine.
+SETTINGS = (TEXT, "planner.mu=1000")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    ports = free_ports(8)
+    both = [Engine("producer", ports[:4], mooncake="kv_producer"), Engine("consumer", ports[4:], mooncake="kv_consumer")]
+    try:
+        for engine in both:
+            engine.wait()
+        yield both
+    finally:
+        for engine in both:
+            engine.signal(signal.SIGCONT)
+            engine.stop()
+
+
+@pytest.fixture
+def serve(pair, tmp_path):
+    listed = "".join(
+        f'[[workers]]\nurl = "{engine.url}"\nrole = "{role}"\n[workers.profile.link]\ndialect = "mooncake"\n'
+        f'bootstrap = "http://127.0.0.1:{engine.side_channel}"\n'
+        for engine, role in zip(pair, ("prefill", "decode")))
+    (tmp_path / "mooncake.toml").write_text(listed)
+    front = Serve([], "--config", str(tmp_path / "mooncake.toml"), settings=SETTINGS)
+    front.workers = [engine.url for engine in pair]
+    front.wait()
+    until("every block is known", lambda: {line["knowledge"] for line in lines(front)} == {"exact"}, 60)
+    until("both can exchange KV", lambda: all(line["link"] for line in lines(front)), 60)
+    yield front
+    front.stop()
+
+
+def lines(serve) -> list[dict]:
+    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
+
+
+def run(serve, numbers, words, tokens=16) -> list[Stream]:
+    def one(number: int) -> Stream:
+        text = prose(words(number), 52_000 + number)
+        stream = Stream(serve.url, text if number % 2 else [{"role": "user", "content": text}], tokens)
+        stream.run()
+        return stream
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(one, numbers))
+
+
+def receipts(serve, streams) -> list[dict]:
+    return [get_json(f"{serve.operator}/ownerserve/v1/decisions/{stream.request}") for stream in streams]
+
+
+def actions(serve, streams) -> list[str]:
+    return [receipt["decision"]["plan"]["action"] for receipt in receipts(serve, streams)]
+
+
+def test_prompts_of_growing_length_are_handed_over_with_the_texts_of_one_engine(pair, serve, engines, capsys):
+    _, consumer = pair
+    before = consumer.prompt_tokens_from("external_kv_transfer")
+    streams = run(serve, range(40), lambda number: 60 + 30 * number)
+    pulled = consumer.prompt_tokens_from("external_kv_transfer") - before
+    served = actions(serve, streams)
+    noise = differences(engines[0], streams)
+    with capsys.disabled():
+        print(f"\nmooncake: {served.count('remote_prefill')} of {len(served)} handed over, {pulled} tokens pulled by the engine's own "
+              f"count; rounding: {noise or 'none'}")
+    assert served.count("remote_prefill") >= 20, served
+    remarks = [remark for receipt in receipts(serve, streams) for attempt in receipt["attempts"] for remark in attempt["remarks"]]
+    assert remarks == []
+    moved = sum(receipt["known"]["prompt"] for receipt, action in zip(receipts(serve, streams), served) if action == "remote_prefill")
+    assert pulled > 0.9 * moved, "what was computed there was pulled"
+
+
+def test_a_dead_producer_holds_nobody_up_and_another_one_is_asked_for_its_name(pair, serve, engines):
+    producer, consumer = pair
+    run(serve, [100], lambda _: 900)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(run, serve, range(101, 107), lambda _: 1500)
+        until("it computes prompts", lambda: producer.running() >= 1, 60, 0.01)
+        producer.signal(signal.SIGKILL)
+        since = time.monotonic()
+        streams = under_way.result(120)
+        took = time.monotonic() - since
+    assert differences(engines[0], streams) == [] and took < 60, took
+    producer.process.child.wait()
+    producer.start()
+    producer.wait()
+    until("it is taken back", lambda: all(line["health"] == "ready" and line["link"] for line in lines(serve)), 60)
+    until("it is heard", lambda: {line["knowledge"] for line in lines(serve)} == {"exact"}, 60)
+    until("nobody is served", lambda: consumer.running() == 0, 60)
+    before = consumer.prompt_tokens_from("external_kv_transfer")
+    again = run(serve, range(110, 114), lambda _: 900)
+    assert "remote_prefill" in actions(serve, again)
+    assert consumer.prompt_tokens_from("external_kv_transfer") > before + 500
+    assert differences(engines[0], again) == []
