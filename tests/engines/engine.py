@@ -24,15 +24,15 @@ def children(pid: int) -> list[int]:
 
 
 class Engine:
-    """Serves the tiny model as a hybrid: it computes for others and pulls from others."""
+    """Serves the tiny model as a hybrid: it computes for others and pulls from others. `connector`: what NIXL is told besides."""
 
-    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20):
+    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20, **connector):
         self.name = name
         self.port, events, replay, side_channel = ports
         self.url = f"http://127.0.0.1:{self.port}"
         transfer = {
             "kv_connector": "NixlConnector", "kv_connector_module_path": "patient_nixl", "kv_role": "kv_both",
-            "kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0},
+            "kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0, **connector},
         }
         publisher = {
             "enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
