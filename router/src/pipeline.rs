@@ -15,6 +15,7 @@ pub mod parse;
 pub mod place;
 pub mod plan;
 pub mod prompts;
+pub mod readback;
 pub mod receipt;
 pub mod remote_prefill;
 pub mod replicate;

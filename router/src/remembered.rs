@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::identity::Identity;
 use crate::pipeline::identify::Prefixed;
 use crate::pipeline::prompts::Prompts;
+use crate::pipeline::readback::Readbacks;
 use crate::quotas::Quotas;
 use crate::resources::Resources;
 use crate::soft_state::{SoftState, SoftStateError};
@@ -31,6 +32,8 @@ pub struct Remembered {
     pub quotas: Quotas,
     /// Prompts by their token ids, for moving them by hand.
     pub prompts: Arc<Prompts>,
+    /// What targets have handed back for their sessions' next steps.
+    pub readbacks: Readbacks,
     metrics: SoftStateMetrics,
 }
 
@@ -44,7 +47,8 @@ impl Remembered {
         let checkpoints = Arc::new(Checkpoints::new(state.clone()));
         let identity = Identity::start(&config.identity, checkpoints.clone(), identity_metrics);
         let responses = Arc::new(Resources::new(state.clone()));
-        Ok(Self { checkpoints, identity, responses, quotas, state, prompts: Arc::default(), metrics: metrics.clone() })
+        let (prompts, readbacks, metrics) = (Arc::default(), Readbacks::default(), metrics.clone());
+        Ok(Self { checkpoints, identity, responses, quotas, state, prompts, readbacks, metrics })
     }
 
     /// Keeps what a step has found out of its prompt, and counts it.

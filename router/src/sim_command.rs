@@ -92,6 +92,8 @@ enum SimDialect {
     Plain,
     /// vLLM with NIXL.
     Nixl,
+    /// The same in its bidirectional mode.
+    Bidirectional,
     /// vLLM with Mooncake.
     Mooncake,
     /// SGLang.
@@ -103,6 +105,7 @@ impl From<SimDialect> for Spoken {
         match dialect {
             SimDialect::Plain => Self::Plain,
             SimDialect::Nixl => Self::Nixl,
+            SimDialect::Bidirectional => Self::Bidirectional,
             SimDialect::Mooncake => Self::Mooncake,
             SimDialect::Sglang => Self::Sglang,
         }

@@ -24,16 +24,17 @@ def children(pid: int) -> list[int]:
 
 
 class Engine:
-    """Serves the tiny model as a hybrid, over NIXL: it computes for others and pulls from others. With `mooncake` it has one of
-    that connector's two roles."""
+    """Serves the tiny model as a hybrid, over NIXL: it computes for others and pulls from others. `connector`: what NIXL is told
+    besides. With `mooncake` it has one of that connector's two roles."""
 
-    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20, mooncake: str = ""):
+    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20, mooncake: str = "",
+                 **connector):
         self.name = name
         self.port, events, replay, self.side_channel = ports
         self.url = f"http://127.0.0.1:{self.port}"
         transfer = {
             "kv_connector": "NixlConnector", "kv_connector_module_path": "patient_nixl", "kv_role": "kv_both",
-            "kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0},
+            "kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0, **connector},
         }
         if mooncake:
             transfer = {

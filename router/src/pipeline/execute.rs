@@ -12,6 +12,7 @@ use workers_shim::fleet::InFlight;
 
 use super::legs::{LegError, Legs, Opened, culprit};
 use super::plan::Classified;
+use super::readback;
 use super::receipt::Remark;
 use super::remote_prefill::remote_prefill;
 use super::replicate::replicate;
@@ -51,6 +52,8 @@ pub async fn execute(
     let mut in_flight = gateway.fleet().dispatch(plan.target(), plan.decode.rank, plan.decode.tokens_computed);
     let plain = || legs.body.plain(&legs.options);
     let mut remarks = Vec::new();
+    // Whatever serves this step, the next one has another history.
+    let back = gateway.remembered.readbacks.take(step.located.session.id, Instant::now());
     let opened = match plan.handoff {
         None => legs.serve(&plan.decode, plain()).await,
         Some(Handoff::Replicate { from, rank, blocks, .. }) => {
@@ -60,9 +63,10 @@ pub async fn execute(
             legs.serve(&plan.decode, plain()).await
         }
         Some(Handoff::RemotePrefill { .. }) => {
-            let (opened, met) = remote_prefill(legs.clone(), plan).await;
+            let back = readback::usable(gateway, (step, plan), back).await;
+            let (opened, met) = remote_prefill(legs.clone(), plan, back).await;
             remarks.extend(met);
-            opened
+            opened.map(|opened| readback::kept(gateway, (step, plan), opened))
         }
     };
     let workers = &step.located.workers;

@@ -73,11 +73,15 @@ impl Request {
     /// Whether every engine counts each of its prompts once, and as text that it has read itself. A text behind the answer may become
     /// part of the prompt, and token ids are the client's own: their number is never in question.
     pub fn is_counted_alike(&self) -> bool {
+        self.is_computed_once() && self.body.fields().get("prompt").is_none_or(|prompt| !holds_ids(prompt))
+    }
+
+    /// Whether an engine computes its prompt once, and nothing else with it.
+    pub fn is_computed_once(&self) -> bool {
         let fields = self.body.fields();
         let one = |name| fields.read::<u64>(name).is_none_or(|count| count <= 1);
-        let is_text = fields.get("prompt").is_none_or(|prompt| !holds_ids(prompt));
         let beams = fields.read::<bool>("use_beam_search").unwrap_or(false);
-        one("n") && one("best_of") && !beams && !fields.has("suffix") && is_text
+        one("n") && one("best_of") && !beams && !fields.has("suffix")
     }
 }
 

@@ -141,6 +141,8 @@ pub enum Remark {
     ReplicateFailed,
     /// Too many prompts waited to be encoded again for the replicate; the step was served without it.
     NoRoomToEncode,
+    /// The prefill leg could not fetch what the last step's target had handed back; it computed that.
+    ReadbackFailed,
     /// The source had to compute again what it was believed to hold.
     SourceRecomputed,
 }
@@ -161,6 +163,7 @@ impl Remark {
             Remark::NoTransferParameters => "no_transfer_parameters",
             Remark::ReplicateFailed => "replicate_failed",
             Remark::NoRoomToEncode => "no_room_to_encode",
+            Remark::ReadbackFailed => "readback_failed",
             Remark::SourceRecomputed => "source_recomputed",
         }
     }
@@ -181,6 +184,7 @@ impl Remark {
             | Remark::BrokeOff
             | Remark::FellSilent
             | Remark::EngineFailed
+            | Remark::ReadbackFailed
             | Remark::SourceRecomputed => false,
         }
     }

@@ -11,9 +11,10 @@ use std::time::Duration;
 use http::StatusCode;
 use planner::Plan;
 use tokio::sync::oneshot;
-use workers_shim::dialect::{Answer, Handoff, Order, Transfer};
+use workers_shim::dialect::{Answer, Handoff, Order, Readback, Transfer};
 
 use super::legs::{LegError, Legs, Opened};
+use super::readback::{Back, Fate};
 use super::receipt::Remark;
 
 /// The answer, and what did not go as planned before it began.
@@ -22,14 +23,14 @@ pub type Outcome = (Result<Opened, LegError>, Vec<Remark>);
 /// How long a decode leg goes on without a client, so that it can pull.
 const PULL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Runs both legs. Dropping the future is the client leaving.
-pub async fn remote_prefill(legs: Legs, plan: &Plan) -> Outcome {
+/// Runs both legs. Dropping the future is the client leaving. `back`: what the prefill leg can fetch before it computes.
+pub async fn remote_prefill(legs: Legs, plan: &Plan, back: Option<Back>) -> Outcome {
     let (sender, receiver) = oneshot::channel();
-    tokio::spawn(run(legs, *plan, sender));
+    tokio::spawn(run(legs, *plan, back, sender));
     receiver.await.unwrap_or((Err(LegError::Broken), Vec::new()))
 }
 
-async fn run(legs: Legs, plan: Plan, mut client: oneshot::Sender<Outcome>) {
+async fn run(legs: Legs, plan: Plan, back: Option<Back>, mut client: oneshot::Sender<Outcome>) {
     let Some(transfer) = legs.transfer(&plan.prefill, &plan.decode) else {
         let opened = serve_plain(&legs, &plan).await;
         let _ = client.send((opened, vec![Remark::NoTransferParameters]));
@@ -41,7 +42,7 @@ async fn run(legs: Legs, plan: Plan, mut client: oneshot::Sender<Outcome>) {
     let mut remarks = Vec::new();
     let handoff = tokio::select! {
         biased;
-        handoff = prefill((&legs, &plan), &transfer, &mut remarks) => handoff,
+        handoff = prefill((&legs, &plan), (&transfer, back), &mut remarks) => handoff,
         () = client.closed() => return,
     };
     answer((&legs, &plan), (&transfer, handoff, remarks), client).await;
@@ -78,8 +79,23 @@ async fn left(client: &mut oneshot::Sender<Outcome>) {
 }
 
 /// The prefill leg. Without a handoff the decode leg computes the prompt itself, or finds it in a store.
-async fn prefill((legs, plan): (&Legs, &Plan), transfer: &Transfer, remarks: &mut Vec<Remark>) -> Option<Handoff> {
-    match source_leg(legs, plan, transfer).await {
+async fn prefill(
+    (legs, plan): (&Legs, &Plan),
+    (transfer, back): (&Transfer, Option<Back>),
+    remarks: &mut Vec<Remark>,
+) -> Option<Handoff> {
+    let answered = match back {
+        Some(back) => match reading_back((legs, plan), transfer, back).await {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg could not fetch what was handed back, and computes it");
+                remarks.push(Remark::ReadbackFailed);
+                source_leg(legs, plan, (transfer, None)).await
+            }
+        },
+        None => source_leg(legs, plan, (transfer, None)).await,
+    };
+    match answered {
         Ok(answer) => {
             let handed = transfer.order() == Some(Order::Handed);
             remarks.extend(surprise(plan, answer.handoff.as_ref()).filter(|_| handed));
@@ -94,13 +110,30 @@ async fn prefill((legs, plan): (&Legs, &Plan), transfer: &Transfer, remarks: &mu
 }
 
 /// The prefill leg's answer, which nobody reads.
-async fn source_leg(legs: &Legs, plan: &Plan, transfer: &Transfer) -> Result<Answer, LegError> {
+async fn source_leg(
+    legs: &Legs,
+    plan: &Plan,
+    (transfer, readback): (&Transfer, Option<Readback>),
+) -> Result<Answer, LegError> {
+    let body = legs.body.prefill(&legs.options, (transfer, readback));
     let _counted = legs.dispatch(&plan.prefill);
     tokio::select! {
-        answer = legs.silent(&plan.prefill, legs.path(), legs.body.prefill(&legs.options, transfer)) => answer,
+        answer = legs.silent(&plan.prefill, legs.path(), body) => answer,
         // A machine that vanishes closes no connection.
         () = legs.lost(plan.prefill.worker) => Err(LegError::Broken),
     }
+}
+
+/// The prefill leg that fetches first, given up when who keeps that dies: its engine would try for many seconds.
+async fn reading_back((legs, plan): (&Legs, &Plan), transfer: &Transfer, back: Back) -> Result<Answer, LegError> {
+    let Back { readback, keeper, fates } = back;
+    let count = |fate: Fate| fates.with_label_values(&[fate.as_str()]).inc();
+    let answer = tokio::select! {
+        answer = source_leg(legs, plan, (transfer, Some(readback))) => answer,
+        () = legs.lost(keeper) => Err(LegError::Broken),
+    };
+    count(if answer.is_ok() { Fate::Fetched } else { Fate::Failed });
+    answer
 }
 
 /// The target computes the prompt itself, where it can.

@@ -134,7 +134,7 @@ pub fn retold(request: &Request, unresumable: Option<Unresumable>, engine: Engin
     Some(Retold::new(options(request).api, shown(request), repeats))
 }
 
-fn shown(request: &Request) -> ShownIds {
+pub(super) fn shown(request: &Request) -> ShownIds {
     if request.body.fields().read("return_token_ids").unwrap_or(false) { ShownIds::All } else { ShownIds::None }
 }
 

@@ -1,7 +1,6 @@
 //! The metrics, all of them: one struct of families over a registry of their own, never a global one.
 //!
-//! Every label has a bounded set of values: paths from the route table, words from enums, workers from the
-//! configuration, tenants from the keys file.
+//! Every label's values are bounded: paths of the route table, words of enums, configured workers, tenants of the keys file.
 
 use planner::{Action, StepKind};
 use prometheus::{
@@ -100,6 +99,8 @@ pub struct Plans {
     pub moved_bytes: IntCounter,
     /// `fallback_total{cause}`: steps served with less knowledge or another plan than wanted.
     pub fallback: IntCounterVec,
+    /// `readbacks_total{outcome}`: what targets handed back for the next step, by what came of it.
+    pub readbacks: IntCounterVec,
     /// `first_token_predicted_seconds`: the plans' prices, beside what was seen.
     pub predicted: Histogram,
 }
@@ -313,6 +314,7 @@ impl Plans {
                 "Steps served with less knowledge, or by another plan, than wanted; by cause.",
                 &["cause"],
             ),
+            readbacks: f.readbacks(),
             predicted: f.histogram(
                 "first_token_predicted_seconds",
                 "Predicted time to the first token of executed plans.",

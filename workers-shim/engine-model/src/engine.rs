@@ -188,8 +188,8 @@ impl Engine {
         self.batch.waiting.retain(|other| *other != id);
         self.links.pulling.remove(&id);
         let mut finish = sequence.finish(reason, at);
-        if sequence.transfer == Transfer::Produce && reason == FinishReason::Length {
-            finish.handoff = Some(self.hold(at, &mut sequence));
+        if let Some(taker) = self.taker(at, (&sequence.transfer, reason)) {
+            finish.handoff = Some(self.hold(at, &mut sequence, taker));
         }
         sequence.drop_memory(&mut self.pool);
         let count = match reason {

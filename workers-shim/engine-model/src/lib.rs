@@ -27,5 +27,5 @@ pub use output::{Finish, FinishReason, KvEvent, Output, OutputKind, StoredBlocks
 pub use profile::Profile;
 pub use request::{CacheKeys, Ending, Reading, Report, Request, RequestId, Sampling, Source, Transfer};
 pub use stats::{Finishes, PromptSources, Stats, Transfers};
-pub use transfer::{BlockImage, Handoff};
+pub use transfer::{BlockImage, Handoff, Taker};
 pub use voice::{Fingerprint, Voice};

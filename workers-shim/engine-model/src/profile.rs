@@ -39,6 +39,8 @@ pub struct Profile {
     pub link_latency_us: Micros,
     /// How long blocks are kept for a consumer that does not come.
     pub lease_us: Micros,
+    /// How long a consumer keeps prompt and answer for the next turn's producer.
+    pub answer_lease_us: Micros,
     /// How long a consumer tries a producer that does not answer.
     pub dead_peer_us: Micros,
 }
@@ -62,6 +64,7 @@ impl Default for Profile {
             link_bytes_per_second: 5e9,
             link_latency_us: Micros(2_000),
             lease_us: Micros(30_000_000),
+            answer_lease_us: Micros(480_000_000),
             dead_peer_us: Micros(18_800_000),
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use vocabulary::Tokens;
 
 /// A request within one engine's life.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -97,8 +98,22 @@ pub enum Transfer {
     Produce,
     /// Pull the prompt's KV from a producer.
     Consume(Source),
+    /// The same, and keep the blocks of prompt and answer for the next turn's producer: NIXL's bidirectional mode.
+    Exchange(Source),
+    /// Pull what a consumer has computed of the prompt, compute the rest, and keep the blocks as a producer does.
+    ReadBack(Source, Tokens),
     /// Parameters that no engine survives: waits until cancelled, then the engine is dead.
     Hang,
+}
+
+impl Transfer {
+    /// From where blocks are pulled, if they are.
+    pub(crate) fn source(&self) -> Option<&Source> {
+        match self {
+            Self::Consume(source) | Self::Exchange(source) | Self::ReadBack(source, _) => Some(source),
+            Self::None | Self::Produce | Self::Hang => None,
+        }
+    }
 }
 
 /// Where a producer keeps blocks. Host and port mean nothing to the model; they are handed back to its driver.

@@ -66,11 +66,16 @@ impl Engine {
             }
             self.batch.waiting.pop_front();
             let sequence = &self.sequences[&id];
-            if let (Transfer::Consume(_), 0) = (&sequence.transfer, sequence.counts.external) {
+            if self.to_pull(id).is_some() {
                 self.begin_pull(at, id);
                 continue;
             }
             let tokens = sequence.pending().min(plan.budget);
+            if let (Transfer::ReadBack(source, _), 0) = (&sequence.transfer, sequence.counts.external) {
+                // Who keeps it for this turn is told that it may go.
+                let source = source.clone();
+                self.say(at, OutputKind::Pulled { request: id, source });
+            }
             self.batch.running.push(id);
             self.add(id, tokens, plan);
         }

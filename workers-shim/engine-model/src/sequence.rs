@@ -129,11 +129,19 @@ impl Sequence {
         Some(KvEvent::Stored(stored))
     }
 
-    /// A transfer is over: its blocks join the prefix cache, and only the last token is left to compute.
-    pub(crate) fn receive(&mut self, images: Vec<BlockImage>, pool: &mut Pool, voice: &Voice) -> Option<KvEvent> {
-        self.memory.receive(self.tokens.len(), images, pool, voice);
+    /// A transfer of the next `count` tokens is over: its blocks join the prefix cache. At least the last token is left to
+    /// compute.
+    pub(crate) fn receive(
+        &mut self,
+        count: usize,
+        images: Vec<BlockImage>,
+        (pool, voice): (&mut Pool, &Voice),
+    ) -> Option<KvEvent> {
+        let received = self.memory.computed + count;
+        let used = received.min(self.tokens.len() - 1);
+        self.memory.receive((received, used), images, pool, voice);
         let stored = self.seal(pool);
-        self.memory.computed -= 1;
+        self.memory.computed = used;
         stored
     }
 
@@ -242,12 +250,18 @@ impl Memory {
         }
     }
 
-    /// Write what a transfer brought into the blocks that were not found here, for a prompt of `prompt` tokens. What it
-    /// did not bring stays garbage, as in memory that nobody wrote.
-    pub(crate) fn receive(&mut self, prompt: usize, images: Vec<BlockImage>, pool: &mut Pool, voice: &Voice) {
+    /// Write what a transfer brought into the blocks that were not found here, up to `received` tokens of which the
+    /// first `used` are not computed again. What it did not bring stays garbage, as in memory that nobody wrote.
+    pub(crate) fn receive(
+        &mut self,
+        (received, used): (usize, usize),
+        images: Vec<BlockImage>,
+        pool: &mut Pool,
+        voice: &Voice,
+    ) {
         let mut images = images.into_iter();
-        let whole = (prompt - 1) / self.block_tokens;
-        for block in self.sealed..self.blocks.len() {
+        let whole = used / self.block_tokens;
+        for block in self.sealed..received.div_ceil(self.block_tokens) {
             let content = pool.content_mut(self.blocks[block]);
             if let Some(image) = images.next() {
                 *content = Content::of(image.start, &image.tokens, voice);
@@ -257,7 +271,7 @@ impl Memory {
                 self.context = self.context.attend(content.end);
             }
         }
-        self.computed = prompt;
+        self.computed = received;
     }
 
     pub(crate) fn take_blocks(&mut self) -> Vec<BlockId> {

@@ -36,11 +36,25 @@ pub struct Handoff {
     pub request: Arc<str>,
     /// Its blocks.
     pub blocks: Vec<u32>,
-    /// Tokens of its prompt.
+    /// Tokens whose KV they hold.
     pub tokens: u32,
     /// Of these, found in the producer's cache.
     pub cached: u32,
+    /// Who is to take them.
+    pub taker: Taker,
 }
+
+/// Who takes blocks that are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taker {
+    /// The consumer that answers.
+    Consumer,
+    /// The producer of the next turn, until then.
+    NextTurn(Micros),
+}
+
+/// Fewer tokens than that are computed rather than read back: vLLM's `kv_recompute_threshold`.
+pub(crate) const RECOMPUTED: usize = 64;
 
 /// Blocks that wait for a consumer.
 pub(crate) struct Hold {
@@ -104,25 +118,57 @@ impl Engine {
         }
     }
 
-    /// Keep a sequence's blocks for its consumer.
-    pub(crate) fn hold(&mut self, at: Micros, sequence: &mut Sequence) -> Handoff {
-        let (cached, prompt) = (sequence.counts.cached.unwrap_or(0), sequence.counts.prompt);
+    /// Who takes the blocks of a sequence that ended; none where nobody does.
+    pub(crate) fn taker(&self, at: Micros, (transfer, reason): (&Transfer, FinishReason)) -> Option<Taker> {
+        match (transfer, reason) {
+            (Transfer::Produce | Transfer::ReadBack(..), FinishReason::Length) => Some(Taker::Consumer),
+            (Transfer::Exchange(_), FinishReason::Length | FinishReason::Stop) => {
+                Some(Taker::NextTurn(at + self.profile.answer_lease_us))
+            }
+            _ => None,
+        }
+    }
+
+    /// Keep a sequence's blocks for who takes them.
+    pub(crate) fn hold(&mut self, at: Micros, sequence: &mut Sequence, taker: Taker) -> Handoff {
+        let cached = sequence.counts.cached.unwrap_or(0);
+        let (tokens, expires) = match taker {
+            Taker::Consumer => (sequence.counts.prompt, at + self.profile.lease_us),
+            Taker::NextTurn(until) => (sequence.memory.computed, until),
+        };
         let mut blocks = sequence.memory.take_blocks();
-        let whole = prompt.div_ceil(self.profile.block_tokens as usize).min(blocks.len());
+        let whole = tokens.div_ceil(self.profile.block_tokens as usize).min(blocks.len());
         self.pool.give_back(&blocks.split_off(whole));
         let numbers = blocks.iter().map(|id| id.0).collect();
-        let hold = Hold { blocks, expires: at + self.profile.lease_us };
-        if let Some(old) = self.links.holds.insert(sequence.name.clone(), hold) {
+        if let Some(old) = self.links.holds.insert(sequence.name.clone(), Hold { blocks, expires }) {
             self.pool.give_back(&old.blocks);
         }
-        Handoff { request: sequence.name.clone(), blocks: numbers, tokens: prompt as u32, cached: cached as u32 }
+        Handoff { request: sequence.name.clone(), blocks: numbers, tokens: tokens as u32, cached: cached as u32, taker }
+    }
+
+    /// How much of a prompt is still to be pulled; none where it pulls nothing, or has pulled.
+    pub(crate) fn to_pull(&self, id: RequestId) -> Option<usize> {
+        let sequence = self.sequences.get(&id).filter(|sequence| sequence.counts.external == 0)?;
+        match &sequence.transfer {
+            Transfer::Consume(_) | Transfer::Exchange(_) => Some(sequence.pending()),
+            Transfer::ReadBack(_, tokens) => {
+                let most = (tokens.0 as usize).min(sequence.counts.prompt - 1);
+                let count = most.saturating_sub(sequence.memory.computed);
+                (count >= RECOMPUTED).then_some(count)
+            }
+            Transfer::None | Transfer::Produce | Transfer::Hang => None,
+        }
     }
 
     /// A consumer's source without the blocks that were found here: always the last ones of the producer's.
     pub(crate) fn lacking_source(&self, id: RequestId) -> Option<Source> {
         let sequence = self.sequences.get(&id)?;
-        let Transfer::Consume(source) = &sequence.transfer else { return None };
+        let source = sequence.transfer.source()?;
         let block = self.profile.block_tokens as usize;
+        if let Transfer::ReadBack(..) = sequence.transfer {
+            let found = (sequence.memory.computed / block).min(source.blocks.len());
+            return Some(Source { blocks: source.blocks[found..].to_vec(), ..source.clone() });
+        }
         let lacking = sequence.memory.blocks.len() - sequence.memory.computed / block;
         let skip = source.blocks.len().saturating_sub(lacking);
         Some(Source { blocks: source.blocks[skip..].to_vec(), ..source.clone() })
@@ -145,13 +191,14 @@ impl Engine {
 
     fn end_pull(&mut self, at: Micros, began: Micros, (id, images): (RequestId, Vec<BlockImage>)) {
         let Some(source) = self.lacking_source(id) else { return };
+        let count = self.to_pull(id).unwrap_or_default();
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let transfers = &mut self.stats.transfers;
         transfers.done += 1;
         transfers.bytes += self.profile.kv_bytes(images.len() as u32);
         transfers.micros += (at - began).0;
-        sequence.counts.external = sequence.pending();
-        self.news.extend(sequence.receive(images, &mut self.pool, &self.voice));
+        sequence.counts.external = count;
+        self.news.extend(sequence.receive(count, images, (&mut self.pool, &self.voice)));
         self.batch.waiting.push_front(id);
         self.say(at, OutputKind::Pulled { request: id, source });
     }

@@ -7,6 +7,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
+use super::readback::Readback;
+
 /// An answer that is not the JSON it should be.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine's answer cannot be read: {0}")]
@@ -74,6 +76,8 @@ pub struct Answer {
     pub finish: Option<String>,
     /// What fetches the prompt's KV from this engine, where it offers that.
     pub handoff: Option<Handoff>,
+    /// What fetches prompt and answer from this engine for the next step, where it offers that.
+    pub readback: Option<Readback>,
 }
 
 impl Answer {
@@ -85,6 +89,7 @@ impl Answer {
             usage: answer.usage.map(UsageFields::usage),
             finish: answer.choices.into_iter().flatten().next().and_then(|choice| choice.finish_reason),
             handoff: answer.kv_transfer_params.and_then(|raw| Handoff::of(body, raw)),
+            readback: answer.kv_transfer_params.and_then(Readback::of),
         })
     }
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use vocabulary::{Carries, DpRank, Role};
 
 use super::answer::Handoff;
+use super::readback::Readback;
 use crate::scrape::Scrape;
 
 /// Fields of a leg's body: name, and value as JSON.
@@ -43,6 +44,17 @@ pub(crate) trait Dialect: Sync {
     /// What the target leg's body carries. A handoff is used up: engines give wrong text for one that was used before.
     fn at_target(&self, meeting: &Meeting, handoff: Option<Handoff>) -> Fields {
         let _ = (meeting, handoff);
+        Fields::new()
+    }
+
+    /// Whether targets hand back what they have computed, for the source leg of the session's next step.
+    fn hands_back(&self) -> HandsBack {
+        HandsBack::Never
+    }
+
+    /// What the source leg's body carries besides, to fetch that. It is used up like a handoff.
+    fn read_back(&self, readback: Readback) -> Fields {
+        let _ = readback;
         Fields::new()
     }
 
@@ -122,6 +134,15 @@ pub enum Order {
     Together,
 }
 
+/// Whether a target hands back what it has computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HandsBack {
+    /// It does not.
+    Never,
+    /// With an answer that comes whole, for the session's next step.
+    WithWholeAnswers,
+}
+
 /// How long a source leg's answer is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SourceAnswer {
@@ -170,6 +191,15 @@ impl Transfer {
     /// In what order its legs go; none where nothing is handed over.
     pub fn order(&self) -> Option<Order> {
         self.spoken.dialect().order()
+    }
+
+    /// Whether its target hands back what it has computed.
+    pub fn hands_back(&self) -> HandsBack {
+        self.spoken.dialect().hands_back()
+    }
+
+    pub(super) fn read_back(&self, readback: Readback) -> Fields {
+        self.spoken.dialect().read_back(readback)
     }
 
     pub(super) fn source_answer(&self) -> SourceAnswer {
@@ -224,6 +254,8 @@ dialects! {
     Plain = plain,
     /// vLLM's NIXL connector.
     Nixl = nixl,
+    /// The same where both sides run with `bidirectional_kv_xfer`.
+    Bidirectional = bidirectional,
     /// vLLM's Mooncake connector.
     Mooncake = mooncake,
     /// A store that workers share: vLLM's ExampleConnector, LMCache, Mooncake's store.

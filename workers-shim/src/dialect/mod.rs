@@ -8,6 +8,7 @@ mod answer;
 pub mod items;
 mod json;
 mod kv;
+mod readback;
 mod replicate;
 mod request;
 mod retold;
@@ -17,7 +18,8 @@ mod sse;
 
 pub use answer::{Answer, AnswerError, Handoff, Usage};
 pub use json::JsonError;
-pub use kv::{Meeting, Order, Place, Spoken, Transfer, Unmet};
+pub use kv::{HandsBack, Meeting, Order, Place, Spoken, Transfer, Unmet};
+pub use readback::{Readback, for_client, said_ids};
 pub use replicate::{PATH as REPLICATE_PATH, Replica, replicate_decode, replicate_prefill};
 pub use request::{Api, GoOn, LegOptions, RequestBody, Stripped, TokenIds, UsageEvent};
 pub use retold::{Repeats, Retold};

@@ -9,7 +9,8 @@ use vocabulary::Tokens;
 
 use super::answer::Handoff;
 use super::json::JsonError;
-use super::kv::{self, SourceAnswer, Transfer};
+use super::kv::{self, HandsBack, SourceAnswer, Transfer};
+use super::readback::Readback;
 use super::splice::{JsonFields, Splice};
 
 /// Fields that legs change or that decide something here; they may stand only once.
@@ -220,7 +221,7 @@ impl RequestBody {
 
     /// The leg that computes the prompt for another worker: never streamed (a streaming vLLM does not return the
     /// parameters), and one token where the dialect does not want more.
-    pub fn prefill(&self, options: &LegOptions, transfer: &Transfer) -> Bytes {
+    pub fn prefill(&self, options: &LegOptions, (transfer, readback): (&Transfer, Option<Readback>)) -> Bytes {
         let mut splice = self.cleaned(options);
         if transfer.source_answer() == SourceAnswer::OneToken {
             self.one_token(&mut splice, options);
@@ -228,6 +229,9 @@ impl RequestBody {
         splice.remove("stream_options");
         splice.set("stream", b"false".as_slice());
         set(&mut splice, transfer.at_source());
+        if let Some(readback) = readback {
+            set(&mut splice, transfer.read_back(readback));
+        }
         splice.finish()
     }
 
@@ -251,6 +255,11 @@ impl RequestBody {
     pub fn decode(&self, options: &LegOptions, (transfer, handoff): (&Transfer, Option<Handoff>)) -> Bytes {
         let mut splice = self.cleaned(options);
         self.ask(&mut splice, options);
+        let tells = matches!(options.api, Api::Chat | Api::Completions) && !self.streams();
+        if transfer.hands_back() == HandsBack::WithWholeAnswers && tells {
+            // What is handed back is good only where these go on.
+            splice.set("return_token_ids", b"true".as_slice());
+        }
         set(&mut splice, transfer.at_target(handoff));
         splice.finish()
     }

@@ -5,6 +5,7 @@ mod chunk;
 use bytes::{Bytes, BytesMut};
 
 use super::answer::Usage;
+use super::readback::event_for_client;
 use super::retold::Retold;
 use super::said::{Event, Kept, Lost, Passage, Said};
 use chunk::{Choice, Chunk, EngineError, Inner};
@@ -209,7 +210,7 @@ impl SseScanner {
             if let Some(last) = self.last.take() {
                 self.end(last);
             }
-            let passage = if overlong { Passage::Same } else { self.event(bytes.slice(event.clone())) };
+            let passage = if overlong { Passage::Same } else { self.told(bytes.slice(event.clone())) };
             if passage != Passage::Same {
                 if unpassed < at {
                     pass(bytes.slice(unpassed..at));
@@ -250,6 +251,15 @@ impl SseScanner {
             if !passes.is_empty() && !self.is_again() {
                 pass(passes);
             }
+        }
+    }
+
+    /// Reads one event, without what no client may see of it.
+    fn told(&mut self, event: Bytes) -> Passage {
+        let Some(shown) = event_for_client(&event) else { return self.event(event) };
+        match self.event(shown.clone()) {
+            Passage::Same => Passage::As(shown.into()),
+            passage => passage,
         }
     }
 

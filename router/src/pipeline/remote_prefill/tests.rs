@@ -102,7 +102,7 @@ async fn both_legs_give_one_answer_and_the_blocks_are_pulled() {
     for endpoint in ENDPOINTS {
         let (p, d, front) = pair(&["--speed-up=50"]).await;
         let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
-        let (opened, remarks) = remote_prefill(legs, &plan).await;
+        let (opened, remarks) = remote_prefill(legs, &plan, None).await;
         let Ok(Opened::Whole(answer, told)) = opened else { panic!("{remarks:?}") };
         assert_eq!((answer.status().as_u16(), told.usage.unwrap().completion.0), (200, 8), "{endpoint:?}");
         assert_eq!(remarks, []);
@@ -115,7 +115,7 @@ async fn a_client_that_leaves_while_the_prompt_is_computed_cancels_it_and_holds_
     for endpoint in ENDPOINTS {
         let (p, d, front) = pair(&["--speed-up=0.01"]).await;
         let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
-        let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
+        let asked = tokio::spawn(async move { remote_prefill(legs, &plan, None).await });
         becomes(&p, (RUNNING, 1.0)).await;
         asked.abort();
         becomes(&p, (RUNNING, 0.0)).await;
@@ -130,7 +130,7 @@ async fn blocks_that_a_client_left_behind_are_pulled_for_one_token() {
         let (legs, plan) = legs(&front.gateway, (&p, &d), endpoint).await;
         let mut remarks = Vec::new();
         let transfer = legs.transfer(&plan.prefill, &plan.decode).unwrap();
-        let handoff = prefill((&legs, &plan), &transfer, &mut remarks).await;
+        let handoff = prefill((&legs, &plan), (&transfer, None), &mut remarks).await;
         assert!(handoff.is_some() && remarks.is_empty(), "{endpoint:?}: {remarks:?}");
         let (client, left) = oneshot::channel();
         drop(left);
@@ -149,7 +149,7 @@ async fn a_producer_that_dies_costs_a_recompute_and_no_text() {
             let plain = legs.body.plain(&legs.options);
             text(endpoint, &crate::testing::post(d.address(), legs.path(), plain).await.json())
         };
-        let asked = tokio::spawn(async move { remote_prefill(legs, &plan).await });
+        let asked = tokio::spawn(async move { remote_prefill(legs, &plan, None).await });
         becomes(&p, (RUNNING, 1.0)).await;
         drop(p);
         let (opened, remarks) = asked.await.unwrap();
@@ -157,4 +157,48 @@ async fn a_producer_that_dies_costs_a_recompute_and_no_text() {
         assert_eq!(text(endpoint, &serde_json::from_slice(answer.body()).unwrap()), expected);
         assert_eq!(remarks, [Remark::PrefillFailed], "{endpoint:?}");
     }
+}
+
+#[tokio::test]
+async fn what_a_target_hands_back_is_fetched_or_computed_where_that_target_is_gone() {
+    let flags = ["--dialect=bidirectional", "--speed-up=50"];
+    let [p, d, e] = [
+        sim(&[&["--role=prefill"], &flags[..]].concat()).await,
+        sim(&[&["--role=decode"], &flags[..]].concat()).await,
+        sim(&[&["--role=decode"], &flags[..]].concat()).await,
+    ];
+    let declared = [(&p, "prefill"), (&d, "decode"), (&e, "decode")].map(|(worker, role)| {
+        format!("{{url=\"{}#{role}\",profile={{link={{dialect=\"bidirectional\"}}}}}}", url(worker))
+    });
+    let front = front_of(&[], &[&format!("workers=[{}]", declared.join(","))]).await;
+    until("all are ready", || front.gateway.roster.ready(front.gateway.fleet()).len() == 3).await;
+    let (legs_d, plan_d) = legs(&front.gateway, (&p, &d), Endpoint::Completions).await;
+    let (legs_e, plan_e) = legs(&front.gateway, (&p, &e), Endpoint::Completions).await;
+    let fates = front.gateway.metrics.plans.readbacks.clone();
+    let fate = |fate: Fate| fates.with_label_values(&[fate.as_str()]).get();
+    let handed_back = async || {
+        let (opened, _) = remote_prefill(legs_d.clone(), &plan_d, None).await;
+        let Ok(Opened::Whole(_, told)) = opened else { panic!("no answer") };
+        let fates = fates.clone();
+        Some(Back { readback: told.readback.expect("it is handed back"), keeper: plan_d.decode.worker, fates })
+    };
+    let expected = {
+        let plain = legs_e.body.plain(&legs_e.options);
+        text(Endpoint::Completions, &crate::testing::post(e.address(), legs_e.path(), plain).await.json())
+    };
+    // The same prompt again, all of which lies there; the source has lost it.
+    let back = handed_back().await;
+    crate::testing::post(p.address(), "/reset_prefix_cache", "").await;
+    let (opened, remarks) = remote_prefill(legs_e.clone(), &plan_e, back).await;
+    let Ok(Opened::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
+    assert_eq!(text(Endpoint::Completions, &serde_json::from_slice(answer.body()).unwrap()), expected);
+    assert!(remarks.is_empty() && metric(&p, HITS).await > 1000.0, "{remarks:?}");
+    let back = handed_back().await;
+    crate::testing::post(p.address(), "/reset_prefix_cache", "").await;
+    drop(d);
+    let (opened, remarks) = remote_prefill(legs_e, &plan_e, back).await;
+    let Ok(Opened::Whole(answer, _)) = opened else { panic!("{remarks:?}") };
+    assert_eq!(text(Endpoint::Completions, &serde_json::from_slice(answer.body()).unwrap()), expected);
+    assert_eq!(remarks, [Remark::ReadbackFailed]);
+    assert_eq!((fate(Fate::Fetched), fate(Fate::Failed)), (1, 1));
 }

@@ -12,7 +12,7 @@ pub(super) async fn run((legs, plan): (&Legs, &Plan), transfer: &Transfer, mut c
     let source = tokio::spawn({
         let (legs, plan, transfer) = (legs.clone(), *plan, transfer.clone());
         async move {
-            if let Err(error) = source_leg(&legs, &plan, &transfer).await {
+            if let Err(error) = source_leg(&legs, &plan, (&transfer, None)).await {
                 // Nobody hears it where the answer has begun, or the client is gone.
                 let _ = failed.send(error);
             }

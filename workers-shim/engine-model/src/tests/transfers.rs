@@ -1,6 +1,9 @@
 //! KV between engines: what is right, what is wrong, and what goes missing.
 
+use vocabulary::Tokens;
+
 use super::*;
+use crate::Taker;
 
 /// Run a producer's leg and return what its consumer must send.
 fn produce(producer: &mut Rig, prompt: &[u32]) -> Source {
@@ -329,4 +332,82 @@ fn a_consumer_thrown_out_for_memory_computes_its_prompt_itself() {
     assert!(d.engine.stats().preemptions > 0);
     assert!(d.pulls.is_empty(), "it is not pulled twice");
     assert_eq!(d.texts[&second], alone(&mine, 70));
+}
+
+/// Run the consumer's leg of the bidirectional mode: its text, and what the next turn's producer must send.
+fn exchange(consumer: &mut Rig, producer: &mut Rig, (prompt, source): (&[u32], &Source)) -> (Vec<u32>, Source, u32) {
+    let mut ask = request(prompt, 90);
+    ask.transfer = Transfer::Exchange(source.clone());
+    let id = consumer.submit(ask);
+    fetch(consumer, producer);
+    let handoff = consumer.finish(id).handoff.expect("it keeps what it has computed");
+    assert!(matches!(handoff.taker, Taker::NextTurn(_)));
+    let back = Source { request: handoff.request, blocks: handoff.blocks, ..source.clone() };
+    (consumer.texts.remove(&id).unwrap(), back, handoff.tokens)
+}
+
+/// What `reader` asks for comes from `holder`.
+fn fetch(reader: &mut Rig, holder: &mut Rig) {
+    reader.advance(reader.now);
+    let (id, wanted) = reader.pulls.pop().expect("the driver is asked to pull");
+    reader.engine.arrived(reader.now, id, holder.engine.export(&wanted.request, &wanted.blocks));
+}
+
+#[test]
+fn the_next_turn_reads_back_what_the_consumer_has_computed_and_says_the_same() {
+    for (tokens, keeps) in [(20, true), (21, true), (64, false), (63, false)] {
+        let (mut p, mut d) = pair();
+        let first = prompt(1, tokens);
+        let source = produce(&mut p, &first);
+        let (answer, back, kept) = exchange(&mut d, &mut p, (&first, &source));
+        p.engine.release(&source.request);
+        assert_eq!(kept, tokens + 89, "all but the last token, which nobody has computed");
+        if !keeps {
+            p.engine.reset_prefix_cache();
+        }
+        let second = [first, answer, prompt(2, 30)].concat();
+        let mut leg = request(&second, 1);
+        leg.transfer = Transfer::ReadBack(back, Tokens(u64::from(kept)));
+        let id = p.submit(leg);
+        fetch(&mut p, &mut d);
+        let finish = p.finish(id);
+        assert_eq!(finish.external + finish.cached, kept, "{tokens} tokens");
+        d.engine.release(&p.pulled.pop().expect("the consumer is told").request);
+        assert_eq!(d.engine.stats().blocks_used, 0, "released");
+        let handoff = finish.handoff.unwrap();
+        let source = Source { request: handoff.request, blocks: handoff.blocks, ..source };
+        assert_eq!(consume(&mut d, &mut p, (&second, &source)), alone(&second, 10), "{tokens} tokens");
+    }
+}
+
+#[test]
+fn what_is_read_back_for_another_prompt_is_wrong_and_no_error() {
+    let (mut p, mut d) = pair();
+    let first = prompt(1, 21);
+    let source = produce(&mut p, &first);
+    let (mut answer, back, kept) = exchange(&mut d, &mut p, (&first, &source));
+    answer[40] += 1;
+    let second = [first, answer, prompt(2, 30)].concat();
+    let mut leg = request(&second, 1);
+    leg.transfer = Transfer::ReadBack(back, Tokens(u64::from(kept)));
+    let id = p.submit(leg);
+    fetch(&mut p, &mut d);
+    let handoff = p.finish(id).handoff.unwrap();
+    let source = Source { request: handoff.request, blocks: handoff.blocks, ..source };
+    assert_ne!(consume(&mut d, &mut p, (&second, &source)), alone(&second, 10));
+}
+
+#[test]
+fn little_is_computed_rather_than_read_back_and_its_keeper_is_told() {
+    let (mut p, mut d) = pair();
+    let first = prompt(1, 21);
+    let source = produce(&mut p, &first);
+    let (answer, back, kept) = exchange(&mut d, &mut p, (&first, &source));
+    let second = [first, answer].concat();
+    p.answer(request(&second[..kept as usize - 40], 1));
+    let mut leg = request(&second, 1);
+    leg.transfer = Transfer::ReadBack(back.clone(), Tokens(u64::from(kept)));
+    let id = p.submit(leg);
+    assert_eq!((p.finish(id).external, p.pulls.len()), (0, 0));
+    assert_eq!(p.pulled.pop().map(|source| source.request), Some(back.request));
 }

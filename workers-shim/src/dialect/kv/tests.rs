@@ -26,7 +26,7 @@ fn legs(spoken: Spoken) -> [Map<String, Value>; 2] {
     let (body, options) = (RequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap(), LegOptions::default());
     assert_eq!(options.api, Api::Chat);
     let transfer = transfer(spoken);
-    [body.prefill(&options, &transfer), body.decode(&options, (&transfer, None))].map(object)
+    [body.prefill(&options, (&transfer, None)), body.decode(&options, (&transfer, None))].map(object)
 }
 
 #[test]
@@ -141,4 +141,24 @@ fn what_a_client_sends_of_any_dialect_reaches_no_engine() {
     for spoken in Spoken::ALL {
         assert_eq!(object(body.decode(&options, (&transfer(*spoken), None))), legs(*spoken)[1], "{spoken:?}");
     }
+}
+
+#[test]
+fn in_the_bidirectional_mode_a_source_leg_carries_what_was_handed_back_and_a_whole_answer_is_asked_for_ids() {
+    let transfer = transfer(Spoken::Bidirectional);
+    assert_eq!(transfer.hands_back(), HandsBack::WithWholeAnswers);
+    let seen = r#"{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"remote_num_tokens":9}"#;
+    let answer = Bytes::from(format!(r#"{{"kv_transfer_params":{seen}}}"#));
+    let readback = crate::dialect::Answer::read(&answer).unwrap().readback;
+    let options = LegOptions::default();
+    let body = RequestBody::read(Bytes::from_static(CHAT.as_bytes())).unwrap();
+    let source = body.prefill(&options, (&transfer, readback));
+    assert!(String::from_utf8_lossy(&source).contains(seen), "whole and unchanged");
+    assert_eq!(object(source)["max_tokens"], 1);
+    assert_eq!(object(body.prefill(&options, (&transfer, None)))["kv_transfer_params"]["do_remote_decode"], true);
+    assert!(!object(body.decode(&options, (&transfer, None))).contains_key("return_token_ids"), "no stream tells");
+    let whole = RequestBody::read(CHAT.replace("true", "false").into()).unwrap();
+    assert_eq!(object(whole.decode(&options, (&transfer, None)))["return_token_ids"], true);
+    let messages = LegOptions { api: Api::Messages, ..LegOptions::default() };
+    assert!(!object(whole.decode(&messages, (&transfer, None))).contains_key("return_token_ids"));
 }

@@ -37,7 +37,7 @@ fn a_plain_leg_is_the_clients_own_bytes() {
 
 #[test]
 fn a_prefill_leg_computes_one_token_and_does_not_stream() {
-    let leg = body(CHAT).prefill(&LegOptions::default(), &nixl());
+    let leg = body(CHAT).prefill(&LegOptions::default(), (&nixl(), None));
     let expected = json!({
         "model": "m", "messages": "", "stream": false, "max_completion_tokens": 1, "max_tokens": 1,
         "temperature": 0.7, "odd": [1], "ignore_eos": true,
@@ -52,7 +52,7 @@ fn a_prefill_leg_computes_one_token_and_does_not_stream() {
 #[test]
 fn every_api_is_bounded_by_its_own_field() {
     let bound = |api, request: &str| {
-        let leg = value(&body(request).prefill(&LegOptions { api, ..LegOptions::default() }, &nixl()));
+        let leg = value(&body(request).prefill(&LegOptions { api, ..LegOptions::default() }, (&nixl(), None)));
         let mut named: Vec<String> =
             leg.as_object().unwrap().keys().filter(|key| key.contains("max")).cloned().collect();
         named.sort();
@@ -91,7 +91,7 @@ fn what_only_routers_may_send_is_left_out_and_counted() {
         "vllm_xargs":{"kv_cache_report_mode":"full","kv_transfer_params":{},"own":2}}"#;
     let request = body(smuggled);
     assert_eq!(value(&request.plain(&LegOptions::default())), json!({"a": 1, "vllm_xargs": {"own": 2}}));
-    let leg = value(&request.prefill(&LegOptions::default(), &nixl()));
+    let leg = value(&request.prefill(&LegOptions::default(), (&nixl(), None)));
     assert_eq!(leg["kv_transfer_params"], json!({"do_remote_decode": true, "do_remote_prefill": false}));
     let stripped = Stripped { transfer_parameters: 2, report_mode: 1, salt: 0 };
     assert_eq!(request.stripped(&LegOptions::default()), stripped);

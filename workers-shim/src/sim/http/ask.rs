@@ -81,7 +81,9 @@ impl Ask {
             with_ids: fields.flag("return_token_ids")?,
             stops: stops(fields)?,
             remote_cached: match &part {
-                Part::Own(Transfer::Consume(_)) => producer_cached(fields.object("kv_transfer_params")?),
+                Part::Own(Transfer::Consume(_) | Transfer::Exchange(_)) => {
+                    producer_cached(fields.object("kv_transfer_params")?)
+                }
                 _ => None,
             },
             longest: longest.into_iter().flatten().next(),

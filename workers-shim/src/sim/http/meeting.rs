@@ -10,7 +10,7 @@ use vocabulary::Role;
 
 use super::errors::Fault;
 use super::fields::Fields;
-use super::transfer_fields::{Identity, params_of, transfer_of};
+use super::transfer_fields::{Identity, params_of, transfer_of, two_way_transfer_of};
 use crate::dialect::Spoken;
 use crate::sim::rooms::Rooms;
 
@@ -48,6 +48,7 @@ impl Handing {
         let params = fields.object("kv_transfer_params")?;
         match (self.spoken, params) {
             (Spoken::Nixl, params) => Ok(Part::Own(transfer_of(params))),
+            (Spoken::Bidirectional, params) => Ok(Part::Own(two_way_transfer_of(params))),
             (Spoken::Sglang, _) if self.role != Role::Hybrid => self.bootstrap(fields),
             (Spoken::Mooncake, Some(params)) => {
                 let text = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();

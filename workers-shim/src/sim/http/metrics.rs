@@ -27,7 +27,7 @@ fn render(app: &App) -> String {
     let _ = writeln!(page.text, "process_start_time_seconds {:?}", app.started);
     gauges(&mut page, app, &stats);
     counters(&mut page, &stats);
-    if app.handing.spoken == Spoken::Nixl {
+    if matches!(app.handing.spoken, Spoken::Nixl | Spoken::Bidirectional) {
         transfers(&mut page, app, &stats);
     }
     page.text += &latencies.first_token.render("vllm:time_to_first_token_seconds", &labels);

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use engine_model::{Handoff, Source, Transfer};
+use engine_model::{Handoff, Source, Taker, Transfer};
 use serde_json::{Map, Value, json};
+use vocabulary::Tokens;
 
 /// What this worker says of its side channel.
 #[derive(Clone, Debug)]
@@ -30,6 +31,18 @@ pub(crate) fn transfer_of(params: Option<&Map<String, Value>>) -> Transfer {
     }
 }
 
+/// The same in the bidirectional mode: a prefill leg may pull what the last turn's decode leg keeps.
+pub(crate) fn two_way_transfer_of(params: Option<&Map<String, Value>>) -> Transfer {
+    let Some(given) = params else { return Transfer::None };
+    let is = |name: &str| given.get(name).and_then(Value::as_bool).unwrap_or(false);
+    let tokens = given.get("remote_num_tokens").and_then(Value::as_u64).unwrap_or_default();
+    match (is("do_remote_decode"), transfer_of(params)) {
+        (true, _) => source_of(given).map_or(Transfer::Produce, |source| Transfer::ReadBack(source, Tokens(tokens))),
+        (false, Transfer::Consume(source)) => Transfer::Exchange(source),
+        (false, transfer) => transfer,
+    }
+}
+
 /// How many tokens the producer found in its cache: what a consumer reports as its own.
 pub(crate) fn producer_cached(params: Option<&Map<String, Value>>) -> Option<u32> {
     let cached = params?.get("remote_prefill_cached_tokens")?.as_u64()?;
@@ -50,11 +63,11 @@ fn source_of(params: &Map<String, Value>) -> Option<Source> {
     })
 }
 
-/// What a producer's answer carries.
+/// What the answer of a producer carries, or of a consumer for the next turn.
 pub(crate) fn params_of(handoff: &Handoff, own: &Identity) -> Value {
-    json!({
-        "do_remote_prefill": true,
-        "do_remote_decode": false,
+    let mut params = json!({
+        "do_remote_prefill": handoff.taker == Taker::Consumer,
+        "do_remote_decode": handoff.taker != Taker::Consumer,
         "remote_block_ids": [handoff.blocks],
         "remote_engine_id": own.engine,
         "remote_request_id": handoff.request,
@@ -66,8 +79,12 @@ pub(crate) fn params_of(handoff: &Handoff, own: &Identity) -> Value {
         "remote_num_tokens": handoff.tokens,
         "remote_blocks_expiry_time": null,
         "transfer_mode": "pull",
-        "remote_prefill_cached_tokens": handoff.cached,
-    })
+    });
+    match handoff.taker {
+        Taker::Consumer => params["remote_prefill_cached_tokens"] = json!(handoff.cached),
+        Taker::NextTurn(until) => params["remote_blocks_expiry_time"] = json!(until.0 as f64 / 1e6),
+    }
+    params
 }
 
 #[cfg(test)]
@@ -81,7 +98,8 @@ mod tests {
     #[test]
     fn what_a_producer_writes_a_consumer_reads() {
         let own = Identity { engine: "e".into(), side_channel: ([127, 0, 0, 1], 5600).into() };
-        let handoff = Handoff { request: "r".into(), blocks: vec![3, 4], tokens: 20, cached: 16 };
+        let handoff =
+            Handoff { request: "r".into(), blocks: vec![3, 4], tokens: 20, cached: 16, taker: Taker::Consumer };
         let params = params_of(&handoff, &own);
         assert_eq!(producer_cached(params.as_object()), Some(16));
         let Transfer::Consume(source) = read(params) else { panic!("to be pulled") };
@@ -91,7 +109,7 @@ mod tests {
     #[test]
     fn parameters_that_no_engine_survives_hang() {
         let own = Identity { engine: "e".into(), side_channel: ([127, 0, 0, 1], 5600).into() };
-        let handoff = Handoff { request: "r".into(), blocks: vec![3], tokens: 20, cached: 0 };
+        let handoff = Handoff { request: "r".into(), blocks: vec![3], tokens: 20, cached: 0, taker: Taker::Consumer };
         let mut params = params_of(&handoff, &own);
         params["remote_request_id"] = Value::Null;
         assert_eq!(read(params), Transfer::Hang);

@@ -190,3 +190,33 @@ async fn every_third_read_is_damaged_where_that_is_wanted_and_the_text_is_wrong_
         assert!(bad.parse::<TransferFault>().unwrap_err().to_string().contains("corrupt=N"), "{bad}");
     }
 }
+
+#[tokio::test]
+async fn in_the_bidirectional_mode_the_next_turns_producer_pulls_what_the_consumer_has_computed() {
+    let both_ways = || {
+        let mut options = options();
+        options.handing.dialect = crate::dialect::Spoken::Bidirectional;
+        Bench::with(options)
+    };
+    let (p, d) = (both_ways().await, both_ways().await);
+    let prompt = words(1, 75);
+    let params = produce(&p, &prompt).await;
+    let mut ask = consuming(&prompt, 80, params);
+    (ask["return_token_ids"], ask["ignore_eos"]) = (json!(true), json!(true));
+    let body = d.ask("/v1/completions", ask).await;
+    let back = body["kv_transfer_params"].clone();
+    assert_eq!((&back["do_remote_decode"], &back["do_remote_prefill"]), (&json!(true), &json!(false)));
+    assert_eq!(back["remote_num_tokens"], 154, "all but the last token");
+    assert!(back["remote_blocks_expiry_time"].is_number());
+    p.until("vllm:kv_cache_usage_perc", 0.0).await;
+    assert!(d.metric("vllm:kv_cache_usage_perc").await > 0.0, "held for the next turn");
+    let ids = body["choices"][0]["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32);
+    let next: Vec<u32> = prompt.into_iter().chain(ids).chain(words(2, 40)).collect();
+    let mut ask = completion(&next, 1);
+    ask["kv_transfer_params"] = back;
+    let params = p.ask("/v1/completions", ask).await["kv_transfer_params"].clone();
+    assert_eq!(p.metric(EXTERNAL).await, 82.0, "154 tokens without the 72 that it has");
+    d.until("vllm:kv_cache_usage_perc", 0.0).await;
+    let body = d.ask("/v1/completions", consuming(&next, 12, params)).await;
+    assert_eq!(text(&body), alone(&next, 12).await);
+}
