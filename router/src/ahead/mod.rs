@@ -67,7 +67,9 @@ impl Ahead {
         let expected = Expected { step: step.step, ask, kept: kept.clone() };
         let used = gaps.lock().begins(step.located.session.id, (expected, server), Instant::now());
         let outcome = used.map(|used| if used { "used" } else { "unused" });
-        outcome.into_iter().for_each(|outcome| gateway.metrics.plans.ahead.moves.with_label_values(&[outcome]).inc());
+        outcome
+            .into_iter()
+            .for_each(|outcome| gateway.metrics.plans.between_steps.ahead.with_label_values(&[outcome]).inc());
     }
 }
 
@@ -145,16 +147,16 @@ fn choose(gateway: &Gateway, id: SessionId, expected: Arc<Expected>) -> Result<C
 async fn send(gateway: &Arc<Gateway>, chosen: &Chosen) {
     let Chosen { session, expected, moving, source, target, stay } = chosen;
     let remark = relocate(gateway, &expected.kept, (moving.blocks, moving.bytes), (*source, *target)).await;
-    let metrics = &gateway.metrics.plans.ahead;
+    let metrics = &gateway.metrics.plans.between_steps;
     let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
     if let Some(remark) = remark.filter(|remark| *remark != Remark::SourceRecomputed) {
         tracing::info!(%session, %from, %to, remark = remark.as_str(), "nothing was sent ahead of a step");
-        metrics.moves.with_label_values(&["failed"]).inc();
+        metrics.ahead.with_label_values(&["failed"]).inc();
         return;
     }
     tracing::debug!(%session, %from, %to, bytes = moving.bytes.0, saves_ms, "a prefix was sent ahead of a step");
-    metrics.moves.with_label_values(&["sent"]).inc();
-    metrics.bytes.inc_by(moving.bytes.0);
+    metrics.ahead.with_label_values(&["sent"]).inc();
+    metrics.ahead_bytes.inc_by(moving.bytes.0);
     gateway.policies.account().copied(*target, *session, *stay);
     let link = BarredLink { from, to };
     let transfer = Transfer { link, rank: moving.to_rank, blocks: Some(moving.blocks), action: Action::ArtifactFetch };

@@ -109,7 +109,7 @@ pub async fn usable(
     kept: Option<Returned>,
 ) -> Option<Back> {
     let kept = kept?;
-    let fates = gateway.metrics.plans.readbacks.clone();
+    let fates = gateway.metrics.plans.between_steps.readbacks.clone();
     let fate = match fits(gateway, (step, plan), kept.keeper) {
         false => Fate::Unfit,
         true if !begins_so(gateway, &step.located.prefixed, &kept).await => Fate::OtherPrompt,

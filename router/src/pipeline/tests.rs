@@ -242,6 +242,8 @@ async fn a_step_whose_engine_reads_no_cache_is_planned_for_an_empty_one_and_says
     let view = || front.gateway.directory().view().session(session("one")).and_then(|one| one.owner);
     until("it is owned", || view().is_some_and(|at| at.worker == owner)).await;
     let most = cold.known.prompt - Tokens(16);
+    let is_told = || front.gateway.index().read().blocks() as u64 >= most.0 / 16;
+    until("its blocks are told", is_told).await;
     let warm = ask(json!({})).await;
     assert!(warm.seen.unwrap().predicted_cached >= most && warm.known.grounds.unread.is_none());
     for fields in [json!({"prompt_logprobs": 1}), json!({"echo": true, "logprobs": 1})] {

@@ -8,8 +8,6 @@ use prometheus::{
     Registry,
 };
 
-use crate::pipeline::readback::Fate;
-
 /// Registers families under the prefix `ownerserve_`, and remembers their names.
 pub(super) struct Families<'a> {
     registry: &'a Registry,
@@ -85,13 +83,5 @@ impl<'a> Families<'a> {
     pub(super) fn histograms(&self, name: &str, help: &str, (labels, buckets): (&[&str], &[f64])) -> HistogramVec {
         let opts = HistogramOpts::from(opts(name, help)).buckets(buckets.to_vec());
         self.register(HistogramVec::new(opts, labels).expect(VALID))
-    }
-
-    /// Every outcome's series exists from the start.
-    pub(super) fn readbacks(&self) -> IntCounterVec {
-        let help = "KV that decode workers handed back for their sessions' next steps, by what came of it.";
-        let all = self.counters("readbacks_total", help, &["outcome"]);
-        Fate::ALL.iter().for_each(|fate| drop(all.with_label_values(&[fate.as_str()])));
-        all
     }
 }

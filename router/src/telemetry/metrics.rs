@@ -9,7 +9,7 @@ use prometheus::{
 };
 use workers_shim::dialect::Stripped;
 
-use super::ahead::AheadMetrics;
+use super::between_steps::BetweenSteps;
 use super::cluster::ClusterMetrics;
 use super::decisions::DecisionMetrics;
 use super::discovery::DiscoveryMetrics;
@@ -79,8 +79,8 @@ pub struct Requests {
 pub struct Plans {
     /// `step_seconds{step}`: time spent in each of the eight steps.
     pub step: HistogramVec,
-    /// Prefixes that are sent before a step asks for them.
-    pub ahead: AheadMetrics,
+    /// KV that moves, or waits to, between two steps.
+    pub between_steps: BetweenSteps,
     /// `plan_actions_total{action}`.
     pub actions: IntCounterVec,
     /// `step_kinds_total{kind}`.
@@ -99,8 +99,6 @@ pub struct Plans {
     pub moved_bytes: IntCounter,
     /// `fallback_total{cause}`: steps served with less knowledge or another plan than wanted.
     pub fallback: IntCounterVec,
-    /// `readbacks_total{outcome}`: what targets handed back for the next step, by what came of it.
-    pub readbacks: IntCounterVec,
     /// `first_token_predicted_seconds`: the plans' prices, beside what was seen.
     pub predicted: Histogram,
 }
@@ -296,7 +294,7 @@ impl Plans {
     fn families(f: &Families<'_>) -> Self {
         Self {
             step: f.histograms("step_seconds", "Time spent in each step of the pipeline.", (&["step"], FINE_SECONDS)),
-            ahead: AheadMetrics::new(f),
+            between_steps: BetweenSteps::new(f),
             actions: f.counters("plan_actions_total", "Plans executed, by action.", &["action"]),
             kinds: f.counters("step_kinds_total", "Agent steps, by kind.", &["kind"]),
             owner_lookups: f.counter("owner_lookups_total", "Steps whose session had a live owner."),
@@ -314,7 +312,6 @@ impl Plans {
                 "Steps served with less knowledge, or by another plan, than wanted; by cause.",
                 &["cause"],
             ),
-            readbacks: f.readbacks(),
             predicted: f.histogram(
                 "first_token_predicted_seconds",
                 "Predicted time to the first token of executed plans.",

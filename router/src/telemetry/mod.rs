@@ -1,6 +1,6 @@
 //! What is told about the process: logs and metrics. Neither ever carries a prompt, an answer or a key.
 
-pub mod ahead;
+pub mod between_steps;
 pub mod cluster;
 pub mod decisions;
 pub mod discovery;

@@ -111,8 +111,13 @@ pub fn for_client(answer: &Bytes, ids: ShownIds) -> Bytes {
 /// An event of a stream without parameters of a transfer: vLLM tells them in the last event of `/v1/responses`. None where
 /// it has none.
 pub(super) fn event_for_client(event: &Bytes) -> Option<Bytes> {
-    const NAME: &[u8] = b"\"kv_transfer_params\"";
-    if !event.windows(NAME.len()).any(|window| window == NAME) {
+    const NAME: &str = "\"kv_transfer_params\"";
+    // Every event comes by here: a search in text looks at many bytes at once.
+    let has = match std::str::from_utf8(event) {
+        Ok(text) => text.contains(NAME),
+        Err(_) => event.windows(NAME.len()).any(|window| window == NAME.as_bytes()),
+    };
+    if !has {
         return None;
     }
     let from = event.windows(5).position(|window| window == b"data:")? + 5;
