@@ -2,7 +2,7 @@
 //!
 //! Keys are held and compared as SHA-256 digests only, so that neither timing nor a log can give one away.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,6 +120,15 @@ impl Keys {
         self.file.is_some()
     }
 
+    /// Those of `tenants` that no key names.
+    pub(crate) fn without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+        let named: HashSet<TenantId> = match &*self.table.load() {
+            Some(table) => table.values().cloned().collect(),
+            None => HashSet::from([TenantId::default()]),
+        };
+        tenants.filter(|tenant| !named.contains(&TenantId((*tenant).into()))).collect()
+    }
+
     /// Whose request this is: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`.
     pub fn tenant(&self, headers: &HeaderMap) -> Result<TenantId, ApiError> {
         let table = self.table.load();
@@ -227,6 +236,14 @@ mod tests {
         let keys = Keys::open(&AuthConfig::default()).unwrap();
         assert!(!keys.required());
         assert_eq!(keys.tenant(&HeaderMap::new()), Ok(TenantId::default()));
+    }
+
+    #[test]
+    fn a_tenant_that_no_key_names_is_told() {
+        let asked = ["a", "default", "c"];
+        let told = |keys: &Keys| keys.without_key(asked.into_iter()).join(" ");
+        assert_eq!(told(&keys("[keys]\n\"sk-one\" = \"a\"\n\"sk-two\" = \"b\"").unwrap()), "default c");
+        assert_eq!(told(&Keys::open(&AuthConfig::default()).unwrap()), "a c", "everybody is the default tenant");
     }
 
     #[test]

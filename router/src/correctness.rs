@@ -10,6 +10,7 @@ use planner::{Action, BarredLink};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use vocabulary::Tokens;
 
 /// Section `[correctness]`.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
@@ -127,34 +128,56 @@ pub enum Turn {
     Check(OwnedSemaphorePermit),
 }
 
-/// What this router's checks have shown since it started. Links are pairs of configured workers.
+/// A check computes a whole prompt, which takes a worker seconds: in the long run as much as this many times the share of
+/// transfers that are checked, of all that moved. A fleet that has just started has many links that were never looked at.
+const SHARE: u64 = 2;
+/// Links that are counted at most; beyond that all begin anew.
+const MOST_LINKS: usize = 1 << 16;
+
+/// Who is checked next.
+#[derive(Debug, Default)]
+struct Turns {
+    /// Transfers over a link since one was checked.
+    since: BTreeMap<BarredLink, u32>,
+    /// What checks have computed and transfers have not made up for yet.
+    owed: Tokens,
+}
+
+/// What this router's checks have shown since it started.
 #[derive(Debug)]
 pub struct Correctness {
-    since_check: Mutex<BTreeMap<BarredLink, u32>>,
+    turns: Mutex<Turns>,
     barred: Mutex<Vec<Barred>>,
     place: Arc<Semaphore>,
 }
 
 impl Default for Correctness {
     fn default() -> Self {
-        Self { since_check: Mutex::default(), barred: Mutex::default(), place: Arc::new(Semaphore::new(1)) }
+        Self { turns: Mutex::default(), barred: Mutex::default(), place: Arc::new(Semaphore::new(1)) }
     }
 }
 
 impl Correctness {
-    /// Counts a transfer. One that found no room leaves its turn to the next.
-    pub fn turn(&self, link: BarredLink, one_in: u32) -> Turn {
+    /// Counts a transfer of so many tokens of a prompt. One that found no room leaves its turn to the next, as does one while
+    /// what checks have computed is more than `SHARE` / `one_in` of all that moved.
+    pub fn turn(&self, link: BarredLink, one_in: u32, (moved, prompt): (Tokens, Tokens)) -> Turn {
         if one_in == 0 {
             return Turn::Not;
         }
-        let mut all = self.since_check.lock();
-        let since = all.entry(link).or_insert(one_in - 1);
+        let mut turns = self.turns.lock();
+        let Turns { since, owed } = &mut *turns;
+        *owed -= Tokens(moved.0.saturating_mul(SHARE) / u64::from(one_in));
+        if since.len() >= MOST_LINKS && !since.contains_key(&link) {
+            since.clear();
+        }
+        let since = since.entry(link).or_insert(one_in - 1);
         *since = since.saturating_add(1);
-        if *since < one_in {
+        if *since < one_in || *owed > Tokens::ZERO {
             return Turn::Not;
         }
         let Ok(place) = self.place.clone().try_acquire_owned() else { return Turn::NoRoom };
         *since = 0;
+        *owed += prompt;
         Turn::Check(place)
     }
 
@@ -173,7 +196,7 @@ impl Correctness {
         let mut all = self.barred.lock();
         let before = all.len();
         all.retain(|barred| barred.link != link);
-        self.since_check.lock().remove(&link);
+        self.turns.lock().since.remove(&link);
         all.len() < before
     }
 
@@ -195,6 +218,8 @@ mod tests {
 
     use super::*;
 
+    /// A prompt that costs nothing.
+    const FREE: (Tokens, Tokens) = (Tokens::ZERO, Tokens::ZERO);
     const LINK: BarredLink = BarredLink { from: WorkerId(1), to: WorkerId(2) };
 
     fn said(tokens: &[(&str, f64)]) -> Said {
@@ -230,21 +255,39 @@ mod tests {
     #[test]
     fn the_first_transfer_of_a_link_is_checked_and_then_one_in_so_many() {
         let all = Correctness::default();
-        let turns =
-            |link, count| -> Vec<bool> { (0..count).map(|_| matches!(all.turn(link, 3), Turn::Check(_))).collect() };
+        let turns = |link, count| -> Vec<bool> {
+            (0..count).map(|_| matches!(all.turn(link, 3, FREE), Turn::Check(_))).collect()
+        };
         assert_eq!(turns(LINK, 7), [true, false, false, true, false, false, true]);
         assert_eq!(turns(BarredLink { from: WorkerId(3), ..LINK }, 2), [true, false]);
-        assert!(matches!(all.turn(LINK, 0), Turn::Not));
+        assert!(matches!(all.turn(LINK, 0, FREE), Turn::Not));
+    }
+
+    #[test]
+    fn checks_compute_a_bounded_share_of_what_moves_over_all_links() {
+        let all = Correctness::default();
+        let links = (0..200).map(|to| BarredLink { to: WorkerId(to), ..LINK });
+        let whole = (Tokens(1000), Tokens(1000));
+        let checked = links.clone().filter(|link| matches!(all.turn(*link, 16, whole), Turn::Check(_))).count();
+        assert_eq!(checked, 25, "one of eight, though each is its link's first transfer");
+        let all = Correctness::default();
+        let piece = (Tokens(100), Tokens(10_000));
+        let checked = links.filter(|link| matches!(all.turn(*link, 16, piece), Turn::Check(_))).count();
+        assert_eq!(checked, 1, "a small piece of a long prompt is dear to check");
+        let always = (0..5).all(|_| matches!(all.turn(LINK, 1, whole), Turn::Check(_)));
+        assert!(!always, "what is owed is paid first");
+        let all = Correctness::default();
+        assert!((0..5).all(|n| matches!(all.turn(LINK, 1, (Tokens(900 + n), Tokens(1000 + n))), Turn::Check(_))));
     }
 
     #[test]
     fn a_transfer_that_finds_a_check_running_leaves_its_turn_to_the_next() {
         let all = Correctness::default();
-        let Turn::Check(place) = all.turn(LINK, 2) else { panic!("the first is checked") };
-        assert!(matches!(all.turn(LINK, 2), Turn::Not));
-        assert!(matches!(all.turn(LINK, 2), Turn::NoRoom));
+        let Turn::Check(place) = all.turn(LINK, 2, FREE) else { panic!("the first is checked") };
+        assert!(matches!(all.turn(LINK, 2, FREE), Turn::Not));
+        assert!(matches!(all.turn(LINK, 2, FREE), Turn::NoRoom));
         drop(place);
-        assert!(matches!(all.turn(LINK, 2), Turn::Check(_)));
+        assert!(matches!(all.turn(LINK, 2, FREE), Turn::Check(_)));
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub enum ApiError {
     },
     /// The tenant has used up its quota.
     #[error(
-        "Rate limit reached: {limit} {unit} per minute. Please try again in {:.3}s, or ask the operator of this endpoint for more.",
+        "Rate limit reached: {limit} {unit} per minute, {asked} asked for. Please try again in {:.3}s, or ask the operator of this endpoint for more.",
         after.as_secs_f64()
     )]
     RateLimited {
@@ -139,6 +139,8 @@ pub enum ApiError {
         unit: &'static str,
         /// In a minute.
         limit: u64,
+        /// By this request; of tokens an estimate by its body's length.
+        asked: u64,
         /// When there is enough for this request.
         after: Duration,
     },

@@ -1,7 +1,6 @@
 //! Sending a request to a worker as it is, with no plan: the least loaded one, and another if that one is dead.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -89,7 +88,8 @@ fn choose(gateway: &Gateway, to: Where<'_>, tried: &[WorkerId]) -> Result<Sent, 
     match to {
         Where::Only(id) => roster.send_to(fleet, id).ok_or_else(gone),
         Where::Model(model) => {
-            let ejected = gateway.policies.outliers.lock().out(&fleet.snapshot(), Instant::now());
+            // Trials are for requests whose end tells something.
+            let ejected = gateway.policies.outliers.lock().all_ejected(&fleet.snapshot());
             match roster.pick(fleet, model, (tried, &ejected)) {
                 Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
                 picked => picked,

@@ -89,7 +89,15 @@ async fn dispatch(
             Err(error) => return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client)),
         },
     };
-    let body = read_body(&head.headers, body, limits).await?;
+    let body = match read_body(&head.headers, body, limits).await {
+        Ok(body) => body,
+        Err(error) => {
+            if let Some((quotas, counted)) = counted {
+                quotas.unread(counted).await;
+            }
+            return Err(error);
+        }
+    };
     let reserved = match counted {
         None => None,
         Some((quotas, counted)) => match quotas.take_tokens(&body, counted).await {

@@ -152,6 +152,14 @@ impl TenantQuotas {
         }
     }
 
+    /// A request whose body did not come: a name that is known is no repeat, and it counts.
+    pub async fn unread(&self, counted: Counted) {
+        if counted.before.is_some() {
+            // It is refused already.
+            let _ = self.take_one().await;
+        }
+    }
+
     /// Takes what a request with this body is expected to use, or refuses it.
     pub async fn take_tokens(self: &Arc<Self>, body: &[u8], counted: Counted) -> Result<Reserved, ApiError> {
         let Counted { named, before } = counted;
@@ -231,7 +239,12 @@ impl Reserved {
         let used = used.max(self.charge.used);
         self.quotas.used.inc_by((used - self.charge.used).0);
         if let Some(meter) = &self.quotas.tokens {
-            meter.allowance.lock().settle(self.charge.taken.0, used.0);
+            let (taken, used) = match self.sent {
+                Sent::First => (self.charge.taken, used),
+                // It took nothing, and so gives nothing back: the try before may still do that itself.
+                Sent::Again => (Tokens::ZERO, used - self.charge.taken),
+            };
+            meter.allowance.lock().settle(taken.0, used.0);
             meter.lease_ahead();
         }
         match (&self.named, came) {
@@ -277,7 +290,7 @@ impl Meter {
             }
             taken => taken,
         };
-        let result = taken.map_err(|short| self.refusal(short));
+        let result = taken.map_err(|short| self.refusal(short, cost));
         self.lease_ahead();
         result
     }
@@ -322,10 +335,11 @@ impl Meter {
         });
     }
 
-    fn refusal(&self, short: Short) -> ApiError {
+    fn refusal(&self, short: Short, asked: u64) -> ApiError {
         self.metrics.quota_refusals.with_label_values(&[&self.key.tenant.0, self.unit.as_str()]).inc();
         let limit = self.allowance.lock().per_minute();
-        ApiError::RateLimited { unit: self.unit.as_str(), limit, after: short.after.max(Duration::from_millis(1)) }
+        let after = short.after.max(Duration::from_millis(1));
+        ApiError::RateLimited { unit: self.unit.as_str(), limit, asked, after }
     }
 
     fn tell(&self, headers: &mut HeaderMap) {

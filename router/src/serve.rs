@@ -10,6 +10,7 @@ use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exchange::keeper;
 use crate::gateway::{Gateway, GatewayError};
+use crate::identity::agreement;
 use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsError};
 use crate::{adapters, ahead, operator, proxy};
@@ -92,6 +93,7 @@ impl Serving {
             tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY, gateway.followed("api_keys"))),
             tokio::spawn(keeper::keep(gateway.clone())),
             tokio::spawn(adapters::follow(gateway.clone())),
+            tokio::spawn(agreement::follow(gateway.clone())),
             tokio::spawn(ahead::run(gateway.clone())),
             tokio::spawn(desk.follow_tokens()),
         ];

@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 from harness.cluster import Serve, SimWorker, get_json
 from harness.operator import Operator, ctl
-from harness.processes import until
+from harness.processes import ROOT, until
 from harness.talk import TEXT, Talk, prose, sealed_session
 from harness.wire import chat, events, exchange
 
@@ -105,6 +106,26 @@ def test_workers_of_a_file_come_and_go_and_no_stream_notices(started, tmp_path):
     table = ctl("--endpoint", serve.operator, "workers").stdout
     assert "LISTED" in table.split("\n")[0] and table.count(" file ") == 2, table
     assert [serve.metric("worker_changes_total", change=change) for change in ("joined", "left")] == [3, 1]
+
+
+def test_a_doubt_about_a_workers_prompts_goes_when_the_worker_leaves(started, tmp_path):
+    theirs = shutil.copytree(ROOT / "configs/models/tiny", tmp_path / "theirs")
+    template = theirs / "chat_template.jinja"
+    template.write_text("{{- 'something before all of it' -}}" + template.read_text())
+    (odd,) = sims(started, 1, *FAST, "--text", str(theirs))
+    (sound,) = sims(started, 1, *FAST)
+    path = tmp_path / "workers.json"
+    put(path, listing(odd))
+    serve = serve_with(started, f"discovery.workers_file={path}")
+    until("it is there", lambda: ready(serve) == {odd.url})
+    alarms = lambda: {alarm["alarm"] for alarm in json.loads(ctl("--endpoint", serve.operator, "alarm", "-o", "json").stdout)}
+    for number in range(3):
+        assert exchange(serve.port, chat(prose(30, number))).status == 200
+    until("it is doubted", lambda: "identity_engine_disagrees" in alarms())
+    put(path, listing(sound))
+    until("the workers changed", lambda: ready(serve) == {sound.url})
+    until("nothing is doubted", lambda: "identity_engine_disagrees" not in alarms())
+    assert exchange(serve.port, chat("hello")).status == 200
 
 
 def test_a_broken_file_of_workers_changes_nothing_and_is_an_alarm_until_it_is_mended(started, tmp_path):
@@ -295,3 +316,19 @@ def test_a_drain_keeps_within_its_bandwidth_and_ends_when_the_worker_is_taken_ba
         assert refused.status == 400 and told in refused.json["detail"], refused
     several = ctl("--endpoint", serve.operator, "drain", *[worker.url for worker in workers])
     assert several.returncode == 2 and "--rolling" in several.stderr
+
+
+def test_a_drain_that_leaves_sessions_behind_says_so_to_a_script(started):
+    workers = sims(started, 1, *FAST)
+    serve = with_sessions(started, workers)
+    (alone,) = [worker.url for worker in workers]
+    nobody = "http://127.0.0.1:1"
+    for listed, code, told in [((alone, alone), 2, "named twice"), ((alone, nobody), 1, "not_found")]:
+        refused = ctl("--endpoint", serve.operator, "drain", "--rolling", *listed)
+        assert refused.returncode == code and told in refused.stderr, refused
+        assert ready(serve) == {alone}, "nothing is drained before all of the list is known"
+    done = ctl("--endpoint", serve.operator, "drain", f"{alone}#hybrid")
+    assert f"{SESSIONS} cannot be moved" in done.stdout and done.returncode == 6, done
+    assert f"{SESSIONS} sessions of {alone} stay there" in done.stderr and "nobody can take it" in done.stderr, done.stderr
+    assert ctl("--endpoint", serve.operator, "workers", "undrain", alone).returncode == 0
+    assert ctl("--endpoint", serve.operator, "drain", "--stay", alone).returncode == 0, "nothing was to be moved"

@@ -17,8 +17,7 @@ pub struct AheadConfig {
 impl AheadConfig {
     /// What is out of bounds, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
-        let is_too_slow = self.bandwidth < Size::mebibytes(1);
-        is_too_slow.then_some(("ahead.bandwidth", "accepted is 1MiB and more, a second, for example 500MiB or 4GiB"))
+        (!self.bandwidth.is_bandwidth()).then_some(("ahead.bandwidth", Size::ACCEPTED_BANDWIDTH))
     }
 }
 

@@ -30,12 +30,24 @@ pub struct Expected {
 /// A session whose next step is awaited.
 #[derive(Debug)]
 struct Gap {
-    expected: Arc<Expected>,
+    /// None when nothing is sent any more: a prompt may be megabytes.
+    expected: Option<Arc<Expected>>,
     /// By age.
     number: u64,
     begun: Instant,
     looked: Option<Instant>,
-    sent: Option<WorkerId>,
+    tried: Tried,
+}
+
+/// What was sent in a gap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Tried {
+    /// Nothing yet.
+    Not,
+    /// It came to nothing.
+    Failed,
+    /// The prefix lies there as well by now.
+    Sent(WorkerId),
 }
 
 /// All of them.
@@ -54,41 +66,57 @@ impl Gaps {
         (expected, server): (Expected, WorkerId),
         now: Instant,
     ) -> Option<bool> {
-        let sent = self.forget(session).and_then(|gap| gap.sent);
+        let before = self.forget(session).map(|gap| gap.tried);
         let number = self.next;
         self.next += 1;
         self.by_age.insert(number, session);
-        let gap = Gap { expected: Arc::new(expected), number, begun: now, looked: None, sent: None };
+        let gap = Gap { expected: Some(Arc::new(expected)), number, begun: now, looked: None, tried: Tried::Not };
         self.by_session.insert(session, gap);
         while self.by_session.len() > MOST {
             let Some((_, oldest)) = self.by_age.pop_first() else { break };
             self.by_session.remove(&oldest);
         }
-        sent.map(|to| to == server)
+        match before {
+            Some(Tried::Sent(to)) => Some(to == server),
+            None | Some(Tried::Not | Tried::Failed) => None,
+        }
     }
 
     /// At most so many that are to be looked at now, those that ended last first: they are the likeliest to be used.
     pub(super) fn due(&mut self, most: usize, now: Instant) -> Vec<(SessionId, Arc<Expected>)> {
         let mut due = Vec::new();
+        self.let_go(now);
         for session in self.by_age.values().rev() {
             let Some(gap) = self.by_session.get_mut(session) else { continue };
             if due.len() == most || now.saturating_duration_since(gap.begun) > LONGEST {
                 break;
             }
             let is_due = gap.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= AGAIN);
-            if is_due && gap.sent.is_none() {
+            if let (true, Tried::Not, Some(expected)) = (is_due, gap.tried, &gap.expected) {
                 gap.looked = Some(now);
-                due.push((*session, gap.expected.clone()));
+                due.push((*session, expected.clone()));
             }
         }
         due
     }
 
-    /// Its prefix lies there as well by now. Nothing is sent twice in a gap.
-    pub(super) fn sent(&mut self, session: SessionId, expected: &Arc<Expected>, to: WorkerId) {
-        let gap = self.by_session.get_mut(&session).filter(|gap| Arc::ptr_eq(&gap.expected, expected));
-        if let Some(gap) = gap {
-            gap.sent = Some(to);
+    /// Nothing more is sent in gaps as old as that; only what was is remembered.
+    fn let_go(&mut self, now: Instant) {
+        let is_old = |gap: &Gap| now.saturating_duration_since(gap.begun) > LONGEST;
+        let old = self.by_age.values().take_while(|session| self.by_session.get(session).is_none_or(is_old));
+        for session in old.copied().collect::<Vec<_>>() {
+            match self.by_session.get_mut(&session) {
+                Some(gap) if matches!(gap.tried, Tried::Sent(_)) => gap.expected = None,
+                _ => drop(self.forget(session)),
+            }
+        }
+    }
+
+    /// Something was sent, or could not be. Nothing is sent twice in a gap.
+    pub(super) fn tried(&mut self, session: SessionId, expected: &Arc<Expected>, tried: Tried) {
+        let is_same = |gap: &Gap| gap.expected.as_ref().is_some_and(|known| Arc::ptr_eq(known, expected));
+        if let Some(gap) = self.by_session.get_mut(&session).filter(|gap| is_same(gap)) {
+            gap.tried = tried;
         }
     }
 
@@ -156,14 +184,32 @@ mod tests {
         let id = SessionId(1);
         assert_eq!(gaps.begins(id, (expected(), WorkerId(1)), now), None);
         let (_, waited) = gaps.due(1, now).remove(0);
-        gaps.sent(id, &waited, WorkerId(2));
+        gaps.tried(id, &waited, Tried::Sent(WorkerId(2)));
         assert_eq!(due(&mut gaps, now + SECOND * 2), [] as [u128; 0]);
         assert_eq!(gaps.begins(id, (expected(), WorkerId(2)), now), Some(true));
-        gaps.sent(id, &waited, WorkerId(2));
+        gaps.tried(id, &waited, Tried::Sent(WorkerId(2)));
         assert_eq!(due(&mut gaps, now), [1], "what was sent late was for the gap before");
         let (_, waited) = gaps.due(1, now + SECOND).remove(0);
-        gaps.sent(id, &waited, WorkerId(2));
+        gaps.tried(id, &waited, Tried::Sent(WorkerId(2)));
         assert_eq!(gaps.begins(id, (expected(), WorkerId(1)), now), Some(false));
+    }
+
+    #[test]
+    fn of_old_gaps_only_what_was_sent_is_kept() {
+        let (mut gaps, now) = (Gaps::default(), Instant::now());
+        for id in [SessionId(1), SessionId(2), SessionId(3)] {
+            gaps.begins(id, (expected(), WorkerId(1)), now);
+        }
+        let waiting = gaps.due(3, now);
+        for ((id, waited), tried) in waiting.iter().zip([Tried::Sent(WorkerId(2)), Tried::Failed, Tried::Not]) {
+            gaps.tried(*id, waited, tried);
+        }
+        assert_eq!(due(&mut gaps, now + SECOND * 2), [1], "what failed is not tried again");
+        assert_eq!(due(&mut gaps, now + SECOND * 61), [] as [u128; 0]);
+        assert_eq!((gaps.by_session.len(), gaps.by_age.len()), (1, 1));
+        let sent = &gaps.by_session[&SessionId(3)];
+        assert!(sent.expected.is_none(), "its prompt is not");
+        assert_eq!(gaps.begins(SessionId(3), (expected(), WorkerId(2)), now), Some(true));
     }
 
     #[test]

@@ -17,7 +17,9 @@ use workers_shim::dialect::Usage;
 
 pub use config::AheadConfig;
 pub use gaps::Expected;
+use gaps::Tried;
 
+use crate::config::units::paced;
 use crate::gateway::Gateway;
 use crate::pipeline::plan::Classified;
 use crate::pipeline::prompts::Kept;
@@ -30,8 +32,6 @@ use crate::pipeline::verify::{Transfer, sample};
 const EVERY: Duration = Duration::from_millis(250);
 /// Sessions that one look is at: each costs two plans.
 const AT_ONCE: usize = 64;
-/// Longest pause after a move, whatever the bandwidth.
-const LONGEST_PAUSE: f64 = 3600.0;
 
 /// Sessions whose next step is awaited; none where nothing is sent ahead.
 #[derive(Debug)]
@@ -76,9 +76,13 @@ impl Ahead {
 /// Sends what pays, as long as the router runs.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let Some(gaps) = &gateway.policies.ahead.0 else { return };
-    let bandwidth = gateway.config.ahead.bandwidth.0;
+    let bandwidth = gateway.config.ahead.bandwidth.0 as u64;
     loop {
         tokio::time::sleep(EVERY).await;
+        // An operator may have turned it meanwhile.
+        if gateway.steering.get().mode != Mode::Own {
+            continue;
+        }
         let due = gaps.lock().due(AT_ONCE, Instant::now());
         let chosen = due.into_iter().filter_map(|(session, expected)| {
             let chosen = choose(&gateway, session, expected);
@@ -86,10 +90,11 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
         });
         let Some(chosen) = chosen.max_by_key(|chosen| chosen.moving.saves - chosen.moving.costs) else { continue };
         let begun = Instant::now();
-        send(&gateway, &chosen).await;
-        gaps.lock().sent(chosen.session, &chosen.expected, chosen.moving.to);
-        let least = (chosen.moving.bytes.0 as f64 / bandwidth as f64).min(LONGEST_PAUSE);
-        tokio::time::sleep(Duration::from_secs_f64(least).saturating_sub(begun.elapsed())).await;
+        let tried = send(&gateway, &chosen).await;
+        gaps.lock().tried(chosen.session, &chosen.expected, tried);
+        if tried != Tried::Failed {
+            tokio::time::sleep(paced(chosen.moving.bytes, bandwidth).saturating_sub(begun.elapsed())).await;
+        }
     }
 }
 
@@ -144,7 +149,7 @@ fn choose(gateway: &Gateway, id: SessionId, expected: Arc<Expected>) -> Result<C
 }
 
 /// Moves it, and says what came of it.
-async fn send(gateway: &Arc<Gateway>, chosen: &Chosen) {
+async fn send(gateway: &Arc<Gateway>, chosen: &Chosen) -> Tried {
     let Chosen { session, expected, moving, source, target, stay } = chosen;
     let remark = relocate(gateway, &expected.kept, (moving.blocks, moving.bytes), (*source, *target)).await;
     let metrics = &gateway.metrics.plans.between_steps;
@@ -152,7 +157,7 @@ async fn send(gateway: &Arc<Gateway>, chosen: &Chosen) {
     if let Some(remark) = remark.filter(|remark| *remark != Remark::SourceRecomputed) {
         tracing::info!(%session, %from, %to, remark = remark.as_str(), "nothing was sent ahead of a step");
         metrics.ahead.with_label_values(&["failed"]).inc();
-        return;
+        return Tried::Failed;
     }
     tracing::debug!(%session, %from, %to, bytes = moving.bytes.0, saves_ms, "a prefix was sent ahead of a step");
     metrics.ahead.with_label_values(&["sent"]).inc();
@@ -161,4 +166,5 @@ async fn send(gateway: &Arc<Gateway>, chosen: &Chosen) {
     let link = BarredLink { from, to };
     let transfer = Transfer { link, rank: moving.to_rank, blocks: Some(moving.blocks), action: Action::ArtifactFetch };
     sample(gateway, transfer, &expected.kept);
+    Tried::Sent(moving.to)
 }

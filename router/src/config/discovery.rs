@@ -40,8 +40,7 @@ impl Default for DrainConfig {
 impl DrainConfig {
     /// What is out of bounds, and what is accepted.
     pub(super) fn problem(&self) -> Option<(&'static str, &'static str)> {
-        let is_too_slow = self.bandwidth < Size::mebibytes(1);
-        is_too_slow.then_some(("drain.bandwidth", "accepted is 1MiB and more, a second, for example 500MiB or 4GiB"))
+        (!self.bandwidth.is_bandwidth()).then_some(("drain.bandwidth", Size::ACCEPTED_BANDWIDTH))
     }
 }
 

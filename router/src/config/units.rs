@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use vocabulary::Bytes;
 
 /// A span of time: `"250ms"`, `"30s"`, `"5m"`, `"1h"`, or a number of seconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -37,10 +38,24 @@ impl Span {
 }
 
 impl Size {
+    /// What is accepted for the bytes of a second.
+    pub const ACCEPTED_BANDWIDTH: &str = "accepted is 1MiB and more, a second, for example 500MiB or 4GiB";
+
     /// Mebibytes.
     pub const fn mebibytes(count: usize) -> Self {
         Self(count << 20)
     }
+
+    /// Whether it can be the bytes of a second.
+    pub fn is_bandwidth(self) -> bool {
+        self >= Self::mebibytes(1)
+    }
+}
+
+/// How long so many bytes take at `bandwidth` a second; at most a year.
+pub fn paced(bytes: Bytes, bandwidth: u64) -> Duration {
+    const LONGEST: f64 = 31_536_000.0;
+    Duration::from_secs_f64((bytes.0 as f64 / bandwidth.max(1) as f64).min(LONGEST))
 }
 
 /// `number` then a unit of `units`; the product, or `None`.
@@ -131,6 +146,13 @@ mod tests {
 
     fn read(text: &str) -> Result<Both, toml::de::Error> {
         toml::from_str(text)
+    }
+
+    #[test]
+    fn so_many_bytes_take_as_long_as_the_bandwidth_says() {
+        assert_eq!(paced(Bytes(500), 1000), Duration::from_millis(500));
+        assert_eq!(paced(Bytes(0), 0), Duration::ZERO);
+        assert_eq!(paced(Bytes(u64::MAX), 1), Duration::from_secs(31_536_000));
     }
 
     #[test]

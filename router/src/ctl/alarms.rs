@@ -51,7 +51,12 @@ async fn look(client: &Client, output: Output) -> Result<Vec<Value>, CtlError> {
     let workers = listed("workers", workers, &mut found);
     found.extend(workers.iter().filter_map(of_worker));
     for lease in listed("leases", leases, &mut found) {
-        found.push(alarm(&word(lease.get("endpoint")), "lease_expired", "no router reached it within its lease"));
+        let endpoint = word(lease.get("endpoint"));
+        let what = format!(
+            "no router reached it within its lease, so that others may take what it owned: start it, or `ctl workers retire \
+             {endpoint}` where it is gone for good"
+        );
+        found.push(alarm(&endpoint, "lease_expired", &what));
     }
     Ok(found)
 }
@@ -74,7 +79,10 @@ fn of_worker(worker: &Value) -> Option<Value> {
             );
             alarm(&of, "worker_ejected", &why)
         }
-        (Some("draining"), _) => alarm(&of, "worker_draining", "an operator drains it"),
+        (Some("draining"), _) => {
+            let what = format!("an operator drains it; `ctl workers undrain {of}` takes it back into service");
+            alarm(&of, "worker_draining", &what)
+        }
         (_, Some("degraded")) if !is_heard => alarm(&of, "events_not_heard", doubt),
         (_, Some("degraded")) => alarm(&of, "degraded", doubt),
         (_, Some("fallback")) => {

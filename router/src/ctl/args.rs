@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 
+use crate::config::WorkerUrl;
+
 /// A worker, by its id or its URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WorkerArg(pub(crate) WorkerId);
@@ -20,7 +22,9 @@ impl FromStr for WorkerArg {
     fn from_str(text: &str) -> Result<Self, NotAWorker> {
         let is_url = text.starts_with("http://") || text.starts_with("https://");
         if is_url {
-            return Ok(Self(WorkerId::of_endpoint(text)));
+            // As lists and registrations have it, with a role behind it.
+            let endpoint = text.parse::<WorkerUrl>().map_err(|_| NotAWorker)?.endpoint;
+            return Ok(Self(WorkerId::of_endpoint(&endpoint)));
         }
         text.parse().map(Self).map_err(|_| NotAWorker)
     }
@@ -88,12 +92,13 @@ mod tests {
     #[test]
     fn things_are_named_as_lists_show_them() {
         assert_eq!("http://a:1/".parse::<WorkerArg>().unwrap().0, WorkerId::of_endpoint("http://a:1"));
+        assert_eq!("http://a:1#decode".parse::<WorkerArg>().unwrap().0, WorkerId::of_endpoint("http://a:1"));
         assert_eq!("w-000000000000002a".parse::<WorkerArg>().unwrap().0, WorkerId(42));
         let (session, artifact) = (SessionId(1), ArtifactId(1));
         assert_eq!(session.to_string().parse::<SubjectArg>().unwrap(), SubjectArg::Session(session));
         assert_eq!(artifact.to_string().parse::<SubjectArg>().unwrap().to_string(), format!("artifacts/{artifact}"));
         assert_eq!("1.2.3".parse::<EpochArg>().unwrap().0, Epoch { generation: 1, index: 2, position: 3 });
-        for bad in ["", "w-", "a:1", "s-1"] {
+        for bad in ["", "w-", "a:1", "s-1", "http://a:1#decoder", "http://"] {
             assert!(bad.parse::<WorkerArg>().is_err(), "{bad}");
         }
         for bad in ["", "1.2", "1.2.3.4", "-1.2.3", "a.b.c"] {

@@ -39,16 +39,12 @@ pub(crate) struct DrainArgs {
     within: Span,
 }
 
-/// Empties one worker, or all of a list in turn.
+/// Empties one worker, or all of a list in turn. An error where sessions stayed that were to be moved, after all is done.
 pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> Result<(), CtlError> {
-    if args.workers.len() > 1 && !args.rolling {
-        let what =
-            "several workers are drained one after the other: give --rolling, and the order in which they are upgraded";
-        return Err(CtlError::Usage(what.into()));
-    }
+    let all = known(client, args).await?;
     let upgrade = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-    let mut told = Vec::new();
-    for (at, worker) in args.workers.iter().enumerate() {
+    let (mut told, mut stayed) = (Vec::new(), None);
+    for (at, (worker, endpoint)) in all.iter().enumerate() {
         let next: Vec<String> = args.workers[at + 1..].iter().map(WorkerArg::to_string).collect();
         let mut body = json!({"draining": true, "sessions": if args.stay { "stay" } else { "move" }, "avoid": next});
         if args.rolling {
@@ -57,28 +53,59 @@ pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> 
         if let Some(bytes) = args.bytes_per_second {
             body["bytes_per_second"] = json!(bytes);
         }
-        let one = One { client, worker: *worker, deadline: Instant::now() + args.within.0 };
+        let one = One { client, worker: *worker, endpoint, deadline: Instant::now() + args.within.0 };
         let life = one.look().await?["incarnation"].clone();
         let progress = one.empty(&body).await?;
         if output == Output::Table {
-            say(&format!("{worker} drains: {}\n", line(&progress)));
+            say(&format!("{endpoint} drains: {}\n", line(&progress)));
         }
-        told.push(json!({"worker": worker.to_string(), "progress": progress}));
+        if !args.stay {
+            stayed = stay(stayed, endpoint, &progress);
+        }
+        told.push(json!({"worker": worker.to_string(), "endpoint": endpoint, "progress": progress}));
         if args.rolling {
-            eprintln_note(&format!("{worker} can be stopped: start it anew, upgraded"));
+            eprintln_note(&format!("{endpoint} can be stopped: start it anew, upgraded"));
             one.renewed(&life).await?;
         }
     }
     if output == Output::Json {
         say(&format!("{}\n", json!({"drained": told})));
     }
-    Ok(())
+    stayed.map_or(Ok(()), Err)
+}
+
+/// All of them with their endpoints, before the first is drained.
+async fn known(client: &Client, args: &DrainArgs) -> Result<Vec<(WorkerArg, String)>, CtlError> {
+    if args.workers.len() > 1 && !args.rolling {
+        let what =
+            "several workers are drained one after the other: give --rolling, and the order in which they are upgraded";
+        return Err(CtlError::Usage(what.into()));
+    }
+    let mut all: Vec<(WorkerArg, String)> = Vec::new();
+    for worker in &args.workers {
+        let got = client.get(&format!("workers/{worker}")).await?.json;
+        let endpoint = got["worker"]["endpoint"].as_str().map_or_else(|| worker.to_string(), str::to_owned);
+        if all.iter().any(|(other, _)| other == worker) {
+            return Err(CtlError::Usage(format!("{endpoint} is named twice; nothing was drained")));
+        }
+        all.push((*worker, endpoint));
+    }
+    Ok(all)
+}
+
+/// What stayed before and at this one.
+fn stay(before: Option<CtlError>, endpoint: &str, progress: &Value) -> Option<CtlError> {
+    let here = progress["stuck"].as_u64().filter(|count| *count > 0);
+    let Some(here) = here else { return before };
+    let earlier = if let Some(CtlError::Stayed { count, .. }) = before { count } else { 0 };
+    Some(CtlError::Stayed { worker: endpoint.into(), count: earlier + here, why: word(progress.get("why")) })
 }
 
 /// One worker, for so long.
 struct One<'a> {
     client: &'a Client,
     worker: WorkerArg,
+    endpoint: &'a str,
     deadline: Instant,
 }
 
@@ -104,7 +131,7 @@ impl One<'_> {
             match progress["state"].as_str() {
                 Some("done") => break hide(progress),
                 Some("stopped") => {
-                    return Err(CtlError::Refused(format!("{} was taken back into service meanwhile", self.worker)));
+                    return Err(CtlError::Refused(format!("{} was taken back into service meanwhile", self.endpoint)));
                 }
                 _ if stays => break hide(progress),
                 Some("none") => self.drain(body).await?,
@@ -129,7 +156,7 @@ impl One<'_> {
 
     async fn pause(&self, what: &str) -> Result<(), CtlError> {
         if Instant::now() >= self.deadline {
-            return Err(CtlError::Refused(format!("{}: {what} within --within; it still drains", self.worker)));
+            return Err(CtlError::Refused(format!("{}: {what} within --within; it still drains", self.endpoint)));
         }
         tokio::time::sleep(LOOK).await;
         Ok(())
@@ -188,6 +215,17 @@ fn write(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sessions_that_stay_are_an_error_that_counts_those_of_all_workers() {
+        let moved = json!({"stuck": 0, "moved": 3, "kept": 1});
+        assert!(stay(None, "http://a:1", &moved).is_none());
+        let first = stay(None, "http://a:1", &json!({"stuck": 2, "why": "no fabric"}));
+        let both = stay(first, "http://b:1", &json!({"stuck": 3, "why": "nobody"}));
+        let error = stay(both, "http://c:1", &moved).unwrap();
+        assert_eq!((error.code(), error.word()), (6, "partly_done"));
+        assert!(error.to_string().starts_with("5 sessions of http://b:1 stay there (nobody)"), "{error}");
+    }
 
     #[test]
     fn the_bar_is_full_when_nothing_more_can_be_moved() {

@@ -37,6 +37,19 @@ pub(crate) enum CtlError {
         /// What became of another one.
         error: String,
     },
+    /// A worker was drained, and not all of its sessions moved.
+    #[error(
+        "{count} sessions of {worker} stay there ({why}): stopped all the same, the worker takes their KV along, and their \
+         next steps compute it anew elsewhere; --stay drains a worker without moving any"
+    )]
+    Stayed {
+        /// Its endpoint; of several the last one.
+        worker: String,
+        /// How many, of all workers that were drained.
+        count: u64,
+        /// Why the last one of them did.
+        why: String,
+    },
     /// Of several that were asked, not all answered.
     #[error("not every endpoint answered: {0}")]
     Silent(String),
@@ -123,14 +136,14 @@ pub(crate) enum CtlError {
 
 impl CtlError {
     /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
-    /// are alarms. 6: done at some endpoints and not at others. 7: nothing could be compared.
+    /// are alarms. 6: done at some endpoints and not at others, or with some sessions. 7: nothing could be compared.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
             Self::Unreachable { .. } | Self::Tls { .. } | Self::Unanswered { .. } | Self::Silent(_) => 3,
             Self::Alarms(_) => 5,
             Self::NoAnswer { .. } | Self::Unknown(_) => 4,
-            Self::Partly { .. } => 6,
+            Self::Partly { .. } | Self::Stayed { .. } => 6,
             Self::NotCompared => 7,
             Self::Problem { word, .. } if word == "unknown_outcome" => 4,
             _ => 1,
@@ -161,7 +174,7 @@ impl CtlError {
             Self::Tls { .. } => "tls",
             Self::Refused(_) => "refused",
             Self::Unknown(_) | Self::NoAnswer { .. } => "unknown_outcome",
-            Self::Partly { .. } => "partly_done",
+            Self::Partly { .. } | Self::Stayed { .. } => "partly_done",
             Self::Silent(_) | Self::Unanswered { .. } => "unanswered",
             Self::Alarms(_) => "alarms",
             Self::NotCompared => "not_compared",

@@ -227,7 +227,11 @@ fn attempts(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         let (action, knowledge) = (word(attempt.get("action")), word(attempt.get("knowledge")));
         let ejected: Vec<_> = attempt["ejected"].as_array().into_iter().flatten().map(|id| names.worker(id)).collect();
         let ejected = if ejected.is_empty() { String::new() } else { format!("; ejected was {}", ejected.join(", ")) };
-        let how = format!("{action} at {at}, {knowledge} knowledge{ejected}{resumed}{remarks}");
+        let broken = match &attempt["unresumable"] {
+            Value::Null => String::new(),
+            why => format!("; nobody could go on with it because {}", word(Some(why))),
+        };
+        let how = format!("{action} at {at}, {knowledge} knowledge{ejected}{resumed}{remarks}{broken}");
         rows.push(row(["tried", &how]));
     }
     rows

@@ -61,7 +61,8 @@ filter! {
         group: GroupId => "group",
         /// With a head of this session in it.
         session: SessionId => "session",
-        /// Who has it now: owned, copied, stored or unowned.
+        /// Who has it now.
+        #[arg(value_parser = ["owned", "copied", "stored", "unowned"])]
         state: String => "standing",
     }
 }
@@ -77,7 +78,8 @@ filter! {
 filter! {
     /// Of leases.
     LeaseFilter {
-        /// held, expired or retired.
+        /// How it stands.
+        #[arg(value_parser = ["held", "expired", "retired"])]
         state: String => "state",
     }
 }
@@ -95,9 +97,11 @@ filter! {
 filter! {
     /// Of workers.
     WorkerFilter {
-        /// prefill, decode or hybrid.
+        /// What it does.
+        #[arg(value_parser = ["prefill", "decode", "hybrid"])]
         role: String => "role",
-        /// ready, draining or unreachable.
+        /// Whether it takes work; who is ejected is ready.
+        #[arg(value_parser = ["ready", "draining", "unreachable"])]
         state: String => "health",
     }
 }

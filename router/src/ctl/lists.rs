@@ -178,6 +178,13 @@ pub(crate) const WORKERS: List = List {
     ],
 };
 
+/// A worker that answers its probes and takes no requests is not simply ready.
+fn tell_ejected(line: &mut Value) {
+    if line["ejected"].is_object() {
+        line["health"] = json!(format!("{}, ejected", word(line.get("health"))));
+    }
+}
+
 impl List {
     /// Prints it.
     pub(crate) async fn show(
@@ -207,6 +214,7 @@ impl List {
                 say(&format!("{}\n", pretty(&answer)));
             }
             Output::Table => {
+                lines.iter_mut().for_each(tell_ejected);
                 say(&table(self.columns, &lines));
                 if let Some(cursor) = cursor {
                     note(&format!("there is more: --all, or --cursor {cursor}"));

@@ -2,7 +2,7 @@
 //!
 //! Everything but files goes over the operator API. Exit codes: 0 done, 1 refused, 2 not understood, 3 not all answered
 //! and nothing was changed, 4 the outcome is not known, 5 there are alarms, 6 done at some endpoints and not at others,
-//! 7 nothing could be compared.
+//! or with some sessions, 7 nothing could be compared.
 
 mod alarms;
 mod args;

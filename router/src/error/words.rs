@@ -151,7 +151,7 @@ mod tests {
             (ApiError::UnknownModel { model: "m".into() }, "not_found_error"),
             (ApiError::UnknownPath { path: "/v1/messages/batches".into() }, "not_found_error"),
             (ApiError::BodyTooLarge { limit: 1 }, "request_too_large"),
-            (ApiError::RateLimited { unit: "tokens", limit: 1, after }, "rate_limit_error"),
+            (ApiError::RateLimited { unit: "tokens", limit: 1, asked: 1, after }, "rate_limit_error"),
             (ApiError::Overloaded { what: "connections" }, "overloaded_error"),
             (ApiError::NoWorker { model: "m".into() }, "overloaded_error"),
             (ApiError::WorkerFailed { detail: "x".into() }, "api_error"),

@@ -14,6 +14,7 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{ModelId, Tokens, WorkerId};
 
+use crate::gateway::Gateway;
 use crate::telemetry::identity::IdentityMetrics;
 
 /// So many answers in a row that agree end a doubt.
@@ -23,6 +24,8 @@ const HEALED: u32 = 32;
 pub(crate) const LATE: Duration = Duration::from_secs(3);
 /// So many answers wait for that at most; others say nothing then.
 const MOST_LATER: usize = 256;
+/// Between two looks at who is still listed.
+const FORGET_EVERY: Duration = Duration::from_secs(1);
 /// Between two warnings of one model at one worker.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
@@ -164,7 +167,7 @@ enum News {
     Healed,
 }
 
-/// What all workers' answers said. At most two windows for each configured model and worker.
+/// What all workers' answers said. At most two windows for each configured model and listed worker.
 #[derive(Debug)]
 pub struct Agreement {
     models: Mutex<BTreeMap<ModelId, Signs>>,
@@ -226,10 +229,25 @@ impl Agreement {
             _ => window.warns(now).then_some(News::Disagrees),
         };
         if was_doubted != window.doubted {
-            let mut all = models.values().flat_map(Signs::all);
-            self.any.store(all.any(|(_, answered)| answered.doubted().next().is_some()), Ordering::Release);
+            self.look_for_any(&models);
         }
         news
+    }
+
+    fn look_for_any(&self, models: &BTreeMap<ModelId, Signs>) {
+        let mut all = models.values().flat_map(Signs::all);
+        self.any.store(all.any(|(_, answered)| answered.doubted().next().is_some()), Ordering::Release);
+    }
+
+    /// Forgets what all others said: who left cannot agree again, and its doubt would stand for ever.
+    pub fn keep_only(&self, is_listed: impl Fn(WorkerId) -> bool) {
+        let mut models = self.models.lock();
+        for signs in models.values_mut() {
+            for sign in [Sign::Counted, Sign::Found] {
+                signs.of(sign).0.retain(|worker, _| is_listed(*worker));
+            }
+        }
+        self.look_for_any(&models);
     }
 
     /// Whether a step of this model is not to be called exact at this worker.
@@ -259,6 +277,14 @@ impl Agreement {
     pub fn doubted_models(&self) -> usize {
         let is_doubted = |signs: &&Signs| signs.all().iter().any(|(_, answered)| answered.is_doubted());
         self.models.lock().values().filter(is_doubted).count()
+    }
+}
+
+/// Forgets workers that left the lists, for ever.
+pub(crate) async fn follow(gateway: Arc<Gateway>) {
+    loop {
+        tokio::time::sleep(FORGET_EVERY).await;
+        gateway.remembered.identity.agreement.keep_only(|worker| gateway.fleet().lists(worker));
     }
 }
 

@@ -19,14 +19,13 @@ use vocabulary::{Bytes, DpRank, Epoch, Health, ModelId, Owner, Role, SessionId, 
 
 use super::moves;
 use super::problem::{Kind, Problem};
+use crate::config::units::paced;
 use crate::gateway::Gateway;
 
 /// Between two looks for sessions that can be moved by now.
 const AGAIN: Duration = Duration::from_millis(500);
 /// How long after the last move something is still tried that failed.
 const GRACE: Duration = Duration::from_secs(5);
-/// Longest time that one session's blocks can take, in seconds: a year.
-const LONGEST: f64 = 31_536_000.0;
 /// Why a session stays where no worker is able to take it.
 const NOBODY: &str = "nobody can take it: no other worker is ready, serves its model and exchanges KV with this one";
 /// Workers whose progress is remembered, and upgrades whose sessions are.
@@ -234,7 +233,7 @@ impl Run {
                     self.progress.moved_bytes += bytes.0;
                     self.since = Instant::now();
                     self.tell();
-                    self.rest(begun + pause(bytes, self.wanted.bandwidth)).await;
+                    self.rest(begun + paced(bytes, self.wanted.bandwidth)).await;
                 }
                 Err(Miss::Later) => self.progress.busy += 1,
                 // Who takes it may only be starting.
@@ -322,11 +321,6 @@ impl From<Problem> for Miss {
             _ => Self::Never(problem.detail().to_owned()),
         }
     }
-}
-
-/// How long so many bytes take at most so fast.
-fn pause(bytes: Bytes, bandwidth: u64) -> Duration {
-    Duration::from_secs_f64((bytes.0 as f64 / bandwidth.max(1) as f64).min(LONGEST))
 }
 
 /// Who could take a session.
@@ -432,12 +426,6 @@ mod tests {
         let fleet = [worker(0, "f", 0.0), drains, prefill, other, worker(4, "g", 0.0), apart, worker(9, "f", 0.0)];
         assert_eq!(target(&fleet, &[], &[]), None);
         assert_eq!(target(&fleet, &[9, 1], &[]), None);
-    }
-
-    #[test]
-    fn so_many_bytes_take_as_long_as_the_bandwidth_says() {
-        assert_eq!(pause(Bytes(500), 1000), Duration::from_millis(500));
-        assert_eq!(pause(Bytes(0), 0), Duration::ZERO);
     }
 
     #[test]

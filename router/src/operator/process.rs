@@ -157,8 +157,26 @@ impl Readiness {
             .chain(audit)
             .chain(files)
             .chain(lookups)
+            .chain(Self::of_tenants(gateway))
             .collect();
         Self { ready: true, node: directory.node().0, standing, degraded }
+    }
+
+    /// Quotas that limit nobody: a name with a letter too many is no limit.
+    fn of_tenants(gateway: &Gateway) -> Option<Degraded> {
+        /// More say nothing new.
+        const MOST_TOLD: usize = 8;
+        let names = gateway.keys.without_key(gateway.config.tenants.keys().map(String::as_str));
+        let told: Vec<String> = names.iter().take(MOST_TOLD).map(|name| format!("[tenants.{name:?}]")).collect();
+        let why = match gateway.keys.required() {
+            true => "no key of auth.keys_file names them",
+            false => "without auth.keys_file everybody is the tenant \"default\"",
+        };
+        (!told.is_empty()).then(|| Degraded {
+            what: "tenants",
+            cause: "no_key",
+            detail: format!("quotas of {} sections limit nobody, because {why}: {}", names.len(), told.join(", ")),
+        })
     }
 
     /// What is known of prompts less well than it could be.
@@ -203,15 +221,23 @@ pub(super) async fn ready(State(desk): State<Desk>) -> Result<Fresh<Readiness>, 
             }
             Ok(Fresh::new(&gateway.directory().view(), Readiness::of(&desk)))
         }
-        None => Err(Problem::not_ready(nobody_answers(&gateway.membership().failures()))),
+        None => {
+            let (workers, failures) = (gateway.fleet().snapshot(), gateway.membership().failures());
+            Err(Problem::not_ready(nobody_answers(&workers, &failures)))
+        }
     }
 }
 
 /// What to say where no worker answers: perhaps none was found, and why is known.
-fn nobody_answers(failures: &[(Source, String)]) -> String {
+fn nobody_answers(workers: &[WorkerView], failures: &[(Source, String)]) -> String {
     /// More say nothing new.
     const MOST_TOLD: usize = 4;
-    let mut told = "No worker answers. GET /ownerserve/v1/workers tells how each is.".to_owned();
+    let mut told = match workers {
+        [_, ..] => "No worker answers. GET /ownerserve/v1/workers tells how each is.".to_owned(),
+        [] => "No worker is listed: name one (--worker URL, [[workers]], [discovery]) or have it register itself \
+                  (POST /ownerserve/v1/registrations)."
+            .to_owned(),
+    };
     for (source, why) in failures.iter().take(MOST_TOLD) {
         let _ = write!(told, " Workers of {} cannot be looked up: {why}.", source.as_str());
     }

@@ -82,6 +82,8 @@ pub enum Standing {
     Trial {
         /// How many.
         taken: u32,
+        /// When the first of them was sent: what was asked before says nothing.
+        since: Instant,
         /// From when on as many more may go, whatever became of these.
         until: Instant,
     },
@@ -137,7 +139,7 @@ impl Record {
         match self.standing {
             Standing::In => true,
             Standing::Out { until } => now >= until,
-            Standing::Trial { taken, until } => taken < config.trial_requests || now >= until,
+            Standing::Trial { taken, until, .. } => taken < config.trial_requests || now >= until,
         }
     }
 
@@ -159,11 +161,33 @@ impl Record {
             self.times = self.times.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
         }
         self.times = self.times.saturating_add(1);
-        let pause = config.base_ejection_time.0.saturating_mul(self.times).min(config.max_ejection_time.0);
+        let pause = self.pause(config);
         (self.cause, self.standing) = (cause, Standing::Out { until: now + pause });
         pause
     }
+
+    fn pause(&self, config: &OutlierConfig) -> Duration {
+        config.base_ejection_time.0.saturating_mul(self.times).min(config.max_ejection_time.0)
+    }
+
+    /// A request goes there.
+    fn sent(&mut self, (config, now): (&OutlierConfig, Instant)) {
+        match &mut self.standing {
+            Standing::In => return,
+            Standing::Trial { taken, until, .. } if now < *until => {
+                *taken = taken.saturating_add(1);
+                return;
+            }
+            // Nobody heard of the last one's end: it hangs, and the next one may as well.
+            Standing::Trial { .. } => self.times = self.times.saturating_add(1),
+            Standing::Out { .. } => {}
+        }
+        self.standing = Standing::Trial { taken: 1, since: now, until: now + self.pause(config) };
+    }
 }
+
+/// So many workers are remembered; beyond that only those who are ejected.
+const MOST_RECORDS: usize = 4096;
 
 /// All workers that were sent requests.
 #[derive(Debug)]
@@ -184,6 +208,11 @@ impl Outliers {
         workers.iter().filter(is_out).map(|worker| worker.id).collect()
     }
 
+    /// Who of these is ejected, or on trial.
+    pub fn all_ejected(&self, workers: &[WorkerView]) -> Vec<WorkerId> {
+        workers.iter().filter(|worker| self.ejected(worker).is_some()).map(|worker| worker.id).collect()
+    }
+
     /// How this life of a worker stands; none where its requests do not fail.
     pub fn ejected(&self, worker: &WorkerView) -> Option<Ejected> {
         let record = self.of(worker).filter(|record| record.standing != Standing::In)?;
@@ -192,20 +221,14 @@ impl Outliers {
 
     /// A request goes there.
     pub fn sent(&mut self, worker: WorkerId, now: Instant) {
-        let lapses = now + self.config.base_ejection_time.0;
-        let Some(record) = self.records.get_mut(&worker) else { return };
-        record.standing = match record.standing {
-            Standing::Out { until } | Standing::Trial { until, .. } if now >= until => {
-                Standing::Trial { taken: 1, until: lapses }
-            }
-            Standing::Trial { taken, until } => Standing::Trial { taken: taken.saturating_add(1), until },
-            standing => standing,
-        };
+        if let Some(record) = self.records.get_mut(&worker) {
+            record.sent((&self.config, now));
+        }
     }
 
-    /// A request was answered to its end by this life of a worker. What ends while the worker is out was sent before, and
-    /// says nothing. Whether the worker came back because of it.
-    pub fn answered(&mut self, (worker, life): (WorkerId, Incarnation), now: Instant) -> bool {
+    /// A request that was sent at `asked` was answered to its end by this life of a worker. What was sent before the worker was
+    /// ejected says nothing. Whether the worker came back because of it.
+    pub fn answered(&mut self, (worker, life): (WorkerId, Incarnation), (asked, now): (Instant, Instant)) -> bool {
         let interval = self.config.interval.0;
         let record = self.record((worker, life), now);
         match record.standing {
@@ -215,6 +238,7 @@ impl Outliers {
                 false
             }
             Standing::Out { .. } => false,
+            Standing::Trial { since, .. } if asked < since => false,
             Standing::Trial { .. } => {
                 *record = Record { times: record.times, ..Record::new(life, now) };
                 true
@@ -222,12 +246,18 @@ impl Outliers {
         }
     }
 
-    /// A request failed at `worker`, one of `workers`. How long it is out, where it is ejected because of that.
-    pub fn failed(&mut self, workers: &[WorkerView], worker: WorkerId, now: Instant) -> Option<(Cause, Duration)> {
+    /// A request that was sent at `asked` failed at `worker`, one of `workers`. How long it is out, where it is ejected because
+    /// of that.
+    pub fn failed(
+        &mut self,
+        workers: &[WorkerView],
+        worker: WorkerId,
+        (asked, now): (Instant, Instant),
+    ) -> Option<(Cause, Duration)> {
         // Bounded by who is listed.
         self.records.retain(|id, _| workers.iter().any(|listed| listed.id == *id));
         let view = workers.iter().find(|listed| listed.id == worker)?;
-        let (config, may_go) = (self.config, self.may_go(workers, view));
+        let (config, may_go) = (self.config, self.may_go(workers, view, now));
         let record = self.record((worker, view.incarnation), now);
         match record.standing {
             Standing::In => {
@@ -237,15 +267,16 @@ impl Outliers {
                 Some((cause, record.eject(cause, (&config, now))))
             }
             Standing::Out { .. } => None,
+            Standing::Trial { since, .. } if asked < since => None,
             Standing::Trial { .. } => Some((Cause::Trial, record.eject(Cause::Trial, (&config, now)))),
         }
     }
 
     /// Whether one more may be left out, and somebody else serves what this one does.
-    fn may_go(&self, workers: &[WorkerView], worker: &WorkerView) -> bool {
+    fn may_go(&self, workers: &[WorkerView], worker: &WorkerView, now: Instant) -> bool {
         let share = usize::from(u8::from(self.config.max_ejection_percent));
         let most = if share == 0 { 0 } else { (workers.len() * share / 100).max(1) };
-        let is_in = |other: &&WorkerView| self.ejected(other).is_none();
+        let is_in = |other: &&WorkerView| self.of(other).is_none_or(|record| record.takes(&self.config, now));
         let out = workers.len() - workers.iter().filter(is_in).count();
         let others: Vec<_> = workers.iter().filter(|other| other.id != worker.id).filter(is_in).collect();
         let serves = |other: &WorkerView, model| {
@@ -262,6 +293,9 @@ impl Outliers {
 
     /// Of this life: another process begins with a clean sheet.
     fn record(&mut self, (worker, life): (WorkerId, Incarnation), now: Instant) -> &mut Record {
+        if self.records.len() >= MOST_RECORDS && !self.records.contains_key(&worker) {
+            self.records.retain(|_, record| record.standing != Standing::In);
+        }
         let record = self.records.entry(worker).or_insert_with(|| Record::new(life, now));
         if record.life != life {
             *record = Record::new(life, now);
@@ -270,13 +304,13 @@ impl Outliers {
     }
 }
 
-/// A request that this step sent to `worker` failed there, before its answer or inside it.
-pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], worker: WorkerId) {
+/// A request that this step sent to `worker` at `asked` failed there, before its answer or inside it.
+pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], (worker, asked): (WorkerId, Instant)) {
     if !is_alive(gateway, step, worker) {
         return;
     }
     let workers = gateway.fleet().snapshot();
-    let ejected = gateway.policies.outliers.lock().failed(&workers, worker, Instant::now());
+    let ejected = gateway.policies.outliers.lock().failed(&workers, worker, (asked, Instant::now()));
     let Some((cause, pause)) = ejected else { return };
     let endpoint = workers.iter().find(|view| view.id == worker).map(|view| tracing::field::display(&view.endpoint));
     let (cause, seconds) = (cause.as_str(), pause.as_secs_f64());
@@ -284,17 +318,18 @@ pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], worker: WorkerId) {
         worker = endpoint,
         cause,
         seconds,
-        "a worker is ejected: requests fail there, so that none goes there"
+        "a worker is ejected: requests fail there, so that only trials go there for a while"
     );
     gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause]).inc();
 }
 
 /// This plan's answer came to its end, at this attempt.
 pub(crate) fn answered(gateway: &Gateway, step: &[WorkerView], (plan, attempt): (&Plan, Option<&Attempt>)) {
-    let is_whole = attempt.is_some_and(|attempt| !attempt.remarks.contains(&Remark::PrefillFailed));
+    let Some(attempt) = attempt else { return };
+    let is_whole = ![Remark::PrefillFailed, Remark::PrefillBusy].iter().any(|remark| attempt.remarks.contains(remark));
     let sound = |view: &&WorkerView| view.id == plan.target() || (is_whole && view.id == plan.prefill.worker);
     for view in step.iter().filter(sound).filter(|view| is_alive(gateway, step, view.id)) {
-        if gateway.policies.outliers.lock().answered((view.id, view.incarnation), Instant::now()) {
+        if gateway.policies.outliers.lock().answered((view.id, view.incarnation), (attempt.asked, Instant::now())) {
             tracing::info!(worker = %view.endpoint, "a worker that was ejected answers again");
         }
     }

@@ -36,7 +36,7 @@ fn id(view: &WorkerView) -> (WorkerId, Incarnation) {
 
 /// Fails there as often; what came of the last time.
 fn fail(outliers: &mut Outliers, workers: &[WorkerView], (which, times): (u64, u32), now: Instant) -> Option<Cause> {
-    let failed: Vec<_> = (0..times).map(|_| outliers.failed(workers, WorkerId(which), now)).collect();
+    let failed: Vec<_> = (0..times).map(|_| outliers.failed(workers, WorkerId(which), (now, now))).collect();
     failed.into_iter().last().flatten().map(|(cause, _)| cause)
 }
 
@@ -45,7 +45,7 @@ fn so_many_failures_one_after_another_eject_and_an_answer_between_them_begins_an
     let (workers, now) = (fleet(4), Instant::now());
     let mut outliers = Outliers::new(OutlierConfig::default());
     assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
-    assert!(!outliers.answered(id(&workers[0]), now), "it was never away");
+    assert!(!outliers.answered(id(&workers[0]), (now, now)), "it was never away");
     assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
     assert!(outliers.out(&workers, now).is_empty());
     assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Consecutive));
@@ -63,10 +63,10 @@ fn too_large_a_share_of_enough_requests_ejects_whatever_comes_between() {
             let now = begin + gap * n;
             match n % 2 {
                 0 => {
-                    outliers.answered(id(&workers[0]), now);
+                    outliers.answered(id(&workers[0]), (now, now));
                     None
                 }
-                _ => outliers.failed(&workers, WorkerId(1), now).map(|(cause, _)| (n + 1, cause)),
+                _ => outliers.failed(&workers, WorkerId(1), (now, now)).map(|(cause, _)| (n + 1, cause)),
             }
         })
     };
@@ -110,24 +110,28 @@ fn a_trial_finds_out_whether_it_is_well() {
     outliers.sent(WorkerId(1), at(10));
     assert_eq!(outliers.out(&workers, at(10)), [WorkerId(1)], "and no other");
     assert!(outliers.ejected(&workers[0]).is_some_and(|ejected| ejected.is_on_trial()));
-    let failed = outliers.failed(&workers, WorkerId(1), at(11));
+    let long_ago = (begin, at(11));
+    assert_eq!(outliers.failed(&workers, WorkerId(1), long_ago), None, "it was asked before the trial was");
+    assert!(!outliers.answered(id(&workers[0]), long_ago) && outliers.ejected(&workers[0]).is_some());
+    let failed = outliers.failed(&workers, WorkerId(1), (at(10), at(11)));
     assert_eq!(failed, Some((Cause::Trial, SECOND * 20)), "twice as long");
     assert_eq!(outliers.out(&workers, at(30)), [WorkerId(1)]);
     outliers.sent(WorkerId(1), at(31));
-    assert_eq!(outliers.out(&workers, at(40)), [WorkerId(1)]);
-    assert_eq!(outliers.out(&workers, at(41)), [], "nothing was heard of that trial: one more");
-    outliers.sent(WorkerId(1), at(41));
-    assert!(outliers.answered(id(&workers[0]), at(42)));
-    assert_eq!((outliers.ejected(&workers[0]), outliers.out(&workers, at(42))), (None, vec![]));
+    assert_eq!(outliers.out(&workers, at(50)), [WorkerId(1)]);
+    assert_eq!(outliers.out(&workers, at(51)), [], "nothing was heard of that trial: one more, and the next one later");
+    outliers.sent(WorkerId(1), at(51));
+    assert_eq!(outliers.out(&workers, at(80)), [WorkerId(1)]);
+    assert!(outliers.answered(id(&workers[0]), (at(51), at(82))));
+    assert_eq!((outliers.ejected(&workers[0]), outliers.out(&workers, at(82))), (None, vec![]));
     // Sick again soon: longer than the first time. After a long time of health: as the first time.
     let again = |outliers: &mut Outliers, now| {
         fail(outliers, &workers, (1, 5), now);
         outliers.ejected(&workers[0]).unwrap().trial_in(now)
     };
-    assert_eq!(again(&mut outliers, at(43)), SECOND * 30);
-    outliers.sent(WorkerId(1), at(80));
-    assert!(outliers.answered(id(&workers[0]), at(81)));
-    assert_eq!(again(&mut outliers, at(800)), SECOND * 10);
+    assert_eq!(again(&mut outliers, at(83)), SECOND * 40);
+    outliers.sent(WorkerId(1), at(130));
+    assert!(outliers.answered(id(&workers[0]), (at(130), at(131))));
+    assert_eq!(again(&mut outliers, at(900)), SECOND * 10);
 }
 
 #[test]
@@ -154,7 +158,7 @@ fn another_process_begins_with_a_clean_sheet_and_who_left_is_forgotten() {
     assert_eq!(outliers.out(&workers, now), []);
     assert_eq!(fail(&mut outliers, &workers, (1, 4), now), None);
     assert_eq!(fail(&mut outliers, &workers, (1, 1), now), Some(Cause::Consecutive));
-    outliers.failed(&workers[1..], WorkerId(2), now);
+    outliers.failed(&workers[1..], WorkerId(2), (now, now));
     assert_eq!(outliers.records.len(), 1);
 }
 
@@ -205,11 +209,11 @@ async fn a_worker_that_fails_what_it_is_asked_is_asked_no_more_until_a_trial_goe
     for _ in 0..10 {
         assert_eq!(ask(&front, "fail at one").await, 200);
     }
+    let receipts = front.gateway.decisions.receipts.newest(10, |_| true);
+    let tells = |attempt: &Attempt| attempt.ejected == [WorkerId::of_endpoint(&one.url())];
+    assert!(receipts.iter().any(|receipt| receipt.attempts.iter().any(tells)), "{receipts:?}");
     let trials = one.seen().len() - asked;
     assert!(trials <= 2, "{trials} of ten, and those only as the second was over");
-    let receipt = front.gateway.decisions.receipts.newest(1, |_| true).remove(0);
-    let is_told = receipt.attempts.iter().any(|attempt| attempt.ejected == [WorkerId::of_endpoint(&one.url())]);
-    assert!(is_told || trials > 0, "{receipt:?}");
 
     let listed = operator(&front, "/ownerserve/v1/workers").await;
     let lines = listed["workers"].as_array().unwrap();

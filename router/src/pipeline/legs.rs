@@ -52,6 +52,9 @@ pub enum LegError {
     /// The worker failed.
     #[error("the worker answered {0}")]
     Failed(StatusCode),
+    /// The prefill leg came to nothing, and its target computes no prompts or waits for one that is gone.
+    #[error("there is no prompt's KV to go on with")]
+    NoSource,
 }
 
 impl LegError {
@@ -61,7 +64,7 @@ impl LegError {
             LegError::Unknown | LegError::Upstream(UpstreamError::Connect(_)) => Remark::DecodeUnreachable,
             LegError::Upstream(UpstreamError::Timeout(_)) => Remark::DecodeTimeout,
             LegError::Silent => Remark::DecodeSilent,
-            LegError::Upstream(_) | LegError::Broken | LegError::Failed(_) => Remark::DecodeFailed,
+            LegError::Upstream(_) | LegError::Broken | LegError::Failed(_) | LegError::NoSource => Remark::DecodeFailed,
             LegError::Busy(_) => Remark::DecodeBusy,
         }
     }
@@ -70,7 +73,12 @@ impl LegError {
     pub fn retryable(&self) -> bool {
         match self {
             LegError::Upstream(error) => error.retryable(),
-            LegError::Unknown | LegError::Broken | LegError::Silent | LegError::Busy(_) | LegError::Failed(_) => true,
+            LegError::Unknown
+            | LegError::Broken
+            | LegError::Silent
+            | LegError::Busy(_)
+            | LegError::Failed(_)
+            | LegError::NoSource => true,
         }
     }
 
@@ -79,7 +87,7 @@ impl LegError {
         match self {
             LegError::Upstream(error) => crate::forward::client_error(error),
             LegError::Busy(_) => ApiError::Overloaded { what: "the workers take no more requests" },
-            LegError::Unknown | LegError::Broken | LegError::Silent | LegError::Failed(_) => {
+            LegError::Unknown | LegError::Broken | LegError::Silent | LegError::Failed(_) | LegError::NoSource => {
                 ApiError::WorkerFailed { detail: "it failed before its answer began".into() }
             }
         }
@@ -325,7 +333,7 @@ async fn whole(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
 pub fn culprit(plan: &Plan, error: &LegError) -> WorkerId {
     let apart = plan.prefill.worker != plan.decode.worker;
     match error {
-        LegError::Failed(_) if apart => plan.prefill.worker,
+        LegError::Failed(_) | LegError::NoSource if apart => plan.prefill.worker,
         _ => plan.decode.worker,
     }
 }

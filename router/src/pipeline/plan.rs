@@ -164,11 +164,11 @@ fn transfers(located: &Located) -> Transfers {
 /// Plans a step, and notes where it goes unless it is to wait. `failed` did already in this request.
 pub fn plan(gateway: &Gateway, step: &Classified, failed: &[WorkerId]) -> Result<Planned, ApiError> {
     let Policies { account, outliers, .. } = &gateway.policies;
+    account.compare(gateway.fleet());
+    // Planned, admitted and noted at one moment: the next one finds what this one takes, trials included.
+    let mut now = account.now();
     let mut ejected = outliers.lock().out(&step.located.workers, Instant::now());
     ejected.retain(|worker| !failed.contains(worker));
-    account.compare(gateway.fleet());
-    // Planned, admitted and noted at one moment: the next one finds what this one takes.
-    let mut now = account.now();
     let mut planned = match ejected.is_empty() {
         true => decide(gateway, step, (failed, &now)),
         // Rather one that may be sick than none.
@@ -182,9 +182,8 @@ pub fn plan(gateway: &Gateway, step: &Classified, failed: &[WorkerId]) -> Result
         *verdict = Some(now.turns().admit(step.located.prefixed.request.incoming.id, *asking));
     }
     if !planned.waits() {
+        planned.plan.workers().for_each(|worker| outliers.lock().sent(worker, Instant::now()));
         planned.tenure = account.begin(now, step, &planned.plan);
-        let (mut outliers, at) = (outliers.lock(), Instant::now());
-        planned.plan.workers().for_each(|worker| outliers.sent(worker, at));
     }
     Ok(planned)
 }

@@ -39,7 +39,7 @@ pub enum Fate {
     Failed,
     /// The next step's prompt begins otherwise, or is not known by its tokens.
     OtherPrompt,
-    /// Nobody could fetch with them: it was computed where they are from, elsewhere in another way, or a worker is gone.
+    /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
     Unfit,
 }
 
@@ -68,14 +68,21 @@ pub struct Returned {
     until: Instant,
 }
 
+impl Returned {
+    /// Whether its blocks are still kept for it.
+    fn is_fresh(&self, now: Instant) -> bool {
+        now < self.until
+    }
+}
+
 /// What is kept, one a session.
 #[derive(Debug, Default)]
 pub struct Readbacks(Mutex<HashMap<SessionId, Returned>>);
 
 impl Readbacks {
     /// Takes what is kept for a session, which is gone then.
-    pub fn take(&self, session: SessionId, now: Instant) -> Option<Returned> {
-        self.0.lock().remove(&session).filter(|kept| now < kept.until)
+    pub fn take(&self, session: SessionId) -> Option<Returned> {
+        self.0.lock().remove(&session)
     }
 
     fn keep(&self, session: SessionId, returned: Returned, now: Instant) {
@@ -110,13 +117,20 @@ pub async fn usable(
 ) -> Option<Back> {
     let kept = kept?;
     let fates = gateway.metrics.plans.between_steps.readbacks.clone();
-    let fate = match fits(gateway, (step, plan), kept.keeper) {
+    let fate = match kept.is_fresh(Instant::now()) && fits(gateway, (step, plan), kept.keeper) {
         false => Fate::Unfit,
         true if !begins_so(gateway, &step.located.prefixed, &kept).await => Fate::OtherPrompt,
         true => return Some(Back { readback: kept.readback, keeper: kept.keeper.worker, fates }),
     };
     fates.with_label_values(&[fate.as_str()]).inc();
     None
+}
+
+/// A step has no use for it.
+pub fn unused(gateway: &Gateway, kept: Option<Returned>) {
+    if kept.is_some() {
+        gateway.metrics.plans.between_steps.readbacks.with_label_values(&[Fate::Unfit.as_str()]).inc();
+    }
 }
 
 /// Whether the plan's prefill leg can fetch from this life of a worker.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use planner::{Action, Decision};
@@ -84,6 +85,9 @@ pub struct Known {
 /// One try of a request.
 #[derive(Clone, Serialize, Debug)]
 pub struct Attempt {
+    /// When it began.
+    #[serde(skip)]
+    pub asked: Instant,
     /// What was tried.
     pub action: Action,
     /// Who was to compute the prompt.
@@ -100,6 +104,9 @@ pub struct Attempt {
     /// Where it went on with an answer that had broken off at the attempt before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumed: Option<Resumed>,
+    /// Why no other worker could go on with its answer, which broke off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unresumable: Option<Arc<str>>,
     /// What went wrong, or was not as planned, in the order it happened. Empty for a plain success.
     pub remarks: Vec<Remark>,
 }
@@ -135,6 +142,8 @@ pub enum Remark {
     EngineFailed,
     /// The prefill leg failed; the prompt was computed at the target.
     PrefillFailed,
+    /// The prefill leg's worker refused for lack of room, or left; the prompt was computed at the target.
+    PrefillBusy,
     /// The prefill leg answered without transfer parameters; the prompt was computed at the target.
     NoTransferParameters,
     /// The replicate's source or target failed; the step was served without it.
@@ -160,6 +169,7 @@ impl Remark {
             Remark::FellSilent => "fell_silent",
             Remark::EngineFailed => "engine_failed",
             Remark::PrefillFailed => "prefill_failed",
+            Remark::PrefillBusy => "prefill_busy",
             Remark::NoTransferParameters => "no_transfer_parameters",
             Remark::ReplicateFailed => "replicate_failed",
             Remark::NoRoomToEncode => "no_room_to_encode",
@@ -173,9 +183,11 @@ impl Remark {
     /// Whether the plan's transfer did not take place.
     pub fn nothing_moved(self) -> bool {
         match self {
-            Remark::PrefillFailed | Remark::NoTransferParameters | Remark::ReplicateFailed | Remark::NoRoomToEncode => {
-                true
-            }
+            Remark::PrefillFailed
+            | Remark::PrefillBusy
+            | Remark::NoTransferParameters
+            | Remark::ReplicateFailed
+            | Remark::NoRoomToEncode => true,
             Remark::DecodeUnreachable
             | Remark::DecodeFailed
             | Remark::DecodeBusy

@@ -8,7 +8,6 @@ mod together;
 
 use std::time::Duration;
 
-use http::StatusCode;
 use planner::Plan;
 use tokio::sync::oneshot;
 use workers_shim::dialect::{Answer, Handoff, Order, Readback, Transfer};
@@ -103,9 +102,17 @@ async fn prefill(
         }
         Err(error) => {
             tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg failed; the target computes the prompt");
-            remarks.push(Remark::PrefillFailed);
+            remarks.push(without(&error));
             None
         }
+    }
+}
+
+/// What is said of a step whose prefill leg came to this.
+fn without(error: &LegError) -> Remark {
+    match error {
+        LegError::Busy(_) | LegError::Unknown => Remark::PrefillBusy,
+        _ => Remark::PrefillFailed,
     }
 }
 
@@ -139,7 +146,7 @@ async fn reading_back((legs, plan): (&Legs, &Plan), transfer: &Transfer, back: B
 /// The target computes the prompt itself, where it can.
 async fn serve_plain(legs: &Legs, plan: &Plan) -> Result<Opened, LegError> {
     if !legs.serves_alone(plan.target()) {
-        return Err(LegError::Failed(StatusCode::BAD_GATEWAY));
+        return Err(LegError::NoSource);
     }
     legs.serve(&plan.decode, legs.body.plain(&legs.options)).await
 }
@@ -156,7 +163,7 @@ fn surprise(plan: &Plan, handoff: Option<&Handoff>) -> Option<Remark> {
 async fn serve_while_source_lives(legs: &Legs, plan: &Plan, body: bytes::Bytes) -> Result<Opened, LegError> {
     tokio::select! {
         opened = legs.serve(&plan.decode, body) => opened,
-        () = legs.lost(plan.prefill.worker) => Err(LegError::Failed(StatusCode::BAD_GATEWAY)),
+        () = legs.lost(plan.prefill.worker) => Err(LegError::NoSource),
     }
 }
 

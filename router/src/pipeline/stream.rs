@@ -191,7 +191,7 @@ impl Events {
             let ending = if facts.error.is_none() { Ending::Complete } else { Ending::Broken };
             if ending == Ending::Broken {
                 finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
-                outliers::failed(&finish.gateway, &finish.step.located.workers, finish.server());
+                note_failure(&finish);
             }
             let usage = facts.usage;
             self.ready.extend(cut);
@@ -201,7 +201,7 @@ impl Events {
         tracing::warn!(worker = %finish.server(), how = remark.as_str(), error, "a worker's stream broke off");
         // One that answers otherwise than another began is well.
         if !self.scanner.differs() {
-            outliers::failed(&finish.gateway, &finish.step.located.workers, finish.server());
+            note_failure(&finish);
         }
         match so_far {
             Ok(so_far) => self.go_on(finish, remark, so_far),
@@ -260,7 +260,10 @@ impl Events {
             }
         });
         count(&finish, "unresumable");
-        finish.attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(remark));
+        if let Some(attempt) = finish.attempts.last_mut() {
+            attempt.remarks.push(remark);
+            attempt.unresumable = Some(why.into());
+        }
         finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
         finish.end(Ending::Broken, self.usage());
     }
@@ -273,6 +276,13 @@ impl Events {
     /// What was counted, by the engine where it told.
     fn usage(&self) -> Option<Usage> {
         self.scanner.facts().usage.or_else(|| self.scanner.said().and_then(Said::usage))
+    }
+}
+
+/// Who answered failed what it was asked last.
+fn note_failure(finish: &Finish) {
+    if let Some(attempt) = finish.attempts.last() {
+        outliers::failed(&finish.gateway, &finish.step.located.workers, (finish.server(), attempt.asked));
     }
 }
 

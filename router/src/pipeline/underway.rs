@@ -119,7 +119,17 @@ impl Tried {
         let legs = self.step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
         let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
         let ejected = ejected.clone();
-        self.attempts.push(Attempt { action, prefill, decode, knowledge, ejected, resumed: None, remarks });
+        self.attempts.push(Attempt {
+            asked: Instant::now(),
+            action,
+            prefill,
+            decode,
+            knowledge,
+            ejected,
+            resumed: None,
+            unresumable: None,
+            remarks,
+        });
     }
 
     /// Tries since the step began, or since its answer broke off.

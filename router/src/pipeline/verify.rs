@@ -48,7 +48,9 @@ impl Transfer {
 pub(crate) fn sample(gateway: &Arc<Gateway>, transfer: Transfer, kept: &Arc<Kept>) {
     let Transfer { link, action, .. } = transfer;
     let count = |outcome: Outcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
-    let place = match gateway.decisions.correctness.turn(link, gateway.config.correctness.one_in) {
+    let prompt = kept.chain.tokens;
+    let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
+    let place = match gateway.decisions.correctness.turn(link, gateway.config.correctness.one_in, (moved, prompt)) {
         Turn::Not => return,
         Turn::NoRoom => return count(Outcome::NoRoom),
         Turn::Check(place) => place,

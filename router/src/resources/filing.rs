@@ -119,12 +119,14 @@ impl Filing {
         let seen = self.seen(ending, usage);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let attempt = Attempt {
+            asked: Instant::now(),
             action: Action::ColocatedPrefill,
             prefill: self.worker,
             decode: self.worker,
             knowledge: Knowledge::Fallback,
             ejected: Vec::new(),
             resumed: None,
+            unresumable: None,
             remarks: Vec::new(),
         };
         Receipt {

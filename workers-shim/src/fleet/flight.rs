@@ -3,16 +3,18 @@
 //! A scrape tells how things stood when it was sent, at t. So for requests in all
 //!
 //! ```text
-//! load = scrape(t) + own dispatched since t - own finished since t, and at least own in flight
+//! load = scrape(t) + own dispatched since its answer - own finished since t, and at least own in flight
 //! ```
 //!
 //! where *own* means all routers' together, those of the others as they last told them (see [`super::overlay`]);
 //! (one that is in flight may not have reached the engine's queue by t). Those of them that have no first token
-//! yet wait, the others run. Engines do not tell how many prompt tokens they still have to compute, so the backlog is
+//! yet wait, the others run. What leaves while a scrape is on its way may be counted in it: were it taken for somebody else's,
+//! its worker would seem to have a queue until the next one. Engines do not tell how many prompt tokens they still have to compute, so the backlog is
 //! our own, exactly, and an estimate for others:
 //!
 //! ```text
-//! backlog = own prompts without a first token + (waiting(t) - own such prompts at t) x what a prompt usually computes there
+//! backlog = own prompts without a first token
+//!         + (waiting(t) - own such prompts at t or dispatched until the answer) x what a prompt usually computes there
 //! ```
 
 use std::sync::Arc;
@@ -53,6 +55,8 @@ pub(super) struct Mark {
     finished: u64,
     begun: u64,
     others: Others,
+    /// Own requests that left between that and the scrape's answer: it may count them or not.
+    between: u64,
 }
 
 impl Counters {
@@ -60,7 +64,7 @@ impl Counters {
     pub(super) fn mark(&self) -> Mark {
         // Ends are read before starts, so that no request seems to have ended before it began.
         let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));
-        Mark { finished, begun, dispatched: self.dispatched.load(Relaxed), others: **self.others.load() }
+        Mark { finished, begun, dispatched: self.dispatched.load(Relaxed), others: **self.others.load(), between: 0 }
     }
 
     /// The other routers said something else than before; whether it is something else.
@@ -78,11 +82,12 @@ impl Counters {
         let scraped = u64::from(scrape.running) + u64::from(scrape.waiting);
         let (came, went) = now.others.since(&at.others);
         let total = (scraped + now.dispatched.saturating_sub(at.dispatched))
+            .saturating_sub(at.between)
             .saturating_add(came)
             .saturating_sub(now.finished.saturating_sub(at.finished))
             .saturating_sub(went)
             .max(now.in_flight());
-        let foreign = u64::from(scrape.waiting).saturating_sub(at.prefilling());
+        let foreign = u64::from(scrape.waiting).saturating_sub(at.prefilling().saturating_add(at.between));
         let waiting = now.prefilling().saturating_add(foreign).min(total);
         let strangers = scrape.usual_work().unwrap_or(usual_prompt) * foreign;
         Load {
@@ -100,6 +105,11 @@ impl Counters {
 }
 
 impl Mark {
+    /// The same for a scrape whose answer came when the counters said that.
+    pub(super) fn until(self, answered: Mark) -> Self {
+        Self { between: answered.dispatched.saturating_sub(self.dispatched), ..self }
+    }
+
     /// All routers' requests that are not over.
     fn in_flight(&self) -> u64 {
         self.dispatched.saturating_sub(self.finished).saturating_add(self.others.in_flight())

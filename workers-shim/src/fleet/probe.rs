@@ -111,7 +111,9 @@ impl Prober {
     async fn ask(&self) -> Answers {
         let (at, blames) = self.member.mark();
         let get = |path| get(&self.client, &self.member, path);
-        let (health, models, metrics) = tokio::join!(get("/health"), get("/v1/models"), get("/metrics"));
+        let metrics = async { (get("/metrics").await, self.member.mark().0) };
+        let (health, models, (metrics, answered)) = tokio::join!(get("/health"), get("/v1/models"), metrics);
+        let at = at.until(answered);
         let metrics = metrics.and_then(|page| read_metrics(&page));
         let version = match &metrics {
             Ok(scrape) if self.member.asks_version(scrape) => {

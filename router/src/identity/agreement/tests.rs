@@ -50,6 +50,23 @@ fn the_third_of_the_last_eight_answers_that_disagrees_makes_a_doubt() {
 }
 
 #[test]
+fn a_doubt_ends_with_the_worker_that_leaves_and_so_does_what_most_of_the_others_said() {
+    let (all, model) = agreement();
+    worker(1, &all, &[DISAGREES; 3]);
+    worker(2, &all, &[DISAGREES; 3]);
+    worker(3, &all, &[AGREES]);
+    assert!(all.doubts(&model, WorkerId(3)), "most disagree");
+    all.keep_only(|id| id != WorkerId(2));
+    assert_eq!(all.all_doubts().iter().map(|doubt| &doubt.at[..]).collect::<Vec<_>>(), [[WorkerId(1)]]);
+    assert!(!all.doubts(&model, WorkerId(3)) && all.doubts(&model, WorkerId(1)));
+    all.keep_only(|id| id == WorkerId(3));
+    assert_eq!(all.all_doubts(), []);
+    assert!(!all.any.load(Ordering::Acquire), "nobody asks with the lock");
+    worker(1, &all, &[DISAGREES; 2]);
+    assert!(!all.doubts(&model, WorkerId(1)), "it begins anew where it comes back");
+}
+
+#[test]
 fn a_doubt_ends_with_the_thirty_second_answer_in_a_row_that_agrees() {
     let (all, model) = agreement();
     worker(1, &all, &[DISAGREES; 3]);

@@ -93,11 +93,15 @@ enum Ended {
 /// Tells the service's endpoints whenever they change, for ever.
 pub(crate) async fn follow(membership: Arc<Membership>, (at, config): (usize, KubernetesConfig)) {
     let mut pause = PAUSES.0;
-    let mut service = Service { membership, at, config, told: None };
+    let mut service = Service { membership, at, config, told: None, works: false };
     loop {
         match service.listed_and_watched().await {
             Ok(()) => pause = PAUSES.0,
             Err(error) => {
+                // After days of watching it is the first failure.
+                if std::mem::take(&mut service.works) {
+                    pause = PAUSES.0;
+                }
                 service.membership.fails((Source::Kubernetes, at), error.to_string());
                 pause = (pause * 2).min(PAUSES.1);
             }
@@ -112,6 +116,8 @@ struct Service {
     at: usize,
     config: KubernetesConfig,
     told: Option<BTreeSet<WorkerUrl>>,
+    /// Whether endpoints were told since the last failure.
+    works: bool,
 }
 
 impl Service {
@@ -181,6 +187,7 @@ impl Service {
             self.told = Some(ready);
         }
         self.membership.works(list);
+        self.works = true;
         Ok(())
     }
 

@@ -19,12 +19,13 @@ fn returned(tokens: u64, until: Instant) -> Returned {
 fn what_is_kept_is_given_once_and_not_when_it_is_too_old() {
     let (all, now) = (Readbacks::default(), Instant::now());
     all.keep(SessionId(1), returned(9, now + KEPT_FOR), now);
-    assert!(all.take(SessionId(2), now).is_none());
-    assert_eq!(all.take(SessionId(1), now).unwrap().readback.tokens(), Tokens(9));
-    assert!(all.take(SessionId(1), now).is_none(), "it is used up");
+    assert!(all.take(SessionId(2)).is_none());
+    assert_eq!(all.take(SessionId(1)).unwrap().readback.tokens(), Tokens(9));
+    assert!(all.take(SessionId(1)).is_none(), "it is used up");
     all.keep(SessionId(1), returned(9, now + KEPT_FOR), now);
-    assert!(all.take(SessionId(1), now + KEPT_FOR).is_none());
-    assert!(all.take(SessionId(1), now).is_none(), "and is gone");
+    let old = all.take(SessionId(1)).unwrap();
+    assert!(old.is_fresh(now) && !old.is_fresh(now + KEPT_FOR));
+    assert!(all.take(SessionId(1)).is_none(), "and is gone");
 }
 
 #[test]
@@ -32,7 +33,7 @@ fn a_sessions_newest_parameters_take_the_place_of_its_last_ones() {
     let (all, now) = (Readbacks::default(), Instant::now());
     all.keep(SessionId(1), returned(9, now + KEPT_FOR), now);
     all.keep(SessionId(1), returned(40, now + KEPT_FOR), now);
-    assert_eq!(all.take(SessionId(1), now).unwrap().readback.tokens(), Tokens(40));
+    assert_eq!(all.take(SessionId(1)).unwrap().readback.tokens(), Tokens(40));
 }
 
 #[test]
@@ -43,8 +44,8 @@ fn those_that_expire_first_go_when_there_are_too_many() {
         all.keep(SessionId(session as u128), returned(9, later(session)), now);
     }
     assert_eq!(all.0.lock().len(), MOST);
-    assert!(all.take(SessionId(0), now).is_none());
-    assert!(all.take(SessionId(1), now).is_some());
+    assert!(all.take(SessionId(0)).is_none());
+    assert!(all.take(SessionId(1)).is_some());
     let after = later(MOST / 2);
     all.keep(SessionId(u128::MAX), returned(9, later(2 * MOST)), after);
     all.keep(SessionId(u128::MAX - 1), returned(9, later(2 * MOST)), after);

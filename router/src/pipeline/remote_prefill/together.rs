@@ -29,7 +29,7 @@ pub(super) async fn run((legs, plan): (&Legs, &Plan), transfer: &Transfer, mut c
         Ok(opened) => (opened, Vec::new()),
         Err(error) => {
             tracing::warn!(worker = %plan.prefill.worker, %error, "a prefill leg failed");
-            (serve_plain(legs, plan).await, vec![Remark::PrefillFailed])
+            (serve_plain(legs, plan).await, vec![without(&error)])
         }
     };
     if outcome.0.is_err() {

@@ -64,6 +64,17 @@ fn requests_of_others_count_by_the_usual_prompt() {
 }
 
 #[test]
+fn what_leaves_while_a_scrape_is_on_its_way_is_nobody_elses() {
+    let desk = desk();
+    let sent = desk.counters.mark();
+    let _ours = InFlight::new(Some(desk.clone()), DpRank(0), Tokens(100));
+    let at = sent.until(desk.counters.mark());
+    assert_eq!(seen(desk.counters.load(&scrape(0, 1), at, USUAL)), (0, 1, 100), "the engine had it already");
+    assert_eq!(seen(desk.counters.load(&scrape(0, 0), at, USUAL)), (0, 1, 100), "or had not yet");
+    assert_eq!(seen(desk.counters.load(&scrape(2, 2), at, USUAL)), (2, 2, 1100), "one that waits is somebody else's");
+}
+
+#[test]
 fn a_stale_scrape_never_hides_what_we_know() {
     let desk = desk();
     let mark = desk.counters.mark();

@@ -33,7 +33,7 @@ fn plot(report: &Report, said: &str, parts: &[(&str, &str)]) -> String {
         unit: " s",
         scale: Scale::from_zero(report.caches.iter().map(|cell| values(cell).iter().sum())),
     };
-    let legend = if parts.len() > 1 { bars.legend() } else { String::new() };
+    let legend = super::sections::legend_of(&bars);
     let mut html = format!("<h3>{}</h3>{legend}<div class=\"grid\">", escaped(said));
     for (policy, load) in report.cells.iter().map(|cell| (cell.policy, cell.load)) {
         let here = report.caches.iter().filter(|cell| cell.policy == policy && cell.load.total_cmp(&load).is_eq());

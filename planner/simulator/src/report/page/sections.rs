@@ -265,7 +265,7 @@ fn per_load(
     html + "</div>"
 }
 
-fn legend_of(bars: &Bars<'_>) -> String {
+pub(super) fn legend_of(bars: &Bars<'_>) -> String {
     if bars.parts.len() > 1 { bars.legend() } else { String::new() }
 }
 
