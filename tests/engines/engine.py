@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
-from harness.cluster import metric
+from harness.cluster import get_json, metric
 from harness.processes import ROOT, Process, until
 
 HOME = Path(os.environ.get("ENGINES_HOME", Path.home() / ".cache/ownerserve-engines"))
@@ -25,10 +27,11 @@ def children(pid: int) -> list[int]:
 
 class Engine:
     """Serves the tiny model as a hybrid, over NIXL: it computes for others and pulls from others. `connector`: what NIXL is told
-    besides. With `mooncake` it has one of that connector's two roles."""
+    besides. With `mooncake` it has one of that connector's two roles; with `store` it shares that folder with others. `damaged`: from which
+    engine KV comes wiped, and while which file exists."""
 
     def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20, mooncake: str = "",
-                 **connector):
+                 store: Path | None = None, damaged: tuple["Engine", Path] | None = None, **connector):
         self.name = name
         self.port, events, replay, self.side_channel = ports
         self.url = f"http://127.0.0.1:{self.port}"
@@ -36,10 +39,17 @@ class Engine:
             "kv_connector": "NixlConnector", "kv_connector_module_path": "patient_nixl", "kv_role": "kv_both",
             "kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0, **connector},
         }
+        if damaged:
+            transfer["kv_connector_module_path"] = "damaging_nixl"
         if mooncake:
             transfer = {
                 "kv_connector": "MooncakeConnector", "kv_connector_module_path": "mooncake_on_cpu", "kv_role": mooncake,
                 "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 2},
+            }
+        if store:
+            transfer = {
+                "kv_connector": "ExampleConnector", "kv_role": "kv_both",
+                "kv_connector_extra_config": {"shared_storage_path": str(store)},
             }
         publisher = {
             "enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
@@ -56,6 +66,9 @@ class Engine:
             "--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
             "--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher),
         ]
+        if store:
+            # This connector writes what is computed at once, and takes it for the whole prompt.
+            self.argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(context)]
         self.env = {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
             "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
@@ -67,6 +80,9 @@ class Engine:
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(self.side_channel),
             "UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT / "tests/engines/plugins"),
         }
+        if damaged:
+            by, path = damaged
+            self.env |= {"DAMAGED_FROM": str(by.side_channel), "DAMAGED_WHILE": str(path)}
         self.start()
 
     def start(self) -> None:
@@ -108,5 +124,32 @@ class Engine:
             return answer.read().decode()
 
     def stop(self) -> None:
+        # One that was stopped in its midst hears nothing else.
+        self.signal(signal.SIGCONT)
         self.process.stop(15)
+
+
+@contextmanager
+def started(*engines: Engine):
+    """All are waited for together, and stopped."""
+    try:
+        for engine in engines:
+            engine.wait()
+        yield list(engines)
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def listed(serve) -> list[dict]:
+    """The engines as a router sees them."""
+    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
+
+
+def known_to_be_busy(serve, engine: Engine, clients: int) -> None:
+    """Until a router knows that most of so many clients are answered there."""
+    def load():
+        return next(line["load"]["running"] for line in listed(serve) if line["endpoint"] == engine.url)
+
+    until("the load is known", lambda: load() >= clients - 2, 60)
 

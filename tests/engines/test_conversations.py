@@ -5,7 +5,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from engine import BLOCK
+from engine import BLOCK, known_to_be_busy, listed
 from harness.cluster import Serve, get_json
 from harness.processes import until
 from harness.talk import TEXT, busy, prose, sealed_session
@@ -48,15 +48,11 @@ class Conversation:
             self.text += answer
 
 
-def lines(serve) -> list[dict]:
-    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
-
-
 @contextmanager
 def serving(engines, roles: tuple[str, ...], settings: tuple[str, ...]):
     serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=(TEXT, *settings)).wait()
     try:
-        until("every block is known", lambda: {line["knowledge"] for line in lines(serve)} == {"exact"})
+        until("every block is known", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"})
         yield serve
     finally:
         serve.stop()
@@ -65,13 +61,6 @@ def serving(engines, roles: tuple[str, ...], settings: tuple[str, ...]):
 def all_step(conversations: list[Conversation]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(Conversation.step, conversations))
-
-
-def known_to_be_busy(serve, engine) -> None:
-    def load():
-        return next(line["load"]["running"] for line in lines(serve) if line["endpoint"] == engine.url)
-
-    until("the load is known", lambda: load() >= BUSY - 2, 60)
 
 
 def converse(engines, name: str, cell, first: int, served: Counter) -> list[Stream]:
@@ -83,19 +72,19 @@ def converse(engines, name: str, cell, first: int, served: Counter) -> list[Stre
         all_of = [Conversation(serve.url, f"{name}-{number}", first + number, words) for number in range(count)]
         if name == "handed_over":
             with busy(engines[1], clients=BUSY, words=10):
-                known_to_be_busy(serve, engines[1])
+                known_to_be_busy(serve, engines[1], BUSY)
                 all_step(all_of)
         else:
             all_step(all_of)
         if name == "together":
             with busy(engines[0], clients=BUSY, words=10):
-                known_to_be_busy(serve, engines[0])
+                known_to_be_busy(serve, engines[0], BUSY)
                 all_step(all_of)
         if name in ("fetched", "moved"):
             owned = {one.name: sealed_session(serve, one.name)["owner"]["endpoint"] for one in all_of}
             for engine in engines:
                 with busy(engine, clients=BUSY, words=10):
-                    known_to_be_busy(serve, engine)
+                    known_to_be_busy(serve, engine, BUSY)
                     all_step([one for one in all_of if owned[one.name] == engine.url])
                 until("nobody else is served", lambda engine=engine: engine.running() == 0, 60)
         all_step(all_of)

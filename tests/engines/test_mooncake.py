@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine import Engine
+from engine import Engine, known_to_be_busy, listed, started
 from harness.cluster import Serve, get_json
 from harness.processes import free_ports, until
 from harness.talk import TEXT, busy, prose
@@ -20,35 +20,24 @@ BUSY = 6
 @pytest.fixture(scope="module")
 def pair():
     ports = free_ports(8)
-    both = [Engine("producer", ports[:4], mooncake="kv_producer"), Engine("consumer", ports[4:], mooncake="kv_consumer")]
-    try:
-        for engine in both:
-            engine.wait()
+    with started(Engine("producer", ports[:4], mooncake="kv_producer"), Engine("consumer", ports[4:], mooncake="kv_consumer")) as both:
         yield both
-    finally:
-        for engine in both:
-            engine.signal(signal.SIGCONT)
-            engine.stop()
 
 
 @pytest.fixture
 def serve(pair, tmp_path):
-    listed = "".join(
+    workers = "".join(
         f'[[workers]]\nurl = "{engine.url}"\nrole = "{role}"\n[workers.profile.link]\ndialect = "mooncake"\n'
         f'bootstrap = "http://127.0.0.1:{engine.side_channel}"\n'
         for engine, role in zip(pair, ("prefill", "decode")))
-    (tmp_path / "mooncake.toml").write_text(listed)
+    (tmp_path / "mooncake.toml").write_text(workers)
     front = Serve([], "--config", str(tmp_path / "mooncake.toml"), settings=SETTINGS)
     front.workers = [engine.url for engine in pair]
     front.wait()
-    until("every block is known", lambda: {line["knowledge"] for line in lines(front)} == {"exact"}, 60)
-    until("both can exchange KV", lambda: all(line["link"] for line in lines(front)), 60)
+    until("every block is known", lambda: {line["knowledge"] for line in listed(front)} == {"exact"}, 60)
+    until("both can exchange KV", lambda: all(line["link"] for line in listed(front)), 60)
     yield front
     front.stop()
-
-
-def lines(serve) -> list[dict]:
-    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
 
 
 def run(serve, numbers, words, tokens=16) -> list[Stream]:
@@ -73,7 +62,10 @@ def actions(serve, streams) -> list[str]:
 def test_prompts_of_growing_length_are_handed_over_with_the_texts_of_one_engine(pair, serve, engines, capsys):
     _, consumer = pair
     before = consumer.prompt_tokens_from("external_kv_transfer")
-    streams = run(serve, range(40), lambda number: 60 + 30 * number)
+    with busy(consumer, clients=BUSY, words=10):
+        known_to_be_busy(serve, consumer, BUSY)
+        streams = run(serve, range(40), lambda number: 60 + 30 * number)
+    until("nobody else is served", lambda: consumer.running() == 0, 60)
     pulled = consumer.prompt_tokens_from("external_kv_transfer") - before
     served = actions(serve, streams)
     noise = differences(engines[0], streams)
@@ -87,13 +79,6 @@ def test_prompts_of_growing_length_are_handed_over_with_the_texts_of_one_engine(
     assert pulled > 0.9 * moved, "what was computed there was pulled"
 
 
-def known_to_be_busy(serve, engine) -> None:
-    def load():
-        return next(line["load"]["running"] for line in lines(serve) if line["endpoint"] == engine.url)
-
-    until("the load is known", lambda: load() >= BUSY - 2, 60)
-
-
 def test_a_dead_producer_holds_nobody_up_and_another_one_is_asked_for_its_name(pair, serve, engines, capsys):
     producer, consumer = pair
 
@@ -101,7 +86,7 @@ def test_a_dead_producer_holds_nobody_up_and_another_one_is_asked_for_its_name(p
         return consumer.prompt_tokens_from("external_kv_transfer")
 
     with busy(consumer, clients=BUSY, words=10):
-        known_to_be_busy(serve, consumer)
+        known_to_be_busy(serve, consumer, BUSY)
         before = pulled()
         with ThreadPoolExecutor(1) as pool:
             under_way = pool.submit(run, serve, range(100, 124), lambda _: 1500)
@@ -117,10 +102,10 @@ def test_a_dead_producer_holds_nobody_up_and_another_one_is_asked_for_its_name(p
     producer.process.child.wait()
     producer.start()
     producer.wait()
-    until("it is taken back", lambda: all(line["health"] == "ready" and line["link"] for line in lines(serve)), 60)
-    until("it is heard", lambda: {line["knowledge"] for line in lines(serve)} == {"exact"}, 60)
+    until("it is taken back", lambda: all(line["health"] == "ready" and line["link"] for line in listed(serve)), 60)
+    until("it is heard", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"}, 60)
     with busy(consumer, clients=BUSY, words=10):
-        known_to_be_busy(serve, consumer)
+        known_to_be_busy(serve, consumer, BUSY)
         before = pulled()
         again = run(serve, range(130, 134), lambda _: 900)
         assert "remote_prefill" in actions(serve, again)

@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from engine import BLOCK
-from harness.cluster import Serve, get_json
+from engine import BLOCK, known_to_be_busy, listed
+from harness.cluster import Serve
 from harness.processes import until
 from harness.talk import TEXT, Talk, busy, decisions, post, prose, sealed_session
 
@@ -13,25 +13,14 @@ CLIENTS = 12
 @contextmanager
 def serving(engines, roles: tuple[str, str], *disabled: str):
     """Who would be slowed down by a step counts much, so that a step leaves an engine that answers others."""
-    listed = ",".join(f'"{action}"' for action in disabled)
-    settings = (TEXT, f"planner.disabled=[{listed}]", "planner.mu=10")
+    without = ",".join(f'"{action}"' for action in disabled)
+    settings = (TEXT, f"planner.disabled=[{without}]", "planner.mu=10")
     serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=settings).wait()
     try:
-        until("every block is known", lambda: {line["knowledge"] for line in workers(serve)} == {"exact"})
+        until("every block is known", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"})
         yield serve
     finally:
         serve.stop()
-
-
-def workers(serve) -> list[dict]:
-    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
-
-
-def known_to_be_busy(serve, engine) -> None:
-    def load():
-        return next(line["load"]["running"] for line in workers(serve) if line["endpoint"] == engine.url)
-
-    until("the load is known", lambda: load() >= CLIENTS - 2)
 
 
 def alone(engine, talk: Talk, step: int) -> str:
@@ -58,7 +47,7 @@ def test_a_session_leaves_a_busy_owner_with_its_kv(engines):
         source, target = engines if engines[0].url == endpoint else engines[::-1]
         before = target.prompt_tokens_from("external_kv_transfer")
         with busy(source, clients=CLIENTS, words=10):
-            known_to_be_busy(serve, source)
+            known_to_be_busy(serve, source, CLIENTS)
             talk.say("What next?", tokens=32)
         receipt = newest(serve, "replicate")
         assert receipt["decision"]["plan"]["decode"]["worker"] != receipt["known"]["owner"]["worker"]
@@ -76,7 +65,7 @@ def test_a_long_prompt_is_computed_at_one_engine_and_answered_by_the_other(engin
         talk = Talk(serve.url, "split", prose(2500, 41))
         before = decode.prompt_tokens_from("external_kv_transfer")
         with busy(decode, clients=CLIENTS, words=10):
-            known_to_be_busy(serve, decode)
+            known_to_be_busy(serve, decode, CLIENTS)
             talk.say("Tell me all of it.", tokens=32)
         receipt = newest(serve, "remote_prefill")
         assert receipt["decision"]["plan"]["prefill"]["worker"] != receipt["decision"]["plan"]["decode"]["worker"]

@@ -1,8 +1,8 @@
 """NIXL's bidirectional mode at two real engines of its own: the next turn's prefill pulls what the decoder has computed."""
 
 import pytest
-from engine import Engine
-from harness.cluster import Serve, get_json
+from engine import Engine, known_to_be_busy, listed, started
+from harness.cluster import Serve
 from harness.processes import free_ports, until
 from harness.talk import TEXT, busy, decisions, post, prose
 
@@ -13,14 +13,8 @@ ANSWER = 100
 @pytest.fixture
 def pair():
     ports = free_ports(8)
-    both = [Engine(name, ports[at:at + 4], bidirectional_kv_xfer=True) for name, at in (("prefill", 0), ("decode", 4))]
-    try:
-        for engine in both:
-            engine.wait()
+    with started(*(Engine(name, ports[at:at + 4], bidirectional_kv_xfer=True) for name, at in (("prefill", 0), ("decode", 4)))) as both:
         yield both
-    finally:
-        for engine in both:
-            engine.stop()
 
 
 @pytest.fixture
@@ -33,14 +27,10 @@ def serve(pair, tmp_path):
     front.workers = [engine.url for engine in pair]
     try:
         front.wait()
-        until("every block is known", lambda: {line["knowledge"] for line in workers(front)} == {"exact"})
+        until("every block is known", lambda: {line["knowledge"] for line in listed(front)} == {"exact"})
         yield front
     finally:
         front.stop()
-
-
-def workers(serve) -> list[dict]:
-    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
 
 
 def ask(url: str, prompt: list[int], **more) -> dict:
@@ -52,10 +42,7 @@ def test_the_next_turns_prefill_pulls_from_the_decoder_what_that_has_computed(pa
     prefill, decode = pair
     tokens = [prefill.post("/tokenize", {"model": "tiny", "prompt": prose(1200, seed)})["tokens"] for seed in (51, 52)]
     with busy(decode, clients=CLIENTS, words=10):
-        def load():
-            return next(line["load"]["running"] for line in workers(serve) if line["endpoint"] == decode.url)
-
-        until("the load is known", lambda: load() >= CLIENTS - 2)
+        known_to_be_busy(serve, decode, CLIENTS)
         first = ask(serve.url, tokens[0])
         assert first["kv_transfer_params"] is None
         assert prefill.prompt_tokens_from("external_kv_transfer") == 0

@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
+from engine import listed
 from harness.cluster import Serve, get_json, metric
 from harness.processes import until
 from harness.talk import TEXT, busy, prose
@@ -40,10 +41,6 @@ def serving(engines, phase: str):
         yield serve
     finally:
         serve.stop()
-
-
-def workers(serve) -> list[dict]:
-    return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
 
 
 def hit_when(phase: str, engines, victim) -> None:
@@ -77,7 +74,7 @@ def mend(fault: str, engines, victim, serve) -> None:
         victim.process.child.wait()
         victim.start()
     victim.wait()
-    until("it is taken back", lambda: all(line["health"] == "ready" for line in workers(serve)), 60)
+    until("it is taken back", lambda: all(line["health"] == "ready" for line in listed(serve)), 60)
     until("nobody is served", lambda: all(engine.running() == 0 for engine in engines), 60)
 
 
@@ -101,13 +98,13 @@ def test_an_engine_is_lost_in_the_midst_of_streams_and_not_missed(engines, phase
     took, noise = [], []
     with serving(engines, phase) as serve:
         for cell, fault in enumerate(FAULTS):
-            until("every block is known", lambda: {line["knowledge"] for line in workers(serve)} == {"exact"}, 60)
-            id = next(line["id"] for line in workers(serve) if line["endpoint"] == victim.url)
+            until("every block is known", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"}, 60)
+            id = next(line["id"] for line in listed(serve) if line["endpoint"] == victim.url)
             first = 1000 * (1 + list(STREAMS).index(phase)) + 100 * cell
             streams = [stream_of(serve.url, phase, first + number) for number in range(STREAMS[phase])]
             with busy(other, clients=BUSY, words=10) if phase == "transfer" else nullcontext():
                 if phase == "transfer":
-                    until("the load is known", lambda: sum(line["load"]["running"] for line in workers(serve)) >= BUSY, 60)
+                    until("the load is known", lambda: sum(line["load"]["running"] for line in listed(serve)) >= BUSY, 60)
                 for stream in streams:
                     stream.start()
                 hit_when(phase, engines, victim)
