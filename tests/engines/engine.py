@@ -146,6 +146,17 @@ def listed(serve) -> list[dict]:
     return get_json(f"{serve.operator}/ownerserve/v1/workers")["workers"]
 
 
+def known_exactly(serve) -> None:
+    """Until a router knows each block that the engines hold."""
+    def doubts():
+        return [(line["endpoint"], line["knowledge"], line.get("doubt")) for line in listed(serve) if line["knowledge"] != "exact"]
+
+    try:
+        until("every block is known", lambda: listed(serve) and not doubts(), 60)
+    except AssertionError as late:
+        raise AssertionError(f"{late}: {doubts()}") from late
+
+
 def known_to_be_busy(serve, engine: Engine, clients: int) -> None:
     """Until a router knows that most of so many clients are answered there."""
     def load():

@@ -5,7 +5,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from engine import BLOCK, known_to_be_busy, listed
+from engine import BLOCK, known_exactly, known_to_be_busy
 from harness.cluster import Serve, get_json
 from harness.processes import until
 from harness.talk import TEXT, busy, prose, sealed_session
@@ -52,7 +52,7 @@ class Conversation:
 def serving(engines, roles: tuple[str, ...], settings: tuple[str, ...]):
     serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=(TEXT, *settings)).wait()
     try:
-        until("every block is known", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"})
+        known_exactly(serve)
         yield serve
     finally:
         serve.stop()

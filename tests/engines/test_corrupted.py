@@ -1,6 +1,6 @@
 """A link between real engines that begins to damage what goes over it: found by what is said, and used no more."""
 
-from engine import Engine, known_to_be_busy, listed, started
+from engine import Engine, known_exactly, known_to_be_busy, listed, started
 from harness.cluster import Serve, get_json
 from harness.processes import free_ports, until
 from harness.talk import TEXT, busy, prose
@@ -23,7 +23,7 @@ def fleet(engines, tmp_path):
         roles = zip([*engines, decode], ("prefill", "prefill", "decode"))
         serve = Serve([f"{engine.url}#{role}" for engine, role in roles], settings=SETTINGS).wait()
         try:
-            until("every block is known", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"}, 60)
+            known_exactly(serve)
             yield serve, decode, broken
         finally:
             serve.stop()

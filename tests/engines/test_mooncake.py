@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine import Engine, known_to_be_busy, listed, started
+from engine import Engine, known_exactly, known_to_be_busy, listed, started
 from harness.cluster import Serve, get_json
 from harness.processes import free_ports, until
 from harness.talk import TEXT, busy, prose
@@ -34,7 +34,7 @@ def serve(pair, tmp_path):
     front = Serve([], "--config", str(tmp_path / "mooncake.toml"), settings=SETTINGS)
     front.workers = [engine.url for engine in pair]
     front.wait()
-    until("every block is known", lambda: {line["knowledge"] for line in listed(front)} == {"exact"}, 60)
+    known_exactly(front)
     until("both can exchange KV", lambda: all(line["link"] for line in listed(front)), 60)
     yield front
     front.stop()
@@ -103,7 +103,7 @@ def test_a_dead_producer_holds_nobody_up_and_another_one_is_asked_for_its_name(p
     producer.start()
     producer.wait()
     until("it is taken back", lambda: all(line["health"] == "ready" and line["link"] for line in listed(serve)), 60)
-    until("it is heard", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"}, 60)
+    known_exactly(serve)
     with busy(consumer, clients=BUSY, words=10):
         known_to_be_busy(serve, consumer, BUSY)
         before = pulled()

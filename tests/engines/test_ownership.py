@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from engine import BLOCK, known_to_be_busy, listed
+from engine import BLOCK, known_exactly, known_to_be_busy
 from harness.cluster import Serve
 from harness.processes import until
 from harness.talk import TEXT, Talk, busy, decisions, post, prose, sealed_session
@@ -17,7 +17,7 @@ def serving(engines, roles: tuple[str, str], *disabled: str):
     settings = (TEXT, f"planner.disabled=[{without}]", "planner.mu=10")
     serve = Serve([f"{engine.url}#{role}" for engine, role in zip(engines, roles)], settings=settings).wait()
     try:
-        until("every block is known", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"})
+        known_exactly(serve)
         yield serve
     finally:
         serve.stop()

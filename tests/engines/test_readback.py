@@ -1,7 +1,7 @@
 """NIXL's bidirectional mode at two real engines of its own: the next turn's prefill pulls what the decoder has computed."""
 
 import pytest
-from engine import Engine, known_to_be_busy, listed, started
+from engine import Engine, known_exactly, known_to_be_busy, started
 from harness.cluster import Serve
 from harness.processes import free_ports, until
 from harness.talk import TEXT, busy, decisions, post, prose
@@ -27,7 +27,7 @@ def serve(pair, tmp_path):
     front.workers = [engine.url for engine in pair]
     try:
         front.wait()
-        until("every block is known", lambda: {line["knowledge"] for line in listed(front)} == {"exact"})
+        known_exactly(front)
         yield front
     finally:
         front.stop()

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from engine import listed
+from engine import known_exactly, listed
 from harness.cluster import Serve, get_json, metric
 from harness.processes import until
 from harness.talk import TEXT, busy, prose
@@ -98,7 +98,7 @@ def test_an_engine_is_lost_in_the_midst_of_streams_and_not_missed(engines, phase
     took, noise = [], []
     with serving(engines, phase) as serve:
         for cell, fault in enumerate(FAULTS):
-            until("every block is known", lambda: {line["knowledge"] for line in listed(serve)} == {"exact"}, 60)
+            known_exactly(serve)
             id = next(line["id"] for line in listed(serve) if line["endpoint"] == victim.url)
             first = 1000 * (1 + list(STREAMS).index(phase)) + 100 * cell
             streams = [stream_of(serve.url, phase, first + number) for number in range(STREAMS[phase])]

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine import BLOCK, Engine, known_to_be_busy, listed, started
+from engine import BLOCK, Engine, known_exactly, known_to_be_busy, started
 from harness.cluster import Serve, get_json
 from harness.processes import free_ports, until
 from harness.talk import TEXT, busy, prose
@@ -31,7 +31,7 @@ def serve(pair, tmp_path):
     front.workers = [engine.url for engine in pair]
     try:
         front.wait()
-        until("every block is known", lambda: {line["knowledge"] for line in listed(front)} == {"exact"}, 60)
+        known_exactly(front)
         yield front
     finally:
         front.stop()

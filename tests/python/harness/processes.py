@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,15 +17,27 @@ LOGS = ROOT / "target/test-logs/processes"
 _running: list["Process"] = []
 
 
+# From here on the system gives ports to whoever connects or asks for any: engines do, a hundred times, while they start.
+FIRST_GIVEN = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+_chosen: set[int] = set()
+
+
 def free_ports(count: int) -> list[int]:
-    """All are held until all are chosen, so that none comes twice."""
-    sockets = [socket.socket() for _ in range(count)]
-    for held in sockets:
-        held.bind(("127.0.0.1", 0))
-    ports = [held.getsockname()[1] for held in sockets]
-    for held in sockets:
-        held.close()
-    return ports
+    """None comes twice, and none is taken by chance before it is used, or between two lives of a process."""
+    choice, ports = random.SystemRandom(), []
+    for _ in range(1_000 * count):
+        if len(ports) == count:
+            return ports
+        port = choice.randrange(min(10_000, FIRST_GIVEN // 2), FIRST_GIVEN)
+        with socket.socket() as held:
+            try:
+                held.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _chosen:
+            _chosen.add(port)
+            ports.append(port)
+    raise AssertionError(f"no {count} free ports below {FIRST_GIVEN}")
 
 
 def until(what: str, check, seconds: float = 20.0, pause: float = 0.05):

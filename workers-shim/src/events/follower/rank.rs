@@ -25,6 +25,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const FIRST_CHECK: Duration = Duration::from_millis(300);
 /// Messages can be lost without a later one that shows the gap, so now and then it is asked for.
 const CHECK: Duration = Duration::from_secs(5);
+/// So many replays in a row; the next look goes on from there.
+const MOST_REPLAYS: usize = 64;
 
 /// Why a rank is no longer followed, or a connection no longer read.
 #[derive(Debug)]
@@ -253,12 +255,30 @@ impl Rank {
         Ok(())
     }
 
-    /// Applies what a replay brings. Whether it came to its end.
+    /// Applies what replays bring. Whether one came to its end without a gap.
+    ///
+    /// A publisher drops what a reader has no room for (a ZMQ ROUTER beyond its high-water mark, 1,000 messages by itself), the
+    /// end as well: what is missing inside a replay is asked for again, and only what a replay does not begin with is lost.
     async fn replay(&mut self, endpoint: &str) -> Result<bool, End> {
+        for _ in 0..MOST_REPLAYS {
+            let from = self.stream.next();
+            if self.replay_once(endpoint).await? {
+                return Ok(true);
+            }
+            if self.stream.next() == from {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    async fn replay_once(&mut self, endpoint: &str) -> Result<bool, End> {
         EventLog::count(&self.worker.member.events.replays);
-        let mut outcome = Ok(());
+        let (mut outcome, mut is_first, mut is_torn) = (Ok(()), true, false);
         let replayed = replay(endpoint, self.stream.next(), |message| {
-            if outcome.is_ok() && self.stream.replayed(message.sequence) == Verdict::Apply {
+            is_torn |= !is_first && message.sequence > self.stream.next();
+            is_first = false;
+            if !is_torn && outcome.is_ok() && self.stream.replayed(message.sequence) == Verdict::Apply {
                 outcome = self.apply(&message);
             }
         });
@@ -266,7 +286,7 @@ impl Rank {
         if let Err(error) = &replayed {
             tracing::debug!(worker = %self.worker.member.spec.endpoint, %error, "replay");
         }
-        outcome.map(|()| replayed.is_ok())
+        outcome.map(|()| replayed.is_ok() && !is_torn)
     }
 
     /// Brings the index up to date, and says how far it can be believed.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::routing::get;
@@ -19,6 +19,8 @@ pub(super) struct Forgetful {
     publisher: PubSocket,
     /// What replay still has, by sequence number.
     pub(super) buffer: watch::Sender<Vec<(u64, Bytes)>>,
+    /// So many messages of a replay find room on their way; what comes then is dropped, but for the last and the end.
+    pub(super) room: Arc<AtomicUsize>,
     pub(super) started: Arc<AtomicU64>,
     /// Where it publishes, and where it replays.
     pub(super) endpoints: (String, String),
@@ -37,7 +39,8 @@ impl Forgetful {
         let mut router = RouterSocket::new();
         let replay = router.bind("tcp://127.0.0.1:0").await.unwrap();
         let (buffer, buffered) = watch::channel(Vec::new());
-        tokio::spawn(serve_replay(router, buffered));
+        let room = Arc::new(AtomicUsize::new(usize::MAX));
+        tokio::spawn(serve_replay(router, buffered, room.clone()));
         let started = Arc::new(AtomicU64::new(1_700_000_000));
         let endpoints = (live.to_string(), replay.to_string());
         let sources = json!([{"endpoint": endpoints.0, "replay_endpoint": endpoints.1}]).to_string();
@@ -56,7 +59,7 @@ impl Forgetful {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, server).await });
-        Self { address, publisher, buffer, started, endpoints, next: 0 }
+        Self { address, publisher, buffer, room, started, endpoints, next: 0 }
     }
 
     /// Says something, and keeps it for replay or not.
@@ -72,13 +75,17 @@ impl Forgetful {
     }
 }
 
-async fn serve_replay(mut router: RouterSocket, buffered: watch::Receiver<Vec<(u64, Bytes)>>) {
+async fn serve_replay(mut router: RouterSocket, buffered: watch::Receiver<Vec<(u64, Bytes)>>, room: Arc<AtomicUsize>) {
     while let Ok(request) = router.recv().await {
         let frames = request.into_vec();
         let [peer, empty, start] = frames.as_slice() else { panic!("{frames:?}") };
         assert!(empty.is_empty());
         let start = u64::from_be_bytes(start.as_ref().try_into().unwrap());
-        let kept = buffered.borrow().iter().filter(|(sequence, _)| *sequence >= start).cloned().collect::<Vec<_>>();
+        let mut kept = buffered.borrow().iter().filter(|(sequence, _)| *sequence >= start).cloned().collect::<Vec<_>>();
+        let room = room.load(Ordering::Relaxed);
+        if kept.len() > room {
+            kept.drain(room..kept.len() - 1);
+        }
         for (sequence, payload) in kept.into_iter().chain([(u64::MAX, Bytes::new())]) {
             let mut message = ZmqMessage::from(peer.clone());
             for frame in [Bytes::new(), Bytes::from_static(b"kv"), Bytes::copy_from_slice(&sequence.to_be_bytes())] {

@@ -142,6 +142,20 @@ async fn what_no_replay_brings_back_is_said_loudly_until_the_cache_is_empty() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_replay_drops_on_its_way_is_asked_for_again() {
+    let mut engine = Forgetful::start().await;
+    engine.room.store(3, Ordering::Relaxed);
+    for number in 0..12 {
+        engine.say(stored(number, &prompt(number as u32, 8)), true).await;
+    }
+    let watch = Watch::at(engine.address);
+    watch.until_exact().await;
+    for number in 0..12 {
+        assert_eq!(watch.depth(&prompt(number, 8)), 2, "prompt {number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_process_behind_the_same_sockets_is_noticed_before_its_events_are_believed() {
     let mut engine = Forgetful::start().await;
     engine.say(stored(1, &prompt(1, 8)), true).await;
