@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn budget(percent: u8, burst: u32) -> (RetryBudget, Instant) {
-        let budget = RetryBudget::new(RetryConfig { percent: Percent::try_from(percent).unwrap(), burst });
+        let budget = RetryBudget::new(RetryConfig { percent: Percent::try_from(i64::from(percent)).unwrap(), burst });
         let begun = budget.bucket.lock().filled;
         (budget, begun)
     }

@@ -318,6 +318,20 @@ def test_a_drain_keeps_within_its_bandwidth_and_ends_when_the_worker_is_taken_ba
     assert several.returncode == 2 and "--rolling" in several.stderr
 
 
+def test_workers_that_are_drained_at_once_both_give_their_sessions_to_who_stays(started):
+    workers = sims(started, 3, *FAST)
+    serve = with_sessions(started, workers)
+    *leaving, stays = [worker.url for worker in workers]
+    running = [threading.Thread(target=lambda url=url: done.append(ctl("--endpoint", serve.operator, "drain", url))) for url in leaving]
+    done = []
+    for one in running:
+        one.start()
+    for one in running:
+        one.join(120)
+    assert [one.returncode for one in done] == [0, 0], [(one.stdout, one.stderr) for one in done]
+    assert set(owners(serve).values()) == {stays} and len(owners(serve)) == SESSIONS
+
+
 def test_a_drain_that_leaves_sessions_behind_says_so_to_a_script(started):
     workers = sims(started, 1, *FAST)
     serve = with_sessions(started, workers)

@@ -53,6 +53,7 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
             &["steering.rollout_percent=101"],
             "steering.rollout_percent: 101 is not a percentage: 0 to 100 is accepted",
         ),
+        ("", &["retries.percent=300"], "retries.percent: 300 is not a percentage: 0 to 100 is accepted"),
         ("", &["steering.bypass=own"], "steering.bypass: accepted is session_pinning"),
         ("[decisions]\nlog = \"1KiB\"", &[], "decisions.log: accepted is 0, which keeps none, or 1MiB and more"),
         ("", &["decisions.log=1048575"], "decisions.log: accepted is 0"),

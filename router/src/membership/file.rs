@@ -80,8 +80,14 @@ struct Unlisted(String);
 
 fn of_toml(text: &str) -> Result<List, Unlisted> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| Unlisted(error.message().to_owned()))?;
-    serde_path_to_error::deserialize(toml::Value::Table(table))
-        .map_err(|error| Unlisted(format!("{}: {}", error.path().clone(), error.into_inner().message().trim())))
+    serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
+        let at = match error.path().to_string().as_str() {
+            // The file as a whole.
+            "." => String::new(),
+            path => format!("{path}: "),
+        };
+        Unlisted(format!("{at}{}", error.into_inner().message().trim()))
+    })
 }
 
 fn of_json(text: &str) -> Result<List, Unlisted> {
@@ -117,7 +123,7 @@ mod tests {
         let twice = "[[workers]]\nurl = \"http://a:1\"\n[[workers]]\nurl = \"HTTP://A:1/\"";
         for (name, text, wanted) in [
             // As it looks while somebody writes it: no workers are not meant.
-            ("workers.toml", "", "missing field `workers`"),
+            ("workers.toml", "", "workers.toml: missing field `workers`"),
             ("workers.json", "", "EOF"),
             ("workers.json", "{\"workers\": []} x", "trailing"),
             ("workers.toml", "[[workers]]\nurl = \"a\"", "workers[0].url: \"a\" has no scheme"),

@@ -103,7 +103,7 @@ fn switches<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Actions>, D::E
 /// A share of sessions; what is none is told what one is, not what its type could hold.
 fn share<'de, D: Deserializer<'de>>(given: D) -> Result<Option<Percent>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(given)? else { return Ok(None) };
-    let share = number.as_u64().and_then(|share| u8::try_from(share).ok()).and_then(|share| share.try_into().ok());
+    let share = number.as_i64().and_then(|share| share.try_into().ok());
     let wrong = || D::Error::custom(format!("{number} is not accepted here: accepted is a whole number from 0 to 100"));
     share.map(Some).ok_or_else(wrong)
 }

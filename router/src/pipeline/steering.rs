@@ -35,7 +35,7 @@ impl Mode {
 
 /// Part of the sessions, in per cent.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
-#[serde(try_from = "u8", into = "u8")]
+#[serde(try_from = "i64", into = "u8")]
 pub struct Percent(u8);
 
 impl Percent {
@@ -54,13 +54,13 @@ impl Default for Percent {
 /// A share beyond 100 %.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} is not a percentage: 0 to 100 is accepted")]
-pub struct NotAPercentage(u8);
+pub struct NotAPercentage(i64);
 
-impl TryFrom<u8> for Percent {
+impl TryFrom<i64> for Percent {
     type Error = NotAPercentage;
 
-    fn try_from(share: u8) -> Result<Self, NotAPercentage> {
-        if share <= 100 { Ok(Self(share)) } else { Err(NotAPercentage(share)) }
+    fn try_from(share: i64) -> Result<Self, NotAPercentage> {
+        u8::try_from(share).ok().filter(|share| *share <= 100).map(Self).ok_or(NotAPercentage(share))
     }
 }
 
