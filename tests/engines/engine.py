@@ -30,7 +30,7 @@ class Engine:
     besides. With `mooncake` it has one of that connector's two roles; with `store` it shares that folder with others. `damaged`: from which
     engine KV comes wiped, and while which file exists."""
 
-    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 64 << 20, mooncake: str = "",
+    def __init__(self, name: str, ports: list[int], *, context: int = 8192, cache_bytes: int = 128 << 20, mooncake: str = "",
                  store: Path | None = None, damaged: tuple["Engine", Path] | None = None, **connector):
         self.name = name
         self.port, events, replay, self.side_channel = ports
