@@ -124,8 +124,17 @@ pub enum Turn {
     Not,
     /// It is, and another one is running.
     NoRoom,
-    /// It is. One check runs at a time, for as long as this is held.
-    Check(OwnedSemaphorePermit),
+    /// It is.
+    Check(Place),
+}
+
+/// A check's place: one runs at a time, for as long as this is held.
+#[derive(Debug)]
+pub struct Place {
+    _one: OwnedSemaphorePermit,
+    of: Share,
+    /// What it is believed to compute.
+    prompt: Tokens,
 }
 
 /// A check computes a whole prompt, which takes a worker seconds: in the long run as much as this many times the share of
@@ -134,13 +143,53 @@ const SHARE: u64 = 2;
 /// Links that are counted at most; beyond that all begin anew.
 const MOST_LINKS: usize = 1 << 16;
 
+/// Which checks share what may be computed: links that were never looked at do not wait for those that were.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Share {
+    /// A link's first.
+    First,
+    /// All others.
+    Again,
+}
+
+/// What checks have computed and transfers have not made up for yet.
+#[derive(Debug, Default)]
+struct Owed {
+    first: Tokens,
+    again: Tokens,
+}
+
+impl Owed {
+    fn of(&mut self, share: Share) -> &mut Tokens {
+        match share {
+            Share::First => &mut self.first,
+            Share::Again => &mut self.again,
+        }
+    }
+
+    /// Half for each; what one has no use for is the other's.
+    fn pay(&mut self, moved: Tokens) {
+        let half = Tokens(moved.0 / 2);
+        let rest = moved - half;
+        let (left_first, left_again) = (rest - self.first, half - self.again);
+        self.first -= rest + left_again;
+        self.again -= half + left_first;
+    }
+}
+
+/// A link that has carried something.
+#[derive(Debug)]
+struct Carried {
+    /// Transfers since one was checked.
+    since: u32,
+    share: Share,
+}
+
 /// Who is checked next.
 #[derive(Debug, Default)]
 struct Turns {
-    /// Transfers over a link since one was checked.
-    since: BTreeMap<BarredLink, u32>,
-    /// What checks have computed and transfers have not made up for yet.
-    owed: Tokens,
+    links: BTreeMap<BarredLink, Carried>,
+    owed: Owed,
 }
 
 /// What this router's checks have shown since it started.
@@ -165,20 +214,28 @@ impl Correctness {
             return Turn::Not;
         }
         let mut turns = self.turns.lock();
-        let Turns { since, owed } = &mut *turns;
-        *owed -= Tokens(moved.0.saturating_mul(SHARE) / u64::from(one_in));
-        if since.len() >= MOST_LINKS && !since.contains_key(&link) {
-            since.clear();
+        let Turns { links, owed } = &mut *turns;
+        owed.pay(Tokens(moved.0.saturating_mul(SHARE) / u64::from(one_in)));
+        if links.len() >= MOST_LINKS && !links.contains_key(&link) {
+            links.clear();
         }
-        let since = since.entry(link).or_insert(one_in - 1);
-        *since = since.saturating_add(1);
-        if *since < one_in || *owed > Tokens::ZERO {
+        let carried = links.entry(link).or_insert(Carried { since: one_in - 1, share: Share::First });
+        carried.since = carried.since.saturating_add(1);
+        let of = carried.share;
+        if carried.since < one_in || *owed.of(of) > Tokens::ZERO {
             return Turn::Not;
         }
-        let Ok(place) = self.place.clone().try_acquire_owned() else { return Turn::NoRoom };
-        *since = 0;
-        *owed += prompt;
-        Turn::Check(place)
+        let Ok(one) = self.place.clone().try_acquire_owned() else { return Turn::NoRoom };
+        *carried = Carried { since: 0, share: Share::Again };
+        *owed.of(of) += prompt;
+        Turn::Check(Place { _one: one, of, prompt })
+    }
+
+    /// A check is over, which made engines compute so much.
+    pub fn over(&self, place: Place, computed: Tokens) {
+        let mut turns = self.turns.lock();
+        let owed = turns.owed.of(place.of);
+        *owed = *owed + computed - place.prompt;
     }
 
     /// Bars a link. Whether it was free before.
@@ -196,7 +253,7 @@ impl Correctness {
         let mut all = self.barred.lock();
         let before = all.len();
         all.retain(|barred| barred.link != link);
-        self.turns.lock().since.remove(&link);
+        self.turns.lock().links.remove(&link);
         all.len() < before
     }
 
@@ -274,10 +331,34 @@ mod tests {
         let piece = (Tokens(100), Tokens(10_000));
         let checked = links.filter(|link| matches!(all.turn(*link, 16, piece), Turn::Check(_))).count();
         assert_eq!(checked, 1, "a small piece of a long prompt is dear to check");
-        let always = (0..5).all(|_| matches!(all.turn(LINK, 1, whole), Turn::Check(_)));
-        assert!(!always, "what is owed is paid first");
+        assert!(
+            matches!(all.turn(BarredLink { from: WorkerId(3), ..LINK }, 1, whole), Turn::Not),
+            "what is owed is paid first"
+        );
         let all = Correctness::default();
         assert!((0..5).all(|n| matches!(all.turn(LINK, 1, (Tokens(900 + n), Tokens(1000 + n))), Turn::Check(_))));
+    }
+
+    #[test]
+    fn links_that_were_never_checked_do_not_wait_for_those_that_were() {
+        let all = Correctness::default();
+        let is_checked = |link, moved| matches!(all.turn(link, 1, moved), Turn::Check(_));
+        let other = BarredLink { from: WorkerId(3), ..LINK };
+        let piece = (Tokens(100), Tokens(10_000));
+        assert!(is_checked(LINK, FREE) && is_checked(LINK, piece) && !is_checked(LINK, piece), "9,900 are owed");
+        assert!(is_checked(other, piece));
+        assert!(!is_checked(BarredLink { from: WorkerId(4), ..LINK }, piece), "now for these as well");
+    }
+
+    #[test]
+    fn a_check_owes_what_it_made_engines_compute() {
+        let all = Correctness::default();
+        let whole = (Tokens(100), Tokens(10_000));
+        let Turn::Check(place) = all.turn(LINK, 1, whole) else { panic!("it is the first") };
+        all.over(place, Tokens::ZERO);
+        let Turn::Check(place) = all.turn(LINK, 1, whole) else { panic!("nothing was computed") };
+        all.over(place, Tokens(20_000));
+        assert_eq!(all.turns.lock().owed.again, Tokens(20_000));
     }
 
     #[test]

@@ -201,6 +201,18 @@ enum Sent {
     Again,
 }
 
+impl Charge {
+    /// A try has used so much, with what those before have. What it took and what of that it keeps; and the charge as the next
+    /// try finds it.
+    fn settled(self, sent: Sent, used: Tokens) -> ((Tokens, Tokens), Self) {
+        match sent {
+            Sent::First => ((self.taken, used), Self { taken: used, used, ..self }),
+            // It took nothing, and so gives nothing back: the try before may still do that itself.
+            Sent::Again => ((Tokens::ZERO, used - self.taken), Self { taken: self.taken.max(used), used, ..self }),
+        }
+    }
+}
+
 /// How far a request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Came {
@@ -238,19 +250,15 @@ impl Reserved {
         // A try that came less far than the one before took nothing back.
         let used = used.max(self.charge.used);
         self.quotas.used.inc_by((used - self.charge.used).0);
+        let (moved, charge) = self.charge.settled(self.sent, used);
         if let Some(meter) = &self.quotas.tokens {
-            let (taken, used) = match self.sent {
-                Sent::First => (self.charge.taken, used),
-                // It took nothing, and so gives nothing back: the try before may still do that itself.
-                Sent::Again => (Tokens::ZERO, used - self.charge.taken),
-            };
-            meter.allowance.lock().settle(taken.0, used.0);
+            meter.allowance.lock().settle(moved.0.0, moved.1.0);
             meter.lease_ahead();
         }
         match (&self.named, came) {
             (None, _) => {}
             (Some(named), Came::ToItsEnd) => named.close(),
-            (Some(named), Came::Short) => named.note(Charge { taken: used, used, ..self.charge }),
+            (Some(named), Came::Short) => named.note(charge),
         }
     }
 }
@@ -351,5 +359,25 @@ impl Meter {
         if let Ok(reset) = HeaderValue::try_from(format!("{:.3}s", reset.as_secs_f64())) {
             headers.insert(reset_name, reset);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_taken_once_is_not_taken_again_however_often_a_request_breaks_off() {
+        let first = Charge { body: 1, taken: Tokens(100), used: Tokens::ZERO };
+        // The first router died before it could settle: what it took is taken.
+        let (moved, second) = first.settled(Sent::Again, Tokens(30));
+        assert_eq!((moved, second.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
+        let (moved, third) = second.settled(Sent::Again, Tokens(80));
+        assert_eq!((moved, third.taken), ((Tokens::ZERO, Tokens::ZERO), Tokens(100)));
+        let (moved, fourth) = third.settled(Sent::Again, Tokens(130));
+        assert_eq!((moved, fourth.taken), ((Tokens::ZERO, Tokens(30)), Tokens(130)), "only what is more");
+        // One that could: it gave back what it did not use.
+        let (moved, second) = first.settled(Sent::First, Tokens(30));
+        assert_eq!((moved, second.taken), ((Tokens(100), Tokens(30)), Tokens(30)));
     }
 }

@@ -343,6 +343,6 @@ def test_a_drain_that_leaves_sessions_behind_says_so_to_a_script(started):
         assert ready(serve) == {alone}, "nothing is drained before all of the list is known"
     done = ctl("--endpoint", serve.operator, "drain", f"{alone}#hybrid")
     assert f"{SESSIONS} cannot be moved" in done.stdout and done.returncode == 6, done
-    assert f"{SESSIONS} sessions of {alone} stay there" in done.stderr and "nobody can take it" in done.stderr, done.stderr
+    assert f"{SESSIONS} at {alone} (" in done.stderr and "nobody can take it" in done.stderr, done.stderr
     assert ctl("--endpoint", serve.operator, "workers", "undrain", alone).returncode == 0
     assert ctl("--endpoint", serve.operator, "drain", "--stay", alone).returncode == 0, "nothing was to be moved"

@@ -105,6 +105,7 @@ def test_what_is_handed_back_is_used_once(pair):
     body = {"model": "tiny", "messages": talk.messages, "max_tokens": 12, "temperature": 0}
     answer = post(pair.serve.url, "/v1/chat/completions", body, talk.session)["choices"][0]["message"]["content"]
     talk.asked.append(("/v1/chat/completions", body, answer))
+    assert decisions(pair.serve, 1)[0]["decision"]["plan"]["action"] == "remote_prefill", "it could have been fetched"
     assert (pair.fates()["fetched"], pair.fetched()) == (1, once)
     assert all(answer == expected for answer, expected in asked_alone([talk], *SPEED))
 

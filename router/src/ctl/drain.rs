@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::args::WorkerArg;
 use super::client::Client;
-use super::error::CtlError;
+use super::error::{CtlError, Stays};
 use super::output::{Output, say};
 use super::table::word;
 use crate::config::units::Span;
@@ -43,7 +43,7 @@ pub(crate) struct DrainArgs {
 pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> Result<(), CtlError> {
     let all = known(client, args).await?;
     let upgrade = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-    let (mut told, mut stayed) = (Vec::new(), None);
+    let (mut told, mut stayed) = (Vec::new(), Vec::new());
     for (at, (worker, endpoint)) in all.iter().enumerate() {
         let next: Vec<String> = args.workers[at + 1..].iter().map(WorkerArg::to_string).collect();
         let mut body = json!({"draining": true, "sessions": if args.stay { "stay" } else { "move" }, "avoid": next});
@@ -59,19 +59,20 @@ pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> 
         if output == Output::Table {
             say(&format!("{endpoint} drains: {}\n", line(&progress)));
         }
-        if !args.stay {
-            stayed = stay(stayed, endpoint, &progress);
-        }
+        let here = stays(endpoint, &progress).filter(|_| !args.stay);
+        let along =
+            here.as_ref().map_or_else(String::new, |here| format!(", which ends {} sessions' KV", here.sessions));
+        stayed.extend(here);
         told.push(json!({"worker": worker.to_string(), "endpoint": endpoint, "progress": progress}));
         if args.rolling {
-            eprintln_note(&format!("{endpoint} can be stopped: start it anew, upgraded"));
+            eprintln_note(&format!("{endpoint} can be stopped{along}: start it anew, upgraded"));
             one.renewed(&life).await?;
         }
     }
     if output == Output::Json {
         say(&format!("{}\n", json!({"drained": told})));
     }
-    stayed.map_or(Ok(()), Err)
+    if stayed.is_empty() { Ok(()) } else { Err(CtlError::Stayed { workers: stayed }) }
 }
 
 /// All of them with their endpoints, before the first is drained.
@@ -93,12 +94,10 @@ async fn known(client: &Client, args: &DrainArgs) -> Result<Vec<(WorkerArg, Stri
     Ok(all)
 }
 
-/// What stayed before and at this one.
-fn stay(before: Option<CtlError>, endpoint: &str, progress: &Value) -> Option<CtlError> {
-    let here = progress["stuck"].as_u64().filter(|count| *count > 0);
-    let Some(here) = here else { return before };
-    let earlier = if let Some(CtlError::Stayed { count, .. }) = before { count } else { 0 };
-    Some(CtlError::Stayed { worker: endpoint.into(), count: earlier + here, why: word(progress.get("why")) })
+/// What stayed at this one; none where nothing did.
+fn stays(endpoint: &str, progress: &Value) -> Option<Stays> {
+    let sessions = progress["stuck"].as_u64().filter(|count| *count > 0)?;
+    Some(Stays { endpoint: endpoint.into(), sessions, why: word(progress.get("why")) })
 }
 
 /// One worker, for so long.
@@ -217,14 +216,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_that_stay_are_an_error_that_counts_those_of_all_workers() {
-        let moved = json!({"stuck": 0, "moved": 3, "kept": 1});
-        assert!(stay(None, "http://a:1", &moved).is_none());
-        let first = stay(None, "http://a:1", &json!({"stuck": 2, "why": "no fabric"}));
-        let both = stay(first, "http://b:1", &json!({"stuck": 3, "why": "nobody"}));
-        let error = stay(both, "http://c:1", &moved).unwrap();
+    fn sessions_that_stay_are_an_error_that_tells_where_and_why() {
+        let progress = [("http://a:1", 2, "no fabric"), ("http://b:1", 0, ""), ("http://c:1", 3, "nobody")];
+        let workers = progress.iter().filter_map(|(at, stuck, why)| stays(at, &json!({"stuck": stuck, "why": why})));
+        let error = CtlError::Stayed { workers: workers.collect() };
         assert_eq!((error.code(), error.word()), (6, "partly_done"));
-        assert!(error.to_string().starts_with("5 sessions of http://b:1 stay there (nobody)"), "{error}");
+        let told = "sessions stay at who was drained: 2 at http://a:1 (no fabric), 3 at http://c:1 (nobody); ";
+        assert!(error.to_string().starts_with(told), "{error}");
     }
 
     #[test]

@@ -2,6 +2,21 @@
 
 use std::path::PathBuf;
 
+/// Sessions that a worker was to hand on and did not.
+#[derive(Clone, Debug)]
+pub(crate) struct Stays {
+    /// The worker's.
+    pub(crate) endpoint: String,
+    pub(crate) sessions: u64,
+    /// Why the last one of them stays.
+    pub(crate) why: String,
+}
+
+fn stays(workers: &[Stays]) -> String {
+    let told = workers.iter().map(|Stays { endpoint, sessions, why }| format!("{sessions} at {endpoint} ({why})"));
+    told.collect::<Vec<_>>().join(", ")
+}
+
 /// Why a command came to nothing.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CtlError {
@@ -39,16 +54,13 @@ pub(crate) enum CtlError {
     },
     /// A worker was drained, and not all of its sessions moved.
     #[error(
-        "{count} sessions of {worker} stay there ({why}): stopped all the same, the worker takes their KV along, and their \
-         next steps compute it anew elsewhere; --stay drains a worker without moving any"
+        "sessions stay at who was drained: {}; stopped all the same, it takes their KV along, and their next steps compute it \
+         anew elsewhere; --stay drains a worker without moving any",
+        stays(workers)
     )]
     Stayed {
-        /// Its endpoint; of several the last one.
-        worker: String,
-        /// How many, of all workers that were drained.
-        count: u64,
-        /// Why the last one of them did.
-        why: String,
+        /// Each that kept some.
+        workers: Vec<Stays>,
     },
     /// Of several that were asked, not all answered.
     #[error("not every endpoint answered: {0}")]

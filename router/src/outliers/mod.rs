@@ -1,21 +1,21 @@
 //! Outlier ejection: a worker whose requests fail takes none for a while; then a bounded number of trial requests finds out
-//! whether it is well. Pure but for the last functions, which are the edges: time is an argument.
+//! whether it is well. Pure, and time is an argument; the edges are `blame` and `trials`.
 //!
 //! It only leaves workers out of plans, and never the last one that could serve: rather one that may be sick than none.
 //! What probes say of health is theirs, and an unreachable worker is left out by that alone.
 
+mod blame;
 mod config;
+mod trials;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use planner::Plan;
 use vocabulary::{Health, Incarnation, Role, WorkerId, WorkerView};
 
+pub(crate) use blame::{Suspects, answered, failed, sick};
 pub use config::OutlierConfig;
-
-use crate::gateway::Gateway;
-use crate::pipeline::receipt::{Attempt, Remark};
+pub use trials::Trials;
 
 /// Why a worker was ejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +86,8 @@ pub enum Standing {
         since: Instant,
         /// From when on as many more may go, whatever became of these.
         until: Instant,
+        /// Whether an answer to one of them has begun.
+        heard: bool,
     },
 }
 
@@ -170,19 +172,37 @@ impl Record {
         config.base_ejection_time.0.saturating_mul(self.times).min(config.max_ejection_time.0)
     }
 
-    /// A request goes there.
-    fn sent(&mut self, (config, now): (&OutlierConfig, Instant)) {
-        match &mut self.standing {
-            Standing::In => return,
+    /// A request goes there. Whether it is a trial: not one that is sent where no other could be, before the pause is over.
+    fn sent(&mut self, (config, now): (&OutlierConfig, Instant)) -> bool {
+        let since = match &mut self.standing {
+            Standing::In => return false,
+            Standing::Out { until } if now < *until => return false,
+            Standing::Out { .. } => now,
             Standing::Trial { taken, until, .. } if now < *until => {
                 *taken = taken.saturating_add(1);
-                return;
+                return true;
             }
-            // Nobody heard of the last one's end: it hangs, and the next one may as well.
-            Standing::Trial { .. } => self.times = self.times.saturating_add(1),
-            Standing::Out { .. } => {}
+            // What those say that are still there counts as well.
+            Standing::Trial { since, heard, .. } => {
+                // Nobody heard of them: they hang, and the next ones may as well.
+                self.times = self.times.saturating_add(u32::from(!*heard));
+                *since
+            }
+        };
+        self.standing = Standing::Trial { taken: 1, since, until: now + self.pause(config), heard: false };
+        true
+    }
+
+    /// A trial that was sent at `asked` says nothing: another one may go.
+    fn let_go(&mut self, (asked, now): (Instant, Instant)) {
+        if let Standing::Trial { taken, since, .. } = &mut self.standing
+            && asked >= *since
+        {
+            *taken = taken.saturating_sub(1);
+            if *taken == 0 {
+                self.standing = Standing::Out { until: now };
+            }
         }
-        self.standing = Standing::Trial { taken: 1, since: now, until: now + self.pause(config) };
     }
 }
 
@@ -219,10 +239,22 @@ impl Outliers {
         Some(Ejected { cause: record.cause, times: record.times, standing: record.standing })
     }
 
-    /// A request goes there.
-    pub fn sent(&mut self, worker: WorkerId, now: Instant) {
+    /// A request goes there. Whether it finds out if the worker is well.
+    pub fn sent(&mut self, worker: WorkerId, now: Instant) -> bool {
+        self.records.get_mut(&worker).is_some_and(|record| record.sent((&self.config, now)))
+    }
+
+    /// An answer to a trial has begun: it does not hang, however long it is.
+    pub fn heard(&mut self, worker: WorkerId) {
+        if let Some(Standing::Trial { heard, .. }) = self.records.get_mut(&worker).map(|record| &mut record.standing) {
+            *heard = true;
+        }
+    }
+
+    /// A trial that was sent at `asked` is over. Where it neither failed nor was answered to its end, another one may go.
+    pub fn let_go(&mut self, worker: WorkerId, (asked, now): (Instant, Instant)) {
         if let Some(record) = self.records.get_mut(&worker) {
-            record.sent((&self.config, now));
+            record.let_go((asked, now));
         }
     }
 
@@ -276,9 +308,10 @@ impl Outliers {
     fn may_go(&self, workers: &[WorkerView], worker: &WorkerView, now: Instant) -> bool {
         let share = usize::from(u8::from(self.config.max_ejection_percent));
         let most = if share == 0 { 0 } else { (workers.len() * share / 100).max(1) };
-        let is_in = |other: &&WorkerView| self.of(other).is_none_or(|record| record.takes(&self.config, now));
-        let out = workers.len() - workers.iter().filter(is_in).count();
-        let others: Vec<_> = workers.iter().filter(|other| other.id != worker.id).filter(is_in).collect();
+        // One whose pause is over is not well before a trial says so.
+        let out = self.all_ejected(workers).len();
+        let takes = |other: &&WorkerView| self.of(other).is_none_or(|record| record.takes(&self.config, now));
+        let others: Vec<_> = workers.iter().filter(|other| other.id != worker.id).filter(takes).collect();
         let serves = |other: &WorkerView, model| {
             let is_able = worker.role == Role::Prefill || other.role != Role::Prefill;
             other.health == Health::Ready && is_able && other.models.contains(model)
@@ -302,44 +335,6 @@ impl Outliers {
         }
         record
     }
-}
-
-/// A request that this step sent to `worker` at `asked` failed there, before its answer or inside it.
-pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], (worker, asked): (WorkerId, Instant)) {
-    if !is_alive(gateway, step, worker) {
-        return;
-    }
-    let workers = gateway.fleet().snapshot();
-    let ejected = gateway.policies.outliers.lock().failed(&workers, worker, (asked, Instant::now()));
-    let Some((cause, pause)) = ejected else { return };
-    let endpoint = workers.iter().find(|view| view.id == worker).map(|view| tracing::field::display(&view.endpoint));
-    let (cause, seconds) = (cause.as_str(), pause.as_secs_f64());
-    tracing::warn!(
-        worker = endpoint,
-        cause,
-        seconds,
-        "a worker is ejected: requests fail there, so that only trials go there for a while"
-    );
-    gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause]).inc();
-}
-
-/// This plan's answer came to its end, at this attempt.
-pub(crate) fn answered(gateway: &Gateway, step: &[WorkerView], (plan, attempt): (&Plan, Option<&Attempt>)) {
-    let Some(attempt) = attempt else { return };
-    let is_whole = ![Remark::PrefillFailed, Remark::PrefillBusy].iter().any(|remark| attempt.remarks.contains(remark));
-    let sound = |view: &&WorkerView| view.id == plan.target() || (is_whole && view.id == plan.prefill.worker);
-    for view in step.iter().filter(sound).filter(|view| is_alive(gateway, step, view.id)) {
-        if gateway.policies.outliers.lock().answered((view.id, view.incarnation), (attempt.asked, Instant::now())) {
-            tracing::info!(worker = %view.endpoint, "a worker that was ejected answers again");
-        }
-    }
-}
-
-/// Whether the process that was asked is there: what became of requests to another one says nothing, and one that is not
-/// reached is left out by that alone.
-fn is_alive(gateway: &Gateway, step: &[WorkerView], worker: WorkerId) -> bool {
-    let asked = step.iter().find(|view| view.id == worker).map(|view| view.incarnation);
-    asked.is_some() && gateway.fleet().life(worker) == asked
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@ use vocabulary::{Bytes, Capacity, Knowledge, Load, Micros, ModelId, Speeds};
 
 use super::*;
 use crate::config::units::Span;
+use crate::pipeline::receipt::Attempt;
 use crate::pipeline::steering::Percent;
 use crate::testing::{Front, Worker, front, get, post, until};
 
@@ -121,7 +122,7 @@ fn a_trial_finds_out_whether_it_is_well() {
     assert_eq!(outliers.out(&workers, at(51)), [], "nothing was heard of that trial: one more, and the next one later");
     outliers.sent(WorkerId(1), at(51));
     assert_eq!(outliers.out(&workers, at(80)), [WorkerId(1)]);
-    assert!(outliers.answered(id(&workers[0]), (at(51), at(82))));
+    assert!(outliers.answered(id(&workers[0]), (at(31), at(82))), "what the first one says counts as well");
     assert_eq!((outliers.ejected(&workers[0]), outliers.out(&workers, at(82))), (None, vec![]));
     // Sick again soon: longer than the first time. After a long time of health: as the first time.
     let again = |outliers: &mut Outliers, now| {
@@ -132,6 +133,70 @@ fn a_trial_finds_out_whether_it_is_well() {
     outliers.sent(WorkerId(1), at(130));
     assert!(outliers.answered(id(&workers[0]), (at(130), at(131))));
     assert_eq!(again(&mut outliers, at(900)), SECOND * 10);
+}
+
+#[test]
+fn what_is_sent_before_the_pause_is_over_is_no_trial() {
+    let (workers, begin) = (fleet(3), Instant::now());
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    fail(&mut outliers, &workers, (1, 5), begin);
+    let before = outliers.ejected(&workers[0]);
+    let soon = begin + SECOND;
+    assert!(!outliers.sent(WorkerId(1), soon), "nobody else could be asked");
+    assert_eq!(outliers.failed(&workers, WorkerId(1), (soon, soon)), None);
+    assert_eq!(outliers.ejected(&workers[0]), before, "it is out for no longer because of it");
+    assert!(!outliers.sent(WorkerId(2), soon), "it is well");
+}
+
+#[test]
+fn a_trial_that_shows_nothing_makes_place_for_the_next_one() {
+    let (workers, begin) = (fleet(3), Instant::now());
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    fail(&mut outliers, &workers, (1, 5), begin);
+    let at = |seconds: u32| begin + SECOND * seconds;
+    for second in [10, 11, 12] {
+        assert!(outliers.sent(WorkerId(1), at(second)));
+        assert_eq!(outliers.out(&workers, at(second)), [WorkerId(1)]);
+        outliers.let_go(WorkerId(1), (at(second), at(second)));
+        assert_eq!(outliers.out(&workers, at(second)), [], "its client left");
+    }
+    outliers.let_go(WorkerId(1), (at(12), at(12)));
+    assert!(outliers.sent(WorkerId(1), at(12)));
+    outliers.let_go(WorkerId(1), (at(5), at(13)));
+    assert_eq!(outliers.out(&workers, at(13)), [WorkerId(1)], "that one was no trial");
+    assert_eq!(outliers.ejected(&workers[0]).map(|ejected| ejected.times), Some(1));
+}
+
+#[test]
+fn a_long_answer_is_no_trial_that_hangs() {
+    let (workers, begin) = (fleet(3), Instant::now());
+    let times = |heard: bool| {
+        let mut outliers = Outliers::new(OutlierConfig::default());
+        fail(&mut outliers, &workers, (1, 5), begin);
+        let at = |seconds: u32| begin + SECOND * seconds;
+        outliers.sent(WorkerId(1), at(10));
+        if heard {
+            outliers.heard(WorkerId(1));
+        }
+        assert_eq!(outliers.out(&workers, at(20)), [], "another one may go");
+        outliers.sent(WorkerId(1), at(20));
+        outliers.ejected(&workers[0]).map(|ejected| ejected.times)
+    };
+    assert_eq!((times(true), times(false)), (Some(1), Some(2)));
+}
+
+#[test]
+fn one_whose_pause_is_over_counts_among_those_that_are_out() {
+    let (workers, begin) = (fleet(4), Instant::now());
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    let ejects = |outliers: &mut Outliers, which, now| fail(outliers, &workers, (which, 5), now).is_some();
+    assert!(ejects(&mut outliers, 1, begin) && ejects(&mut outliers, 2, begin));
+    let later = begin + SECOND * 11;
+    assert_eq!(outliers.out(&workers, later), []);
+    assert!(!ejects(&mut outliers, 3, later), "half of four are not known to be well");
+    outliers.sent(WorkerId(1), later);
+    assert!(outliers.answered(id(&workers[0]), (later, later)));
+    assert!(fail(&mut outliers, &workers, (3, 1), later).is_some(), "one of them is");
 }
 
 #[test]

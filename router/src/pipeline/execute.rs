@@ -17,7 +17,6 @@ use super::receipt::Remark;
 use super::remote_prefill::remote_prefill;
 use super::replicate::replicate;
 use crate::gateway::Gateway;
-use crate::outliers;
 
 /// An answer that has begun.
 pub struct Answering {
@@ -25,6 +24,8 @@ pub struct Answering {
     pub opened: Opened,
     /// The request as the target's load counts it.
     pub in_flight: InFlight,
+    /// When its legs were sent.
+    pub asked: Instant,
     /// When the first byte was there.
     pub first_byte: Instant,
     /// What did not go as planned.
@@ -34,6 +35,8 @@ pub struct Answering {
 /// A plan that came to nothing before the client got a byte.
 #[derive(Debug)]
 pub struct Failed {
+    /// When its legs were sent.
+    pub asked: Instant,
     /// What did not go as planned, the reason last.
     pub remarks: Vec<Remark>,
     /// Who is to be left out of the next plan.
@@ -73,63 +76,11 @@ pub async fn execute(
             opened.map(|opened| readback::kept(gateway, (step, plan), opened))
         }
     };
-    if let Some(sick) = sick(plan, &remarks, &opened) {
-        outliers::failed(gateway, &step.located.workers, (sick, asked));
-    }
     match opened {
-        Ok(opened) => Ok(Answering { opened, in_flight, first_byte: Instant::now(), remarks }),
+        Ok(opened) => Ok(Answering { opened, in_flight, asked, first_byte: Instant::now(), remarks }),
         Err(error) => {
             remarks.push(error.remark());
-            Err(Failed { exclude: culprit(plan, &error), remarks, error })
+            Err(Failed { exclude: culprit(plan, &error), asked, remarks, error })
         }
-    }
-}
-
-/// Whom a failure is counted against: who gave it, which need not be who is left out of the next plan.
-fn sick(plan: &Plan, remarks: &[Remark], opened: &Result<Opened, LegError>) -> Option<WorkerId> {
-    let prefill = remarks.contains(&Remark::PrefillFailed).then_some(plan.prefill.worker);
-    match opened {
-        // Where the target refuses it too, it is the client's error.
-        Ok(opened) => prefill.filter(|_| opened.status().is_success()),
-        Err(LegError::Unknown | LegError::Busy(_)) => None,
-        Err(LegError::NoSource) => prefill,
-        Err(_) => Some(plan.decode.worker),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use http::{Response, StatusCode};
-    use planner::{Action, Because, Claim, Rule, Terms};
-    use vocabulary::{DpRank, Micros};
-    use workers_shim::dialect::Answer;
-
-    use super::*;
-
-    #[test]
-    fn a_failure_counts_against_who_gave_it() {
-        let leg = |id| Leg {
-            worker: WorkerId(id),
-            rank: DpRank(0),
-            tokens_cached: Tokens::ZERO,
-            tokens_computed: Tokens::ZERO,
-        };
-        let because = Because { rule: Rule::Own, terms: Terms::default(), total: Micros(0), runner_up: None };
-        let (action, claim) = (Action::RemotePrefill, Claim::Open);
-        let plan = Plan { action, prefill: leg(1), decode: leg(2), handoff: None, claim, because };
-        let opened = |status| {
-            let answer = Response::builder().status(status).body(bytes::Bytes::new()).unwrap();
-            Ok(Opened::Whole(answer, Answer::default()))
-        };
-        let sick = |remarks: &[Remark], opened| sick(&plan, remarks, &opened).map(|worker| worker.0);
-        let failed = || Err(LegError::Failed(StatusCode::INTERNAL_SERVER_ERROR));
-        assert_eq!(sick(&[], failed()), Some(2), "the decode leg's worker said so, whoever computed the prompt");
-        assert_eq!(sick(&[Remark::PrefillFailed], opened(200)), Some(1));
-        assert_eq!(sick(&[Remark::PrefillFailed], opened(400)), None, "both refuse it: it is the client's error");
-        assert_eq!(sick(&[Remark::PrefillBusy], opened(200)), None);
-        assert_eq!(sick(&[Remark::PrefillBusy], Err(LegError::NoSource)), None, "no room is no sickness");
-        assert_eq!(sick(&[Remark::PrefillFailed], Err(LegError::NoSource)), Some(1));
-        assert_eq!(sick(&[], Err(LegError::Busy(StatusCode::TOO_MANY_REQUESTS))), None);
-        assert_eq!(sick(&[], opened(200)), None);
     }
 }

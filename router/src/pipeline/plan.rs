@@ -2,6 +2,7 @@
 //!
 //! The thinking is the planner's; here its inputs are put together and the mode is obeyed.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ use crate::config::{Config, ResumeConfig};
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 use crate::guardrail::Arm;
-use crate::outliers::Outliers;
+use crate::outliers::{Outliers, Trials};
 use crate::retries::RetryBudget;
 
 /// The two policies that may be in force for a step, and what is kept between steps.
@@ -34,7 +35,7 @@ pub struct Policies {
     /// What tries after the first may cost.
     pub retries: RetryBudget,
     /// Workers whose requests fail.
-    pub outliers: Mutex<Outliers>,
+    pub outliers: Arc<Mutex<Outliers>>,
     /// What may be sent before a step asks for it.
     pub ahead: Ahead,
     /// Which broken streams go on elsewhere.
@@ -53,7 +54,7 @@ impl Policies {
             turn: AtomicU64::new(0),
             account: Account::new(policy.admission),
             retries: RetryBudget::new(config.retries),
-            outliers: Mutex::new(Outliers::new(config.outliers)),
+            outliers: Arc::new(Mutex::new(Outliers::new(config.outliers))),
             ahead: Ahead::new(config.ahead),
             resume: config.resume,
         }
@@ -108,6 +109,8 @@ pub struct Planned {
     pub memory: Vec<RankMemory>,
     /// What starting would cost others, where the planner was asked, and what it said to that where a step may wait.
     pub admission: Option<(Asking, Option<Verdict>)>,
+    /// Who finds out by it whether they are well; none where nobody does.
+    pub trials: Option<Trials>,
     /// The step's place in the account of whose KV lies where; none while it is to wait.
     pub tenure: Option<Tenure>,
 }
@@ -182,7 +185,7 @@ pub fn plan(gateway: &Gateway, step: &Classified, failed: &[WorkerId]) -> Result
         *verdict = Some(now.turns().admit(step.located.prefixed.request.incoming.id, *asking));
     }
     if !planned.waits() {
-        planned.plan.workers().for_each(|worker| outliers.lock().sent(worker, Instant::now()));
+        planned.trials = Trials::begin(outliers, planned.plan.workers());
         planned.tenure = account.begin(now, step, &planned.plan);
     }
     Ok(planned)
@@ -254,7 +257,17 @@ fn decide(
     let (decision, memory, asking) = told.unwrap_or_default();
     let (shortened, excluded) = (shortened.into_inner(), excluded.to_vec());
     let admission = asking.map(|asking| (asking, None));
-    Ok(Planned { plan, decision, shortened, excluded, ejected: Vec::new(), memory, admission, tenure: None })
+    Ok(Planned {
+        plan,
+        decision,
+        shortened,
+        excluded,
+        ejected: Vec::new(),
+        memory,
+        admission,
+        trials: None,
+        tenure: None,
+    })
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {

@@ -1,6 +1,7 @@
 //! Resume: an answer that broke off goes on at another worker, planned and sent as its step was.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use planner::Plan;
@@ -55,7 +56,10 @@ async fn resumed(
         commit::announce(gateway, step, &chosen);
         let sent = match legs(gateway, (step, &chosen), so_far.as_ref()) {
             Some(legs) => execute(gateway, (step, &chosen), legs).await,
-            None => Err(Failed { remarks: Vec::new(), exclude: chosen.target(), error: LegError::Unknown }),
+            None => {
+                let (asked, exclude, error) = (Instant::now(), chosen.target(), LegError::Unknown);
+                Err(Failed { asked, remarks: Vec::new(), exclude, error })
+            }
         };
         match sent {
             Ok(answering) => {

@@ -18,6 +18,7 @@ use super::receipt::{Attempt, Ending, Remark, Resumed};
 use super::turns::{Place, Until, Waited};
 use crate::error::ApiError;
 use crate::gateway::Gateway;
+use crate::outliers::{self, Suspects, Trials};
 
 /// Most plans that are tried for one request.
 const MOST_TRIES: usize = 3;
@@ -49,6 +50,8 @@ struct Tried {
     waited: Option<Waited>,
     /// What the client has of the answer, where it broke off.
     begun: Option<Begun>,
+    /// One of whom failed the last try.
+    suspects: Option<Suspects>,
 }
 
 /// An answer that broke off.
@@ -113,14 +116,14 @@ impl Tried {
         self.waited = Some(waited);
     }
 
-    fn note(&mut self, remarks: Vec<Remark>) {
+    fn note(&mut self, asked: Instant, remarks: Vec<Remark>) {
         let Some(Planned { plan, ejected, .. }) = &self.planned else { return };
         let (action, prefill, decode) = (plan.action, plan.prefill.worker, plan.decode.worker);
         let legs = self.step.located.workers.iter().filter(|worker| [prefill, decode].contains(&worker.id));
         let knowledge = legs.map(|worker| worker.knowledge).min().unwrap_or_default();
         let ejected = ejected.clone();
         self.attempts.push(Attempt {
-            asked: Instant::now(),
+            asked,
             action,
             prefill,
             decode,
@@ -130,6 +133,15 @@ impl Tried {
             unresumable: None,
             remarks,
         });
+    }
+
+    /// A try is over: counts against its workers what it shows of them, and of those of the one before. `sick` failed; `well`
+    /// answers.
+    fn blame(&mut self, gateway: &Gateway, (sick, asked): (Option<WorkerId>, Instant), well: Option<WorkerId>) {
+        let before = self.suspects.take().map(|suspects| suspects.sick(well));
+        for failed in before.into_iter().chain(sick.map(|sick| (sick, asked))) {
+            outliers::failed(gateway, &self.step.located.workers, failed);
+        }
     }
 
     /// Tries since the step began, or since its answer broke off.
@@ -142,8 +154,8 @@ impl Underway {
     /// Nothing was tried yet.
     pub fn new(gateway: &Arc<Gateway>, step: Classified) -> Self {
         let (attempts, excluded) = (Vec::new(), Vec::new());
-        let (planned, chosen, failed, place, waited, begun) = (None, None, None, None, None, None);
-        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun };
+        let (planned, chosen, failed, place, waited, begun, suspects) = (None, None, None, None, None, None, None);
+        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun, suspects };
         Self { gateway: gateway.clone(), tried: Some(tried) }
     }
 
@@ -160,8 +172,9 @@ impl Underway {
         // Whoever broke off is asked no more: it may be the request that breaks them.
         let excluded = attempts.iter().map(|attempt| attempt.decode).collect();
         let failed = Some((remark, error));
-        let (planned, begun, place) = (Some(planned), Some(begun), None);
-        Self { gateway, tried: Some(Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun }) }
+        let (planned, begun, place, suspects) = (Some(planned), Some(begun), None, None);
+        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun, suspects };
+        Self { gateway, tried: Some(tried) }
     }
 
     /// Makes the next plan with `plan`, which is shown the step and who is to be left out; none while the step is to wait.
@@ -213,7 +226,13 @@ impl Underway {
         tracing::warn!(worker = %failed.exclude, error = %failed.error, "a plan failed before its first byte");
         let error = LegError::for_client(&failed.error);
         let tried = self.tried.as_mut().expect("only its consumers and its end take it");
-        tried.note(failed.remarks);
+        let plan = tried.planned.as_ref().map(|planned| planned.plan);
+        let suspects = plan.and_then(|plan| Suspects::of(&plan, (&failed.remarks, &failed.error), failed.asked));
+        let sick = plan.filter(|_| suspects.is_none());
+        let sick = sick.and_then(|plan| outliers::sick(&plan, &failed.remarks, Err(&failed.error)));
+        tried.blame(&self.gateway, (sick, failed.asked), None);
+        tried.suspects = suspects;
+        tried.note(failed.asked, failed.remarks);
         tried.excluded.push(failed.exclude);
         if let Some(tenure) = tried.planned.as_mut().and_then(|planned| planned.tenure.take()) {
             tenure.failed();
@@ -229,7 +248,13 @@ impl Underway {
     /// The answer began: what is left is to bring it to its end.
     pub fn answering(mut self, answering: Answering) -> (Opened, Finish) {
         let mut tried = self.tried.take().expect("only its consumers and its end take it");
-        tried.note(answering.remarks);
+        let planned = tried.planned.take().expect("an answer has a plan");
+        let sick = outliers::sick(&planned.plan, &answering.remarks, Ok(&answering.opened));
+        let well = answering.opened.status().is_success().then_some(planned.plan.target());
+        tried.blame(&self.gateway, (sick, answering.asked), well);
+        planned.trials.iter().for_each(Trials::heard);
+        tried.planned = Some(planned);
+        tried.note(answering.asked, answering.remarks);
         if let (Some(begun), Some(attempt)) = (&tried.begun, tried.attempts.last_mut()) {
             let took = Micros::of(answering.first_byte - begun.broke);
             attempt.resumed = Some(Resumed { after: begun.after, took });
@@ -254,6 +279,7 @@ impl Underway {
     fn give_up(&mut self, ending: Ending, status: u16) {
         let Some(mut tried) = self.tried.take() else { return };
         tried.over(&self.gateway, Until::Left);
+        tried.blame(&self.gateway, (None, Instant::now()), None);
         // A step that nobody could even plan leaves no receipt: its error is counted by cause.
         let Some(planned) = tried.planned else { return };
         let (ending, status, first_byte, usage) = match tried.begun {
@@ -280,7 +306,7 @@ impl Drop for Underway {
     fn drop(&mut self) {
         // Of one that waits nothing was tried.
         if let Some(tried) = self.tried.as_mut().filter(|tried| tried.place.is_none()) {
-            tried.note(Vec::new());
+            tried.note(Instant::now(), Vec::new());
         }
         self.give_up(Ending::ClientLeft, CLIENT_LEFT);
     }

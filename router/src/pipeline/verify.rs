@@ -3,6 +3,7 @@
 //! No client waits for it, and one check runs at a time.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use planner::{Action, BarredLink, Handoff, Leg, Plan};
@@ -57,12 +58,14 @@ pub(crate) fn sample(gateway: &Arc<Gateway>, transfer: Transfer, kept: &Arc<Kept
     };
     let (gateway, kept) = (gateway.clone(), kept.clone());
     tokio::spawn(async move {
-        let outcome = Check { gateway: &gateway, transfer, kept: &kept }.run().await;
+        let check = Check { gateway: &gateway, transfer, kept: &kept, computed: AtomicU64::new(0) };
+        let outcome = check.run().await;
+        let computed = Tokens(check.computed.into_inner());
         gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
         if outcome == Outcome::Mismatch {
             bar(&gateway, Barred { link, action, since_unix_ms: unix_ms() });
         }
-        drop(place);
+        gateway.decisions.correctness.over(place, computed);
     });
 }
 
@@ -87,6 +90,8 @@ struct Check<'a> {
     gateway: &'a Arc<Gateway>,
     transfer: Transfer,
     kept: &'a Arc<Kept>,
+    /// Tokens that engines have computed for it.
+    computed: AtomicU64,
 }
 
 impl Check<'_> {
@@ -146,9 +151,11 @@ impl Check<'_> {
         let counted = legs.dispatch(leg);
         let answer = legs.whole_answer(leg, PATH, body.to_string().into()).await;
         drop(counted);
-        let (text, answer) = answer.map_err(|_| Outcome::Failed)?;
-        let said = Said::read(&text).ok_or(Outcome::Failed)?;
-        Ok((said, answer.usage.and_then(|usage| usage.cached)))
+        let found = answer.as_ref().ok().and_then(|(_, answer)| answer.usage?.cached);
+        let computed = found.map_or(leg.tokens_computed, |found| Tokens(ids.len() as u64) - found);
+        self.computed.fetch_add(computed.0, Relaxed);
+        let (text, _) = answer.map_err(|_| Outcome::Failed)?;
+        Ok((Said::read(&text).ok_or(Outcome::Failed)?, found))
     }
 
     /// Leading tokens that came over the link.

@@ -57,6 +57,8 @@ pub(super) struct Mark {
     others: Others,
     /// Own requests that left between that and the scrape's answer: it may count them or not.
     between: u64,
+    /// Own requests that ended then: of those that left then, or of older ones.
+    ended: u64,
 }
 
 impl Counters {
@@ -64,7 +66,8 @@ impl Counters {
     pub(super) fn mark(&self) -> Mark {
         // Ends are read before starts, so that no request seems to have ended before it began.
         let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));
-        Mark { finished, begun, dispatched: self.dispatched.load(Relaxed), others: **self.others.load(), between: 0 }
+        let (dispatched, others) = (self.dispatched.load(Relaxed), **self.others.load());
+        Mark { finished, begun, dispatched, others, between: 0, ended: 0 }
     }
 
     /// The other routers said something else than before; whether it is something else.
@@ -82,7 +85,8 @@ impl Counters {
         let scraped = u64::from(scrape.running) + u64::from(scrape.waiting);
         let (came, went) = now.others.since(&at.others);
         let total = (scraped + now.dispatched.saturating_sub(at.dispatched))
-            .saturating_sub(at.between)
+            // One that ended as well is taken off below.
+            .saturating_sub(at.between.saturating_sub(at.ended))
             .saturating_add(came)
             .saturating_sub(now.finished.saturating_sub(at.finished))
             .saturating_sub(went)
@@ -107,7 +111,8 @@ impl Counters {
 impl Mark {
     /// The same for a scrape whose answer came when the counters said that.
     pub(super) fn until(self, answered: Mark) -> Self {
-        Self { between: answered.dispatched.saturating_sub(self.dispatched), ..self }
+        let between = answered.dispatched.saturating_sub(self.dispatched);
+        Self { between, ended: answered.finished.saturating_sub(self.finished), ..self }
     }
 
     /// All routers' requests that are not over.

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::Request;
 use ownership::ledger::Ledger;
@@ -41,6 +42,18 @@ async fn a_worker_without_room_is_told_as_such_when_there_is_no_other() {
     let text = String::from_utf8(front.gateway.metrics.render()).unwrap();
     assert!(!text.contains("ownerserve_retries_total"), "nothing was tried again");
     assert!(text.contains("ownerserve_fallback_total{cause=\"decode_busy\"} 1"), "{text}");
+}
+
+#[tokio::test]
+async fn a_try_was_made_when_it_was_sent_however_late_its_answer_comes() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let address = front.proxy_address();
+    let late = tokio::spawn(async move { post(address, PATH, body("late")).await.status });
+    until("it is asked", || !worker.seen().is_empty()).await;
+    let seen = Instant::now();
+    assert_eq!(late.await.unwrap(), 200);
+    assert!(receipts(&front)[0].attempts[0].asked <= seen, "what came to trial meanwhile is not what it tells of");
 }
 
 #[tokio::test]

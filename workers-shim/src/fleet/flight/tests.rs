@@ -75,6 +75,20 @@ fn what_leaves_while_a_scrape_is_on_its_way_is_nobody_elses() {
 }
 
 #[test]
+fn what_left_and_ended_while_a_scrape_was_on_its_way_is_taken_off_once() {
+    let desk = desk();
+    let _old: Vec<_> = (0..3).map(|_| InFlight::new(Some(desk.clone()), DpRank(0), Tokens(10))).collect();
+    let mark = desk.counters.mark();
+    drop(InFlight::new(Some(desk.clone()), DpRank(0), Tokens(10)));
+    let mark = mark.until(desk.counters.mark());
+    // The three, and two of somebody else.
+    assert_eq!(
+        desk.counters.load(&scrape(5, 0), mark, USUAL).running + desk.counters.load(&scrape(5, 0), mark, USUAL).waiting,
+        5
+    );
+}
+
+#[test]
 fn a_stale_scrape_never_hides_what_we_know() {
     let desk = desk();
     let mark = desk.counters.mark();

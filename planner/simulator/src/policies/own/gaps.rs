@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use engine_model::runs::Memory;
-use planner::{AheadBounds, AheadKind, AheadMove, Stay};
+use planner::{AheadBounds, AheadMove, Stay};
 use vocabulary::SessionId;
 
 use super::{Ahead, Ask, Fleet, Own, StepRef, micros, owner, place_of};
@@ -73,9 +73,6 @@ impl Own {
         let found = fleet.workers[to].holds(fleet.runs, &expected.path).device;
         let stay = Stay { tokens: until, found, capacity: fleet.spec.sizes.device };
         self.tenancy.copied(owner(to), id, stay, micros(fleet.now.0));
-        if chosen.kind == AheadKind::Migrate {
-            self.tenancy.leaves(owner(from), id);
-        }
         Ahead { after, path: expected.path, from, to, until }
     }
 }

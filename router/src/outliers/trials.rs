@@ -1,0 +1,42 @@
+//! The trials of one plan, which end with it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use vocabulary::WorkerId;
+
+use super::Outliers;
+
+/// The workers of one plan that find out by it whether they are well. Dropping it gives their turn to the next where nothing
+/// was found out: the client left, or the worker had no room.
+#[derive(Debug)]
+pub struct Trials {
+    outliers: Arc<Mutex<Outliers>>,
+    workers: Vec<WorkerId>,
+    asked: Instant,
+}
+
+impl Trials {
+    /// Requests go to these; none where no trial is among them.
+    pub fn begin(outliers: &Arc<Mutex<Outliers>>, workers: impl Iterator<Item = WorkerId>) -> Option<Self> {
+        let asked = Instant::now();
+        let mut known = outliers.lock();
+        let workers: Vec<_> = workers.filter(|worker| known.sent(*worker, asked)).collect();
+        drop(known);
+        (!workers.is_empty()).then(|| Self { outliers: outliers.clone(), workers, asked })
+    }
+
+    /// The answer has begun.
+    pub fn heard(&self) {
+        let mut known = self.outliers.lock();
+        self.workers.iter().for_each(|worker| known.heard(*worker));
+    }
+}
+
+impl Drop for Trials {
+    fn drop(&mut self) {
+        let mut known = self.outliers.lock();
+        self.workers.iter().for_each(|worker| known.let_go(*worker, (self.asked, Instant::now())));
+    }
+}
