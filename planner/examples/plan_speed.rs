@@ -44,6 +44,7 @@ fn measure(fleet: &[WorkerView], overlaps: &[Overlap], attention: Option<&Attent
         prompt: Tokens(120_000),
         longest: None,
         answer: Tokens(300),
+        growth: Tokens(20_000),
         block: Tokens(16),
         transfers: Transfers::Allowed,
     };

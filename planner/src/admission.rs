@@ -19,7 +19,7 @@ use crate::{Decision, Inputs};
 pub use queue::{Asking, Queue};
 
 /// A victim costs as much as being computed again this many times, at most; so does what only an answer's end makes room for.
-const MOST_TIMES: f64 = 20.0;
+const MOST_TIMES: f64 = 200.0;
 
 /// When steps wait.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
@@ -68,7 +68,8 @@ pub enum Start {
 }
 
 /// What others will spend on computing again if this is done now, in microseconds. Zero where there is room, and where the
-/// memory's size is unknown.
+/// memory's size is unknown. A session that is new there takes what it is expected to grow by as well: those that are there go on
+/// growing, and would push it out with every step.
 ///
 /// For each victim at the worker that answers `time to have it again x p / (1 - p)`, with the chance `p` that its session
 /// comes back within 15 s: it then pushes somebody out in turn, who comes back with about that chance as well, and so on.
@@ -82,7 +83,7 @@ pub fn costs_others(inputs: &Inputs<'_>, decision: &Decision) -> Micros {
     let alone = decision.alone().find(|alone| alone.worker == leg.worker);
     let cached = alone.unwrap_or(leg).tokens_cached;
     let at = Standing::new((inputs, visit), view, Holding { rank: leg.rank, cached, ..Holding::default() });
-    let stored = inputs.ask.prompt + inputs.ask.answer - cached;
+    let stored = inputs.ask.prompt + inputs.ask.answer + at.growth(inputs) - cached;
     match stored - at.room.free {
         Tokens::ZERO => Micros::ZERO,
         missing => micros(pushed_out(visit, &at, missing)),

@@ -17,6 +17,8 @@ use crate::{Ask, AttentionSpec, Inputs, Terms, Tiers};
 const HELD_UP: f64 = 0.9;
 /// Of the time for which an answer is generated, the part in which one that runs already still runs: it has come to its middle.
 const TOGETHER: f64 = 0.5;
+/// A prompt that comes later and waits lets others wait that come after it: each one so many times.
+const COMING: f64 = 1.5;
 
 /// The step's prices: the request and the policy's weights, made safe.
 pub(crate) struct Prices<'a> {
@@ -26,7 +28,7 @@ pub(crate) struct Prices<'a> {
     attention: Option<&'a AttentionSpec>,
     /// Microseconds a byte.
     lambda: f64,
-    pub(crate) mu: f64,
+    mu: f64,
     /// The weight of what others compute again.
     pub(crate) eviction: f64,
     tiers: Tiers,
@@ -144,7 +146,8 @@ impl<'a> Prices<'a> {
         at.pace.queue + at.pace.rate.span(at.holding.cached, to)
     }
 
-    /// The same where nobody would be pushed out: all terms but one, which takes the longest to work out.
+    /// The same where nobody would be pushed out: all terms but one, which takes the longest to work out. What others lose at a
+    /// second worker is not weighed by `mu`, so that a handoff has to be worth it to them.
     pub(crate) fn source_in_free_room(&self, at: &Standing<'_>, to: Tokens) -> Terms {
         let compute = at.pace.rate.span(at.holding.cached, to);
         let stored = self.bytes(at, at.holding.on_device(), to);
@@ -154,7 +157,7 @@ impl<'a> Prices<'a> {
             network: Micros::ZERO,
             restore: self.restore(at),
             memory: self.memory(stored, stored.0 as f64 * at.pace.usage),
-            interference: micros(self.mu * self.delays(at, compute)),
+            interference: micros(self.delays(at, compute)),
             eviction: Micros::ZERO,
         }
     }
@@ -185,10 +188,10 @@ impl<'a> Prices<'a> {
     }
 
     /// Microseconds that others wait for what is computed: each answer that is being generated all of it, and so does each
-    /// prompt that comes until it is done, of which there are `rate x (queue + compute)`.
+    /// prompt that comes until it is done, of which there are `rate x (queue + compute)`, `COMING` times.
     fn delays(&self, at: &Standing<'_>, compute: Micros) -> f64 {
         let (compute, queue) = (compute.0 as f64, at.pace.queue.0 as f64);
-        compute * (at.pace.decoding + at.room.inflow.rate * 1e-6 * (queue + compute))
+        compute * (at.pace.decoding + COMING * at.room.inflow.rate * 1e-6 * (queue + compute))
     }
 
     /// Microseconds that an answer waits for prompts that come later, if as many come as did: `answer x step x h / (1 - h)`,

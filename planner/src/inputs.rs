@@ -46,10 +46,18 @@ pub struct Ask {
     pub longest: Option<Tokens>,
     /// Expected tokens of the answer.
     pub answer: Tokens,
+    /// What its session is expected to add where it is new, beyond the step itself; the policy's `growth` at most.
+    #[serde(default = "any_growth")]
+    pub growth: Tokens,
     /// Tokens in a block of the model's chain: the unit of every `Blocks` here.
     pub block: Tokens,
     /// Whether KV may move for it.
     pub transfers: Transfers,
+}
+
+/// Before it was told the policy alone said it.
+fn any_growth() -> Tokens {
+    Tokens(u64::MAX)
 }
 
 /// Another router's word that it has sent a step of this session somewhere (the ledger's live intents).

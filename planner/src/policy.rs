@@ -44,12 +44,13 @@ pub struct Policy {
     pub disabled: Vec<Action>,
     /// `lambda`: microseconds for each MiB of device memory taken from others.
     pub lambda: f64,
-    /// `mu`: microseconds of price for each microsecond that answers, and prompts that come later, lose.
+    /// `mu`: microseconds of price for each microsecond that answers, and prompts that come later, lose at the worker that answers.
+    /// What they lose at a handoff's source, and when they come back for what was pushed out, counts in full.
     pub mu: f64,
     /// Microseconds of price for each microsecond that others will spend on computing again what a step pushes out of
     /// device memory.
     pub eviction: f64,
-    /// Tokens that a session is expected to add where it is new, beyond the step itself.
+    /// The most that a session is expected to add where it is new, beyond the step itself; what it is expected to add is learnt.
     pub growth: Tokens,
     /// What transfers may take beyond their link's time.
     pub transfer: TransferRisk,
@@ -76,9 +77,9 @@ impl Default for Policy {
             thresholds: Thresholds::default(),
             disabled: Vec::new(),
             lambda: 200.0,
-            mu: 1.0,
+            mu: 0.4,
             eviction: 0.7,
-            growth: Tokens(20_000),
+            growth: Tokens(35_000),
             transfer: TransferRisk::default(),
             sources: Sources::default(),
             trust: Trust::default(),

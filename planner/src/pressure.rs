@@ -24,17 +24,18 @@ pub(crate) enum Guest {
 
 impl Prices<'_> {
     /// `T_eviction` of tokens that are stored at a worker: for each victim `chance to come back soon x time to have it
-    /// again x (1 + mu x answers held up by that)`, in all times the policy's `eviction`: it is computed, or loaded from the
+    /// again x (1 + answers held up by that)`, in all times the policy's `eviction`: it is computed, or loaded from the
     /// host tier that it fell into. Zero where there is room, and where the memory's size is unknown.
     ///
-    /// A session that is new there is expected to grow by the policy's `growth`, an eighth of the memory at most. Half of
+    /// A session that is new there is expected to grow as others did, by the policy's `growth` and an eighth of the memory at most. Half of
     /// the active sessions count as answers that are held up. What its own session has there and does not find again is a
     /// victim that never comes back. What is stored and no victim makes room for waits: `NO_ROOM` x its computing.
     pub(crate) fn eviction(&self, at: &Standing<'_>, stored: Tokens, guest: Guest) -> Micros {
         if at.view.capacity.kv == Tokens::ZERO || self.eviction == 0.0 {
             return Micros::ZERO;
         }
-        match stored + self.growth(at, guest) - at.room.free {
+        let growth = if guest == Guest::Stays { at.growth(self.inputs) } else { Tokens::ZERO };
+        match stored + growth - at.room.free {
             Tokens::ZERO => Micros::ZERO,
             missing => self.pushing_out(at, stored, missing),
         }
@@ -45,16 +46,10 @@ impl Prices<'_> {
     fn pushing_out(&self, at: &Standing<'_>, stored: Tokens, missing: Tokens) -> Micros {
         let room = &at.room;
         let held_up = (f64::from(room.active) / 2.0).min(MOST_HELD_UP);
-        let again = self.had_again(at, missing.min(room.evictable())) * (1.0 + self.mu * held_up);
+        let again = self.had_again(at, missing.min(room.evictable())) * (1.0 + held_up);
         let unplaced = stored - room.free - room.evictable();
         let waiting = at.pace.rate.span(Tokens::ZERO, unplaced).0 as f64 * NO_ROOM;
         micros(self.eviction * (again + waiting))
-    }
-
-    /// What a session adds there later: where it is new the policy's `growth`, an eighth of the memory at most.
-    fn growth(&self, at: &Standing<'_>, guest: Guest) -> Tokens {
-        let is_new = guest == Guest::Stays && at.room.own == Tokens::ZERO;
-        if is_new { self.inputs.policy.growth.min(Tokens(at.view.capacity.kv.0 / 8)) } else { Tokens::ZERO }
     }
 
     /// Microseconds that victims are expected to spend on having these tokens again. They are evicted from their end, and

@@ -75,6 +75,14 @@ impl<'a> Standing<'a> {
         serves_alone(self.view)
     }
 
+    /// What the session is expected to add there later: where it is new, and an eighth of the memory at most.
+    pub(crate) fn growth(&self, inputs: &Inputs<'_>) -> Tokens {
+        match self.room.own {
+            Tokens::ZERO => inputs.ask.growth.min(inputs.policy.growth).min(Tokens(self.view.capacity.kv.0 / 8)),
+            _ => Tokens::ZERO,
+        }
+    }
+
     pub(crate) fn is_draining(&self) -> bool {
         self.view.health == Health::Draining
     }

@@ -4,6 +4,7 @@
 //! what it does not know costs a worse plan.
 
 mod answers;
+mod growth;
 mod inflow;
 mod line;
 mod rank;
@@ -16,6 +17,7 @@ use vocabulary::{DpRank, Incarnation, Micros, Owner, SessionId, Tokens, WorkerId
 
 use crate::returns::{self, Habit, Returns};
 use answers::Answers;
+use growth::Growth;
 pub use inflow::Inflow;
 use inflow::Lately;
 use rank::{Place, Rank, Tenants};
@@ -32,13 +34,14 @@ const MOST_ENDS: usize = 131_072;
 /// So many victims are looked at one by one; those after them count as these do on average.
 const MOST_VICTIMS: usize = 16;
 
-/// The account of all ranks, how sessions came back so far, and how long answers were.
+/// The account of all ranks, how sessions came back and grew so far, and how long answers were.
 #[derive(Clone, Debug, Default)]
 pub struct Tenancy {
     workers: BTreeMap<WorkerId, Worker>,
     tenants: Tenants,
     returns: Returns,
     answers: Answers,
+    growth: Growth,
     sessions: HashMap<SessionId, Seen>,
     /// When steps ended, oldest first. One whose session has stepped since is void.
     ends: VecDeque<(Micros, SessionId)>,
@@ -61,6 +64,8 @@ struct Seen {
     habit: Habit,
     /// Its own.
     answers: Answers,
+    /// The most that it had after a step.
+    most: Tokens,
     /// When its last step ended; none while one is under way.
     away_since: Option<Micros>,
 }
@@ -101,6 +106,11 @@ impl Tenancy {
     /// The step is over; the session keeps so many tokens there.
     pub fn ends(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
         let seen = self.sessions.entry(session).or_default();
+        match seen.most {
+            Tokens::ZERO => self.growth.came(),
+            most => self.growth.grew(tokens - most),
+        }
+        seen.most = seen.most.max(tokens);
         seen.away_since = Some(now);
         let habit = seen.habit;
         self.ends.push_back((now, session));
@@ -121,6 +131,11 @@ impl Tenancy {
     pub fn expected_answer(&self, session: SessionId) -> Tokens {
         let own = self.sessions.get(&session).map_or_else(Answers::default, |seen| seen.answers);
         self.answers.next(&own)
+    }
+
+    /// What a session that is new is expected to add after its first step.
+    pub fn expected_growth(&self) -> Tokens {
+        self.growth.expected()
     }
 
     /// The chance, 0 to 1, that a session that is between two steps comes back within 15 s; none where a step of it is under

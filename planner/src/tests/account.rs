@@ -155,7 +155,7 @@ impl Plain {
         }
         let held_up = (self.active(at, session, scene.now) as f64 / 2.0).min(4.0);
         let waiting = rate.span(Tokens::ZERO, stored - free - idle).0 as f64 * 20.0;
-        Micros((policy.eviction * (again * (1.0 + policy.mu * held_up) + waiting)) as u64)
+        Micros((policy.eviction * (again * (1.0 + held_up) + waiting)) as u64)
     }
 }
 

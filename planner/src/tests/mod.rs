@@ -93,6 +93,7 @@ impl Scene {
                 prompt: Tokens(1_600),
                 longest: None,
                 answer: Tokens(100),
+                growth: Tokens(u64::MAX),
                 block: Tokens(16),
                 transfers: Transfers::Allowed,
             },

@@ -151,6 +151,7 @@ mod tests {
             adapter: None,
             prompt: Tokens(40),
             answer: Tokens(8),
+            growth: Tokens::ZERO,
             longest: None,
             block: Tokens(16),
             transfers: Transfers::Allowed,

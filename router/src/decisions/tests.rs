@@ -57,6 +57,7 @@ fn case(tokens: u64) -> Case {
             adapter: None,
             prompt: Tokens(tokens),
             answer: Tokens(1),
+            growth: Tokens::ZERO,
             longest: None,
             block: Tokens(16),
             transfers: Transfers::Allowed,

@@ -144,6 +144,7 @@ pub fn classify(gateway: &Gateway, located: Located) -> Classified {
         prompt,
         longest: (!prefixed.others.is_empty()).then(|| prefixed.longest()),
         answer: gateway.policies.account.expected_answer(located.session.id, request.answer),
+        growth: gateway.policies.account.expected_growth(),
         block: prefixed.prompt.chain.block,
         transfers: transfers(&located),
     };

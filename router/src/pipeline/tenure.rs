@@ -72,6 +72,11 @@ impl Account {
         most.map_or(expected, |most| most.min(expected))
     }
 
+    /// What a session that is new is expected to add after its first step.
+    pub fn expected_growth(&self) -> Tokens {
+        self.now().tenancy().expected_growth()
+    }
+
     /// Drops what workers have cleared, as far as their events tell. Looks once a second at most.
     pub fn compare(&self, fleet: &Fleet) {
         let mut at = self.now();

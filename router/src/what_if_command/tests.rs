@@ -30,6 +30,7 @@ fn case(session: u128, backlog: u64) -> Case {
             adapter: None,
             prompt: Tokens(1_000),
             answer: Tokens(10),
+            growth: Tokens::ZERO,
             longest: None,
             block: Tokens(16),
             transfers: Transfers::Allowed,

@@ -149,6 +149,7 @@ impl Own {
             prompt: ask.step.prompt,
             longest: None,
             answer: self.answer(located.session.id, ask.step),
+            growth: self.tenancy.expected_growth(),
             block: fleet.block,
             transfers: Transfers::Allowed,
         };

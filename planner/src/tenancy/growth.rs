@@ -1,0 +1,61 @@
+//! How much sessions add after their first step: what a new one is expected to need beyond it.
+
+use vocabulary::Tokens;
+
+/// From so many sessions on the older ones count half.
+const MOST: f64 = 1_024.0;
+
+/// What sessions have added so far; those that go on count with what they have by now.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Growth {
+    sessions: f64,
+    tokens: f64,
+}
+
+impl Growth {
+    /// A session's first step is over.
+    pub(super) fn came(&mut self) {
+        self.sessions += 1.0;
+        if self.sessions >= MOST {
+            (self.sessions, self.tokens) = (self.sessions / 2.0, self.tokens / 2.0);
+        }
+    }
+
+    /// A session has so much more than before.
+    pub(super) fn grew(&mut self, tokens: Tokens) {
+        self.tokens += tokens.0 as f64;
+    }
+
+    /// What a new session is expected to add; nothing before any was seen.
+    pub(super) fn expected(&self) -> Tokens {
+        Tokens((self.tokens / self.sessions.max(1.0)).round() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_session_is_expected_to_add_what_others_have() {
+        let mut growth = Growth::default();
+        assert_eq!(growth.expected(), Tokens::ZERO);
+        for _ in 0..196 {
+            growth.came();
+            growth.grew(Tokens(300));
+            growth.grew(Tokens(700));
+        }
+        assert_eq!(growth.expected(), Tokens(1_000));
+    }
+
+    #[test]
+    fn what_sessions_added_long_ago_counts_ever_less() {
+        let mut growth = Growth::default();
+        (0..1_000).for_each(|_| growth.came());
+        (0..5_000).for_each(|_| {
+            growth.came();
+            growth.grew(Tokens(4_000));
+        });
+        assert!((3_700..4_100).contains(&growth.expected().0), "{:?}", growth.expected());
+    }
+}
