@@ -127,6 +127,7 @@ fn the_log_stays_within_its_bound_and_keeps_the_newest() {
 #[test]
 fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
     let mut kept = Kept::new();
+    let before = kept.policy.mu;
     let first = kept.open(16 << 20, 1);
     first.file(at(1), Some(case(100)));
     first.close();
@@ -134,7 +135,7 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
     fs::write(kept.path().join("decisions-5-6.jsonl.part"), "half").unwrap();
     let torn = fs::OpenOptions::new().append(true).open(kept.path().join("decisions.jsonl")).unwrap();
     (&torn).write_all(b"{\"receipt\": {\"request").unwrap();
-    kept.policy.mu = 0.5;
+    kept.policy.mu = before / 2.0;
     let second = kept.open(16 << 20, 1);
     second.file(at(2), Some(case(200)));
     second.close();
@@ -145,7 +146,7 @@ fn a_restart_goes_on_behind_what_is_there_and_notes_the_policy_of_its_own() {
     while let Some(entries) = records.next_file() {
         seen.extend(entries.unwrap().into_iter().map(|entry| (entry.head.policy.mu, entry.case)));
     }
-    assert_eq!(seen, [(1.0, Some(case(100))), (0.5, Some(case(200)))]);
+    assert_eq!(seen, [(before, Some(case(100))), (before / 2.0, Some(case(200)))]);
     let torn = "decisions-0000000000001-0000000000001.jsonl.gz:3";
     assert!(matches!(&records.torn[..], [one] if one.ends_with(torn)), "{:?}", records.torn);
     assert_eq!(records.count, 2);

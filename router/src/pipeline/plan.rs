@@ -116,6 +116,17 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// Nothing of it is begun or noted.
+    fn of(
+        plan: Plan,
+        (decision, memory, asking): (Option<Decision>, Vec<RankMemory>, Option<Asking>),
+        (shortened, excluded): (Option<Ask>, &[WorkerId]),
+    ) -> Self {
+        let admission = asking.map(|asking| (asking, None));
+        let (excluded, ejected, trials, tenure) = (excluded.to_vec(), Vec::new(), None, None);
+        Self { plan, decision, shortened, excluded, ejected, memory, admission, trials, tenure }
+    }
+
     /// Whether the step is to wait, and be planned anew.
     pub fn waits(&self) -> bool {
         matches!(self.admission, Some((_, Some(Verdict::Hold { .. }))))
@@ -255,20 +266,7 @@ fn decide(
         Mode::Shadow => (bypass()?, own().ok()),
     };
     let told = decision.map(|(decision, memory, asking)| (Some(decision), memory, asking));
-    let (decision, memory, asking) = told.unwrap_or_default();
-    let (shortened, excluded) = (shortened.into_inner(), excluded.to_vec());
-    let admission = asking.map(|asking| (asking, None));
-    Ok(Planned {
-        plan,
-        decision,
-        shortened,
-        excluded,
-        ejected: Vec::new(),
-        memory,
-        admission,
-        trials: None,
-        tenure: None,
-    })
+    Ok(Planned::of(plan, told.unwrap_or_default(), (shortened.into_inner(), excluded)))
 }
 
 fn no_plan(why: NoPlan, step: &Classified) -> ApiError {
