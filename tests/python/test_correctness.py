@@ -1,6 +1,7 @@
 """A link that brings damaged KV is found and barred; a sound one never is."""
 
 import json
+import time
 
 import pytest
 from harness.cluster import Cluster, Serve, SimWorker
