@@ -19,6 +19,8 @@ const HELD_UP: f64 = 0.9;
 const TOGETHER: f64 = 0.5;
 /// A prompt that comes later and waits lets others wait that come after it: each one so many times.
 const COMING: f64 = 1.5;
+/// A prompt that takes so long to compute holds others up half way between what `mu` says and in full: that is seen as a pause.
+const PAUSE: f64 = 1e6;
 
 /// The step's prices: the request and the policy's weights, made safe.
 pub(crate) struct Prices<'a> {
@@ -181,10 +183,13 @@ impl<'a> Prices<'a> {
         micros(self.lambda * (double.0 as f64 + displaced))
     }
 
-    /// Answers wait for the computing and are slowed down besides, as this one will be.
+    /// Answers wait for the computing and are slowed down besides, as this one will be. With `w = mu + (1 - mu) x computing /
+    /// (computing + 1 s)` that is `w x delays + mu x slowdown`; with a `mu` of zero or above one, `mu` of both.
     fn interference(&self, at: &Standing<'_>, compute: Micros, fixed: &Fixed) -> Micros {
         let answers = at.pace.decoding * fixed.slowdown + fixed.stall;
-        micros(self.mu * (self.delays(at, compute) + answers))
+        let long = compute.0 as f64 / (compute.0 as f64 + PAUSE);
+        let dearer = if self.mu > 0.0 { (1.0 - self.mu).max(0.0) * long } else { 0.0 };
+        micros((self.mu + dearer) * self.delays(at, compute) + self.mu * answers)
     }
 
     /// Microseconds that others wait for what is computed: each answer that is being generated all of it, and so does each

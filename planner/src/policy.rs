@@ -45,7 +45,8 @@ pub struct Policy {
     /// `lambda`: microseconds for each MiB of device memory taken from others.
     pub lambda: f64,
     /// `mu`: microseconds of price for each microsecond that answers, and prompts that come later, lose at the worker that answers.
-    /// What they lose at a handoff's source, and when they come back for what was pushed out, counts in full.
+    /// Where a prompt holds them up for long it tends to one, and what they lose at a handoff's source, and when they come back
+    /// for what was pushed out, counts in full.
     pub mu: f64,
     /// Microseconds of price for each microsecond that others will spend on computing again what a step pushes out of
     /// device memory.
@@ -77,7 +78,7 @@ impl Default for Policy {
             thresholds: Thresholds::default(),
             disabled: Vec::new(),
             lambda: 200.0,
-            mu: 0.4,
+            mu: 0.3,
             eviction: 0.7,
             growth: Tokens(35_000),
             transfer: TransferRisk::default(),

@@ -155,7 +155,7 @@ fn a_busy_workers_victims_hold_more_up_when_they_come_back() {
 #[test]
 fn prompts_that_come_until_this_one_is_computed_wait_for_it() {
     let mut scene = scene("");
-    scene.policy.mu = 0.5;
+    scene.policy.mu = 1.0;
     scene.workers[0].load.backlog = Tokens(1_000);
     let price = |scene: &Scene| {
         let found = scene.plan().candidates.into_iter().find(|c| c.decode.worker == id("a") && c.handoff.is_none());
@@ -166,9 +166,9 @@ fn prompts_that_come_until_this_one_is_computed_wait_for_it() {
     (0..60).for_each(|_| scene.tenancy.computes(rank_of("a"), Micros(0), scene.now));
     // 100 ms of queue and 160 ms of computing: half a prompt comes meanwhile, and waits for 160 ms,
     // one and a half times.
-    assert_eq!(price(&scene), (160_000.0 * 1.5 * 2.0 * 0.26 * 0.5) as u64);
+    assert_eq!(price(&scene), (160_000.0 * 1.5 * 2.0 * 0.26) as u64);
     scene.now += Micros(30_000_000);
-    assert_eq!(price(&scene) * 1_000 / 62_400, 367, "after half a minute e times less");
+    assert_eq!(price(&scene) * 1_000 / 124_800, 367, "after half a minute e times less");
 }
 
 #[test]

@@ -52,10 +52,13 @@ fn a_broken_tier_rate_makes_its_blocks_useless_and_not_free() {
 #[test]
 fn decode_interference_is_everybodys_lost_time_weighed_by_mu() {
     // Ten answers wait for 1,600 tokens to be computed, then for 1 ms at each of 50 tokens: half of 100 they no longer see.
-    let lost = 10 * (160_000 + 50_000);
+    let (delays, slowdown) = (10.0 * 160_000.0, 10.0 * 50_000.0);
     let at = |mu: &str| terms(&format!("policy mu={mu}\n worker a hybrid running=10"), ColocatedPrefill, "a");
-    assert_eq!(at("1").interference, Micros(lost));
-    assert_eq!(at("0.25").interference, Micros(lost / 4));
+    assert_eq!(at("1").interference, Micros((delays + slowdown) as u64));
+    assert_eq!(at("3").interference, Micros((3.0 * (delays + slowdown)) as u64));
+    // 160 ms of computing: a seventh of the way to a pause, which counts in full.
+    let weight = 0.25 + 0.75 * 0.16 / 1.16;
+    assert_eq!(at("0.25").interference, Micros((weight * delays + 0.25 * slowdown) as u64));
     for off in ["0", "-1", "NaN", "inf"] {
         assert_eq!(at(off).interference, Micros(0), "mu={off}");
     }

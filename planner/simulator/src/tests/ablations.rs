@@ -61,7 +61,7 @@ fn wrong_beliefs_and_missing_prices_give_other_plans() {
 fn only_what_is_shown_is_late() {
     // A second decides little where pauses are longer, at some loads nothing.
     let [whole, late] = [PolicyKind::OwnerServe, PolicyKind::Without(Ablation::Late)]
-        .map(|policy| [7.0, 9.0, 11.0, 14.0].map(|load| run_at(policy, load)));
+        .map(|policy| [7.0, 9.0, 11.0, 14.0, 18.0, 22.0, 26.0].map(|load| run_at(policy, load)));
     let pairs = || late.iter().zip(&whole);
     // It is shown otherwise, and so decides otherwise; engines find what they have.
     assert!(pairs().any(|(late, whole)| (&late.reuse, &late.step) != (&whole.reuse, &whole.step)));
