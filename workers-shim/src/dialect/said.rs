@@ -7,9 +7,11 @@
 //! may end within a character: vLLM would tell the whole prompt as text.
 
 mod event;
+mod lifted;
 
 use std::io::Write as _;
 
+use bytes::Bytes;
 use serde_json::value::RawValue;
 use vocabulary::Tokens;
 
@@ -18,6 +20,7 @@ use super::request::Api;
 use super::sse::UsageEvents;
 use event::Choice;
 pub(super) use event::Event;
+use lifted::Lifted;
 
 /// Token ids of prompt and answer that are kept of one answer; 4 bytes each.
 const MOST_IDS: usize = 1 << 20;
@@ -214,7 +217,20 @@ impl Said {
         out
     }
 
-    /// Notes what an event tells, and says what becomes of it. `event` holds `payload`, which holds all of `told`.
+    /// Notes the prompt's token ids where an event tells them; what is left of it then.
+    pub(super) fn lift(&mut self, event: &[u8]) -> Option<Bytes> {
+        let is_awaited = self.engine == Engine::First && self.prompt.is_empty();
+        let lifted = is_awaited.then(|| Lifted::of(event)).flatten()?;
+        self.prompt = lifted.ids;
+        Some(lifted.event)
+    }
+
+    /// Whether the client is to see token ids.
+    pub(super) fn shown(&self) -> ShownIds {
+        self.shown
+    }
+
+    /// Notes what an event tells, and says what becomes of it; the prompt's token ids were lifted. `event` holds `payload`, which holds all of `told`.
     pub(super) fn take(&mut self, event: &[u8], told: Event<'_>) -> Passage {
         if self.head.is_none()
             && let (Some(id), Some(created), Some(model)) = (told.id, told.created, told.model)
@@ -229,12 +245,6 @@ impl Said {
 
     fn first(&mut self, event: &[u8], told: &Event<'_>) -> Passage {
         let choice = told.choices.first();
-        let prompt = told.prompt_token_ids.or(choice.and_then(|choice| choice.prompt_token_ids));
-        if let Some(ids) = prompt.and_then(ids)
-            && self.prompt.is_empty()
-        {
-            self.prompt = ids;
-        }
         if let Some(choice) = choice {
             let said = choice.token_ids.and_then(ids);
             if choice.is_parsed() {
@@ -246,7 +256,11 @@ impl Said {
         }
         match self.shown {
             ShownIds::All => Passage::Same,
-            ShownIds::None => without(event, prompt.into_iter().chain(choice.and_then(|choice| choice.token_ids))),
+            ShownIds::None => {
+                // Told once more, where they are.
+                let prompt = told.prompt_token_ids.or(choice.and_then(|choice| choice.prompt_token_ids));
+                without(event, prompt.into_iter().chain(choice.and_then(|choice| choice.token_ids)))
+            }
         }
     }
 
@@ -350,10 +364,7 @@ fn end(out: &mut Vec<u8>, usage: Option<Usage>) {
 
 /// Token ids; none where there is no list of them.
 fn ids(raw: &RawValue) -> Option<Vec<u32>> {
-    let mut ids: Vec<u32> = serde_json::from_str(raw.get()).ok()?;
-    // Those of a prompt stay for as long as its answer takes.
-    ids.shrink_to_fit();
-    Some(ids)
+    serde_json::from_str(raw.get()).ok()
 }
 
 /// The event with `null` in these places, as if they had not been asked for.

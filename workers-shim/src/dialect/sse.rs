@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use super::answer::Usage;
 use super::readback::event_for_client;
 use super::retold::Retold;
-use super::said::{Event, Kept, Lost, Passage, Said};
+use super::said::{Event, Kept, Lost, Passage, Said, ShownIds};
 use chunk::{Choice, Chunk, EngineError, Inner};
 
 /// Longest event that is looked into; longer ones pass unread.
@@ -254,12 +254,16 @@ impl SseScanner {
         }
     }
 
-    /// Reads one event, without what no client may see of it.
+    /// Reads one event, without what no client may see of it, and without its prompt's token ids.
     fn told(&mut self, event: Bytes) -> Passage {
-        let Some(shown) = event_for_client(&event) else { return self.event(event) };
-        match self.event(shown.clone()) {
-            Passage::Same => Passage::As(shown.into()),
-            passage => passage,
+        let shown = event_for_client(&event);
+        let whole = shown.as_ref().unwrap_or(&event);
+        let short = self.said.as_mut().and_then(|said| said.lift(whole));
+        let passage = self.event(short.as_ref().unwrap_or(whole).clone());
+        let hides_ids = self.said.as_ref().is_some_and(|said| said.shown() == ShownIds::None);
+        match (passage, short.filter(|_| hides_ids).or(shown)) {
+            (Passage::Same, Some(other)) => Passage::As(other.into()),
+            (passage, _) => passage,
         }
     }
 
@@ -387,7 +391,7 @@ fn ends_answer(name: &[u8]) -> Option<Last> {
 /// Where the first event ends: after its blank line.
 fn event_end(bytes: &[u8]) -> Option<usize> {
     let mut from = 0;
-    while let Some(found) = bytes[from..].iter().position(|byte| *byte == b'\n') {
+    while let Some(found) = memchr::memchr(b'\n', &bytes[from..]) {
         let after = from + found + 1;
         match (bytes.get(after), bytes.get(after + 1)) {
             (Some(b'\n'), _) => return Some(after + 1),

@@ -1,0 +1,121 @@
+//! The token ids of a prompt, taken out of the event that tells them. They are as long as the context: whatever else reads the
+//! event need not go over them.
+
+use bytes::Bytes;
+
+const NAME: &[u8] = b"\"prompt_token_ids\"";
+
+/// An event without its prompt's token ids.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::dialect) struct Lifted {
+    /// With `null` in their place.
+    pub(in crate::dialect) event: Bytes,
+    pub(super) ids: Vec<u32>,
+}
+
+impl Lifted {
+    /// None where it tells none.
+    pub(super) fn of(event: &[u8]) -> Option<Self> {
+        // Where this stands in a text its quotes are escaped.
+        memchr::memmem::find_iter(event, NAME).find_map(|at| {
+            let from = after(event, at + NAME.len(), b':')?;
+            let (ids, to) = list(event, from)?;
+            Some(Self { event: [&event[..from], b"null", &event[to..]].concat().into(), ids })
+        })
+    }
+}
+
+/// Where something begins before which there is only this byte, and space.
+fn after(event: &[u8], at: usize, byte: u8) -> Option<usize> {
+    let at = past_space(event, at);
+    (event.get(at) == Some(&byte)).then(|| past_space(event, at + 1))
+}
+
+fn past_space(event: &[u8], at: usize) -> usize {
+    let rest = event.get(at..).unwrap_or_default();
+    at + rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
+}
+
+/// The list of numbers that begins there, and where it ends; none where it is not that.
+fn list(event: &[u8], from: usize) -> Option<(Vec<u32>, usize)> {
+    let first = after(event, from, b'[')?;
+    let length = memchr::memchr(b']', event.get(first..)?)?;
+    let end = first + length + 1;
+    let inside = event[first..end - 1].trim_ascii_end();
+    if inside.is_empty() {
+        return Some((Vec::new(), end));
+    }
+    // Ids have some five digits.
+    let mut ids = Vec::with_capacity(inside.len() / 5);
+    for number in inside.split(|byte| *byte == b',') {
+        ids.push(id(number.trim_ascii())?);
+    }
+    // They stay for as long as the answer takes.
+    ids.shrink_to_fit();
+    Some((ids, end))
+}
+
+fn id(digits: &[u8]) -> Option<u32> {
+    let is_number = !digits.is_empty() && (digits.len() == 1 || digits[0] != b'0');
+    let add = |id: u32, digit: &u8| {
+        let digit = digit.is_ascii_digit().then(|| u32::from(digit - b'0'))?;
+        id.checked_mul(10)?.checked_add(digit)
+    };
+    digits.iter().try_fold(0, add).filter(|_| is_number)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_rest_of_an_event_stays_as_it_was() {
+        let (before, after) = (r#"data: {"id":"c","prompt_token_ids" : "#, r#","choices":[]}"#);
+        let lifted = Lifted::of(format!("{before}[ 1, 20 ,4294967295 ]{after}\n\n").as_bytes()).unwrap();
+        assert_eq!(lifted.ids, [1, 20, u32::MAX]);
+        assert_eq!(lifted.event, format!("{before}null{after}\n\n"));
+        assert!(Lifted::of(br#"{"prompt_token_ids":[]}"#).unwrap().ids.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_list_of_ids_stays_where_it_is() {
+        for event in [
+            r#"{"prompt_token_ids":null}"#,
+            r#"{"prompt_token_ids":[1,-2]}"#,
+            r#"{"prompt_token_ids":[1,4294967296]}"#,
+            r#"{"prompt_token_ids":[01]}"#,
+            r#"{"prompt_token_ids":[1,]}"#,
+            r#"{"prompt_token_ids":[1.5]}"#,
+            r#"{"prompt_token_ids":[[1]]}"#,
+            r#"{"prompt_token_ids":[1,2"#,
+            r#"{"prompt_token_ids""#,
+            r#"{"text":"\"prompt_token_ids\":[1,2]"}"#,
+            r#"{"text":"prompt_token_ids","ids":[1,2]}"#,
+        ] {
+            assert_eq!(Lifted::of(event.as_bytes()), None, "{event}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_only_a_text_is_passed_over() {
+        let lifted = Lifted::of(br#"{"text":"prompt_token_ids","prompt_token_ids":[7]}"#).unwrap();
+        assert_eq!(
+            (lifted.ids, &lifted.event[..]),
+            (vec![7], &br#"{"text":"prompt_token_ids","prompt_token_ids":null}"#[..])
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn ids_are_those_that_a_json_parser_reads(ids: Vec<u32>, text: String) {
+            let event = json!({"text": text, "choices": [{"prompt_token_ids": ids, "text": text}]});
+            let lifted = Lifted::of(event.to_string().as_bytes()).unwrap();
+            let rest: Value = serde_json::from_slice(&lifted.event).unwrap();
+            prop_assert_eq!(lifted.ids, ids);
+            prop_assert_eq!(rest, json!({"text": text, "choices": [{"prompt_token_ids": null, "text": text}]}));
+        }
+    }
+}
