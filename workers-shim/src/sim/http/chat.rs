@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use engine_model::Reading;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::sim::codec::ChatWords;
@@ -104,6 +105,15 @@ struct ChatScript {
     fingerprint: String,
 }
 
+/// The first event. Its ids are written as they are: there are many.
+#[derive(Serialize)]
+struct Opening<'a> {
+    #[serde(flatten)]
+    chunk: Value,
+    prompt_token_ids: Option<&'a [u32]>,
+    prompt_text: (),
+}
+
 impl ChatScript {
     fn chunk(&self, choices: Value) -> Value {
         json!({
@@ -121,10 +131,8 @@ impl Script for ChatScript {
         let opening = |index: u32| {
             let delta = json!({"role": "assistant", "content": ""});
             let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-            let mut chunk = self.chunk(json!([choice]));
-            chunk["prompt_token_ids"] = json!(self.ask.with_ids.then_some(&self.prompt));
-            chunk["prompt_text"] = Value::Null;
-            data(&chunk)
+            let prompt_token_ids = self.ask.with_ids.then_some(&*self.prompt);
+            data(&Opening { chunk: self.chunk(json!([choice])), prompt_token_ids, prompt_text: () })
         };
         (0..self.ask.choices).map(opening).collect()
     }

@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use engine_model::Reading;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::App;
@@ -94,15 +95,31 @@ struct CompletionScript {
 }
 
 impl CompletionScript {
-    fn chunk(&self, choices: Value) -> Value {
-        json!({
-            "id": self.ask.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.ask.model,
-            "choices": choices,
-        })
+    fn chunk<'a>(&'a self, choices: &'a [Choice<'a>]) -> Chunk<'a> {
+        let Ask { id, model, .. } = &self.ask;
+        Chunk { id, object: "text_completion", created: self.created, model, choices }
     }
+}
+
+/// An event. Written as it is: the ids of a prompt are many.
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [Choice<'a>],
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    text: &'a str,
+    logprobs: (),
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<&'a Value>,
+    prompt_token_ids: Option<&'a [u32]>,
+    token_ids: Option<&'a [u32]>,
 }
 
 impl Script for CompletionScript {
@@ -116,22 +133,22 @@ impl Script for CompletionScript {
         }
         let first = std::mem::replace(&mut self.first[index as usize], false);
         let prompt = (first && self.ask.with_ids).then(|| &self.prompts[(index / self.ask.choices) as usize]);
-        let choice = json!({
-            "index": index,
-            "text": part.text,
-            "logprobs": null,
-            "finish_reason": part.end.as_ref().map(|end| end.reason),
-            "stop_reason": part.end.as_ref().map(|end| &end.stop),
-            "prompt_token_ids": prompt,
-            "token_ids": self.ask.with_ids.then_some(&part.ids),
-        });
-        data(&self.chunk(json!([choice])))
+        let choice = Choice {
+            index,
+            text: &part.text,
+            logprobs: (),
+            finish_reason: part.end.as_ref().map(|end| end.reason),
+            stop_reason: part.end.as_ref().map(|end| &end.stop),
+            prompt_token_ids: prompt.map(Vec::as_slice),
+            token_ids: self.ask.with_ids.then_some(&part.ids),
+        };
+        data(&self.chunk(&[choice]))
     }
 
     fn close(&mut self, totals: &Totals) -> String {
         let mut text = String::new();
         if self.ask.delivery == Delivery::StreamWithUsage {
-            let mut chunk = self.chunk(json!([]));
+            let mut chunk = json!(self.chunk(&[]));
             chunk["usage"] = totals.openai();
             text += &data(&chunk);
         }

@@ -7,6 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::Response;
 use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::choice::{Choice, Part};
@@ -26,8 +27,8 @@ pub(crate) trait Script: Send + 'static {
 }
 
 /// An event without a name.
-pub(crate) fn data(value: &Value) -> String {
-    format!("data: {value}\n\n")
+pub(crate) fn data(value: &impl Serialize) -> String {
+    format!("data: {}\n\n", serde_json::to_string(value).expect("answers are texts, numbers and lists of them"))
 }
 
 /// An event with one.
