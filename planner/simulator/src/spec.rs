@@ -2,6 +2,7 @@
 
 use engine_model::Profile;
 use engine_model::runs::{DiskSpeed, Sizes, Timing};
+use planner::Sources;
 use serde::Serialize;
 use vocabulary::Tokens;
 
@@ -29,6 +30,8 @@ pub struct LinkSpeed {
     pub tokens_per_second: f64,
     /// Seconds of any transfer, however small.
     pub fixed: f64,
+    /// When a worker sends what a step elsewhere asks it for.
+    pub sources: Sources,
 }
 
 impl Spec {
@@ -39,7 +42,7 @@ impl Spec {
         timing: timing([1.0 / 25_000.0, 1.05e-9, 0.0065, 4.4e-8], 2_048),
         sizes: sizes(400_000, 190_000.0, 131_072),
         kv_bytes: 131_072,
-        link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003 },
+        link: LinkSpeed { tokens_per_second: 305_000.0, fixed: 0.003, sources: Sources::AtOnce },
     };
     /// The same model on one A100 80 GB; 200 Gb/s.
     pub const A100_8B: Self = Self {
@@ -48,7 +51,7 @@ impl Spec {
         timing: timing([1.0 / 10_000.0, 2.9e-9, 0.0095, 7.3e-8], 1_024),
         sizes: sizes(400_000, 150_000.0, 131_072),
         kv_bytes: 131_072,
-        link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003 },
+        link: LinkSpeed { tokens_per_second: 152_000.0, fixed: 0.003, sources: Sources::AtOnce },
     };
     /// Qwen3-30B-A3B-like on one H200 141 GB; 96 KiB a token.
     pub const H200_30B_A3B: Self = Self {
@@ -57,7 +60,7 @@ impl Spec {
         timing: timing([1.0 / 30_000.0, 1.6e-9, 0.0080, 2.3e-8], 4_096),
         sizes: sizes(700_000, 254_000.0, 98_304),
         kv_bytes: 98_304,
-        link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003 },
+        link: LinkSpeed { tokens_per_second: 407_000.0, fixed: 0.003, sources: Sources::AtOnce },
     };
     /// Llama-70B-like, tensor-parallel over four H100; 320 KiB a token, one 400 Gb/s link a worker.
     pub const H100X4_70B: Self = Self {
@@ -66,12 +69,13 @@ impl Spec {
         timing: timing([1.0 / 11_000.0, 1.46e-9, 0.0160, 2.8e-8], 2_048),
         sizes: sizes(460_000, 150_000.0, 327_680),
         kv_bytes: 327_680,
-        link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003 },
+        link: LinkSpeed { tokens_per_second: 122_000.0, fixed: 0.003, sources: Sources::AtOnce },
     };
     /// All of them.
     pub const ALL: [Self; 4] = [Self::H100_8B, Self::A100_8B, Self::H200_30B_A3B, Self::H100X4_70B];
 
-    /// What a simulated worker of this profile is, by runs: without slower tiers.
+    /// What a simulated worker of this profile is, by runs: without slower tiers. It sends what it is asked for in a request of its
+    /// own, as routers ask.
     pub fn of(name: &'static str, profile: &Profile) -> Self {
         let kv_bytes = profile.kv_bytes_per_token.0;
         let tokens_per_second = profile.link_bytes_per_second / kv_bytes as f64;
@@ -83,7 +87,11 @@ impl Spec {
             // There is no such tier to be read from.
             sizes: sizes(device, 1.0, kv_bytes),
             kv_bytes,
-            link: LinkSpeed { tokens_per_second, fixed: profile.link_latency_us.0 as f64 / 1e6 },
+            link: LinkSpeed {
+                tokens_per_second,
+                fixed: profile.link_latency_us.0 as f64 / 1e6,
+                sources: Sources::InTurn,
+            },
         }
     }
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use engine_model::runs::{Memory, Seconds};
 use ledger::Ledger;
 use planner::{
-    Account, Asking, Claim, Disabled, Handoff, Inputs, Plan, Queue, Sources, Stay, StepFacts, StepKind, Tenancy, Tiers,
+    Account, Asking, Claim, Disabled, Handoff, Inputs, Plan, Queue, Stay, StepFacts, StepKind, Tenancy, Tiers,
     Transfers, Verdict, classify, plan,
 };
 use vocabulary::{
@@ -78,8 +78,7 @@ impl Own {
         if timing.pair > 0.0 {
             self.policy.attention_doubles_at = Tokens((timing.token / timing.pair) as u64);
         }
-        // Links carry KV past the engines' queues.
-        self.policy.sources = Sources::AtOnce;
+        self.policy.sources = fleet.spec.link.sources;
         let bytes = |tokens_per_second: f64| tokens_per_second * fleet.spec.kv_bytes as f64;
         self.policy.tiers = Tiers {
             host_tokens: fleet.spec.sizes.host,
@@ -100,13 +99,13 @@ impl Own {
         for (view, engine) in self.views.iter_mut().zip(fleet.workers) {
             let (answers, context) = engine.batch();
             let timing = &fleet.spec.timing;
-            let left = engine.load().work - engine.done().unwrap_or_default();
-            let prefilling = u32::from(engine.done().is_some());
+            let prefilling = u32::from(engine.done(fleet.now).is_some());
             view.load = Load {
                 running: answers as u32 + prefilling,
                 waiting: engine.queued() as u32,
-                // In tokens at the rate that the planner knows: the work of long contexts counts as more of them.
-                backlog: Tokens((left.max(0.0) / timing.token) as u64),
+                // As routers count: a prompt counts whole until its first token. In tokens at the rate that the planner knows: the
+                // work of long contexts counts as more of them.
+                backlog: Tokens((engine.load().work.max(0.0) / timing.token) as u64),
                 kv_usage: engine.memory_in_use().0 as f64 / fleet.spec.sizes.device.0.max(1) as f64,
             };
             let each = if answers > 0 { context as f64 / answers as f64 } else { prompt.0 as f64 };

@@ -1,6 +1,7 @@
 //! A policy is shown the fleet and asked; its answer is taken apart into what each worker is to do.
 
 use engine_model::runs::{Lent, Memory, Prompt, RunEngine, RunId, Seconds, Ticket, Where};
+use planner::Sources;
 use vocabulary::Tokens;
 
 use super::late::Late;
@@ -8,6 +9,7 @@ use super::stages::Stages;
 use super::{Event, Job, World};
 use crate::kv::KvModel;
 use crate::policies::{Admission, Ask, Dispatch, Fetch, Fleet, Policy, StepRef};
+use crate::spec::Spec;
 use crate::trace::{Arrivals, Step};
 
 /// What is on its way to a worker.
@@ -132,10 +134,22 @@ impl World<'_> {
             return Fetched::default();
         }
         let tokens = fetched.iter().map(|run| runs.room(*run)).sum();
+        let turn = self.turn_of_sending(fetch.from);
         let Lent { kept, loads } = self.engines[fetch.from].engine.lend(runs, &fetched);
-        let ready = self.links.send(self.now + Seconds(loads), (fetch.from, to), tokens);
+        let ready = self.links.send(self.now + Seconds(turn + loads), (fetch.from, to), tokens);
         self.events.add(ready, Event::Fetched(ticket));
         Fetched { runs: fetched, lent: kept, ready }
+    }
+
+    /// Seconds until a worker sends what it is asked for now: behind the prompts that it has, and once it has made the one token
+    /// that ends such a request.
+    fn turn_of_sending(&self, from: usize) -> f64 {
+        let Spec { link, timing, .. } = &self.setup.spec;
+        let engine = &self.engines[from].engine;
+        match link.sources {
+            Sources::AtOnce => 0.0,
+            Sources::InTurn => (engine.load().work - engine.done(self.now).unwrap_or_default()).max(0.0) + timing.step,
+        }
     }
 
     /// What a prompt was waiting for is there.

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use engine_model::runs::Memory;
 
 use super::*;
+use planner::Sources;
+
 use crate::LinkSpeed;
 use crate::policies::{Ask, Dispatch, Fetch, Fleet, Ship};
 use crate::report::Disk;
@@ -21,6 +23,10 @@ impl Policy for Told {
 
 /// One conversation of three steps of 6,400 tokens, each of which goes on from the one before.
 fn talk() -> Trace {
+    read(&recorded_talk())
+}
+
+fn recorded_talk() -> String {
     let request = |at: u64, blocks: u64, par: i64, keep: u64, first: u64| {
         format!(
             r#"{{"t": {at}, "agent": 0, "in": {}, "out": 20, "think": 10, "par": {par}, "keep": {keep}, "runs": [[{first}, {}]]}}"#,
@@ -29,7 +35,7 @@ fn talk() -> Trace {
         )
     };
     let steps = [request(0, 100, -1, 0, 1), request(60, 200, 0, 100, 500), request(120, 300, 1, 200, 900)];
-    read(&format!(r#"{{"id": "a", "block_size": 64, "tool_tokens": 0, "reqs": [{}]}}"#, steps.join(",")))
+    format!(r#"{{"id": "a", "block_size": 64, "tool_tokens": 0, "reqs": [{}]}}"#, steps.join(","))
 }
 
 fn setup(workers: usize) -> Setup {
@@ -102,6 +108,27 @@ fn what_is_fetched_arrives_before_the_prompt_begins_and_stays_where_it_was() {
 }
 
 #[test]
+fn what_a_busy_worker_sends_waits_for_its_turn_where_it_is_asked_as_routers_ask() {
+    let long =
+        r#"{"t": 0, "agent": 0, "in": 102400, "out": 1, "think": 0, "par": -1, "keep": 0, "runs": [[5000, 1600]]}"#;
+    let other = format!(r#"{{"id": "b", "block_size": 64, "tool_tokens": 0, "reqs": [{long}]}}"#);
+    let trace = read(&format!("{}\n{other}", recorded_talk()));
+    let fetch = Dispatch { fetch: Some(Fetch { from: 0, until: Tokens(6_400) }), ..Dispatch::at(1) };
+    let seconds = |sources| {
+        let mut setup = Setup { load: 2.0, ..setup(2) };
+        setup.spec.link.sources = sources;
+        let dispatches = [Dispatch::at(0), Dispatch::at(0), fetch, Dispatch::at(1)];
+        told(&trace, setup, &dispatches).run(&mut |_, _| {}).service.seconds
+    };
+    let timing = Spec::H100_8B.timing;
+    let asks = prefill(6_400, 0) + 20.0 * (timing.step + timing.context_token * 6_410.0) + 10.0;
+    // The second session's prompt is computed there until then, and after it a token for the request that sends.
+    let turn = START_GAP + prefill(102_400, 0) - asks + timing.step;
+    assert!(turn > 0.5, "it is busy for another {turn} s");
+    near(seconds(Sources::InTurn) - seconds(Sources::AtOnce), turn);
+}
+
+#[test]
 fn a_prompt_computed_elsewhere_is_sent_as_far_as_it_lacks_or_whole() {
     let trace = talk();
     for (ship, second) in [(Ship::Missing, 6_400), (Ship::Whole, 12_800)] {
@@ -118,7 +145,7 @@ fn a_prompt_computed_elsewhere_is_sent_as_far_as_it_lacks_or_whole() {
 
 #[test]
 fn a_link_carries_one_thing_at_a_time_each_way() {
-    let mut links = Links::new(3, LinkSpeed { tokens_per_second: 1_000.0, fixed: 0.5 });
+    let mut links = Links::new(3, LinkSpeed { tokens_per_second: 1_000.0, fixed: 0.5, sources: Sources::AtOnce });
     near(links.send(Seconds(1.0), (0, 1), Tokens(1_000)).0, 2.5);
     near(links.send(Seconds(1.0), (0, 2), Tokens(1_000)).0, 4.0);
     near(links.send(Seconds(1.0), (1, 0), Tokens(1_000)).0, 2.5);

@@ -193,9 +193,11 @@ impl RunEngine {
         self.queue.len()
     }
 
-    /// Seconds of work in the prompt that is being computed which are done; none when there is no such prompt.
-    pub fn done(&self) -> Option<f64> {
-        self.prefilling.as_ref().map(|now| now.work - now.left.max(0.0))
+    /// Seconds of work in the prompt that is being computed which are done by `now`, if nothing came in between; none when there is
+    /// no such prompt.
+    pub fn done(&self, now: Seconds) -> Option<f64> {
+        let since = (now - self.clock).0.max(0.0);
+        self.prefilling.as_ref().map(|prompt| prompt.work - (prompt.left - since * self.own_pace().prefill).max(0.0))
     }
 
     /// What of a prompt lies here and need not be computed.
@@ -265,15 +267,21 @@ impl RunEngine {
 
     /// How fast things go now.
     fn pace(&self, around: &Around<'_>) -> Pace {
+        let own = self.own_pace();
+        match around.shared {
+            Some(_) => Pace { prefill: 1.0, token: own.alone, ..own },
+            None => own,
+        }
+    }
+
+    /// The same where memory is each engine's own.
+    fn own_pace(&self) -> Pace {
         let requests = self.batch.answers.len();
         let batch = self.timing.batch(requests, self.batch.context);
         let alone = self.timing.step + batch;
         let Some(now) = &self.prefilling else { return Pace { prefill: 1.0, token: alone, alone } };
         let tokens = now.computed.max(Tokens(1));
         let chunk = now.work / tokens.0 as f64 * self.timing.chunk.min(tokens).0 as f64;
-        if around.shared.is_some() {
-            return Pace { prefill: 1.0, token: alone, alone };
-        }
         let beside = if requests > 0 { self.timing.step_beside_chunk } else { 0.0 };
         let both = chunk + batch + beside;
         let prefill = if both > 0.0 { chunk / both } else { 1.0 };

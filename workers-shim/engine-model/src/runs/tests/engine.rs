@@ -80,7 +80,7 @@ fn what_was_sent_is_not_computed_again() {
     let sent = Prompt { fetched: vec![path[1]], ready: Seconds(7.0), ..asked(2, &path, 600, 1) };
     bench.submit(sent);
     bench.until(6.9);
-    assert_eq!(bench.engine.done(), None, "it waits for what is sent");
+    assert_eq!(bench.engine.done(Seconds(6.9)), None, "it waits for what is sent");
     bench.until(7.0);
     bench.until(50.0);
     assert_eq!(bench.started(2), [100, 200, 0, 300]);
