@@ -16,7 +16,6 @@ use tokio::task::JoinSet;
 
 use crate::demo::client::{Client, StreamOptions};
 use crate::demo::cluster::{Cluster, ClusterError};
-use crate::simulate_command::Progress;
 
 /// Ids of the built-in tokenizer that are words: beyond those with a meaning of their own.
 const FIRST_WORD: u32 = 16;
@@ -49,6 +48,8 @@ pub(super) struct Live {
     client: Client,
     next: Arc<AtomicUsize>,
     seen: Arc<Mutex<Seen>>,
+    /// Steps that are over, here and in other runs.
+    over: Arc<AtomicUsize>,
 }
 
 #[derive(Serialize)]
@@ -63,8 +64,12 @@ struct Completion {
 }
 
 impl Live {
-    pub(super) fn new(trace: Arc<Trace>, (load, slower): (usize, f64), proxy: SocketAddr) -> Self {
-        Self { trace, load, slower, proxy, client: Client::new(), next: Arc::default(), seen: Arc::default() }
+    pub(super) fn new(
+        trace: Arc<Trace>,
+        (load, slower): (usize, f64),
+        (proxy, over): (SocketAddr, Arc<AtomicUsize>),
+    ) -> Self {
+        Self { trace, load, slower, proxy, client: Client::new(), next: Arc::default(), seen: Arc::default(), over }
     }
 
     /// What was seen.
@@ -76,22 +81,16 @@ impl Live {
     pub(super) async fn replay(&self, cluster: &mut Cluster) -> Result<(), ClusterError> {
         let mut places = JoinSet::new();
         (0..self.load).for_each(|place| _ = places.spawn(self.clone().place(place)));
-        let all = self.trace.steps().count();
-        let mut progress = Progress::new(1);
-        progress.begin("live");
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             tokio::select! {
-                over = places.join_next() => if over.is_none() { break },
+                over = places.join_next() => if over.is_none() { return Ok(()) },
                 _ = look.tick() => {}
             }
             if let Some(error) = cluster.failed() {
                 return Err(error);
             }
-            progress.show(self.seen.lock().steps, all);
         }
-        progress.end();
-        Ok(())
     }
 
     async fn pause(&self, engine_seconds: f64) {
@@ -135,6 +134,7 @@ impl Live {
         let body = serde_json::to_vec(&self.completion((number, session), index)).expect("numbers and words make JSON");
         let name = format!("closed-loop-{number}-{}", session.steps[index].agent);
         let answer = self.client.stream(self.proxy, "/v1/completions", (&name, body)).await;
+        self.over.fetch_add(1, Ordering::Relaxed);
         let mut seen = self.seen.lock();
         seen.steps += 1;
         match answer {

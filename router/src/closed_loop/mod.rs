@@ -4,11 +4,15 @@
 mod compared;
 mod live;
 
+use std::convert::Infallible;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use clap::Args;
+use futures::future::try_join_all;
 use simulator::policies::{Ablation, PolicyKind};
 use simulator::report::Figures;
 use simulator::trace::{Limits, Trace};
@@ -18,21 +22,25 @@ use workers_shim::sim::Profile;
 
 use crate::demo::Policy;
 use crate::demo::cluster::{Cluster, ClusterError, Shape};
+use crate::demo::measure::Page;
+use crate::simulate_command::Progress;
 use crate::trace_command::files::{self, FilesError};
 use compared::Compared;
-use live::Live;
+use live::{Live, Seen};
 
 /// What the workers are, compiled in so that it runs from anywhere.
 const PROFILE: &str = include_str!("../../../configs/profiles/closed-loop.toml");
 
+/// Between two looks at how far it is.
+const SHOW_EVERY: Duration = Duration::from_millis(500);
+
 const MORE: &str = "\
 The simulated fleet and the live one have the same workers, sessions, pauses and lengths; prompts are token ids, so that
 their blocks are equal where the trace's are. Live workers, links and speeds are learnt by the router as always; the
-simulated planner is told them, and answers' lengths, which live clients limit. Simulated links carry KV past the engines'
-queues; live transfers wait in them, and are priced so. Aims: mean first tokens within 10 %,
-each action's share of the steps within 5 points. It takes real time, some three minutes as it is, and this machine's
+simulated planner is told them, and answers' lengths, which live clients limit. In both, what a worker is to send waits
+for its turn there, and no transfer is checked afterwards: the first one over each link would be, by computing it again. Aims: mean first tokens within 10 %, each action's share of the steps within 5 points. It takes real time, some three minutes as it is, and this machine's
 own load is in the live figures: how much of first tokens was outside of the engines is told apart, and --slower makes it
-less. Who meets whom in a queue is chance: one order of the sessions says little, so take several --seed.";
+less. Who meets whom in a queue is chance, and one order of the sessions says little: first tokens are means of several orders.";
 
 /// Replays a trace in virtual time and against the live proxy with simulated workers, and says how far they agree.
 #[derive(Debug, Args)]
@@ -62,12 +70,30 @@ pub(crate) struct LoopArgs {
     /// weighs so many times less.
     #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
     slower: u8,
-    /// Another order of the sessions.
+    /// Other orders of the sessions.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// So many orders, all at once, each with a cluster of its own.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    orders: u8,
     /// Writes the figures here, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+}
+
+/// One order of the sessions, and how the simulated fleet served it.
+struct Order {
+    seed: u64,
+    trace: Arc<Trace>,
+    figures: Figures,
+}
+
+/// And how the live one did.
+struct Both {
+    order: Order,
+    seen: Seen,
+    router: Page,
+    workers: Vec<Page>,
 }
 
 /// Why nothing was compared.
@@ -100,9 +126,9 @@ pub(crate) async fn run(args: &LoopArgs) -> Result<(), LoopError> {
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
         opened.map_err(|source| LoopError::Report { path: path.clone(), source })?;
     }
-    let trace = Arc::new(args.traffic()?);
-    let simulated = args.simulated(&trace)?;
-    let compared = args.live(trace, &simulated).await?;
+    let trace = args.traffic()?;
+    let orders: Result<Vec<_>, LoopError> = args.seeds().map(|seed| args.simulated(&trace, seed)).collect();
+    let compared = Compared::of(&args.live(orders?).await?, args.slower.into());
     std::io::stdout().lock().write_all(compared.table().as_bytes())?;
     let Some(path) = &args.report else { return Ok(()) };
     std::fs::write(path, compared.json()).map_err(|source| LoopError::Report { path: path.clone(), source })
@@ -113,8 +139,12 @@ fn profile() -> Profile {
 }
 
 impl LoopArgs {
-    /// The part of the trace that is replayed. What the recorded agent resent of its answers is not what simulated workers
-    /// answer, so that no answer is found again.
+    fn seeds(&self) -> impl Iterator<Item = u64> + use<> {
+        (self.seed..).take(self.orders.into())
+    }
+
+    /// The steps that are replayed. What the recorded agent resent of its answers is not what simulated workers answer, so
+    /// that no answer is found again.
     fn traffic(&self) -> Result<Trace, LoopError> {
         let limits = Limits {
             context: Tokens(self.context),
@@ -126,8 +156,7 @@ impl LoopArgs {
         if trace.arrivals == simulator::trace::Arrivals::Recorded {
             return Err(LoopError::NoSessions(self.trace.clone()));
         }
-        let mut trace = trace.within(&limits).shuffled(self.seed);
-        trace.sessions.truncate(self.sessions.into());
+        let mut trace = trace.within(&limits);
         let left = trace.sessions.len();
         if left < usize::from(self.load) {
             return Err(LoopError::TooFew { trace: self.trace.clone(), left, context: self.context, load: self.load });
@@ -136,25 +165,47 @@ impl LoopArgs {
         Ok(trace)
     }
 
-    fn simulated(&self, trace: &Trace) -> Result<Figures, LoopError> {
-        let setup = Setup {
-            workers: self.workers.into(),
-            spec: Spec::of("closed_loop", &profile()),
-            load: f64::from(self.load),
-            seed: self.seed,
-        };
-        Ok(World::new(trace, PolicyKind::Without(Ablation::ToldLength), setup)?.run(&mut |_, _| {}))
+    /// So many of its sessions in one order, simulated.
+    fn simulated(&self, trace: &Trace, seed: u64) -> Result<Order, LoopError> {
+        let mut trace = trace.clone().shuffled(seed);
+        trace.sessions.truncate(self.sessions.into());
+        let spec = Spec::of("closed_loop", &profile());
+        let setup = Setup { workers: self.workers.into(), spec, load: f64::from(self.load), seed };
+        let figures = World::new(&trace, PolicyKind::Without(Ablation::ToldLength), setup)?.run(&mut |_, _| {});
+        Ok(Order { seed, trace: Arc::new(trace), figures })
     }
 
-    async fn live(&self, trace: Arc<Trace>, simulated: &Figures) -> Result<Compared, LoopError> {
-        let shape = Shape {
+    /// All orders at once, each with a cluster of its own.
+    async fn live(&self, orders: Vec<Order>) -> Result<Vec<Both>, LoopError> {
+        let (all, over) = (orders.iter().map(|order| order.trace.steps().count()).sum(), Arc::default());
+        let mut clusters = Vec::new();
+        for _ in &orders {
+            clusters.push(Cluster::start(self.shape()).await?);
+        }
+        let lives = orders.into_iter().zip(clusters).map(|(order, cluster)| self.replay(order, cluster, &over));
+        let mut progress = Progress::new(1);
+        progress.begin("live");
+        let both = tokio::select! {
+            both = try_join_all(lives) => both,
+            never = show(&progress, &over, all) => match never {},
+        };
+        progress.end();
+        both
+    }
+
+    fn shape(&self) -> Shape {
+        Shape {
             roles: vec![Role::Hybrid; self.workers.into()],
             profile: PROFILE,
             policy: Policy::Ownerserve,
+            settings: &["correctness.one_in=0"],
             speed_up: 1.0 / f64::from(self.slower),
-        };
-        let mut cluster = Cluster::start(shape).await?;
-        let live = Live::new(trace, (self.load.into(), self.slower.into()), cluster.proxy);
+        }
+    }
+
+    async fn replay(&self, order: Order, mut cluster: Cluster, over: &Arc<AtomicUsize>) -> Result<Both, LoopError> {
+        let pace = (self.load.into(), self.slower.into());
+        let live = Live::new(order.trace.clone(), pace, (cluster.proxy, over.clone()));
         let replayed = live.replay(&mut cluster).await;
         let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
         cluster.stop().await;
@@ -164,8 +215,17 @@ impl LoopArgs {
             Some(first) => {
                 Err(LoopError::Failed { failed: seen.errors.len(), steps: seen.steps, first: first.clone() })
             }
-            None => Ok(Compared::of(simulated, (&seen, self.slower.into()), (&router, &workers))),
+            None => Ok(Both { order, seen, router, workers }),
         }
+    }
+}
+
+/// Shows how far they are, without end.
+async fn show(progress: &Progress, over: &AtomicUsize, all: usize) -> Infallible {
+    let mut look = tokio::time::interval(SHOW_EVERY);
+    loop {
+        look.tick().await;
+        progress.show(over.load(Ordering::Relaxed), all);
     }
 }
 

@@ -78,6 +78,8 @@ pub(crate) struct Shape {
     pub profile: &'static str,
     /// What `serve` is set to.
     pub policy: Policy,
+    /// And what else, as `--set` takes it.
+    pub settings: &'static [&'static str],
     /// How many times faster than the modelled engines the simulated ones run.
     pub speed_up: f64,
 }
@@ -86,7 +88,7 @@ impl Shape {
     /// The demo's.
     pub(crate) fn demo(policy: Policy, speed_up: f64) -> Self {
         let roles = ROLES.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, *count)).collect();
-        Self { roles, profile: PROFILE, policy, speed_up }
+        Self { roles, profile: PROFILE, policy, settings: &[], speed_up }
     }
 }
 
@@ -218,7 +220,7 @@ fn serve_args(shape: &Shape, own: &[SocketAddr], workers: &[Worker], data: &Path
         "--set=models.tiny.text=builtin".to_owned(),
     ];
     args.extend(workers.iter().map(|worker| format!("--worker=http://{}#{}", worker.address, worker.role.as_str())));
-    args.extend(shape.policy.settings().iter().map(|setting| format!("--set={setting}")));
+    args.extend(shape.policy.settings().iter().chain(shape.settings).map(|setting| format!("--set={setting}")));
     args
 }
 
