@@ -1,6 +1,7 @@
 //! A streamed answer, read while it passes: nothing is copied but events that are cut by a chunk's end.
 
 mod chunk;
+mod framing;
 
 use bytes::{Bytes, BytesMut};
 
@@ -9,6 +10,7 @@ use super::readback::event_for_client;
 use super::retold::Retold;
 use super::said::{Event, Kept, Lost, Passage, Said, ShownIds};
 use chunk::{Choice, Chunk, EngineError, Inner};
+use framing::{Last, ends_answer, event_end, name_of};
 
 /// Longest event that is looked into; longer ones pass unread.
 const LONGEST_EVENT: usize = 1 << 20;
@@ -364,42 +366,6 @@ impl Default for SseScanner {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// The name in an event's first line, where it stands there.
-fn name_of(event: &[u8]) -> &[u8] {
-    let line = event.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    line.strip_prefix(b"event:").unwrap_or_default().trim_ascii()
-}
-
-/// What the last event of an answer says of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Last {
-    Complete,
-    Failed,
-}
-
-/// What an event of this name says of the answer that it ends, as `[DONE]` does elsewhere; none where it ends none.
-fn ends_answer(name: &[u8]) -> Option<Last> {
-    match name {
-        b"message_stop" | b"response.completed" | b"response.incomplete" => Some(Last::Complete),
-        b"response.failed" => Some(Last::Failed),
-        _ => None,
-    }
-}
-
-/// Where the first event ends: after its blank line.
-fn event_end(bytes: &[u8]) -> Option<usize> {
-    let mut from = 0;
-    while let Some(found) = memchr::memchr(b'\n', &bytes[from..]) {
-        let after = from + found + 1;
-        match (bytes.get(after), bytes.get(after + 1)) {
-            (Some(b'\n'), _) => return Some(after + 1),
-            (Some(b'\r'), Some(b'\n')) => return Some(after + 2),
-            _ => from = after,
-        }
-    }
-    None
 }
 
 #[cfg(test)]
