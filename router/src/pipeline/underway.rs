@@ -50,8 +50,8 @@ struct Tried {
     waited: Option<Waited>,
     /// What the client has of the answer, where it broke off.
     begun: Option<Begun>,
-    /// One of whom failed the last try.
-    suspects: Option<Suspects>,
+    /// One of whom failed the last try, and the trials of that, which last until it is known who it was.
+    suspects: Option<(Suspects, Option<Trials>)>,
 }
 
 /// An answer that broke off.
@@ -138,10 +138,13 @@ impl Tried {
     /// A try is over: counts against its workers what it shows of them, and of those of the one before. `sick` failed; `well`
     /// answers.
     fn blame(&mut self, gateway: &Gateway, (sick, asked): (Option<WorkerId>, Instant), well: Option<WorkerId>) {
-        let before = self.suspects.take().map(|suspects| suspects.sick(well));
+        let (before, trials) = self.suspects.take().unzip();
+        let before = before.map(|suspects| suspects.sick(well));
         for failed in before.into_iter().chain(sick.map(|sick| (sick, asked))) {
             outliers::failed(gateway, &self.step.located.workers, failed);
         }
+        // A trial that is over no longer shows that it failed.
+        drop(trials);
     }
 
     /// Tries since the step began, or since its answer broke off.
@@ -231,7 +234,8 @@ impl Underway {
         let sick = plan.filter(|_| suspects.is_none());
         let sick = sick.and_then(|plan| outliers::sick(&plan, &failed.remarks, Err(&failed.error)));
         tried.blame(&self.gateway, (sick, failed.asked), None);
-        tried.suspects = suspects;
+        let trials = tried.planned.as_mut().and_then(|planned| planned.trials.take());
+        tried.suspects = suspects.map(|suspects| (suspects, trials));
         tried.note(failed.asked, failed.remarks);
         tried.excluded.push(failed.exclude);
         if let Some(tenure) = tried.planned.as_mut().and_then(|planned| planned.tenure.take()) {

@@ -10,7 +10,10 @@ use workers_shim::sim::SimWorker;
 use super::*;
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Incoming, new_request_id};
-use crate::pipeline::plan::Classified;
+use crate::outliers::Trials;
+use crate::pipeline::execute::Failed;
+use crate::pipeline::plan::{Classified, Planned};
+use crate::pipeline::underway::Underway;
 use crate::pipeline::{identify, locate, parse, plan};
 use crate::sim_command::tests::{sim, url};
 use crate::testing::{Front, front_of, get, until};
@@ -201,4 +204,40 @@ async fn what_a_target_hands_back_is_fetched_or_computed_where_that_target_is_go
     assert_eq!(text(Endpoint::Completions, &serde_json::from_slice(answer.body()).unwrap()), expected);
     assert_eq!(remarks, [Remark::ReadbackFailed]);
     assert_eq!((fate(Fate::Fetched), fate(Fate::Failed)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_trial_that_failed_beside_another_worker_counts_once_it_is_known_whose_fault_it_was() {
+    let (p, d) = (sim(&["--role=prefill"]).await, sim(&["--role=decode"]).await);
+    let other = sim(&[]).await;
+    let workers = [format!("{}#prefill", url(&p)), format!("{}#decode", url(&d)), url(&other)];
+    let front = front_of(&workers, &[]).await;
+    let gateway = &front.gateway;
+    until("all are ready", || gateway.roster.ready(gateway.fleet()).len() == 3).await;
+    let (outliers, sick) = (&gateway.policies.outliers, WorkerId::of_endpoint(&url(&d)));
+    let views = gateway.fleet().snapshot();
+    let ejected = || {
+        let view = views.iter().find(|view| view.id == sick).unwrap();
+        outliers.lock().ejected(view).map(|ejected| (ejected.times, ejected.is_on_trial()))
+    };
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    for _ in 0..5 {
+        outliers.lock().failed(&views, sick, (long_ago, long_ago));
+    }
+    assert_eq!(ejected(), Some((1, false)));
+
+    let (_, plan) = legs(gateway, (&p, &d), Endpoint::Completions).await;
+    let mut underway = Underway::new(gateway, step(gateway, Endpoint::Completions).await);
+    let both = |step: &Classified, failed: &[WorkerId]| {
+        let trials = Trials::begin(outliers, plan.workers());
+        plan::plan(gateway, step, failed).map(|planned| Planned { plan, trials, ..planned })
+    };
+    underway.planned(both).unwrap().unwrap();
+    assert_eq!(ejected(), Some((1, true)));
+    let error = LegError::Failed(http::StatusCode::INTERNAL_SERVER_ERROR);
+    underway.failed(Failed { asked: Instant::now(), remarks: Vec::new(), exclude: sick, error }).unwrap();
+    assert_eq!(ejected(), Some((1, true)), "it may have been the other one");
+    underway.planned(|step, failed| plan::plan(gateway, step, failed)).unwrap().unwrap();
+    drop(underway);
+    assert_eq!(ejected(), Some((2, false)), "nobody else has shown to be sick");
 }
