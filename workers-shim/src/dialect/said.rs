@@ -219,10 +219,14 @@ impl Said {
 
     /// Notes the prompt's token ids where an event tells them; what is left of it then.
     pub(super) fn lift(&mut self, event: &[u8]) -> Option<Bytes> {
-        let is_awaited = self.engine == Engine::First && self.prompt.is_empty();
-        let lifted = is_awaited.then(|| Lifted::of(event)).flatten()?;
-        self.prompt = lifted.ids;
-        Some(lifted.event)
+        let is_awaited = self.engine == Engine::First && self.prompt.is_empty() && self.lost.is_none();
+        let Lifted { event, ids } = is_awaited.then(|| Lifted::of(event)).flatten()?;
+        if ids.len() > MOST_IDS {
+            self.lost = Some(Lost::TooLong);
+        } else {
+            self.prompt = ids;
+        }
+        Some(event)
     }
 
     /// Whether the client is to see token ids.
@@ -230,7 +234,7 @@ impl Said {
         self.shown
     }
 
-    /// Notes what an event tells, and says what becomes of it; the prompt's token ids were lifted. `event` holds `payload`, which holds all of `told`.
+    /// Notes what an event tells, and says what becomes of it; the prompt's token ids were lifted. `event` holds all of `told`.
     pub(super) fn take(&mut self, event: &[u8], told: Event<'_>) -> Passage {
         if self.head.is_none()
             && let (Some(id), Some(created), Some(model)) = (told.id, told.created, told.model)

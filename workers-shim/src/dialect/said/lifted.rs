@@ -1,5 +1,5 @@
 //! The token ids of a prompt, taken out of the event that tells them. They are as long as the context: whatever else reads the
-//! event need not go over them.
+//! event need not go over them. Engines tell them beside the choices or in the first one; the name counts wherever it stands.
 
 use bytes::Bytes;
 
@@ -19,7 +19,7 @@ impl Lifted {
         // Where this stands in a text its quotes are escaped.
         memchr::memmem::find_iter(event, NAME).find_map(|at| {
             let from = after(event, at + NAME.len(), b':')?;
-            let (ids, to) = list(event, from)?;
+            let (ids, to) = list(event, from).filter(|(ids, _)| !ids.is_empty())?;
             Some(Self { event: [&event[..from], b"null", &event[to..]].concat().into(), ids })
         })
     }
@@ -36,23 +36,24 @@ fn past_space(event: &[u8], at: usize) -> usize {
     at + rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
 }
 
-/// The list of numbers that begins there, and where it ends; none where it is not that.
+/// The list of numbers that begins there, and where it ends; none where it is not that. Looks no further than it goes, so that
+/// lists that nobody closes cost what they are long.
 fn list(event: &[u8], from: usize) -> Option<(Vec<u32>, usize)> {
     let first = after(event, from, b'[')?;
-    let length = memchr::memchr(b']', event.get(first..)?)?;
-    let end = first + length + 1;
-    let inside = event[first..end - 1].trim_ascii_end();
-    if inside.is_empty() {
-        return Some((Vec::new(), end));
+    let is_inside = |byte: &&u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || **byte == b',';
+    let end = first + event.get(first..)?.iter().take_while(is_inside).count();
+    if event.get(end) != Some(&b']') {
+        return None;
     }
+    let inside = event[first..end].trim_ascii_end();
     // Ids have some five digits.
     let mut ids = Vec::with_capacity(inside.len() / 5);
-    for number in inside.split(|byte| *byte == b',') {
+    for number in inside.split(|byte| *byte == b',').filter(|_| !inside.is_empty()) {
         ids.push(id(number.trim_ascii())?);
     }
     // They stay for as long as the answer takes.
     ids.shrink_to_fit();
-    Some((ids, end))
+    Some((ids, end + 1))
 }
 
 fn id(digits: &[u8]) -> Option<u32> {
@@ -77,13 +78,15 @@ mod tests {
         let lifted = Lifted::of(format!("{before}[ 1, 20 ,4294967295 ]{after}\n\n").as_bytes()).unwrap();
         assert_eq!(lifted.ids, [1, 20, u32::MAX]);
         assert_eq!(lifted.event, format!("{before}null{after}\n\n"));
-        assert!(Lifted::of(br#"{"prompt_token_ids":[]}"#).unwrap().ids.is_empty());
+        let later = Lifted::of(br#"{"prompt_token_ids":[],"choices":[{"prompt_token_ids":[7]}]}"#).unwrap();
+        assert_eq!(later.ids, [7], "an empty one tells nothing");
     }
 
     #[test]
     fn what_is_no_list_of_ids_stays_where_it_is() {
         for event in [
             r#"{"prompt_token_ids":null}"#,
+            r#"{"prompt_token_ids":[]}"#,
             r#"{"prompt_token_ids":[1,-2]}"#,
             r#"{"prompt_token_ids":[1,4294967296]}"#,
             r#"{"prompt_token_ids":[01]}"#,
@@ -108,9 +111,18 @@ mod tests {
         );
     }
 
+    #[test]
+    fn lists_that_nobody_closes_are_read_once() {
+        // Each read to the end of all would be 10^12 bytes.
+        let open = r#""prompt_token_ids":[1,2,"#.repeat(1 << 18);
+        assert_eq!(Lifted::of(open.as_bytes()), None);
+        let last = format!("{open}3]");
+        assert_eq!(Lifted::of(last.as_bytes()).unwrap().ids, [1, 2, 3]);
+    }
+
     proptest! {
         #[test]
-        fn ids_are_those_that_a_json_parser_reads(ids: Vec<u32>, text: String) {
+        fn ids_are_those_that_a_json_parser_reads(ids in proptest::collection::vec(0..=u32::MAX, 1..100), text: String) {
             let event = json!({"text": text, "choices": [{"prompt_token_ids": ids, "text": text}]});
             let lifted = Lifted::of(event.to_string().as_bytes()).unwrap();
             let rest: Value = serde_json::from_slice(&lifted.event).unwrap();
