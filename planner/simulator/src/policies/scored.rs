@@ -98,7 +98,7 @@ impl Policy for Llmd {
     fn place(&mut self, ask: &Ask<'_>, fleet: &Fleet<'_>) -> Dispatch {
         let queue = |worker: usize| {
             let engine = &fleet.workers[worker];
-            engine.queued() as f64 + f64::from(u8::from(engine.done(fleet.now).is_some()))
+            engine.queued() as f64 + f64::from(u8::from(engine.is_prefilling()))
         };
         let (most, fewest) = fleet
             .all()

@@ -14,11 +14,11 @@ use crate::trace::{Arrivals, Step};
 
 /// What is on its way to a worker.
 #[derive(Default)]
-struct Fetched {
+pub(super) struct Fetched {
     runs: Vec<RunId>,
     /// Of these, what its source keeps in device memory until it has left.
     lent: Vec<RunId>,
-    ready: Seconds,
+    pub(super) ready: Seconds,
 }
 
 impl World<'_> {
@@ -124,7 +124,7 @@ impl World<'_> {
     }
 
     /// Sends what lacks, and keeps it where it comes from until it has left.
-    fn fetch(&mut self, ticket: Ticket, step: &Step, (fetch, to): (Fetch, usize)) -> Fetched {
+    pub(super) fn fetch(&mut self, ticket: Ticket, step: &Step, (fetch, to): (Fetch, usize)) -> Fetched {
         let runs = &self.trace.runs;
         let (source, target) = (&self.engines[fetch.from].engine, &self.engines[to].engine);
         let until = fetch.until.min(source.holds(runs, &step.path).with_disk);
@@ -136,7 +136,10 @@ impl World<'_> {
         let tokens = fetched.iter().map(|run| runs.room(*run)).sum();
         let turn = self.turn_of_sending(fetch.from);
         let Lent { kept, loads } = self.engines[fetch.from].engine.lend(runs, &fetched);
-        let ready = self.links.send(self.now + Seconds(turn + loads), (fetch.from, to), tokens);
+        let asked = self.now + Seconds(loads);
+        // Nothing lies on the link while it waits for its turn.
+        let ready =
+            self.links.send(asked, (fetch.from, to), tokens).max(asked + Seconds(turn + self.links.takes(tokens)));
         self.events.add(ready, Event::Fetched(ticket));
         Fetched { runs: fetched, lent: kept, ready }
     }
@@ -145,10 +148,9 @@ impl World<'_> {
     /// that ends such a request.
     fn turn_of_sending(&self, from: usize) -> f64 {
         let Spec { link, timing, .. } = &self.setup.spec;
-        let engine = &self.engines[from].engine;
         match link.sources {
             Sources::AtOnce => 0.0,
-            Sources::InTurn => (engine.load().work - engine.done(self.now).unwrap_or_default()).max(0.0) + timing.step,
+            Sources::InTurn => self.engines[from].engine.prefill_left(self.now) + timing.step,
         }
     }
 

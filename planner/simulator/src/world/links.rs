@@ -22,10 +22,15 @@ impl Links {
         Self { speed, out: free.clone(), into: free, moved: Tokens::ZERO, ahead: Aheads::default() }
     }
 
+    /// Seconds that so many tokens of KV take on a free link.
+    pub(super) fn takes(&self, tokens: Tokens) -> f64 {
+        tokens.0 as f64 / self.speed.tokens_per_second + self.speed.fixed
+    }
+
     /// Sends tokens of KV as soon as both ends are free; when they have arrived.
     pub(super) fn send(&mut self, now: Seconds, (from, to): (usize, usize), tokens: Tokens) -> Seconds {
         let begin = now.max(self.out[from]).max(self.into[to]);
-        let arrived = begin + Seconds(tokens.0 as f64 / self.speed.tokens_per_second + self.speed.fixed);
+        let arrived = begin + Seconds(self.takes(tokens));
         (self.out[from], self.into[to]) = (arrived, arrived);
         self.moved += tokens;
         arrived

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use engine_model::runs::Memory;
+use engine_model::runs::{Memory, Prompt, Where};
 
 use super::*;
 use planner::Sources;
@@ -126,6 +126,38 @@ fn what_a_busy_worker_sends_waits_for_its_turn_where_it_is_asked_as_routers_ask(
     let turn = START_GAP + prefill(102_400, 0) - asks + timing.step;
     assert!(turn > 0.5, "it is busy for another {turn} s");
     near(seconds(Sources::InTurn) - seconds(Sources::AtOnce), turn);
+}
+
+#[test]
+fn what_waits_for_its_turn_at_a_busy_worker_leaves_the_link_to_others() {
+    let mut setup = setup(3);
+    setup.spec.link.sources = Sources::InTurn;
+    let trace = talk();
+    let mut world = told(&trace, setup, &[]);
+    let path = trace.sessions[0].steps[0].path.clone();
+    let runs = &trace.runs;
+    for source in [0, 2] {
+        assert!(world.engines[source].engine.bring(runs, &path));
+    }
+    let waits = Prompt {
+        ticket: Ticket(9),
+        path: path.clone(),
+        tokens: Tokens(6_400),
+        answer: Tokens(1),
+        resent: None,
+        answered: Where::Here,
+        fetched: Vec::new(),
+        ready: Seconds::ZERO,
+        expected: Tokens(6_400),
+        expected_work: 5.0,
+    };
+    world.engines[0].engine.submit(waits);
+    let step = &trace.sessions[0].steps[0];
+    let mut ready =
+        |from: usize| world.fetch(Ticket(from as u32), step, (Fetch { from, until: Tokens(6_400) }, 1)).ready.0;
+    let step = setup.spec.timing.step;
+    near(ready(0), 5.0 + step + sent(6_400));
+    near(ready(2), step.max(sent(6_400)) + sent(6_400));
 }
 
 #[test]

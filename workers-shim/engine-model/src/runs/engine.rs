@@ -193,11 +193,18 @@ impl RunEngine {
         self.queue.len()
     }
 
-    /// Seconds of work in the prompt that is being computed which are done by `now`, if nothing came in between; none when there is
-    /// no such prompt.
-    pub fn done(&self, now: Seconds) -> Option<f64> {
+    /// Whether it computes a prompt.
+    pub fn is_prefilling(&self) -> bool {
+        self.prefilling.is_some()
+    }
+
+    /// Seconds from `now` until it has computed the prompts that it has, at the pace that it has now.
+    pub fn prefill_left(&self, now: Seconds) -> f64 {
         let since = (now - self.clock).0.max(0.0);
-        self.prefilling.as_ref().map(|prompt| prompt.work - (prompt.left - since * self.own_pace().prefill).max(0.0))
+        let pace = self.own_pace().prefill;
+        let left = self.prefilling.as_ref().map_or(0.0, |prompt| (prompt.left / pace - since).max(0.0));
+        let queued: f64 = self.queue.iter().map(|prompt| prompt.expected_work).sum();
+        left + queued / pace
     }
 
     /// What of a prompt lies here and need not be computed.

@@ -80,7 +80,7 @@ fn what_was_sent_is_not_computed_again() {
     let sent = Prompt { fetched: vec![path[1]], ready: Seconds(7.0), ..asked(2, &path, 600, 1) };
     bench.submit(sent);
     bench.until(6.9);
-    assert_eq!(bench.engine.done(Seconds(6.9)), None, "it waits for what is sent");
+    assert!(!bench.engine.is_prefilling(), "it waits for what is sent");
     bench.until(7.0);
     bench.until(50.0);
     assert_eq!(bench.started(2), [100, 200, 0, 300]);
@@ -168,4 +168,29 @@ fn a_late_clock_does_not_stand_still() {
         }
         assert_eq!(*bench.engine.load(), Load::default());
     }
+}
+
+#[test]
+fn what_is_left_to_compute_is_the_rest_of_one_prompt_and_all_of_those_that_wait_at_the_pace_of_now() {
+    let mut runs = Runs::default();
+    let paths = [1_000, 2_000, 3_000].map(|tokens| chain(&mut runs, &[tokens]));
+    let mut bench = Bench::new(runs, TIMING, sizes(100_000, 0));
+    bench.submit(asked(1, &paths[0], 1_000, 1_000));
+    bench.until(2.0);
+    assert!(!bench.engine.is_prefilling(), "it has begun to answer");
+    near(bench.engine.prefill_left(bench.now), 0.0);
+    let left = |bench: &Bench, now: f64| bench.engine.prefill_left(Seconds(now));
+    bench.submit(asked(2, &paths[1], 2_000, 1));
+    assert!(bench.engine.is_prefilling());
+    let all = left(&bench, 2.0);
+    // An answer is generated beside it.
+    assert!(all > 2.0 + 1e-6 * 2_000.0 * 1_000.0, "{all}");
+    near(left(&bench, 2.5), all - 0.5);
+    bench.submit(Prompt { expected_work: 7.0, ..asked(3, &paths[2], 3_000, 1) });
+    let slower = all / (2.0 + 1e-6 * 2_000.0 * 1_000.0);
+    near(left(&bench, 2.5), all - 0.5 + 7.0 * slower);
+    bench.until(2.0 + all / 2.0);
+    let (now, half) = (bench.now.0, left(&bench, bench.now.0));
+    assert!((half - all / 2.0 - 7.0 * slower).abs() < 0.01 * all, "half of it is left: {half}");
+    assert!(left(&bench, now + 1e3) >= 7.0, "nobody has begun with the next one");
 }

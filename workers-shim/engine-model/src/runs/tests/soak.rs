@@ -51,7 +51,7 @@ fn everything_is_answered_once_in_order_and_nothing_is_left_behind() {
         let bench = &soak.bench;
         let engine = &bench.engine;
         assert_eq!((engine.memory_in_use(), *engine.load()), (Tokens::ZERO, Load::default()));
-        assert_eq!((engine.queued(), engine.batch(), engine.done(Seconds::ZERO)), (0, (0, 0), None));
+        assert_eq!((engine.queued(), engine.batch(), engine.is_prefilling()), (0, (0, 0), false));
         let count = |is: fn(&Happening) -> bool| bench.said.iter().filter(|(_, said)| is(said)).count();
         assert_eq!(count(|said| matches!(said, Happening::Started(_))), 300);
         assert_eq!(count(|said| matches!(said, Happening::FirstToken(_))), 300);
