@@ -106,17 +106,22 @@ impl Tenancy {
     /// The step is over; the session keeps so many tokens there.
     pub fn ends(&mut self, at: Owner, session: SessionId, tokens: Tokens, now: Micros) {
         let seen = self.sessions.entry(session).or_default();
-        match seen.most {
-            Tokens::ZERO => self.growth.came(),
-            most => self.growth.grew(tokens - most),
-        }
-        seen.most = seen.most.max(tokens);
         seen.away_since = Some(now);
         let habit = seen.habit;
         self.ends.push_back((now, session));
         if let Some(mut place) = self.known(at) {
             place.ends(session, (tokens, habit), now);
         }
+    }
+
+    /// A step was served, and with it the session has so many tokens. One that is refused tells nothing of sessions.
+    pub fn served(&mut self, session: SessionId, tokens: Tokens) {
+        let seen = self.sessions.entry(session).or_default();
+        match seen.most {
+            Tokens::ZERO => self.growth.came(),
+            most => self.growth.grew(tokens - most),
+        }
+        seen.most = seen.most.max(tokens);
     }
 
     /// An answer was whole; its step is over.

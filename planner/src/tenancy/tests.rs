@@ -188,3 +188,19 @@ fn the_account_of_sessions_is_bounded_and_who_makes_room_is_not_taken_for_gone()
     again.returns = tenancy.returns;
     assert_eq!(all_victims(&again, 9).next().unwrap().chance, before);
 }
+
+#[test]
+fn growth_is_learnt_from_steps_that_were_served() {
+    let mut tenancy = Tenancy::default();
+    let mut step = |session, tokens, is_served: bool| {
+        begins(&mut tenancy, session, tokens);
+        tenancy.ends(at(1), SessionId(session), Tokens(tokens), seconds(91));
+        if is_served {
+            tenancy.served(SessionId(session), Tokens(tokens));
+        }
+        tenancy.expected_growth()
+    };
+    assert_eq!([step(1, 100, true), step(1, 150, true)], [Tokens::ZERO, Tokens(50)]);
+    (2..100).for_each(|session| assert_eq!(step(session, 0, false), Tokens(50), "it was refused"));
+    assert_eq!(step(2, 100, true), Tokens(25), "now it is a session");
+}

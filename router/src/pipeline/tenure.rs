@@ -192,6 +192,7 @@ impl Drop for Tenure {
             End::Idle(tokens) => tenancy.ends(self.at, self.session, tokens, now),
             End::Served { tokens, answer } => {
                 tenancy.ends(self.at, self.session, tokens, now);
+                tenancy.served(self.session, tokens);
                 answer.into_iter().for_each(|answer| tenancy.answered(self.session, answer));
                 if let Some(left) = self.left {
                     tenancy.leaves(left, self.session);

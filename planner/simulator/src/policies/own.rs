@@ -99,7 +99,7 @@ impl Own {
         for (view, engine) in self.views.iter_mut().zip(fleet.workers) {
             let (answers, context) = engine.batch();
             let timing = &fleet.spec.timing;
-            let prefilling = u32::from(engine.done(fleet.now).is_some());
+            let prefilling = u32::from(engine.is_prefilling());
             view.load = Load {
                 running: answers as u32 + prefilling,
                 waiting: engine.queued() as u32,
@@ -231,6 +231,7 @@ impl Policy for Own {
         let Some(UnderWay { located, plan }) = self.under_way.remove(&at) else { return };
         let (server, now) = (owner(place_of(plan.decode.worker)), micros(now.0));
         self.tenancy.ends(server, located.session.id, step.prompt + step.answer, now);
+        self.tenancy.served(located.session.id, step.prompt + step.answer);
         self.tenancy.answered(located.session.id, step.answer);
         self.quorum.iter_mut().for_each(|quorum| quorum.commit(&located, &plan, now));
         if self.looks_ahead().is_some() && located.is_named {
