@@ -1,4 +1,5 @@
-//! Checks a transfer once it is over, a step's or one that an operator ordered: who read the KV, and who computes the prompt itself, are asked for the same few tokens.
+//! Checks a transfer once it is over, a step's or one that an operator ordered: who read the KV, and who computes the prompt
+//! itself, are asked for the same few tokens.
 //!
 //! No client waits for it, and one check runs at a time.
 
@@ -10,11 +11,12 @@ use planner::{Action, BarredLink, Handoff, Leg, Plan};
 use serde_json::json;
 use vocabulary::{Blocks, DpRank, Health, Tokens, WorkerId};
 
-use super::legs::Legs;
+use super::legs::{LegError, Legs};
 use super::prompts::Kept;
 use crate::correctness::{Barred, Outcome, Said, Turn};
 use crate::gateway::Gateway;
 use crate::incoming::new_request_id;
+use crate::upstream::UpstreamError;
 
 /// Tokens that are compared.
 const TOKENS: u32 = 4;
@@ -152,8 +154,7 @@ impl Check<'_> {
         let answer = legs.whole_answer(leg, PATH, body.to_string().into()).await;
         drop(counted);
         let found = answer.as_ref().ok().and_then(|(_, answer)| answer.usage?.cached);
-        let computed = found.map_or(leg.tokens_computed, |found| Tokens(ids.len() as u64) - found);
-        self.computed.fetch_add(computed.0, Relaxed);
+        self.computed.fetch_add(computed(ids, answer.as_ref().map(|_| found)).0, Relaxed);
         let (text, _) = answer.map_err(|_| Outcome::Failed)?;
         Ok((Said::read(&text).ok_or(Outcome::Failed)?, found))
     }
@@ -184,5 +185,30 @@ impl Check<'_> {
         let best =
             can.min_by_key(|view| (view.id == self.transfer.link.from, view.load.running + view.load.waiting, view.id));
         best.map(|view| view.id)
+    }
+}
+
+/// What a worker computed of a prompt of which it found so much: all of it where it does not tell, or may have failed after that.
+fn computed(ids: &[u32], found: Result<Option<Tokens>, &LegError>) -> Tokens {
+    match found {
+        Err(LegError::Unknown | LegError::Upstream(UpstreamError::Connect(_) | UpstreamError::Unsendable(_))) => {
+            Tokens::ZERO
+        }
+        Err(_) => Tokens(ids.len() as u64),
+        Ok(found) => Tokens(ids.len() as u64) - found.unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_owes_what_was_or_may_have_been_computed() {
+        let ids = [7; 100];
+        assert_eq!(computed(&ids, Ok(Some(Tokens(64)))), Tokens(36));
+        assert_eq!(computed(&ids, Ok(None)), Tokens(100), "it does not tell");
+        assert_eq!(computed(&ids, Err(&LegError::Broken)), Tokens(100));
+        assert_eq!(computed(&ids, Err(&LegError::Upstream(UpstreamError::Connect("refused".into())))), Tokens::ZERO);
     }
 }
