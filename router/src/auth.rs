@@ -17,6 +17,9 @@ use vocabulary::TenantId;
 use crate::error::ApiError;
 use crate::following::{Followed, Stamp, follow, stamp};
 
+/// So many tenants are named in one line of the log.
+const MOST_NAMED: usize = 8;
+
 /// Section `[auth]`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -129,6 +132,15 @@ impl Keys {
         tenants.filter(|tenant| !named.contains(&TenantId((*tenant).into()))).collect()
     }
 
+    /// Warns of quotas that limit nobody: no key names these of `tenants`.
+    pub(crate) fn warn_without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) {
+        let without = self.without_key(tenants);
+        if !without.is_empty() {
+            let (count, first) = (without.len(), &without[..without.len().min(MOST_NAMED)]);
+            tracing::warn!(count, tenants = first.join(" "), "quotas limit nobody, because no key names their tenants");
+        }
+    }
+
     /// Whose request this is: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`.
     pub fn tenant(&self, headers: &HeaderMap) -> Result<TenantId, ApiError> {
         let table = self.table.load();
@@ -139,13 +151,15 @@ impl Keys {
         table.get(&digest(key)).cloned().ok_or(ApiError::BadKey)
     }
 
-    /// Re-reads the file whenever its time or size changes; a file that became bad leaves the keys as they were.
-    pub(crate) async fn follow_file(self: Arc<Self>, every: Duration, followed: Followed) {
+    /// Re-reads the file whenever its time or size changes; a file that became bad leaves the keys as they were. `tenants` have
+    /// quotas.
+    pub(crate) async fn follow_file(self: Arc<Self>, every: Duration, followed: Followed, tenants: Vec<String>) {
         let Some(path) = self.file.clone() else { return };
         let take = || {
             let table = read(&path)?;
             tracing::info!(keys = table.len(), "API keys were read again");
             self.table.store(Some(Arc::new(table)));
+            self.warn_without_key(tenants.iter().map(String::as_str));
             Ok::<_, KeysError>(())
         };
         follow((self.stamp, || stamp(&path)), (every, &followed), take).await;
@@ -270,9 +284,11 @@ mod tests {
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, "[keys]\n\"k1\" = \"a\"").unwrap();
         let keys = Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()), salt_secret: None }).unwrap());
-        let follower = tokio::spawn(
-            keys.clone().follow_file(Duration::from_millis(5), Followed { what: "api_keys", untaken: Arc::default() }),
-        );
+        let follower = tokio::spawn(keys.clone().follow_file(
+            Duration::from_millis(5),
+            Followed { what: "api_keys", untaken: Arc::default() },
+            Vec::new(),
+        ));
         std::fs::write(&path, "[keys]\n\"k2-longer\" = \"b\"").unwrap();
         let deadline = std::time::Instant::now() + Duration::from_secs(5);
         while tenant(&keys, "x-api-key", "k2-longer").is_err() {

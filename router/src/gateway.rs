@@ -86,9 +86,7 @@ impl Gateway {
     /// Reads the keys, opens the ledger and starts to watch the workers. Listens nowhere.
     pub async fn open(config: Config) -> Result<Self, GatewayError> {
         let keys = Arc::new(Keys::open(&config.auth)?);
-        for tenant in keys.without_key(config.tenants.keys().map(String::as_str)) {
-            tracing::warn!(tenant, "its quota limits nobody: no key names this tenant");
-        }
+        keys.warn_without_key(config.tenants.keys().map(String::as_str));
         let metrics = Metrics::default();
         SoftState::check(&config.soft_state)?;
         let rooms = Rooms::open(&config, &metrics).await?;

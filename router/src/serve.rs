@@ -89,8 +89,9 @@ impl Serving {
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
         let operator = Server::start(operator, operator::routes(&desk), small, uncounted)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
+        let limited = gateway.config.tenants.keys().cloned().collect();
         let mut background = vec![
-            tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY, gateway.followed("api_keys"))),
+            tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY, gateway.followed("api_keys"), limited)),
             tokio::spawn(keeper::keep(gateway.clone())),
             tokio::spawn(adapters::follow(gateway.clone())),
             tokio::spawn(agreement::follow(gateway.clone())),

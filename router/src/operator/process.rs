@@ -173,7 +173,7 @@ impl Readiness {
             what: "tenants",
             cause: "no_key",
             // Anybody may read this: tenants' names are in the log.
-            detail: format!("quotas of {count} sections limit nobody, because {why}; the log names them at the start"),
+            detail: format!("quotas of {count} sections limit nobody, because {why}; the log names the first of them"),
         })
     }
 
