@@ -38,9 +38,10 @@ const MORE: &str = "\
 The simulated fleet and the live one have the same workers, sessions, pauses and lengths; prompts are token ids, so that
 their blocks are equal where the trace's are. Live workers, links and speeds are learnt by the router as always; the
 simulated planner is told them, and answers' lengths, which live clients limit. In both, what a worker is to send waits
-for its turn there, and no transfer is checked afterwards: the first one over each link would be, by computing it again. Aims: mean first tokens within 10 %, each action's share of the steps within 5 points. It takes real time, some three minutes as it is, and this machine's
-own load is in the live figures: how much of first tokens was outside of the engines is told apart, and --slower makes it
-less. Who meets whom in a queue is chance, and one order of the sessions says little: first tokens are means of several orders.";
+for its turn there, and no transfer is checked afterwards: the first one over each link would be, by computing it again.
+Aims: mean first tokens within 10 %, each action's share of the steps within 5 points. It takes real time, some three
+minutes as it is, and this machine's own load is in the live figures: how much of first tokens was outside of the engines
+is told apart, and --slower makes it less. Who meets whom in a queue is chance, and one order of the sessions says little: first tokens are means of several orders.";
 
 /// Replays a trace in virtual time and against the live proxy with simulated workers, and says how far they agree.
 #[derive(Debug, Args)]
@@ -70,8 +71,8 @@ pub(crate) struct LoopArgs {
     /// weighs so many times less.
     #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
     slower: u8,
-    /// Other orders of the sessions.
-    #[arg(long, default_value_t = 1)]
+    /// Other orders of the sessions: the seed of the first.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: u64,
     /// So many orders, all at once, each with a cluster of its own.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
@@ -114,6 +115,8 @@ pub(crate) enum LoopError {
     Cluster(#[from] ClusterError),
     #[error("{failed} of {steps} live steps failed, the first one so: {first}")]
     Failed { failed: usize, steps: usize, first: String },
+    #[error("a process did not tell its metrics at the end; try again where this machine has less to do")]
+    NoMetrics,
     #[error("cannot write {path}: {source}")]
     Report { path: PathBuf, source: std::io::Error },
     #[error("cannot write the figures: {0}")]
@@ -210,6 +213,9 @@ impl LoopArgs {
         let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
         cluster.stop().await;
         replayed?;
+        if router.is_empty() || workers.iter().any(Page::is_empty) {
+            return Err(LoopError::NoMetrics);
+        }
         let seen = live.seen();
         match seen.errors.first() {
             Some(first) => {

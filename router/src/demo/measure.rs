@@ -31,6 +31,11 @@ struct Sample {
 }
 
 impl Page {
+    /// Whether it tells nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.samples.is_empty()
+    }
+
     /// Reads a page; lines that are no samples are left out.
     pub(crate) fn parse(text: &str) -> Page {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
