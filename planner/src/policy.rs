@@ -46,7 +46,7 @@ pub struct Policy {
     pub lambda: f64,
     /// `mu`: microseconds of price for each microsecond that answers, and prompts that come later, lose at the worker that answers.
     /// Where a prompt holds them up for long it tends to one, and what they lose at a handoff's source, and when they come back
-    /// for what was pushed out, counts in full.
+    /// for what was pushed out, counts in full, with a `mu` of 0 as well.
     pub mu: f64,
     /// Microseconds of price for each microsecond that others will spend on computing again what a step pushes out of
     /// device memory.

@@ -88,7 +88,7 @@ fn sessions_that_come_back_at_once_are_dearer_without_end_and_their_price_has_on
         [5, 3, 1].into_iter().for_each(|ago| scene.tenant(session, "a", FULL.0, ago));
     }
     // 200 times 4,200 tokens x 100 us, of a chance near 1.
-    assert!((2_000_000..=84_000_000).contains(&cost(&scene)), "{}", cost(&scene));
+    assert!((20_000_000..=84_000_000).contains(&cost(&scene)), "{}", cost(&scene));
 }
 
 #[test]
