@@ -141,7 +141,7 @@ fn what_waits_for_its_turn_at_a_busy_worker_leaves_the_link_to_others() {
     }
     let waits = Prompt {
         ticket: Ticket(9),
-        path: path.clone(),
+        path,
         tokens: Tokens(6_400),
         answer: Tokens(1),
         resent: None,
