@@ -5,3 +5,4 @@ pub mod events;
 pub mod fleet;
 pub mod scrape;
 pub mod sim;
+mod zmtp;

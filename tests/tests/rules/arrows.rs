@@ -49,7 +49,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
 
 const PURE: [&str; 7] = ["vocabulary", "ledger", "planner", "simulator", "residency", "engine-model", "prefix"];
 const EFFECTFUL: [&str; 9] =
-    ["tokio", "hyper", "reqwest", "axum", "zeromq", "openraft", "futures", "parking_lot", "tracing-subscriber"];
+    ["tokio", "hyper", "reqwest", "axum", "openraft", "futures", "parking_lot", "tracing-subscriber"];
 
 #[test]
 fn every_crate_uses_only_the_rooms_it_may() {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::timeout;
-use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+use crate::zmtp::{Connection, SocketType, ZmtpError};
 
 /// The longest wait for a connection, and for each message.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -17,9 +18,9 @@ pub(super) enum ReplayError {
     /// Nobody answered in time.
     #[error("no answer within {PATIENCE:?}")]
     TimedOut,
-    /// The socket failed.
-    #[error("{0}")]
-    Socket(#[from] zeromq::ZmqError),
+    /// The connection failed.
+    #[error(transparent)]
+    Connection(#[from] ZmtpError),
 }
 
 /// Frames of one event message: its number and its content.
@@ -30,8 +31,7 @@ pub(super) struct Message {
 
 impl Message {
     /// The last two frames, whatever stands before them: topics and delimiters differ between versions.
-    pub(super) fn of(message: ZmqMessage) -> Option<Self> {
-        let mut frames = message.into_vec();
+    pub(super) fn of(mut frames: Vec<Bytes>) -> Option<Self> {
         let payload = frames.pop()?;
         let number = frames.pop()?;
         let sequence = u64::from_be_bytes(number.as_ref().try_into().ok()?);
@@ -41,13 +41,11 @@ impl Message {
 
 /// Asks for everything from `start` on and shows each message in order.
 pub(super) async fn replay(endpoint: &str, start: u64, mut show: impl FnMut(Message)) -> Result<(), ReplayError> {
-    let mut socket = DealerSocket::new();
-    patiently(socket.connect(endpoint)).await?;
-    let mut ask = ZmqMessage::from(Bytes::new());
-    ask.push_back(Bytes::copy_from_slice(&start.to_be_bytes()));
-    patiently(socket.send(ask)).await?;
+    let mut connection = patiently(Connection::connect(endpoint, SocketType::Dealer)).await?;
+    let ask = [Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())];
+    patiently(connection.send(&ask)).await?;
     loop {
-        let Some(message) = Message::of(patiently(socket.recv()).await?) else { continue };
+        let Some(message) = Message::of(patiently(connection.recv()).await?) else { continue };
         if message.sequence == END {
             return Ok(());
         }
@@ -55,6 +53,6 @@ pub(super) async fn replay(endpoint: &str, start: u64, mut show: impl FnMut(Mess
     }
 }
 
-async fn patiently<T>(step: impl Future<Output = Result<T, zeromq::ZmqError>>) -> Result<T, ReplayError> {
+async fn patiently<T>(step: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ReplayError> {
     Ok(timeout(PATIENCE, step).await.map_err(|_| ReplayError::TimedOut)??)
 }

@@ -30,6 +30,6 @@ pub enum SimError {
         /// Which.
         endpoint: String,
         /// Why.
-        source: zeromq::ZmqError,
+        source: std::io::Error,
     },
 }

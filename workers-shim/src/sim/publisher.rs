@@ -2,6 +2,7 @@
 //! subscribers, who see the gap in the sequence and ask for a replay.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -10,17 +11,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use engine_model::KvEvent;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
-use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+use tokio::net::TcpListener;
+use tokio::sync::broadcast;
 
 use super::error::SimError;
 use super::event_frames;
 use super::options::{EventFault, EventOptions};
+use crate::zmtp::{Connection, SocketType, publish, serve};
 
-/// Batches that may wait for the socket.
+/// Batches that may wait for a subscriber.
 const QUEUE: usize = 4096;
-/// A replay's last message has this sequence and no payload.
-const END: i64 = -1;
+/// A replay's last message has this sequence, -1, and no payload.
+const END: u64 = u64::MAX;
 
 /// Where the sockets listen.
 #[derive(Clone, Debug)]
@@ -38,7 +40,8 @@ pub(crate) struct Publisher {
 }
 
 struct Outbox {
-    live: mpsc::Sender<Batch>,
+    live: broadcast::Sender<Arc<[Bytes]>>,
+    topic: Bytes,
     /// The latest batches, oldest first.
     kept: VecDeque<Batch>,
     keep: usize,
@@ -54,11 +57,10 @@ struct Batch {
 
 /// The sockets' side of a publisher.
 pub(crate) struct Sockets {
-    live: mpsc::Receiver<Batch>,
-    events: PubSocket,
-    replay: RouterSocket,
+    events: TcpListener,
+    replay: TcpListener,
+    live: broadcast::Sender<Arc<[Bytes]>>,
     outbox: Arc<Mutex<Outbox>>,
-    topic: Arc<str>,
 }
 
 impl Publisher {
@@ -69,17 +71,20 @@ impl Publisher {
         topic: Arc<str>,
     ) -> Result<(Self, Sockets, Endpoints), SimError> {
         let topic = options.topic.as_deref().map(Arc::from).unwrap_or(topic);
-        let (mut events, mut replay) = (PubSocket::new(), RouterSocket::new());
-        let endpoints = Endpoints {
-            events: bind(&mut events, options.listen).await?,
-            replay: bind(&mut replay, options.replay).await?,
-            topic: topic.clone(),
+        let (events, replay) = (bind(options.listen).await?, bind(options.replay).await?);
+        let endpoints =
+            Endpoints { events: endpoint(&events, options.listen)?, replay: endpoint(&replay, options.replay)?, topic };
+        let (live, _) = broadcast::channel(QUEUE);
+        let outbox = Outbox {
+            live: live.clone(),
+            topic: Bytes::copy_from_slice(endpoints.topic.as_bytes()),
+            kept: VecDeque::new(),
+            keep: options.buffer.max(1),
+            next: 0,
+            fault: options.fault,
         };
-        let (sender, live) = mpsc::channel(QUEUE);
-        let keep = options.buffer.max(1);
-        let outbox = Outbox { live: sender, kept: VecDeque::new(), keep, next: 0, fault: options.fault };
         let outbox = Arc::new(Mutex::new(outbox));
-        let sockets = Sockets { live, events, replay, outbox: outbox.clone(), topic };
+        let sockets = Sockets { events, replay, live, outbox: outbox.clone() };
         Ok((Self { outbox, block_tokens }, sockets, endpoints))
     }
 
@@ -103,66 +108,67 @@ impl Outbox {
         if struck(self.fault.gap) {
             return;
         }
+        // Without a subscriber there is nobody to tell.
+        let message: Arc<[Bytes]> = Arc::from(self.frames(batch));
         if struck(self.fault.duplicate) {
-            let _ = self.live.try_send(batch.clone());
+            let _ = self.live.send(message.clone());
         }
-        let _ = self.live.try_send(batch);
+        let _ = self.live.send(message);
     }
 
-    fn since(&self, sequence: u64) -> Vec<Batch> {
-        self.kept.iter().filter(|batch| batch.sequence >= sequence).cloned().collect()
+    fn frames(&self, batch: Batch) -> [Bytes; 3] {
+        [self.topic.clone(), number(batch.sequence), batch.payload]
+    }
+
+    /// What a replay answers: a delimiter before each message, and the end marker.
+    fn replay(&self, from: u64) -> Vec<[Bytes; 4]> {
+        let kept = self.kept.iter().filter(|batch| batch.sequence >= from).cloned();
+        let end = Batch { sequence: END, payload: Bytes::new() };
+        let delimited = |batch| {
+            let [topic, number, payload] = self.frames(batch);
+            [Bytes::new(), topic, number, payload]
+        };
+        kept.chain([end]).map(delimited).collect()
     }
 }
 
 impl Sockets {
     /// Publish and replay. Ends only by being aborted.
     pub(crate) async fn run(self) {
-        let Sockets { mut live, mut events, replay, outbox, topic } = self;
-        let publish = async {
-            while let Some(batch) = live.recv().await {
-                let message = frames([topic_frame(&topic), number(batch.sequence as i64), batch.payload]);
-                if let Err(error) = events.send(message).await {
-                    tracing::debug!(%error, "event not sent");
-                }
-            }
-        };
-        tokio::join!(publish, answer_replays(replay, outbox, topic.clone()));
+        let Sockets { events, replay, live, outbox } = self;
+        tokio::join!(
+            serve(events, SocketType::Pub, move |connection| publish(connection, live.subscribe())),
+            serve(replay, SocketType::Router, move |connection| answer_replays(connection, outbox.clone())),
+        );
     }
 }
 
-async fn answer_replays(mut socket: RouterSocket, outbox: Arc<Mutex<Outbox>>, topic: Arc<str>) {
-    while let Ok(message) = socket.recv().await {
-        // Identity, an empty delimiter, the first sequence that is wanted.
-        let asked = message.into_vec();
-        let [peer, delimiter, start] = asked.as_slice() else { continue };
+async fn answer_replays(mut connection: Connection, outbox: Arc<Mutex<Outbox>>) {
+    while let Ok(asked) = connection.recv().await {
+        // An empty delimiter, the first sequence that is wanted.
+        let [delimiter, start] = asked.as_slice() else { continue };
         let (true, Ok(start)) = (delimiter.is_empty(), <[u8; 8]>::try_from(start.as_ref())) else { continue };
-        let batches = outbox.lock().since(u64::from_be_bytes(start));
-        let end = (END, Bytes::new());
-        for (sequence, payload) in batches.into_iter().map(|b| (b.sequence as i64, b.payload)).chain([end]) {
-            let reply = [peer.clone(), Bytes::new(), topic_frame(&topic), number(sequence), payload];
-            if socket.send(frames(reply)).await.is_err() {
-                break;
+        let answers = outbox.lock().replay(u64::from_be_bytes(start));
+        for answer in answers {
+            if connection.send(&answer).await.is_err() {
+                return;
             }
         }
     }
 }
 
-async fn bind(socket: &mut impl Socket, address: SocketAddr) -> Result<String, SimError> {
-    let endpoint = format!("tcp://{address}");
-    match socket.bind(&endpoint).await {
-        Ok(bound) => Ok(bound.to_string()),
-        Err(source) => Err(SimError::Bind { endpoint, source }),
-    }
+async fn bind(address: SocketAddr) -> Result<TcpListener, SimError> {
+    TcpListener::bind(address).await.map_err(|source| unbound(address, source))
 }
 
-fn topic_frame(topic: &str) -> Bytes {
-    Bytes::copy_from_slice(topic.as_bytes())
+fn endpoint(listener: &TcpListener, asked: SocketAddr) -> Result<String, SimError> {
+    listener.local_addr().map(|bound| format!("tcp://{bound}")).map_err(|source| unbound(asked, source))
 }
 
-fn number(sequence: i64) -> Bytes {
+fn unbound(address: SocketAddr, source: io::Error) -> SimError {
+    SimError::Bind { endpoint: format!("tcp://{address}"), source }
+}
+
+fn number(sequence: u64) -> Bytes {
     Bytes::copy_from_slice(&sequence.to_be_bytes())
-}
-
-fn frames<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
-    ZmqMessage::try_from(Vec::from(frames)).expect("a message of at least one frame")
 }

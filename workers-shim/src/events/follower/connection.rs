@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use zeromq::{Socket, SubSocket, ZmqError};
+
+use crate::zmtp::{Connection, SocketType, ZmtpError};
 
 /// The longest wait for a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -21,12 +22,9 @@ pub(super) enum Loss {
     /// Nobody took the connection.
     #[error("no connection within {PATIENCE:?}")]
     Unreachable,
-    /// Whoever did is no publisher.
-    #[error("{0}")]
-    Refused(#[from] ZmqError),
-    /// It was there and is not any more.
-    #[error("the connection was closed")]
-    Closed,
+    /// Whoever did is no publisher, or it was there and is not any more.
+    #[error(transparent)]
+    Ended(#[from] ZmtpError),
     /// It seems to be there, and a second one is not answered.
     #[error("a second connection got no answer")]
     Unanswered,
@@ -38,14 +36,18 @@ pub(super) enum Loss {
     Backwards,
 }
 
-/// Connects a socket to everything that is said at `endpoint`.
-pub(super) async fn listen(socket: &mut SubSocket, endpoint: &str) -> Result<(), Loss> {
-    socket.subscribe("").await?;
-    connect(socket, endpoint).await
+/// Connects to everything that is said at `endpoint`.
+pub(super) async fn listen(endpoint: &str) -> Result<Connection, Loss> {
+    let mut connection = connect(endpoint).await?;
+    connection.subscribe("").await?;
+    Ok(connection)
 }
 
-async fn connect(socket: &mut SubSocket, endpoint: &str) -> Result<(), Loss> {
-    timeout(PATIENCE, socket.connect(endpoint)).await.map_err(|_| Loss::Unreachable)?.map_err(Loss::Refused)
+async fn connect(endpoint: &str) -> Result<Connection, Loss> {
+    timeout(PATIENCE, Connection::connect(endpoint, SocketType::Sub))
+        .await
+        .map_err(|_| Loss::Unreachable)?
+        .map_err(Loss::Ended)
 }
 
 /// Returns once nobody answers at `endpoint`. The connections that it makes for that ask for nothing.
@@ -53,7 +55,7 @@ pub(super) async fn unanswered(endpoint: &str) {
     loop {
         sleep(LOOK).await;
         let mut failed = 0;
-        while connect(&mut SubSocket::new(), endpoint).await.is_err() {
+        while connect(endpoint).await.is_err() {
             failed += 1;
             if failed == TRIES {
                 return;

@@ -3,12 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use residency::{Feed, Gap, Hearing, Met, SourceRules, Stream, Verdict, turned_over};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{interval_at, sleep};
 use vocabulary::{Knowledge, Tokens};
-use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket};
 
 use super::connection::{Loss, listen, unanswered};
 use super::{Worker, ended, misfit};
@@ -18,6 +16,7 @@ use crate::events::log::EventLog;
 use crate::events::replay::{Message, replay};
 use crate::events::sources::Doubt;
 use crate::fleet::probe::life_of;
+use crate::zmtp::Connection;
 
 /// Between two tries to reach a publisher.
 const RETRY: Duration = Duration::from_millis(200);
@@ -103,19 +102,18 @@ impl Rank {
     /// One connection to the publisher, from its start to its end.
     async fn session(&mut self) -> End {
         let endpoint = self.source.live.clone();
-        let mut socket = SubSocket::new();
-        let monitor = socket.monitor();
-        if let Err(loss) = listen(&mut socket, &endpoint).await {
-            return End::Lost(loss);
-        }
+        let connection = match listen(&endpoint).await {
+            Ok(connection) => connection,
+            Err(loss) => return End::Lost(loss),
+        };
         tokio::select! {
-            end = self.hear(socket, monitor) => end,
+            end = self.hear(connection) => end,
             () = unanswered(&endpoint) => End::Lost(Loss::Unanswered),
         }
     }
 
     /// Reads a connection to its end. May be dropped at any wait: what a message means is applied between two of them.
-    async fn hear(&mut self, mut socket: SubSocket, mut monitor: futures::channel::mpsc::Receiver<SocketEvent>) -> End {
+    async fn hear(&mut self, mut connection: Connection) -> End {
         self.heard();
         if let Err(end) = self.learn().await {
             return end;
@@ -123,13 +121,9 @@ impl Rank {
         let mut check = interval_at(tokio::time::Instant::now() + FIRST_CHECK, CHECK);
         loop {
             let step = tokio::select! {
-                message = socket.recv() => match message {
+                message = connection.recv() => match message {
                     Ok(message) => self.live(Message::of(message)).await,
                     Err(error) => Err(End::Lost(error.into())),
-                },
-                event = monitor.next() => match event {
-                    Some(SocketEvent::Disconnected(_)) | None => Err(End::Lost(Loss::Closed)),
-                    Some(_) => Ok(()),
                 },
                 _ = check.tick() => self.look().await,
                 Some(asked) = self.asked.recv() => {

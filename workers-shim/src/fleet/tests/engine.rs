@@ -10,13 +10,14 @@ use bytes::Bytes;
 use serde_json::json;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
-use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+use tokio::sync::{broadcast, watch};
+
+use crate::zmtp::{Connection, SocketType, publish, serve};
 
 /// An engine as far as events are concerned, whose replay buffer is short.
 pub(super) struct Forgetful {
     pub(super) address: SocketAddr,
-    publisher: PubSocket,
+    publisher: broadcast::Sender<Arc<[Bytes]>>,
     /// What replay still has, by sequence number.
     pub(super) buffer: watch::Sender<Vec<(u64, Bytes)>>,
     /// So many messages of a replay find room on their way; what comes then is dropped, but for the last and the end.
@@ -34,15 +35,19 @@ impl Forgetful {
 
     /// With more on its metrics page than which process it is.
     pub(super) async fn telling(more: &'static str) -> Self {
-        let mut publisher = PubSocket::new();
-        let live = publisher.bind("tcp://127.0.0.1:0").await.unwrap();
-        let mut router = RouterSocket::new();
-        let replay = router.bind("tcp://127.0.0.1:0").await.unwrap();
+        let (publisher, _) = broadcast::channel::<Arc<[Bytes]>>(1024);
+        let (live, said) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), publisher.clone());
+        let replay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoints = [&live, &replay].map(|listener| format!("tcp://{}", listener.local_addr().unwrap()));
+        tokio::spawn(serve(live, SocketType::Pub, move |subscriber| publish(subscriber, said.subscribe())));
         let (buffer, buffered) = watch::channel(Vec::new());
         let room = Arc::new(AtomicUsize::new(usize::MAX));
-        tokio::spawn(serve_replay(router, buffered, room.clone()));
+        let places = room.clone();
+        tokio::spawn(serve(replay, SocketType::Router, move |asking| {
+            serve_replay(asking, buffered.clone(), places.clone())
+        }));
         let started = Arc::new(AtomicU64::new(1_700_000_000));
-        let endpoints = (live.to_string(), replay.to_string());
+        let endpoints = <(String, String)>::from(endpoints);
         let sources = json!([{"endpoint": endpoints.0, "replay_endpoint": endpoints.1}]).to_string();
         let process = started.clone();
         let metrics = move || async move {
@@ -67,18 +72,16 @@ impl Forgetful {
         if keep {
             self.buffer.send_modify(|buffer| buffer.push((self.next, payload.clone())));
         }
-        let mut message = ZmqMessage::from(Bytes::from_static(b"kv"));
-        message.push_back(Bytes::copy_from_slice(&self.next.to_be_bytes()));
-        message.push_back(payload);
-        self.publisher.send(message).await.unwrap();
+        let number = Bytes::copy_from_slice(&self.next.to_be_bytes());
+        // Nobody may be listening.
+        let _ = self.publisher.send(Arc::from([Bytes::from_static(b"kv"), number, payload]));
         self.next += 1;
     }
 }
 
-async fn serve_replay(mut router: RouterSocket, buffered: watch::Receiver<Vec<(u64, Bytes)>>, room: Arc<AtomicUsize>) {
-    while let Ok(request) = router.recv().await {
-        let frames = request.into_vec();
-        let [peer, empty, start] = frames.as_slice() else { panic!("{frames:?}") };
+async fn serve_replay(mut asking: Connection, buffered: watch::Receiver<Vec<(u64, Bytes)>>, room: Arc<AtomicUsize>) {
+    while let Ok(frames) = asking.recv().await {
+        let [empty, start] = frames.as_slice() else { panic!("{frames:?}") };
         assert!(empty.is_empty());
         let start = u64::from_be_bytes(start.as_ref().try_into().unwrap());
         let mut kept = buffered.borrow().iter().filter(|(sequence, _)| *sequence >= start).cloned().collect::<Vec<_>>();
@@ -87,12 +90,11 @@ async fn serve_replay(mut router: RouterSocket, buffered: watch::Receiver<Vec<(u
             kept.drain(room..kept.len() - 1);
         }
         for (sequence, payload) in kept.into_iter().chain([(u64::MAX, Bytes::new())]) {
-            let mut message = ZmqMessage::from(peer.clone());
-            for frame in [Bytes::new(), Bytes::from_static(b"kv"), Bytes::copy_from_slice(&sequence.to_be_bytes())] {
-                message.push_back(frame);
+            let number = Bytes::copy_from_slice(&sequence.to_be_bytes());
+            let answer = [Bytes::new(), Bytes::from_static(b"kv"), number, payload];
+            if asking.send(&answer).await.is_err() {
+                return;
             }
-            message.push_back(payload);
-            router.send(message).await.unwrap();
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 use super::*;
 use crate::sim::EventFault;
+use crate::zmtp::{Connection, SocketType};
 
 #[derive(Deserialize, Debug, PartialEq, Clone)]
 #[serde(tag = "type")]
@@ -31,21 +31,19 @@ enum Event {
 
 type Batch = (f64, Vec<Event>, u32);
 
-struct Listener(SubSocket);
+struct Listener(Connection);
 
 impl Listener {
     /// Listens, and has heard that it does.
     async fn new(bench: &Bench) -> Self {
-        let mut socket = SubSocket::new();
-        socket.connect(bench.worker.events_endpoint()).await.unwrap();
+        let mut socket = Connection::connect(bench.worker.events_endpoint(), SocketType::Sub).await.unwrap();
         socket.subscribe("").await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         Self(socket)
     }
 
     async fn next(&mut self) -> (String, i64, Batch) {
-        let message = tokio::time::timeout(Duration::from_secs(5), self.0.recv()).await.unwrap().unwrap();
-        let frames = message.into_vec();
+        let frames = tokio::time::timeout(Duration::from_secs(5), self.0.recv()).await.unwrap().unwrap();
         assert_eq!(frames.len(), 3);
         let sequence = i64::from_be_bytes(frames[1].as_ref().try_into().unwrap());
         (String::from_utf8(frames[0].to_vec()).unwrap(), sequence, rmp_serde::from_slice(&frames[2]).unwrap())
@@ -54,14 +52,11 @@ impl Listener {
 
 /// What a replay from `start` answers, the end marker last.
 async fn replay(bench: &Bench, start: u64) -> Vec<(i64, Vec<u8>)> {
-    let mut socket = DealerSocket::new();
-    socket.connect(bench.worker.replay_endpoint()).await.unwrap();
-    let frames = vec![bytes::Bytes::new(), bytes::Bytes::copy_from_slice(&start.to_be_bytes())];
-    socket.send(ZmqMessage::try_from(frames).unwrap()).await.unwrap();
+    let mut socket = Connection::connect(bench.worker.replay_endpoint(), SocketType::Dealer).await.unwrap();
+    socket.send(&[bytes::Bytes::new(), bytes::Bytes::copy_from_slice(&start.to_be_bytes())]).await.unwrap();
     let mut answers = Vec::new();
     loop {
-        let message = tokio::time::timeout(Duration::from_secs(5), socket.recv()).await.unwrap().unwrap();
-        let frames = message.into_vec();
+        let frames = tokio::time::timeout(Duration::from_secs(5), socket.recv()).await.unwrap().unwrap();
         assert_eq!((frames.len(), frames[0].len()), (4, 0), "an empty delimiter, topic, sequence, payload");
         let sequence = i64::from_be_bytes(frames[2].as_ref().try_into().unwrap());
         answers.push((sequence, frames[3].to_vec()));
