@@ -28,6 +28,16 @@ pub(crate) enum Pace {
     Long,
 }
 
+impl Pace {
+    /// The shortest time without a fault, before and after one.
+    pub(crate) fn shortest_calm(self) -> Duration {
+        match self {
+            Pace::Quick => Duration::from_millis(1200),
+            Pace::Long => Duration::from_millis(2200),
+        }
+    }
+}
+
 /// Everything that a nemesis may touch.
 pub(crate) struct Arena {
     /// The processes.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use crate::throughput::{Tally, quantile};
-use crate::trial::{LEAST_LOAD, Outcome};
+use crate::trial::{CALM_WRITES, Outcome};
 
 /// Everything that a run found.
 #[derive(Debug, Serialize)]
@@ -115,6 +115,10 @@ fn line(out: &mut String, outcome: &Outcome) {
         let _ = writeln!(out, "{:26}{broken}", "");
     }
     if !outcome.counts() {
-        let _ = writeln!(out, "{:26}below {LEAST_LOAD} acknowledged writes/s outside of the fault", "");
+        let _ = writeln!(
+            out,
+            "{:26}{} acknowledged writes beside the fault, {CALM_WRITES} are needed",
+            "", outcome.calm_writes
+        );
     }
 }

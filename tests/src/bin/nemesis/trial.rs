@@ -1,6 +1,6 @@
 //! One nemesis from calm to calm: load before it, the strike, recovery, and every check.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -15,12 +15,12 @@ use crate::throughput::{Tally, longest_silence, per_second};
 pub(crate) const FAIL_OVER: Duration = Duration::from_secs(4);
 /// How often leases are renewed and ended.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
-/// Load without any fault, before and after.
-const CALM: Duration = Duration::from_millis(2200);
+/// Writes that are acknowledged without any fault, before and after one: fewer show nothing. A busy machine takes longer for them.
+pub(crate) const CALM_WRITES: u64 = 1_000;
+/// The longest wait for them.
+const LONGEST_CALM: Duration = Duration::from_secs(20);
 /// Longest time that a watch may be behind.
 const CATCH_UP: Duration = Duration::from_secs(10);
-/// Acknowledged writes a second outside of faults, below which a run does not count.
-pub(crate) const LEAST_LOAD: f64 = 500.0;
 
 /// What came of one nemesis.
 #[derive(Clone, Debug, Serialize)]
@@ -33,6 +33,8 @@ pub(crate) struct Outcome {
     pub(crate) tally: Tally,
     /// Acknowledged writes a second outside of the fault, on average.
     pub(crate) load: f64,
+    /// Acknowledged writes in the calm before the fault or after it, whichever had fewer.
+    pub(crate) calm_writes: u64,
     /// And in the worst second.
     pub(crate) least_load: u64,
     /// Time without an acknowledged write, for every leader that was lost.
@@ -48,7 +50,7 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// Whether the load was there; without it nothing is shown.
     pub(crate) fn counts(&self) -> bool {
-        self.load >= LEAST_LOAD
+        self.calm_writes >= CALM_WRITES
     }
 
     /// Whether everything held.
@@ -63,6 +65,7 @@ impl Outcome {
             faults: 0,
             tally: Tally::default(),
             load: 0.0,
+            calm_writes: 0,
             least_load: 0,
             fail_overs: Vec::new(),
             recovery: 0.0,
@@ -79,10 +82,10 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Arena) -> Result<Outcome, 
     let first = arena.history.look(|kept| kept.operations.len());
     arena.recovered(began).await?;
     let calm = arena.history.now();
-    tokio::time::sleep(CALM).await;
+    let before = calm_writes(arena).await;
     let strike = nemesis.strike(arena).await?;
     let recovered = arena.recovered(strike.healed).await?;
-    tokio::time::sleep(CALM).await;
+    let after = calm_writes(arena).await;
     let over = arena.history.now();
     let mut broken = strike.broken.clone();
     broken.extend(in_time(arena, &strike, recovered));
@@ -101,6 +104,7 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Arena) -> Result<Outcome, 
             faults: strike.faults,
             tally: Tally::of(operations),
             load: seconds.iter().sum::<u64>() as f64 / seconds.len().max(1) as f64,
+            calm_writes: before.min(after),
             least_load: seconds.iter().copied().min().unwrap_or(0),
             fail_overs: gaps.collect(),
             recovery: recovered.since(strike.healed),
@@ -109,6 +113,20 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Arena) -> Result<Outcome, 
         }
     });
     Ok(outcome)
+}
+
+/// Lets the load go on without a fault, until it has shown enough. Returns the writes that were acknowledged meanwhile.
+async fn calm_writes(arena: &Arena) -> u64 {
+    let acknowledged =
+        || arena.history.look(|kept| kept.operations.iter().filter(|one| one.is_acknowledged()).count() as u64);
+    let (began, already) = (Instant::now(), acknowledged());
+    loop {
+        tokio::time::sleep(arena.pace.shortest_calm() / 4).await;
+        let (writes, took) = (acknowledged() - already, began.elapsed());
+        if took >= LONGEST_CALM || (writes >= CALM_WRITES && took >= arena.pace.shortest_calm()) {
+            return writes;
+        }
+    }
 }
 
 /// Recovery within one lease, one fail-over and one tick.
