@@ -1,6 +1,5 @@
 //! Sizes and habits of one source file, without its test code.
 
-use proc_macro2::LineColumn;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
@@ -13,10 +12,8 @@ pub struct Measures {
     pub lines: usize,
     /// Lines of test items, or of the file when all of it is test code.
     pub test_lines: usize,
-    /// Functions: name, lines, arguments, `bool` parameters.
-    pub functions: Vec<Function>,
-    /// Structs: name, fields; those that configuration or a command line fills are left out.
-    pub structs: Vec<(String, usize)>,
+    /// Functions with more than one `bool` parameter.
+    pub with_bools: Vec<String>,
     /// Types named for nothing in particular, functions that "process".
     pub vague_names: Vec<String>,
     /// `Result<_, String>` in a signature or a type.
@@ -25,19 +22,6 @@ pub struct Measures {
     pub unexplained: Vec<String>,
     /// Paths into the clock, the file system, the network or threads.
     pub effects: Vec<String>,
-}
-
-/// One function as its reader meets it.
-#[derive(Debug)]
-pub struct Function {
-    /// `Type::name` or `name`.
-    pub name: String,
-    /// From `fn` to the closing brace.
-    pub lines: usize,
-    /// Without `self`.
-    pub arguments: usize,
-    /// How many of them are `bool`.
-    pub bools: usize,
 }
 
 const VAGUE: [&str; 6] = ["Manager", "Helper", "Util", "Info", "Data", "Context"];
@@ -52,27 +36,22 @@ pub fn measure(source: &Source) -> Result<Measures, Unreadable> {
     if source.is_test() {
         return Ok(Measures { test_lines: total, ..Measures::default() });
     }
-    let mut reader = Reader { configuration: is_configuration(&source.path), ..Reader::default() };
+    let mut reader = Reader::default();
     reader.visit_file(&file);
     let mut measures = reader.found;
     measures.lines = total - measures.test_lines;
     Ok(measures)
 }
 
-fn is_configuration(path: &str) -> bool {
-    path.split('/').any(|part| matches!(part, "config" | "config.rs" | "cli.rs" | "cli"))
-}
-
 #[derive(Default)]
 struct Reader {
     found: Measures,
-    configuration: bool,
     owner: Option<String>,
     foreign_trait: bool,
 }
 
 impl Reader {
-    fn function(&mut self, signature: &syn::Signature, end: LineColumn) {
+    fn function(&mut self, signature: &syn::Signature) {
         let name = match &self.owner {
             Some(owner) => format!("{owner}::{}", signature.ident),
             None => signature.ident.to_string(),
@@ -80,19 +59,11 @@ impl Reader {
         if signature.ident.to_string().starts_with("process_") {
             self.found.vague_names.push(name.clone());
         }
-        let arguments: Vec<&syn::PatType> = signature
-            .inputs
-            .iter()
-            .filter_map(|input| match input {
-                syn::FnArg::Typed(typed) => Some(typed),
-                syn::FnArg::Receiver(_) => None,
-            })
-            .collect();
-        let bools = arguments.iter().filter(|argument| is_bool(&argument.ty)).count();
-        let lines = end.line + 1 - signature.fn_token.span().start().line;
+        let is_flag = |input: &&syn::FnArg| matches!(input, syn::FnArg::Typed(typed) if is_bool(&typed.ty));
         // What a trait asks for was decided where the trait is.
-        let (arguments, bools) = if self.foreign_trait { (0, 0) } else { (arguments.len(), bools) };
-        self.found.functions.push(Function { name, lines, arguments, bools });
+        if !self.foreign_trait && signature.inputs.iter().filter(is_flag).count() > 1 {
+            self.found.with_bools.push(name);
+        }
     }
 
     fn named(&mut self, ident: &syn::Ident) {
@@ -136,17 +107,6 @@ fn for_tests(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-fn filled_from_outside(item: &syn::ItemStruct) -> bool {
-    item.attrs.iter().any(|attribute| match &attribute.meta {
-        syn::Meta::List(list) => {
-            let text = list.tokens.to_string();
-            let derives = attribute.path().is_ident("derive") && (text.contains("Args") || text.contains("Parser"));
-            derives || text.contains("deny_unknown_fields")
-        }
-        _ => false,
-    })
-}
-
 fn joined(path: &syn::Path) -> String {
     let parts: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
     parts.join("::")
@@ -184,7 +144,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        self.function(&item.sig, item.block.brace_token.span.close().start());
+        self.function(&item.sig);
         visit::visit_item_fn(self, item);
     }
 
@@ -200,7 +160,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        self.function(&item.sig, item.block.brace_token.span.close().start());
+        self.function(&item.sig);
         visit::visit_impl_item_fn(self, item);
     }
 
@@ -212,15 +172,12 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
-        self.function(&item.sig, item.span().end());
+        self.function(&item.sig);
         visit::visit_trait_item_fn(self, item);
     }
 
     fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
         self.named(&item.ident);
-        if !self.configuration && !filled_from_outside(item) {
-            self.found.structs.push((item.ident.to_string(), item.fields.len()));
-        }
         visit::visit_item_struct(self, item);
     }
 

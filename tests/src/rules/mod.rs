@@ -1,14 +1,12 @@
-//! This repository read as data: its files, its crates, its measures. Reads only; `bin/ratchet` is what writes.
+//! This repository read as data: its files, its crates, its measures. Never writes.
 
 mod crates;
 mod files;
 mod measure;
-mod ratchet;
 
 pub use crates::{Crates, Dependency, ExternalCrate};
 pub use files::{Source, root, sources, tracked};
 pub use measure::{Measures, measure};
-pub use ratchet::{Goal, Offence, Ratchet, offenders};
 
 /// Why the repository could not be read.
 #[derive(Debug, thiserror::Error)]
