@@ -16,7 +16,6 @@ use vocabulary::NodeId;
 
 use super::desk::Desk;
 use super::problem::{Kind, Problem};
-use super::rewording::of_query;
 use super::tags::Tag;
 
 /// Revision of the view that an answer came from.
@@ -79,8 +78,8 @@ impl FromRequestParts<Desk> for Seen {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, desk: &Desk) -> Result<Self, Problem> {
-        let Query(query) = Query::<FreshQuery>::try_from_uri(&parts.uri)
-            .map_err(|error| Problem::bad_query(of_query(&error.body_text())))?;
+        let Query(query) =
+            Query::<FreshQuery>::try_from_uri(&parts.uri).map_err(|error| Problem::bad_query(error.body_text()))?;
         let consistency = query.check()?;
         let read = desk.gateway.directory().read(consistency).await;
         let kind = match consistency {

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use http::request::Parts;
@@ -11,7 +12,6 @@ use serde::de::DeserializeOwned;
 use vocabulary::TenantId;
 
 use super::problem::{Kind, Problem};
-use super::rewording::{self, of_query};
 use super::words::TENANT_LENGTH;
 use crate::error::ApiError;
 use crate::server::{BodyLimits, read_body};
@@ -23,9 +23,8 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
-        let Query(query) =
-            Query::try_from_uri(&parts.uri).map_err(|error| Problem::bad_query(of_query(&error.body_text())))?;
-        Ok(Self(query))
+        let query = Query::try_from_uri(&parts.uri);
+        query.map(|Query(query)| Self(query)).map_err(|error| Problem::bad_query(error.body_text()))
     }
 }
 
@@ -79,23 +78,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Told<T> {
         if body.trim_ascii_start().first() != Some(&b'{') {
             return Err(Problem::bad_body("Send one JSON object as GET /ownerserve/v1/openapi.json says."));
         }
-        let mut json = serde_json::Deserializer::from_slice(&body);
-        let told = serde_path_to_error::deserialize(&mut json).map_err(|error| Problem::bad_body(in_words(&error)))?;
-        json.end().map_err(|_| Problem::bad_body("There is something behind the JSON value."))?;
-        Ok(Self(told))
-    }
-}
-
-fn in_words(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
-    let inner = error.inner();
-    if inner.is_syntax() || inner.is_eof() {
-        return format!("The body is not JSON: {inner}. Send one JSON object as GET /ownerserve/v1/openapi.json says.");
-    }
-    match (error.path().to_string(), inner.to_string()) {
-        (path, said) if path == "." => {
-            format!("{}. Send one JSON object as GET /ownerserve/v1/openapi.json says.", rewording::at("", &said))
-        }
-        (path, said) => rewording::at(&path, &said),
+        Json::from_bytes(&body).map(|Json(told)| Self(told)).map_err(|error| Problem::bad_body(error.body_text()))
     }
 }
 

@@ -29,7 +29,6 @@ mod problem;
 mod process;
 mod registrations;
 mod repeats;
-mod rewording;
 mod sessions;
 mod steering;
 mod tags;
