@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use planner::{Action, BarredLink};
 use serde::Deserialize;
 use serde_json::Value;
+use strum::{AsRefStr, VariantArray};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::Tokens;
 
@@ -36,7 +37,8 @@ impl Default for CorrectnessConfig {
 }
 
 /// What a check came to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Outcome {
     /// What was transferred says what computing says, or differs by rounding.
     Same,
@@ -50,24 +52,6 @@ pub enum Outcome {
     Failed,
     /// Another check was running.
     NoRoom,
-}
-
-impl Outcome {
-    /// Every outcome.
-    pub const ALL: [Self; 6] =
-        [Self::Same, Self::Mismatch, Self::Unclear, Self::NotComparable, Self::Failed, Self::NoRoom];
-
-    /// The word for metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Same => "same",
-            Self::Mismatch => "mismatch",
-            Self::Unclear => "unclear",
-            Self::NotComparable => "not_comparable",
-            Self::Failed => "failed",
-            Self::NoRoom => "no_room",
-        }
-    }
 }
 
 /// What an engine says to a prompt: tokens at temperature 0, each with how far it is ahead of the next likely one.

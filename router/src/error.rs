@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
+use strum::{AsRefStr, IntoStaticStr};
 use vocabulary::Tokens;
 use workers_shim::dialect::JsonError;
 
 pub use words::{Addressee, Words};
 
 /// Everything that ends a client's request without an engine's answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, AsRefStr, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ApiError {
     /// The body is not UTF-8.
     #[error("The body is not valid UTF-8 (first bad byte at offset {offset}). Send JSON encoded as UTF-8.")]
@@ -57,9 +59,11 @@ pub enum ApiError {
     },
     /// No API key came along.
     #[error("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")]
+    #[strum(serialize = "api_key")]
     NoKey,
     /// The API key is not in the keys file. Clients such as litellm recognise the first words, which are OpenAI's.
     #[error("Incorrect API key provided. Check the key, or ask the operator of this endpoint for one.")]
+    #[strum(serialize = "api_key")]
     BadKey,
     /// The path is not served.
     #[error("Unknown path '{path}'. Served are the OpenAI API's inference paths; see the documentation.")]
@@ -107,12 +111,14 @@ pub enum ApiError {
     BodyBroken,
     /// The body is compressed in a way we do not read.
     #[error("Content-Encoding '{encoding}' is not supported. Send the body plain, or as gzip or deflate.")]
+    #[strum(serialize = "content_encoding")]
     UnknownEncoding {
         /// The header's value, shortened.
         encoding: String,
     },
     /// The body is not what its `Content-Encoding` says.
     #[error("The body is not valid {encoding}. Send it plain, or compress it as its Content-Encoding says.")]
+    #[strum(serialize = "content_encoding")]
     BrokenEncoding {
         /// What it should have been.
         encoding: &'static str,
@@ -179,33 +185,6 @@ impl ApiError {
     /// The HTTP status of this error.
     pub fn status(&self) -> StatusCode {
         self.shape().status
-    }
-
-    /// A short, bounded word for metrics and receipts.
-    pub fn cause(&self) -> &'static str {
-        match self {
-            Self::NotUtf8 { .. } => "not_utf8",
-            Self::NotJson { .. } => "not_json",
-            Self::BadField { .. } => "bad_field",
-            Self::UnknownModel { .. } => "unknown_model",
-            Self::TooLong { .. } => "too_long",
-            Self::NoKey | Self::BadKey => "api_key",
-            Self::UnknownPath { .. } => "unknown_path",
-            Self::WrongMethod { .. } => "wrong_method",
-            Self::UnknownResponse { .. } => "unknown_response",
-            Self::UnsettledResponse { .. } => "unsettled_response",
-            Self::NotOffered { .. } => "not_offered",
-            Self::BodyTooLarge { .. } => "body_too_large",
-            Self::BodyTimeout => "body_timeout",
-            Self::BodyBroken => "body_broken",
-            Self::UnknownEncoding { .. } | Self::BrokenEncoding { .. } => "content_encoding",
-            Self::NoWorker { .. } => "no_worker",
-            Self::Overloaded { .. } => "overloaded",
-            Self::RateLimited { .. } => "rate_limited",
-            Self::WorkerFailed { .. } => "worker_failed",
-            Self::WorkerTimeout => "worker_timeout",
-            Self::Internal { .. } => "internal",
-        }
     }
 
     /// A field that is missing or wrong.

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use strum::AsRefStr;
 use utoipa::ToSchema;
 use vocabulary::{Incarnation, Micros, WorkerId};
 
@@ -33,23 +34,14 @@ const MOST: f64 = 2.0 * OFF;
 const MOST_AT_ONCE: f64 = 4.0;
 
 /// How prices are off.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema, Debug, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum Off {
     /// First tokens come later than foretold.
     Late,
     /// They come earlier.
     Early,
-}
-
-impl Off {
-    /// The word for logs, metrics and the API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Late => "late",
-            Self::Early => "early",
-        }
-    }
 }
 
 /// How well one worker's first tokens are foretold.

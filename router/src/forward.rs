@@ -76,7 +76,7 @@ pub(crate) async fn forward(
                 if !error.retryable() || matches!(to, Where::Only(_)) || tried.len() == ATTEMPTS {
                     return Err(client_error(&error));
                 }
-                gateway.metrics.requests.retries.with_label_values(&[error.cause()]).inc();
+                gateway.metrics.requests.retries.with_label_values(&[error.as_ref()]).inc();
             }
         }
     }

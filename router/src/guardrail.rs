@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use planner::Action;
 use serde::Serialize;
+use strum::{AsRefStr, VariantArray};
 use utoipa::ToSchema;
 use vocabulary::{Micros, SessionId};
 
@@ -38,25 +39,13 @@ const EXPECTED: f64 = 0.3;
 const ALPHA: f64 = 0.0001;
 
 /// On which side of the comparison a session is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Arm {
     /// Planned, and served by the bypass.
     Control,
     /// Served as planned.
     Own,
-}
-
-impl Arm {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Control, Self::Own];
-
-    /// The word for metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Control => "control",
-            Self::Own => "own",
-        }
-    }
 }
 
 /// Whether an action can be given up: the first two are what remains then.

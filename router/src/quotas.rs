@@ -25,6 +25,7 @@ use crate::soft_state::{Key, Kind, Leased, SoftState};
 use crate::telemetry::soft_state::SoftStateMetrics;
 use allowance::{Allowance, Short, Supply};
 use repeats::{Charge, Named, body_of};
+use strum::{AsRefStr, IntoStaticStr};
 
 /// Section `[tenants.NAME]`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -48,21 +49,14 @@ impl TenantConfig {
 }
 
 /// What is counted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 enum Unit {
     Requests,
     Tokens,
 }
 
 impl Unit {
-    /// OpenAI's word, in errors and headers.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Requests => "requests",
-            Self::Tokens => "tokens",
-        }
-    }
-
     fn headers(self) -> [HeaderName; 3] {
         match self {
             Self::Requests => ["limit", "remaining", "reset"].map(|what| name(what, "requests")),
@@ -87,7 +81,7 @@ impl Quotas {
         let quotas = |(name, config): (&String, &TenantConfig)| {
             let tenant = TenantId(name.as_str().into());
             let meter = |unit: Unit, quota: Option<u64>| {
-                let key = Key::new(Kind::Quota, &tenant, unit.as_str());
+                let key = Key::new(Kind::Quota, &tenant, unit.as_ref());
                 // What is shared may be used up already.
                 let supply = if state.lag().is_some() { Supply::Leased } else { Supply::Share(1) };
                 let allowance = Mutex::new(Allowance::new(quota?, supply, Instant::now()));
@@ -344,10 +338,10 @@ impl Meter {
     }
 
     fn refusal(&self, short: Short, asked: u64) -> ApiError {
-        self.metrics.quota_refusals.with_label_values(&[&self.key.tenant.0, self.unit.as_str()]).inc();
+        self.metrics.quota_refusals.with_label_values(&[&self.key.tenant.0, self.unit.as_ref()]).inc();
         let limit = self.allowance.lock().per_minute();
         let after = short.after.max(Duration::from_millis(1));
-        ApiError::RateLimited { unit: self.unit.as_str(), limit, asked, after }
+        ApiError::RateLimited { unit: self.unit.into(), limit, asked, after }
     }
 
     fn tell(&self, headers: &mut HeaderMap) {

@@ -149,7 +149,7 @@ impl Serving {
         tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node(), "ledger");
         let steering = gateway.steering.get();
         let percent = u8::from(steering.rollout_percent);
-        tracing::info!(mode = steering.mode.as_str(), rollout_percent = percent, "mode");
+        tracing::info!(mode = steering.mode.as_ref(), rollout_percent = percent, "mode");
         gateway.catalog().bad_templates().for_each(|bad| tracing::warn!("{bad}"));
         for (model, folder) in gateway.catalog().without_template() {
             tracing::warn!(%model, folder = %folder.display(), "there is no chat template in models.NAME.text: its conversations are \

@@ -18,6 +18,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
+use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
 
 use crate::config::units::Span;
@@ -64,16 +65,20 @@ pub struct Outgoing {
 }
 
 /// Why a worker gave no answer. Every one happened before the first byte of it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum UpstreamError {
     /// No connection could be made; the worker saw nothing of the request.
     #[error("no connection: {0}")]
+    #[strum(serialize = "worker_connect")]
     Connect(String),
     /// The connection broke before an answer began.
     #[error("the connection broke before an answer began: {0}")]
+    #[strum(serialize = "worker_broken")]
     Broken(String),
     /// The answer did not begin in time.
     #[error("no answer within {0:?}")]
+    #[strum(serialize = "worker_timeout")]
     Timeout(Duration),
     /// The request cannot be sent at all.
     #[error("the request cannot be sent: {0}")]
@@ -84,16 +89,6 @@ impl UpstreamError {
     /// Whether another worker may do better. A timed-out request may still run; trying again would double it.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Broken(_))
-    }
-
-    /// A bounded word for metrics.
-    pub fn cause(&self) -> &'static str {
-        match self {
-            Self::Connect(_) => "worker_connect",
-            Self::Broken(_) => "worker_broken",
-            Self::Timeout(_) => "worker_timeout",
-            Self::Unsendable(_) => "unsendable",
-        }
     }
 }
 

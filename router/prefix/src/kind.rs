@@ -15,15 +15,6 @@ pub enum TemplateKind {
 }
 
 impl TemplateKind {
-    /// The metric label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::AppendOnly => "append_only",
-            Self::RewritesLastTurns => "rewrites_last_turns",
-            Self::Unsafe => "unsafe",
-        }
-    }
-
     /// The worst of what the probes show; a probe that the template refuses says nothing.
     pub(crate) fn probe(text: &ModelText) -> Self {
         let shown = PROBES.iter().filter_map(|probe| probe.kind(text));

@@ -1,5 +1,6 @@
 //! What `identify` returns: the prompt's ids or bytes, its chain of blocks, and how far they can be trusted.
 
+use strum::{AsRefStr, Display, IntoStaticStr, VariantArray};
 use vocabulary::{Chain, Seed, Tokens};
 
 /// A prompt that has been identified.
@@ -36,7 +37,8 @@ pub enum Identity {
 }
 
 /// Why a prompt is known by its bytes only. Bounded: it labels a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Display, AsRefStr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum FallbackReason {
     /// No tokenizer was given for the model.
     NoTokenizer,
@@ -60,44 +62,6 @@ pub enum FallbackReason {
     Malformed,
 }
 
-impl FallbackReason {
-    /// All of them, for metrics that start at zero.
-    pub const ALL: [Self; 10] = [
-        Self::NoTokenizer,
-        Self::UnsupportedTemplate,
-        Self::TemplateError,
-        Self::TokenizerError,
-        Self::Multimodal,
-        Self::LoneSurrogate,
-        Self::UnsupportedNumber,
-        Self::UnsupportedOption,
-        Self::TooLarge,
-        Self::Malformed,
-    ];
-
-    /// The metric label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::NoTokenizer => "no_tokenizer",
-            Self::UnsupportedTemplate => "unsupported_template",
-            Self::TemplateError => "template_error",
-            Self::TokenizerError => "tokenizer_error",
-            Self::Multimodal => "multimodal",
-            Self::LoneSurrogate => "lone_surrogate",
-            Self::UnsupportedNumber => "unsupported_number",
-            Self::UnsupportedOption => "unsupported_option",
-            Self::TooLarge => "too_large",
-            Self::Malformed => "malformed",
-        }
-    }
-}
-
-impl std::fmt::Display for FallbackReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.label())
-    }
-}
-
 /// In what a prompt that was put together is not the whole one. Bounded: it labels a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Difference {
@@ -112,13 +76,13 @@ pub enum Difference {
 impl Difference {
     /// All of them, for metrics that start at zero.
     pub fn all() -> impl Iterator<Item = Self> {
-        FallbackReason::ALL.into_iter().map(Self::Refused).chain([Self::Length, Self::Tokens])
+        FallbackReason::VARIANTS.iter().copied().map(Self::Refused).chain([Self::Length, Self::Tokens])
     }
 
     /// The metric label: why the whole one was refused, or what is different.
     pub fn label(self) -> &'static str {
         match self {
-            Self::Refused(reason) => reason.label(),
+            Self::Refused(reason) => reason.into(),
             Self::Length => "length",
             Self::Tokens => "tokens",
         }

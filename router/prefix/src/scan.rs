@@ -6,12 +6,14 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use strum::{AsRefStr, EnumString, VariantArray};
 
 /// System messages that may stand before the first other one.
 const MOST_LEADS: usize = 4;
 
 /// Whose message it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Role {
     System,
     Developer,
@@ -21,23 +23,6 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    pub(crate) const ALL: [Self; 5] = [Self::System, Self::Developer, Self::User, Self::Assistant, Self::Tool];
-
-    fn read(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.name() == name)
-    }
-
-    /// As it is written.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::Developer => "developer",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-
     /// Of those that a conversation may open with.
     pub(crate) fn leads(self) -> bool {
         matches!(self, Self::System | Self::Developer)
@@ -166,7 +151,7 @@ impl Scan {
 
 impl Place {
     fn of(brief: &Brief<'_>, end: usize, heeds: &[Box<str>]) -> Option<Self> {
-        let role = Role::read(&brief.role)?;
+        let role = brief.role.parse::<Role>().ok()?;
         let content = brief.content.map_or("", RawValue::get);
         let is_text = is_some_text(content) || is_one_part(content);
         if role == Role::User && says_any(content, heeds) {

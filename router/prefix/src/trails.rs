@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::Bytes;
 
 use crate::trail::{Leading, Trail, lead};
@@ -15,7 +16,8 @@ pub struct Trails {
 }
 
 /// By what a conversation was recognised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, AsRefStr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Rung {
     /// The client's name for it, up to where it ended.
     Session,
@@ -27,22 +29,6 @@ pub enum Rung {
     Checkpoint,
     /// Not at all: everything was computed.
     Cold,
-}
-
-impl Rung {
-    /// All of them, for metrics that start at zero.
-    pub const ALL: [Self; 5] = [Self::Session, Self::Leading, Self::Segment, Self::Checkpoint, Self::Cold];
-
-    /// The metric label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Session => "session",
-            Self::Leading => "leading",
-            Self::Segment => "segment",
-            Self::Checkpoint => "checkpoint",
-            Self::Cold => "cold",
-        }
-    }
 }
 
 /// A trail that a body goes along.

@@ -155,7 +155,7 @@ async fn send(gateway: &Arc<Gateway>, chosen: &Chosen) -> Tried {
     let metrics = &gateway.metrics.plans.between_steps;
     let (from, to, saves_ms) = (moving.from, moving.to, moving.saves.0 / 1000);
     if let Some(remark) = remark.filter(|remark| *remark != Remark::SourceRecomputed) {
-        tracing::info!(%session, %from, %to, remark = remark.as_str(), "nothing was sent ahead of a step");
+        tracing::info!(%session, %from, %to, remark = remark.as_ref(), "nothing was sent ahead of a step");
         metrics.ahead.with_label_values(&["failed"]).inc();
         return Tried::Failed;
     }

@@ -298,7 +298,7 @@ mod tests {
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
         let redis = || front.gateway.remembered.state.trouble().is_some();
         until("it is noticed", || {
-            front.gateway.troubles().iter().any(|trouble| trouble.as_str() == "folder_gone") && redis()
+            front.gateway.troubles().iter().any(|trouble| trouble.as_ref() == "folder_gone") && redis()
         })
         .await;
         let found = look(&client(&front), Output::Json).await.unwrap();

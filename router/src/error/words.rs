@@ -59,7 +59,7 @@ impl ApiError {
             response.headers_mut().insert("request-id", id);
         }
         // For the log and the metrics of this request; never sent.
-        response.extensions_mut().insert(Cause(self.cause()));
+        response.extensions_mut().insert(Cause(self.into()));
         response
     }
 

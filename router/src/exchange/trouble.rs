@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use ownership::{Directory, OwnershipError, Quorum};
 use serde::Deserialize;
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
 
 /// What a router does when its ledger can no longer be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Debug, Default)]
@@ -17,17 +18,34 @@ pub enum OnFailure {
 }
 
 /// Something that is wrong with the ledger.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, AsRefStr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Trouble {
     /// There is no quorum that this node knows of: ownership stands still.
+    #[error("no quorum, so that ownership stands still and steps are served on the last view")]
     NoQuorum,
     /// This node was taken out of the cluster.
+    #[error(
+        "this node was removed from the cluster and only serves its last view; stop it, or start it with an empty \
+         data directory and --join"
+    )]
     Removed,
     /// The log could not be written: this node takes no part in the quorum until it is started again.
+    #[error("it could not be written and has stopped; start this node again")]
     Failed,
     /// Its folder lacks what this node had acknowledged: it must not be started on it again.
+    #[error(
+        "its folder lacks what this node had acknowledged, and it has stopped; let a learner take its place, \
+         remove it, empty the folder, and start it with --join"
+    )]
     Reverted,
     /// Its folder, or the log in it, is gone from the disk: it has left the quorum, and must not found a cluster.
+    #[error(
+        "its folder, or the log in it, is gone from the disk, and it has stopped. If it was moved, stop this node, \
+         put it back, and start it. Else, where a cluster has other nodes, never start this one by its own \
+         configuration with an empty folder, which founds a second cluster: start it with an empty folder and \
+         --join, let it take the old one's place (`ownerserve ctl member replace OLD NEW`), and remove the old one"
+    )]
     FolderGone,
 }
 
@@ -39,49 +57,12 @@ enum NodeStanding {
 }
 
 impl Trouble {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::NoQuorum, Self::Removed, Self::Failed, Self::Reverted, Self::FolderGone];
-
     /// What ails a node's quorum. One that was removed does not wait for any.
     fn of_quorum(standing: NodeStanding, view: &Quorum) -> Option<Self> {
         match standing {
             NodeStanding::Removed => Some(Self::Removed),
             NodeStanding::Member => view.stale.then_some(Self::NoQuorum),
         }
-    }
-
-    /// The word for metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Trouble::NoQuorum => "no_quorum",
-            Trouble::Removed => "removed",
-            Trouble::Failed => "failed",
-            Trouble::Reverted => "reverted",
-            Trouble::FolderGone => "folder_gone",
-        }
-    }
-}
-
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Trouble::NoQuorum => "no quorum, so that ownership stands still and steps are served on the last view",
-            Trouble::Removed => {
-                "this node was removed from the cluster and only serves its last view; stop it, or start it with an \
-                 empty data directory and --join"
-            }
-            Trouble::Failed => "it could not be written and has stopped; start this node again",
-            Trouble::Reverted => {
-                "its folder lacks what this node had acknowledged, and it has stopped; let a learner take its place, \
-                 remove it, empty the folder, and start it with --join"
-            }
-            Trouble::FolderGone => {
-                "its folder, or the log in it, is gone from the disk, and it has stopped. If it was moved, stop this node, \
-                 put it back, and start it. Else, where a cluster has other nodes, never start this one by its own \
-                 configuration with an empty folder, which founds a second cluster: start it with an empty folder and \
-                 --join, let it take the old one's place (`ownerserve ctl member replace OLD NEW`), and remove the old one"
-            }
-        })
     }
 }
 

@@ -1,3 +1,5 @@
+use strum::VariantArray as _;
+
 use super::*;
 
 /// Samples from one seed.
@@ -95,7 +97,7 @@ fn steps_that_only_repeat_their_session_make_it_no_surer() {
         let guardrail = Guardrail::default();
         let mut chance = Chance(3);
         for session in 0..60 {
-            let arm = Arm::ALL[session as usize % 2];
+            let arm = Arm::VARIANTS[session as usize % 2];
             let seconds = (0.5 * chance.normal()).exp();
             (0..steps).for_each(|_| assert_eq!(guardrail.add(&step(session, arm, seconds)), None));
         }
@@ -127,7 +129,7 @@ fn placement_is_slower_until_it_is_not_any_more() {
     let action = Action::DecodeContinuation;
     assert!(matches!(slow(&guardrail, action, 100), Some((40, Found::Slower(_)))));
     let well = |session| {
-        let step = step(session, Arm::ALL[session as usize % 2], 0.1);
+        let step = step(session, Arm::VARIANTS[session as usize % 2], 0.1);
         guardrail.add(&Step { action, ..step }).map(|found| (session, found))
     };
     let Some((_, Found::NoLonger(compared))) = (1_000..3_000).find_map(well) else { panic!("it ends") };
@@ -142,7 +144,7 @@ fn what_was_slower_stays_so_while_too_few_sessions_are_left_to_say_otherwise() {
     assert!(slow(&guardrail, action, 100).is_some());
     // A day later those sessions have faded.
     let later = |session: u64| {
-        let step = step(session, Arm::ALL[session as usize % 2], 0.1);
+        let step = step(session, Arm::VARIANTS[session as usize % 2], 0.1);
         guardrail.add(&Step { action, at_unix_ms: 2 * FADES_MS + session, ..step })
     };
     assert!((1_000..1_039).all(|session| later(session).is_none()), "39 sessions");
@@ -154,8 +156,8 @@ fn what_was_slower_stays_so_while_too_few_sessions_are_left_to_say_otherwise() {
 #[test]
 fn old_sessions_make_room_and_fade_and_old_steps_of_a_session_too() {
     let guardrail = Guardrail::default();
-    let found =
-        (0..4 * MOST as u64).find_map(|session| guardrail.add(&step(session, Arm::ALL[session as usize % 2], 1.0)));
+    let found = (0..4 * MOST as u64)
+        .find_map(|session| guardrail.add(&step(session, Arm::VARIANTS[session as usize % 2], 1.0)));
     assert_eq!(found, None);
     assert_eq!((guardrail.of(FETCH).control_sessions, guardrail.of(FETCH).own_sessions), (MOST, MOST));
     let tomorrow = Step { at_unix_ms: FADES_MS + 10_000, ..step(7, Arm::Own, 1.0) };

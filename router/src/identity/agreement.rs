@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use strum::{AsRefStr, IntoStaticStr};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{ModelId, Tokens, WorkerId};
 
@@ -51,11 +52,14 @@ pub struct Finds {
 }
 
 /// In what an engine shows that its prompts are other ones than were computed here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Sign {
     /// In how many tokens they have.
+    #[strum(serialize = "engine_disagrees")]
     Counted,
     /// In how many of those it finds in its cache.
+    #[strum(serialize = "cache_disagrees")]
     Found,
 }
 
@@ -289,14 +293,6 @@ pub(crate) async fn follow(gateway: Arc<Gateway>) {
 }
 
 impl Sign {
-    /// The word for `/readyz` and alarms.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Sign::Counted => "engine_disagrees",
-            Sign::Found => "cache_disagrees",
-        }
-    }
-
     /// Of a worker's last eight answers, so many that disagree make a doubt. A count is right or wrong; what is found looks
     /// wrong a few times where events come later than answers.
     fn doubt(self) -> u32 {

@@ -96,13 +96,13 @@ fn told(metrics: &IdentityMetrics, look: &Look, (difference, trails): (Option<Di
         let session = look.session.map(|session| session.0);
         look.written.forget(Memory { trails, tenant: &look.tenant.0, session });
         tracing::warn!(
-            model = %name, request = %look.request, cause = reason.label(),
+            model = %name, request = %look.request, cause = reason.as_ref(),
             "a prompt that was put together from an earlier step cannot be computed as a whole; what was remembered of \
              its conversation is forgotten"
         );
     } else if model.distrust() {
         tracing::error!(
-            model = %name, request = %look.request, rung = look.rung.label(), cause = difference.label(),
+            model = %name, request = %look.request, rung = look.rung.as_ref(), cause = difference.label(),
             tokens = look.prompt.chain.tokens.0,
             "a prompt that was put together from an earlier step differs from the whole one; prompts of this model are \
              computed as a whole until this router is started again"

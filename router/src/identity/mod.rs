@@ -70,7 +70,7 @@ impl Identity {
     /// Counts a step, and has it looked at when its turn has come, or when other routers should know its tokens.
     pub fn identified(&self, prefixed: &Prefixed, known: Tokens) {
         let Some(rung) = prefixed.rung else { return };
-        self.metrics.steps.with_label_values(&[rung.label()]).inc();
+        self.metrics.steps.with_label_values(&[rung.as_ref()]).inc();
         if matches!(rung, Rung::Cold | Rung::Checkpoint) {
             return;
         }

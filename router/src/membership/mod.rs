@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use ownership::Directory;
 use parking_lot::Mutex;
 use serde::Serialize;
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use tokio::sync::Notify;
 use utoipa::ToSchema;
 use vocabulary::{ModelId, WorkerId};
@@ -36,7 +37,10 @@ pub const MOST_WORKERS: usize = 1024;
 const LEAST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Who lists workers.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, ToSchema)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, ToSchema, AsRefStr, IntoStaticStr, VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 #[schema(as = WorkerSource)]
 pub enum Source {
@@ -50,22 +54,6 @@ pub enum Source {
     Kubernetes,
     /// Registrations over the operators' API: what is told at run time takes nothing from what is configured.
     Api,
-}
-
-impl Source {
-    /// All of them.
-    pub const ALL: [Source; 5] = [Source::Static, Source::File, Source::Dns, Source::Kubernetes, Source::Api];
-
-    /// Its name in metrics, in the API and in logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Source::Static => "static",
-            Source::File => "file",
-            Source::Api => "api",
-            Source::Dns => "dns",
-            Source::Kubernetes => "kubernetes",
-        }
-    }
 }
 
 /// One list of workers: whose, and which of several.
@@ -106,14 +94,14 @@ impl Membership {
     /// The list cannot be read, so that what it last said is kept. Logged once until it can.
     pub(crate) fn fails(&self, list: List, why: String) {
         if self.failing.lock().insert(list, why.clone()).as_ref() != Some(&why) {
-            tracing::error!(source = list.0.as_str(), %why, "workers cannot be looked up; those that were found before stay");
+            tracing::error!(source = list.0.as_ref(), %why, "workers cannot be looked up; those that were found before stay");
         }
     }
 
     /// The list can be read.
     pub(crate) fn works(&self, list: List) {
         if self.failing.lock().remove(&list).is_some() {
-            tracing::info!(source = list.0.as_str(), "workers are looked up again");
+            tracing::info!(source = list.0.as_ref(), "workers are looked up again");
         }
     }
 
@@ -178,9 +166,9 @@ impl Membership {
     pub(crate) fn apply(&self) -> Result<(), FleetError> {
         let (listed, left_out) = listed(&self.wanted.lock());
         self.metrics.left_out.set(left_out as i64);
-        for source in Source::ALL {
+        for source in Source::VARIANTS.iter().copied() {
             let count = listed.iter().filter(|(by, _)| *by == source).count();
-            self.metrics.workers.with_label_values(&[source.as_str()]).set(count as i64);
+            self.metrics.workers.with_label_values(&[source.as_ref()]).set(count as i64);
         }
         let specs = listed.iter().map(|(_, worker)| spec(worker)).collect();
         // Whoever is planned with is known how to be reached, before and after.

@@ -11,7 +11,7 @@ fn names(wanted: &[(Source, &[&str])]) -> (Vec<String>, usize) {
     let wanted =
         wanted.iter().map(|(source, urls)| ((*source, 0), urls.iter().map(|url| worker(url)).collect())).collect();
     let (listed, left_out) = listed(&wanted);
-    (listed.iter().map(|(source, worker)| format!("{} {}", source.as_str(), worker.endpoint())).collect(), left_out)
+    (listed.iter().map(|(source, worker)| format!("{} {}", source.as_ref(), worker.endpoint())).collect(), left_out)
 }
 
 #[test]

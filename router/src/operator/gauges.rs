@@ -5,6 +5,7 @@ use std::time::Instant;
 use ownership::Standing;
 use ownership::ledger::Lease;
 use planner::Action;
+use strum::VariantArray as _;
 use vocabulary::{Health, Knowledge, WorkerView};
 use workers_shim::events::SourceCount;
 
@@ -45,9 +46,9 @@ fn discovery(gateway: &Gateway) {
     let failing = &gateway.metrics.process.discovery.failing;
     let is_untaken = gateway.untaken().all().iter().any(|(what, _)| *what == "workers");
     let failures = gateway.membership().failures();
-    for source in Source::ALL {
+    for source in Source::VARIANTS.iter().copied() {
         let fails = failures.iter().any(|(failing, _)| *failing == source) || (is_untaken && source == Source::File);
-        failing.with_label_values(&[source.as_str()]).set(fails.into());
+        failing.with_label_values(&[source.as_ref()]).set(fails.into());
     }
 }
 
@@ -71,7 +72,7 @@ fn worker(gateway: &Gateway, view: &WorkerView) {
     prices.prefill_speed.with_label_values(&[name]).set(view.speeds.prefill_tokens_per_second);
     let off = gateway.decisions.foretelling.of(view.id).and_then(|foretold| foretold.off);
     for way in [Off::Late, Off::Early] {
-        prices.mispriced.with_label_values(&[name, way.as_str()]).set(i64::from(off == Some(way)));
+        prices.mispriced.with_label_values(&[name, way.as_ref()]).set(i64::from(off == Some(way)));
     }
     let ejected = gateway.policies.outliers.lock().ejected(view);
     prices.outliers.ejected.with_label_values(&[name]).set(i64::from(ejected.is_some()));
@@ -95,9 +96,9 @@ fn exchange(gateway: &Gateway) {
         metrics.table_age.with_label_values(&[&router.to_string()]).set(age.as_secs_f64());
     }
     let troubles = gateway.troubles();
-    for trouble in Trouble::ALL {
-        let is_there = i64::from(troubles.contains(&trouble));
-        metrics.trouble.with_label_values(&[trouble.as_str()]).set(is_there);
+    for trouble in Trouble::VARIANTS {
+        let is_there = i64::from(troubles.contains(trouble));
+        metrics.trouble.with_label_values(&[trouble.as_ref()]).set(is_there);
     }
     let unapplied = gateway.unapplied();
     metrics.unapplied.set(signed(unapplied.untold() as u64));
@@ -120,7 +121,7 @@ fn guarded(gateway: &Gateway) {
         let name = action.as_str();
         metrics.guard_ratio.with_label_values(&[name]).set(compared.ratio.unwrap_or_default());
         for (arm, count) in [(Arm::Control, compared.control_sessions), (Arm::Own, compared.own_sessions)] {
-            metrics.guard_sessions.with_label_values(&[name, arm.as_str()]).set(signed(count as u64));
+            metrics.guard_sessions.with_label_values(&[name, arm.as_ref()]).set(signed(count as u64));
         }
         metrics.reverted.with_label_values(&[name]).set(i64::from(is_reverted(gateway, action, &compared)));
     }
@@ -130,7 +131,7 @@ fn process(gateway: &Gateway) {
     let process = &gateway.metrics.process;
     let steering = gateway.steering.get();
     for mode in [Mode::Shadow, Mode::Sticky, Mode::Own] {
-        process.mode.with_label_values(&[mode.as_str()]).set(i64::from(mode == steering.mode));
+        process.mode.with_label_values(&[mode.as_ref()]).set(i64::from(mode == steering.mode));
     }
     process.rollout.set(f64::from(u8::from(steering.rollout_percent)) / 100.0);
 }

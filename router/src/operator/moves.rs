@@ -255,9 +255,9 @@ async fn bring(
         Some(remark) => {
             let detail = format!(
                 "The blocks could not be moved ({}); nothing was recorded. The log has the worker's answer.",
-                remark.as_str()
+                remark.as_ref()
             );
-            Err(Problem::new(Kind::MoveFailed, detail).caused(remark.as_str()))
+            Err(Problem::new(Kind::MoveFailed, detail).caused(remark.into()))
         }
     }
 }

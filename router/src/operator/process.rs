@@ -59,7 +59,7 @@ impl Degraded {
     fn of_ejected(gateway: &Gateway) -> Option<Self> {
         let workers = gateway.fleet().snapshot();
         let outliers = gateway.policies.outliers.lock();
-        let told = |view: &WorkerView| Some(format!("{} ({})", view.endpoint, outliers.ejected(view)?.cause.as_str()));
+        let told = |view: &WorkerView| Some(format!("{} ({})", view.endpoint, outliers.ejected(view)?.cause.as_ref()));
         let told: Vec<_> = workers.iter().filter_map(told).collect();
         (!told.is_empty()).then(|| Self {
             what: "workers",
@@ -86,7 +86,7 @@ impl Degraded {
             ),
         };
         let detail = format!("{shows}, so that its steps are known as fallback {reach}; {}", advice(model));
-        Self { what: "identity", cause: doubt.sign.as_str(), detail }
+        Self { what: "identity", cause: doubt.sign.into(), detail }
     }
 }
 
@@ -113,11 +113,11 @@ impl Readiness {
             _ => StandingNow::Learner,
         };
         let ledger = gateway.troubles().into_iter();
-        let ledger = ledger.map(|it| Degraded { what: "ledger", cause: it.as_str(), detail: it.to_string() });
+        let ledger = ledger.map(|it| Degraded { what: "ledger", cause: it.into(), detail: it.to_string() });
         let redis = gateway.remembered.state.trouble().map(|it| Degraded {
             what: "soft_state",
-            cause: it.as_str(),
-            detail: format!("Redis is {}", it.as_str()),
+            cause: it.into(),
+            detail: format!("Redis is {}", it.as_ref()),
         });
         let draining = gateway.roster.ready(gateway.fleet()).is_empty().then(|| Degraded {
             what: "workers",
@@ -143,7 +143,7 @@ impl Readiness {
         });
         let lookups = gateway.membership().failures().into_iter().map(|(source, why)| Degraded {
             what: "discovery",
-            cause: source.as_str(),
+            cause: source.into(),
             detail: format!("{why}; the workers that were found before stay"),
         });
         let degraded = draining
@@ -237,7 +237,7 @@ fn nobody_answers(workers: &[WorkerView], failures: &[(Source, String)]) -> Stri
             .to_owned(),
     };
     for (source, why) in failures.iter().take(MOST_TOLD) {
-        let _ = write!(told, " Workers of {} cannot be looked up: {why}.", source.as_str());
+        let _ = write!(told, " Workers of {} cannot be looked up: {why}.", source.as_ref());
     }
     told
 }

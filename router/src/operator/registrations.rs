@@ -132,7 +132,7 @@ pub(super) async fn register(
     })?;
     let other = gateway.worker(id).map(|member| member.source).filter(|source| *source < Source::Api);
     let did = match (other, came) {
-        (Some(source), _) => format!("it is listed by {} already, which goes first", source.as_str()),
+        (Some(source), _) => format!("it is listed by {} already, which goes first", source.as_ref()),
         (None, Came::New) => "the worker is listed".into(),
         (None, Came::Again) => "the worker stays listed".into(),
         (None, Came::Otherwise) => "the worker is listed as it is described now, and begins anew".into(),

@@ -65,7 +65,7 @@ impl From<Ejected> for EjectedLine {
         let Ejected { cause, times, .. } = ejected;
         let trial_in = ejected.trial_in(Instant::now());
         let trial_in_ms = u64::try_from(trial_in.as_millis()).unwrap_or(u64::MAX);
-        Self { cause: cause.as_str(), times, on_trial: ejected.is_on_trial(), trial_in_ms }
+        Self { cause: cause.into(), times, on_trial: ejected.is_on_trial(), trial_in_ms }
     }
 }
 

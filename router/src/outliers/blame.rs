@@ -55,7 +55,7 @@ pub(crate) fn failed(gateway: &Gateway, step: &[WorkerView], (worker, asked): (W
     let ejected = gateway.policies.outliers.lock().failed(&workers, worker, (asked, Instant::now()));
     let Some((cause, pause)) = ejected else { return };
     let endpoint = workers.iter().find(|view| view.id == worker).map(|view| tracing::field::display(&view.endpoint));
-    let (cause, seconds) = (cause.as_str(), pause.as_secs_f64());
+    let (cause, seconds) = (cause.as_ref(), pause.as_secs_f64());
     tracing::warn!(
         worker = endpoint,
         cause,

@@ -11,6 +11,7 @@ mod trials;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::{Health, Incarnation, Role, WorkerId, WorkerView};
 
 pub(crate) use blame::{Suspects, answered, failed, sick};
@@ -18,28 +19,18 @@ pub use config::OutlierConfig;
 pub use trials::Trials;
 
 /// Why a worker was ejected.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Cause {
     /// So many requests failed, one after another.
+    #[strum(serialize = "consecutive_failures")]
     Consecutive,
     /// Too large a share of its requests failed.
+    #[strum(serialize = "failure_percentage")]
     FailureRate,
     /// A trial request failed.
+    #[strum(serialize = "trial_failed")]
     Trial,
-}
-
-impl Cause {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Consecutive, Self::FailureRate, Self::Trial];
-
-    /// The word for metrics and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Cause::Consecutive => "consecutive_failures",
-            Cause::FailureRate => "failure_percentage",
-            Cause::Trial => "trial_failed",
-        }
-    }
 }
 
 /// A worker that is ejected, or on trial.

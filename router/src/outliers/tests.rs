@@ -1,4 +1,5 @@
 use serde_json::{Value, json};
+use strum::VariantArray as _;
 use vocabulary::{Bytes, Capacity, Knowledge, Load, Micros, ModelId, Speeds};
 
 use super::*;
@@ -316,8 +317,8 @@ async fn what_is_the_clients_error_or_a_lack_of_room_ejects_nobody() {
     for _ in 0..4 {
         assert_eq!((ask(&front, "refuse").await, ask(&front, "busy").await), (422, 429));
     }
-    assert!(Cause::ALL.iter().all(|cause| {
-        front.gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause.as_str()]).get() == 0
+    assert!(Cause::VARIANTS.iter().all(|cause| {
+        front.gateway.metrics.decisions.outliers.ejections.with_label_values(&[cause.as_ref()]).get() == 0
     }));
     assert_eq!(ask(&front, "fail").await, 502);
     assert_eq!(

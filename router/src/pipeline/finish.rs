@@ -176,8 +176,8 @@ impl Finish {
         let known = Known {
             session: located.session.id,
             named_by: located.prefixed.request.session_key.as_ref().map(|key| key.source),
-            fallback: located.prefixed.fallback().map(prefix::FallbackReason::label),
-            rung: located.prefixed.rung.map(prefix::Rung::label),
+            fallback: located.prefixed.fallback().map(Into::into),
+            rung: located.prefixed.rung.map(Into::into),
             distrusted: located.prefixed.model.is_distrusted(),
             owner: located.session.owner,
             epoch: located.session.epoch,
@@ -240,13 +240,13 @@ impl Finish {
             metrics.plans.owner_hits.inc_by(u64::from(owner.worker == plan.target()));
         }
         for remark in self.attempts.iter().flat_map(|attempt| &attempt.remarks) {
-            metrics.plans.fallback.with_label_values(&[remark.as_str()]).inc();
+            metrics.plans.fallback.with_label_values(&[remark.as_ref()]).inc();
         }
         if self.is_guessed() {
             metrics.plans.fallback.with_label_values(&["converted_by_guess"]).inc();
         }
         if let Some(reason) = located.prefixed.fallback() {
-            metrics.plans.fallback.with_label_values(&[reason.label()]).inc();
+            metrics.plans.fallback.with_label_values(&[reason.as_ref()]).inc();
         }
         if seen.ending == Ending::Complete {
             self.count_tokens(seen);
@@ -275,7 +275,7 @@ impl Finish {
         let Some(now) = self.gateway.decisions.foretelling.add(life, foretold, first_token) else { return };
         let (worker, ratio) = (&worker.endpoint, format!("{:.2}", now.ratio));
         match now.off {
-            Some(off) => tracing::warn!(%worker, off = off.as_str(), %ratio,
+            Some(off) => tracing::warn!(%worker, off = off.as_ref(), %ratio,
                 "its first tokens do not come when prices say: see whether others use it, or its clocks were lowered"),
             None => tracing::info!(%worker, %ratio, "its first tokens come when prices say again"),
         }

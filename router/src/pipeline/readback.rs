@@ -13,6 +13,7 @@ use http::header::CONTENT_LENGTH;
 use parking_lot::Mutex;
 use planner::{AttentionSpec, BarredLink, LayerState, Leg, Plan, exchange};
 use prometheus::IntCounterVec;
+use strum::{AsRefStr, VariantArray};
 use vocabulary::{Chain, Health, Owner, PrefixId, Seed, SessionId, Tokens, WorkerId};
 use workers_shim::dialect::{HandsBack, Readback, for_client, said_ids};
 
@@ -31,7 +32,8 @@ const KEPT_FOR: Duration = Duration::from_secs(420);
 const MOST: usize = 4096;
 
 /// What came of parameters that were handed back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Fate {
     /// The next step's prefill leg was answered with them.
     Fetched,
@@ -41,21 +43,6 @@ pub enum Fate {
     OtherPrompt,
     /// Nobody could fetch with them: the step was served without a prefill leg, they came too late, or a worker is gone.
     Unfit,
-}
-
-impl Fate {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Fetched, Self::Failed, Self::OtherPrompt, Self::Unfit];
-
-    /// The word for metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Fetched => "fetched",
-            Self::Failed => "failed",
-            Self::OtherPrompt => "other_prompt",
-            Self::Unfit => "unfit",
-        }
-    }
 }
 
 /// Parameters for the next step of a session.
@@ -122,14 +109,14 @@ pub async fn usable(
         true if !begins_so(gateway, &step.located.prefixed, &kept).await => Fate::OtherPrompt,
         true => return Some(Back { readback: kept.readback, keeper: kept.keeper.worker, fates }),
     };
-    fates.with_label_values(&[fate.as_str()]).inc();
+    fates.with_label_values(&[fate.as_ref()]).inc();
     None
 }
 
 /// A step has no use for it.
 pub fn unused(gateway: &Gateway, kept: Option<Returned>) {
     if kept.is_some() {
-        gateway.metrics.plans.between_steps.readbacks.with_label_values(&[Fate::Unfit.as_str()]).inc();
+        gateway.metrics.plans.between_steps.readbacks.with_label_values(&[Fate::Unfit.as_ref()]).inc();
     }
 }
 

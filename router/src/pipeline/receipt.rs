@@ -7,6 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use planner::{Action, Decision};
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, IntoStaticStr};
 use vocabulary::{Bytes, Epoch, Knowledge, Micros, ModelId, Owner, RequestId, SessionId, TenantId, Tokens, WorkerId};
 
 use super::locate::Grounds;
@@ -121,7 +122,8 @@ pub struct Resumed {
 }
 
 /// Something that did not go as planned. Each is counted as well.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Debug, AsRefStr, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum Remark {
     /// No connection to the decode leg's worker.
@@ -154,29 +156,6 @@ pub enum Remark {
     ReadbackFailed,
     /// The source had to compute again what it was believed to hold.
     SourceRecomputed,
-}
-
-impl Remark {
-    /// The word for logs, metrics and the API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Remark::DecodeUnreachable => "decode_unreachable",
-            Remark::DecodeFailed => "decode_failed",
-            Remark::DecodeBusy => "decode_busy",
-            Remark::DecodeTimeout => "decode_timeout",
-            Remark::DecodeSilent => "decode_silent",
-            Remark::BrokeOff => "broke_off",
-            Remark::FellSilent => "fell_silent",
-            Remark::EngineFailed => "engine_failed",
-            Remark::PrefillFailed => "prefill_failed",
-            Remark::PrefillBusy => "prefill_busy",
-            Remark::NoTransferParameters => "no_transfer_parameters",
-            Remark::ReplicateFailed => "replicate_failed",
-            Remark::NoRoomToEncode => "no_room_to_encode",
-            Remark::ReadbackFailed => "readback_failed",
-            Remark::SourceRecomputed => "source_recomputed",
-        }
-    }
 }
 
 impl Remark {

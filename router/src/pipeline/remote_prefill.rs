@@ -134,7 +134,7 @@ async fn source_leg(
 /// The prefill leg that fetches first, given up when who keeps that dies: its engine would try for many seconds.
 async fn reading_back((legs, plan): (&Legs, &Plan), transfer: &Transfer, back: Back) -> Result<Answer, LegError> {
     let Back { readback, keeper, fates } = back;
-    let count = |fate: Fate| fates.with_label_values(&[fate.as_str()]).inc();
+    let count = |fate: Fate| fates.with_label_values(&[fate.as_ref()]).inc();
     let answer = tokio::select! {
         answer = source_leg(legs, plan, (transfer, Some(readback))) => answer,
         () = legs.lost(keeper) => Err(LegError::Broken),

@@ -219,7 +219,7 @@ mod tests {
         until("they wait", || !front.gateway.remembered.prompts.has_room()).await;
         assert_eq!(moved().await, Some(Remark::NoRoomToEncode));
         assert_eq!(
-            (Remark::NoRoomToEncode.as_str(), Remark::NoRoomToEncode.nothing_moved()),
+            (Remark::NoRoomToEncode.as_ref(), Remark::NoRoomToEncode.nothing_moved()),
             ("no_room_to_encode", true)
         );
         drop(go);

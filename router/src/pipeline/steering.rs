@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use planner::{Action, Actions};
 use serde::{Deserialize, Serialize};
+use strum::AsRefStr;
 use vocabulary::SessionId;
 
 use crate::guardrail::Arm;
 
 /// Who decides where a step goes.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Plans are made and recorded; the bypass policy routes.
@@ -20,17 +22,6 @@ pub enum Mode {
     /// The planner routes.
     #[default]
     Own,
-}
-
-impl Mode {
-    /// The word for logs, metrics and the API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Mode::Shadow => "shadow",
-            Mode::Sticky => "sticky",
-            Mode::Own => "own",
-        }
-    }
 }
 
 /// Part of the sessions, in per cent.
@@ -180,6 +171,8 @@ impl LiveSteering {
 
 #[cfg(test)]
 mod tests {
+    use strum::VariantArray as _;
+
     use super::*;
     use vocabulary::{ModelId, TenantId};
 
@@ -208,7 +201,7 @@ mod tests {
         let in_arm =
             |steering: Steering, arm| sessions().filter(|session| steering.arm_of(*session) == arm).collect::<Vec<_>>();
         let (all, half) = (at(100, 20), at(50, 20));
-        for arm in Arm::ALL {
+        for arm in Arm::VARIANTS.iter().copied() {
             let (all, half) = (in_arm(all, Some(arm)), in_arm(half, Some(arm)));
             assert!((150..250).contains(&all.len()) && (70..130).contains(&half.len()), "{} {}", all.len(), half.len());
             assert!(half.iter().all(|session| all.contains(session)), "stable as the share grows");

@@ -198,7 +198,7 @@ impl Events {
             return finish.end(ending, usage);
         }
         let error = error.map(tracing::field::display);
-        tracing::warn!(worker = %finish.server(), how = remark.as_str(), error, "a worker's stream broke off");
+        tracing::warn!(worker = %finish.server(), how = remark.as_ref(), error, "a worker's stream broke off");
         // One that answers otherwise than another began is well.
         if !self.scanner.differs() {
             note_failure(&finish);

@@ -19,10 +19,10 @@ pub fn summary(finish: &Finish) -> Option<HeaderValue> {
     // In the shadow the planner's price is that of another plan than this one.
     let price = finish.planned.decision.as_ref().filter(|decision| decision.plan == *plan);
     let price = price.map(|decision| decision.plan.because.total);
-    let known = located.prefixed.fallback().map_or("token_ids", prefix::FallbackReason::label);
+    let known = located.prefixed.fallback().map_or("token_ids", Into::into);
     let words = [
         ("step", finish.step.step.as_str().to_owned()),
-        ("mode", finish.step.mode.as_str().to_owned()),
+        ("mode", finish.step.mode.as_ref().to_owned()),
         ("action", plan.action.as_str().to_owned()),
         ("prefill", plan.prefill.worker.to_string()),
         ("decode", plan.decode.worker.to_string()),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use planner::{Admission, Asking, Queue, Start, Verdict};
 use serde::Serialize;
+use strum::{AsRefStr, VariantArray};
 use tokio::sync::Notify;
 use vocabulary::{Micros, RequestId};
 
@@ -157,7 +158,8 @@ pub struct Waited {
 }
 
 /// What ends a wait.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum Until {
     /// It costs others no more than is tolerated, or nobody asks any more: the mode was changed, or its worker is not known
@@ -169,21 +171,6 @@ pub enum Until {
     NoPlace,
     /// Its client left, or nobody can serve it any more.
     Left,
-}
-
-impl Until {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Room, Self::Longest, Self::NoPlace, Self::Left];
-
-    /// The word for logs, metrics and the API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Room => "room",
-            Self::Longest => "longest",
-            Self::NoPlace => "no_place",
-            Self::Left => "left",
-        }
-    }
 }
 
 impl From<Start> for Until {

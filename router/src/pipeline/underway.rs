@@ -112,7 +112,7 @@ impl Tried {
 
     fn note_wait(&mut self, gateway: &Gateway, waited: Waited) {
         let seconds = &gateway.metrics.decisions.waited;
-        seconds.with_label_values(&[waited.until.as_str()]).observe(waited.time.duration().as_secs_f64());
+        seconds.with_label_values(&[waited.until.as_ref()]).observe(waited.time.duration().as_secs_f64());
         self.waited = Some(waited);
     }
 
@@ -198,7 +198,7 @@ impl Underway {
         match next {
             Ok(planned) => {
                 if let Some((remark, _)) = &tried.failed {
-                    self.gateway.metrics.requests.retries.with_label_values(&[remark.as_str()]).inc();
+                    self.gateway.metrics.requests.retries.with_label_values(&[remark.as_ref()]).inc();
                 }
                 let plan = planned.plan;
                 let chosen = planned.decision.as_ref().map(|decision| decision.plan.action);

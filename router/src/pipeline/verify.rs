@@ -50,7 +50,7 @@ impl Transfer {
 /// Checks a transfer that is complete, if it is its turn.
 pub(crate) fn sample(gateway: &Arc<Gateway>, transfer: Transfer, kept: &Arc<Kept>) {
     let Transfer { link, action, .. } = transfer;
-    let count = |outcome: Outcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
+    let count = |outcome: Outcome| gateway.metrics.decisions.checks.with_label_values(&[outcome.as_ref()]).inc();
     let prompt = kept.chain.tokens;
     let moved = transfer.blocks.map_or(prompt, |blocks| blocks.tokens(kept.chain.block));
     let place = match gateway.decisions.correctness.turn(link, gateway.config.correctness.one_in, (moved, prompt)) {
@@ -63,7 +63,7 @@ pub(crate) fn sample(gateway: &Arc<Gateway>, transfer: Transfer, kept: &Arc<Kept
         let check = Check { gateway: &gateway, transfer, kept: &kept, computed: AtomicU64::new(0) };
         let outcome = check.run().await;
         let computed = Tokens(check.computed.into_inner());
-        gateway.metrics.decisions.checks.with_label_values(&[outcome.as_str()]).inc();
+        gateway.metrics.decisions.checks.with_label_values(&[outcome.as_ref()]).inc();
         if outcome == Outcome::Mismatch {
             bar(&gateway, Barred { link, action, since_unix_ms: unix_ms() });
         }

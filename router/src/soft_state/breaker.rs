@@ -1,9 +1,11 @@
 //! Whether Redis is asked at all. After a few failures in a row nobody waits for it until probes say that it is back.
 
 use serde::Serialize;
+use strum::{AsRefStr, IntoStaticStr};
 
 /// How Redis stands.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, AsRefStr, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
     /// It answers in time.
@@ -12,17 +14,6 @@ pub enum Standing {
     Slow,
     /// It cannot be reached, or answers with errors.
     Gone,
-}
-
-impl Standing {
-    /// The word for logs, metrics and receipts.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Up => "up",
-            Self::Slow => "slow",
-            Self::Gone => "gone",
-        }
-    }
 }
 
 /// How a call failed.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use strum::{AsRefStr, VariantArray};
 use vocabulary::TenantId;
 
 /// What is remembered.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, AsRefStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// Which worker made a response.
     Maker,
@@ -17,22 +19,6 @@ pub enum Kind {
     Quota,
     /// What was charged for a request that may be sent again.
     Charge,
-}
-
-impl Kind {
-    /// All of them, for metrics that start at zero.
-    pub const ALL: [Self; 5] = [Self::Maker, Self::Transcript, Self::Checkpoint, Self::Quota, Self::Charge];
-
-    /// The word for keys and metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Maker => "maker",
-            Self::Transcript => "transcript",
-            Self::Checkpoint => "checkpoint",
-            Self::Quota => "quota",
-            Self::Charge => "charge",
-        }
-    }
 }
 
 /// Version of everything that is written; another version's values are not seen.
@@ -66,7 +52,7 @@ impl Key {
     /// As Redis knows it. The tenant's length stands before it, so that no two keys read alike.
     pub fn text(&self, namespace: &str) -> String {
         let Self { kind, tenant, name } = self;
-        format!("{}:{}:{}:{tenant}:{name}", of_namespace(namespace), kind.as_str(), tenant.0.len())
+        format!("{}:{}:{}:{tenant}:{name}", of_namespace(namespace), kind.as_ref(), tenant.0.len())
     }
 }
 

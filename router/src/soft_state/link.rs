@@ -165,7 +165,7 @@ impl Link {
     /// Says how Redis stands, to the operator and to the metrics.
     pub(super) fn say(&self, standing: Standing) {
         self.metrics.standing(Some(standing));
-        let (redis, standing) = (&self.place, standing.as_str());
+        let (redis, standing) = (&self.place, standing.as_ref());
         match standing {
             "up" => tracing::info!(redis, standing, "Redis answers: soft state is shared between routers"),
             _ => tracing::warn!(

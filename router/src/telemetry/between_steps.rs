@@ -1,6 +1,7 @@
 //! Metrics of KV that moves, or waits to, between two steps of a session.
 
 use prometheus::{IntCounter, IntCounterVec};
+use strum::VariantArray as _;
 
 use super::families::Families;
 use crate::pipeline::readback::Fate;
@@ -24,7 +25,7 @@ impl BetweenSteps {
         ["sent", "failed", "used", "unused"].iter().for_each(|outcome| drop(ahead.with_label_values(&[outcome])));
         let help = "KV that decode workers handed back for their sessions' next steps, by what came of it.";
         let readbacks = f.counters("readbacks_total", help, &["outcome"]);
-        Fate::ALL.iter().for_each(|fate| drop(readbacks.with_label_values(&[fate.as_str()])));
+        Fate::VARIANTS.iter().for_each(|fate| drop(readbacks.with_label_values(&[fate.as_ref()])));
         Self {
             ahead,
             ahead_bytes: f.counter("ahead_bytes_total", "KV that was sent before a step asked for it."),

@@ -1,6 +1,7 @@
 //! Metrics of the decision log, and of prices held against what was seen.
 
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
+use strum::VariantArray as _;
 
 use super::families::{Families, SECONDS};
 use super::outliers::OutlierMetrics;
@@ -50,13 +51,13 @@ impl DecisionMetrics {
             "How long steps waited rather than push out others' KV, by what ended it: room, longest, no_place or left.",
             (&["until"], SECONDS),
         );
-        Until::ALL.iter().for_each(|until| drop(waited.with_label_values(&[until.as_str()])));
+        Until::VARIANTS.iter().for_each(|until| drop(waited.with_label_values(&[until.as_ref()])));
         let checks = f.counters(
             "correctness_checks_total",
             "Transfers whose KV was held against computing the prompt, by result; no_room where another check was running.",
             &["result"],
         );
-        Outcome::ALL.iter().for_each(|outcome| drop(checks.with_label_values(&[outcome.as_str()])));
+        Outcome::VARIANTS.iter().for_each(|outcome| drop(checks.with_label_values(&[outcome.as_ref()])));
         Self {
             outliers: OutlierMetrics::new(f),
             checks,

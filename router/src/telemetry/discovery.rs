@@ -1,6 +1,7 @@
 //! Who lists workers, and how they come and go.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use strum::VariantArray as _;
 
 use super::families::Families;
 use crate::membership::Source;
@@ -44,9 +45,9 @@ impl DiscoveryMetrics {
             left_out: f.gauge("discovery_left_out", "Workers that are listed beyond what a router can have."),
             changes,
         };
-        for source in Source::ALL {
-            metrics.workers.with_label_values(&[source.as_str()]).set(0);
-            metrics.failing.with_label_values(&[source.as_str()]).set(0);
+        for source in Source::VARIANTS {
+            metrics.workers.with_label_values(&[source.as_ref()]).set(0);
+            metrics.failing.with_label_values(&[source.as_ref()]).set(0);
         }
         metrics
     }

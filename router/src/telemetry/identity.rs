@@ -2,6 +2,7 @@
 
 use prefix::{Difference, Rung};
 use prometheus::{IntCounterVec, IntGauge};
+use strum::VariantArray as _;
 
 use super::families::Families;
 
@@ -63,7 +64,7 @@ impl IdentityMetrics {
                 "Models of which most workers that answered count other prompt tokens than were computed here, or find more of them cached than they told.",
             ),
         };
-        Rung::ALL.iter().for_each(|rung| drop(metrics.steps.with_label_values(&[rung.label()])));
+        Rung::VARIANTS.iter().for_each(|rung| drop(metrics.steps.with_label_values(&[rung.as_ref()])));
         let outcomes = Difference::all().map(Difference::label).chain(["same", "left_out"]);
         outcomes.for_each(|outcome| drop(metrics.looks.with_label_values(&[outcome])));
         let results = ["agrees", "disagrees", "not_compared"];

@@ -1,6 +1,7 @@
 //! Metrics of workers that are left out because requests failed there.
 
 use prometheus::{IntCounterVec, IntGaugeVec};
+use strum::VariantArray as _;
 
 use super::families::Families;
 use crate::outliers::Cause;
@@ -22,7 +23,7 @@ impl OutlierMetrics {
              failure_percentage or trial_failed.",
             &["cause"],
         );
-        Cause::ALL.iter().for_each(|cause| drop(ejections.with_label_values(&[cause.as_str()])));
+        Cause::VARIANTS.iter().for_each(|cause| drop(ejections.with_label_values(&[cause.as_ref()])));
         let help = "1 while no requests but trials go there because requests failed there.";
         Self { ejections, ejected: f.gauges("worker_ejected", help, &["worker"]) }
     }

@@ -96,8 +96,8 @@ impl SoftStateMetrics {
             memory_bytes: f.gauge("soft_state_memory_bytes", "Soft state in this router's memory."),
         };
         for kind in [Kind::Maker, Kind::Transcript, Kind::Checkpoint, Kind::Charge] {
-            LOOKUPS.iter().for_each(|outcome| drop(metrics.lookups.with_label_values(&[kind.as_str(), outcome])));
-            WRITES.iter().for_each(|outcome| drop(metrics.writes.with_label_values(&[kind.as_str(), outcome])));
+            LOOKUPS.iter().for_each(|outcome| drop(metrics.lookups.with_label_values(&[kind.as_ref(), outcome])));
+            WRITES.iter().for_each(|outcome| drop(metrics.writes.with_label_values(&[kind.as_ref(), outcome])));
         }
         let sources = ["conversation", "checkpoint", "computed"];
         sources.iter().for_each(|source| drop(metrics.identified.with_label_values(&[source])));
@@ -113,7 +113,7 @@ impl SoftStateMetrics {
 
     /// How Redis stands now; none where there is none.
     pub fn standing(&self, standing: Option<Standing>) {
-        let holds = standing.map_or("alone", Standing::as_str);
+        let holds = standing.map_or("alone", Into::into);
         for name in STANDINGS {
             self.standing.with_label_values(&[name]).set(i64::from(name == holds));
         }
@@ -121,11 +121,11 @@ impl SoftStateMetrics {
 
     /// A lookup ended.
     pub fn looked_up(&self, kind: Kind, outcome: &str) {
-        self.lookups.with_label_values(&[kind.as_str(), outcome]).inc();
+        self.lookups.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
 
     /// A write ended.
     pub fn written(&self, kind: Kind, outcome: &str) {
-        self.writes.with_label_values(&[kind.as_str(), outcome]).inc();
+        self.writes.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
 }

@@ -1,6 +1,7 @@
 //! The messages that stand for those of a conversation which a template need not see.
 
 use minijinja::Value;
+use strum::VariantArray as _;
 
 use super::{Before, MARK};
 use crate::chat::CallOrder;
@@ -34,7 +35,7 @@ impl StandIn {
             }
         };
         let id = if role == Role::Tool { format!(r#""tool_call_id":"{CALL}","#) } else { String::new() };
-        format!(r#"{{"role":"{}",{id}"content":"{content}"}}"#, role.name())
+        format!(r#"{{"role":"{}",{id}"content":"{content}"}}"#, role.as_ref())
     }
 }
 
@@ -51,8 +52,8 @@ impl Before {
 /// All that can stand for a message, as a template is shown it: made once, and shared by all renderings.
 #[derive(Debug)]
 pub(crate) struct Elided {
-    plain: [Value; Role::ALL.len()],
-    marked: [Value; Role::ALL.len()],
+    plain: [Value; Role::VARIANTS.len()],
+    marked: [Value; Role::VARIANTS.len()],
     /// By the order of their fields.
     calls: [Value; 2],
 }
@@ -66,8 +67,8 @@ impl Elided {
             Ok::<_, PrefixError>(messages.pop().map(object).unwrap_or_default())
         };
         let all = |of: fn(Role) -> StandIn| -> Result<_, PrefixError> {
-            let mut values = <[Value; Role::ALL.len()]>::default();
-            for role in Role::ALL {
+            let mut values = <[Value; Role::VARIANTS.len()]>::default();
+            for role in Role::VARIANTS.iter().copied() {
                 values[role as usize] = shaped(of(role), CallOrder::Declared)?;
             }
             Ok(values)

@@ -166,7 +166,7 @@ impl Run<'_> {
                 checked.grown.0 += 1;
                 checked.grown.1 += grown.known.0;
                 if let Some(difference) = grown.prompt.difference(&full) {
-                    let (name, rung) = (name(), grown.rung.label());
+                    let (name, rung) = (name(), grown.rung.as_ref());
                     checked.differences.push(format!("{name}: grown by {rung} it is another prompt: {difference:?}"));
                 }
             }

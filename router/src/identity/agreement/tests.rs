@@ -109,7 +109,7 @@ fn six_of_eight_answers_that_found_more_than_was_told_make_a_doubt_and_32_that_d
     found(1, &all, &[(0, 400)]);
     assert!(is_doubted());
     let doubt = &all.all_doubts()[0];
-    assert_eq!((doubt.sign, doubt.reach, doubt.sign.as_str()), (Sign::Found, DoubtReach::Model, "cache_disagrees"));
+    assert_eq!((doubt.sign, doubt.reach, doubt.sign.as_ref()), (Sign::Found, DoubtReach::Model, "cache_disagrees"));
     assert_eq!(all.doubted_models(), 1);
     found(1, &all, &[(400, 400); 31]);
     found(1, &all, &[(0, 0), (800, 0), (0, 16)]);

@@ -178,7 +178,7 @@ async fn what_a_target_hands_back_is_fetched_or_computed_where_that_target_is_go
     let (legs_d, plan_d) = legs(&front.gateway, (&p, &d), Endpoint::Completions).await;
     let (legs_e, plan_e) = legs(&front.gateway, (&p, &e), Endpoint::Completions).await;
     let fates = front.gateway.metrics.plans.between_steps.readbacks.clone();
-    let fate = |fate: Fate| fates.with_label_values(&[fate.as_str()]).get();
+    let fate = |fate: Fate| fates.with_label_values(&[fate.as_ref()]).get();
     let handed_back = async || {
         let (opened, _) = remote_prefill(legs_d.clone(), &plan_d, None).await;
         let Ok(Opened::Whole(_, told)) = opened else { panic!("no answer") };

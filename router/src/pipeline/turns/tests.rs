@@ -155,7 +155,7 @@ fn newest(front: &Front) -> Arc<Receipt> {
 }
 
 fn waited(front: &Front, until: Until) -> u64 {
-    front.gateway.metrics.decisions.waited.with_label_values(&[until.as_str()]).get_sample_count()
+    front.gateway.metrics.decisions.waited.with_label_values(&[until.as_ref()]).get_sample_count()
 }
 
 #[tokio::test]
