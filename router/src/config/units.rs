@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use bytesize::ByteSize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use vocabulary::Bytes;
 
 /// A span of time: `"250ms"`, `"30s"`, `"5m"`, `"1h"`, or a number of seconds.
@@ -13,17 +15,8 @@ pub struct Span(pub Duration);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub usize);
 
-const SPANS: &[(&str, u64)] = &[("us", 1), ("ms", 1_000), ("s", 1_000_000), ("m", 60_000_000), ("h", 3_600_000_000)];
-const SIZES: &[(&str, u64)] = &[
-    ("B", 1),
-    ("KiB", 1 << 10),
-    ("MiB", 1 << 20),
-    ("GiB", 1 << 30),
-    ("kB", 1_000),
-    ("KB", 1_000),
-    ("MB", 1_000_000),
-    ("GB", 1_000_000_000),
-];
+/// Longest span: what the clock and counts of microseconds can hold.
+const LONGEST: Duration = Duration::from_micros(u64::MAX);
 
 impl Span {
     /// Whole seconds.
@@ -58,79 +51,49 @@ pub fn paced(bytes: Bytes, bandwidth: u64) -> Duration {
     Duration::from_secs_f64((bytes.0 as f64 / bandwidth.max(1) as f64).min(LONGEST))
 }
 
-/// `number` then a unit of `units`; the product, or `None`.
-fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let text = text.trim();
-    let split = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = (text[..split].parse::<u64>().ok()?, text[split..].trim());
-    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
-    number.checked_mul(*factor)
-}
-
-struct Scaled {
-    units: &'static [(&'static str, u64)],
-    expected: &'static str,
-    bare: u64,
-}
-
-impl Visitor<'_> for Scaled {
-    type Value = u64;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.expected)
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
-        number.checked_mul(self.bare).ok_or_else(|| E::custom(format!("{number} is too large")))
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
-        let number = u64::try_from(number)
-            .map_err(|_| E::custom(format!("{number} is negative; accepted: {}", self.expected)))?;
-        self.visit_u64(number)
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<u64, E> {
-        let scaled = number * self.bare as f64;
-        if scaled.is_finite() && (0.0..1e18).contains(&scaled) {
-            return Ok(scaled as u64);
-        }
-        Err(E::custom(format!("{number} is out of range; accepted: {}", self.expected)))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
-        scaled(text, self.units).ok_or_else(|| E::custom(format!("{text:?} is not {}", self.expected)))
-    }
+/// As it is written.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Number(f64),
+    Text(String),
 }
 
 /// A text that is no span of time.
 #[derive(Debug, thiserror::Error)]
-#[error("accepted is a span of time like 250ms, 30s or 5m, or a number of seconds")]
+#[error("accepted is a span of time like \"250ms\", \"30s\" or \"5m\", or a number of seconds")]
 pub struct NotASpan;
 
 impl std::str::FromStr for Span {
     type Err = NotASpan;
 
     fn from_str(text: &str) -> Result<Self, NotASpan> {
-        let seconds = || text.trim().parse::<u64>().ok()?.checked_mul(1_000_000);
-        let micros = scaled(text, SPANS).or_else(seconds).ok_or(NotASpan)?;
-        Ok(Self(Duration::from_micros(micros)))
+        let span = humantime::parse_duration(text).or_else(|_| text.trim().parse().map(Duration::from_secs));
+        span.ok().filter(|span| *span <= LONGEST).map(Self).ok_or(NotASpan)
     }
 }
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "a span of time like \"250ms\", \"30s\", \"5m\" or a number of seconds";
-        let micros = deserializer.deserialize_any(Scaled { units: SPANS, expected, bare: 1_000_000 })?;
-        Ok(Self(Duration::from_micros(micros)))
+        match Written::deserialize(deserializer).map_err(|_| D::Error::custom(NotASpan))? {
+            Written::Number(number) => match Duration::try_from_secs_f64(number) {
+                Ok(span) if span <= LONGEST => Ok(Self(span)),
+                _ => Err(D::Error::custom(format!("{number} is negative or too large; {NotASpan}"))),
+            },
+            Written::Text(text) => text.parse().map_err(|error| D::Error::custom(format!("{text:?}: {error}"))),
+        }
     }
 }
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "a size like \"512KiB\", \"64MiB\", \"1GiB\" or a number of bytes";
-        let bytes = deserializer.deserialize_any(Scaled { units: SIZES, expected, bare: 1 })?;
-        usize::try_from(bytes).map(Self).map_err(D::Error::custom)
+        let size = match Written::deserialize(deserializer) {
+            Ok(Written::Number(number)) if (0.0..1e18).contains(&number) => Some(number as u64),
+            Ok(Written::Text(text)) => text.trim().parse::<ByteSize>().ok().map(|size| size.as_u64()),
+            _ => None,
+        };
+        let accepted = "accepted is a size like \"512KiB\", \"64MiB\", \"1GiB\" or a number of bytes";
+        size.and_then(|size| usize::try_from(size).ok()).map(Self).ok_or_else(|| D::Error::custom(accepted))
     }
 }
 
@@ -161,6 +124,7 @@ mod tests {
         assert_eq!((both.span, both.size), (Span::millis(250), Size::mebibytes(64)));
         let both = read("span = 1.5\nsize = 1000").unwrap();
         assert_eq!((both.span, both.size), (Span::millis(1500), Size(1000)));
+        assert_eq!(read("span = \" 1h 30m \"\nsize = 1").unwrap().span, Span::seconds(5400));
         assert_eq!(read("span = \"2 h\"\nsize = \"10 MB\"").unwrap().span, Span::seconds(7200));
     }
 
@@ -168,10 +132,12 @@ mod tests {
     fn what_cannot_be_read_says_what_is_accepted() {
         for (text, wanted) in [
             ("span = \"fast\"\nsize = 1", "\"30s\""),
-            ("span = \"5 weeks\"\nsize = 1", "\"30s\""),
+            ("span = \"5 fortnights\"\nsize = 1", "\"30s\""),
             ("span = -1\nsize = 1", "negative"),
             ("span = 1\nsize = \"64MiB2\"", "\"64MiB\""),
             ("span = 1\nsize = true", "\"64MiB\""),
+            ("span = 1\nsize = -1", "\"64MiB\""),
+            ("span = 1e300\nsize = 1", "too large"),
             ("span = \"99999999999999999h\"\nsize = 1", "\"30s\""),
         ] {
             let error = read(text).unwrap_err().to_string();
