@@ -1,6 +1,7 @@
 //! `strftime_now` for chat templates: the time is handed in, in UTC, and formatted as C and Python do.
 
-use std::fmt::Write;
+use chrono::format::StrftimeItems;
+use chrono::{DateTime, Utc};
 
 /// Wall-clock time, for templates that print a date. Seconds since 1970 in UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,123 +10,21 @@ pub struct WallTime {
     pub unix_seconds: i64,
 }
 
-const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-/// A calendar date and time of day.
-struct Civil {
-    year: i64,
-    month: usize,
-    day: i64,
-    weekday: usize,
-    day_of_year: i64,
-    hour: i64,
-    minute: i64,
-    second: i64,
-}
+/// Directives that are the same in C, in Python and in chrono, whatever the locale.
+const DIRECTIVES: &str = "YymdHIMSjwuBbhAapFTDRnt%";
 
 impl WallTime {
     /// This time in the given format. `None` for a directive that is not supported.
     pub fn format(self, format: &str) -> Option<String> {
-        let civil = self.civil();
-        let mut out = String::with_capacity(format.len() * 2);
         let mut chars = format.chars();
-        while let Some(c) = chars.next() {
-            match c {
-                '%' => civil.directive(&mut chars, &mut out)?,
-                _ => out.push(c),
-            }
+        while chars.by_ref().any(|c| c == '%') {
+            let letter = chars.next().and_then(|c| if c == '-' { chars.next() } else { Some(c) });
+            letter.filter(|letter| DIRECTIVES.contains(*letter))?;
         }
-        Some(out)
-    }
-
-    /// Days to civil date: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms".
-    fn civil(self) -> Civil {
-        let days = self.unix_seconds.div_euclid(86_400);
-        let of_day = self.unix_seconds.rem_euclid(86_400);
-        let z = days.saturating_add(719_468);
-        let era = z.div_euclid(146_097);
-        let doe = z.rem_euclid(146_097);
-        let yoe = (doe - doe / 1_460 + doe / 36_524 - doe / 146_096) / 365;
-        let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-        let mp = (5 * doy + 2) / 153;
-        let month = if mp < 10 { mp + 3 } else { mp - 9 };
-        let year = yoe + era * 400 + i64::from(month <= 2);
-        let leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-        let day_of_year = if month > 2 { doy + 60 + i64::from(leap) } else { doy - 305 };
-        Civil {
-            year,
-            month: month as usize,
-            day: doy - (153 * mp + 2) / 5 + 1,
-            weekday: (days.rem_euclid(7) + 4) as usize % 7,
-            day_of_year,
-            hour: of_day / 3_600,
-            minute: of_day / 60 % 60,
-            second: of_day % 60,
-        }
-    }
-}
-
-impl Civil {
-    fn directive(&self, chars: &mut std::str::Chars<'_>, out: &mut String) -> Option<()> {
-        let mut letter = chars.next()?;
-        let padded = letter != '-';
-        if !padded {
-            letter = chars.next()?;
-        }
-        if let Some((value, width)) = self.number(letter) {
-            let width = if padded { width } else { 0 };
-            return write!(out, "{value:0width$}").ok();
-        }
-        let month = MONTHS[self.month - 1];
-        let day = DAYS[self.weekday];
-        match letter {
-            _ if !padded => return None,
-            'B' => out.push_str(month),
-            'b' | 'h' => out.push_str(&month[..3]),
-            'A' => out.push_str(day),
-            'a' => out.push_str(&day[..3]),
-            'p' => out.push_str(if self.hour < 12 { "AM" } else { "PM" }),
-            'F' => write!(out, "{:04}-{:02}-{:02}", self.year, self.month, self.day).ok()?,
-            'T' => write!(out, "{:02}:{:02}:{:02}", self.hour, self.minute, self.second).ok()?,
-            'D' => write!(out, "{:02}/{:02}/{:02}", self.month, self.day, self.year.rem_euclid(100)).ok()?,
-            'R' => write!(out, "{:02}:{:02}", self.hour, self.minute).ok()?,
-            '%' => out.push('%'),
-            'n' => out.push('\n'),
-            't' => out.push('\t'),
-            _ => return None,
-        }
-        Some(())
-    }
-
-    fn number(&self, letter: char) -> Option<(i64, usize)> {
-        Some(match letter {
-            'Y' => (self.year, 4),
-            'y' => (self.year.rem_euclid(100), 2),
-            'm' => (self.month as i64, 2),
-            'd' => (self.day, 2),
-            'H' => (self.hour, 2),
-            'I' => ((self.hour + 11) % 12 + 1, 2),
-            'M' => (self.minute, 2),
-            'S' => (self.second, 2),
-            'j' => (self.day_of_year, 3),
-            'w' => (self.weekday as i64, 1),
-            'u' => ((self.weekday as i64 + 6) % 7 + 1, 1),
-            _ => return None,
-        })
+        let items = StrftimeItems::new(format).parse().ok()?;
+        let (first, last) = (DateTime::<Utc>::MIN_UTC.timestamp(), DateTime::<Utc>::MAX_UTC.timestamp());
+        let time = DateTime::from_timestamp(self.unix_seconds.clamp(first, last), 0)?;
+        Some(time.format_with_items(items.iter()).to_string())
     }
 }
 
