@@ -8,6 +8,7 @@ use http::Method;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use serde_json::{Map, Value, json};
+use strum::VariantArray as _;
 use utoipa::{PartialSchema as _, ToSchema as _};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -155,7 +156,7 @@ fn introduce(document: &mut Value) {
     for (name, schema) in schemas {
         components["schemas"][name] = serde_json::to_value(schema).unwrap_or_default();
     }
-    let words: Vec<String> = Kind::ALL.iter().map(|kind| kind.uri()).collect();
+    let words: Vec<String> = Kind::VARIANTS.iter().map(|kind| kind.uri()).collect();
     components["schemas"]["Problem"]["properties"]["type"]["enum"] = json!(words);
 }
 
@@ -216,7 +217,7 @@ fn repeatable() -> Value {
 /// Problems by their status, and the headers that every answer carries.
 fn answer_with(responses: &mut Value, kinds: &[Kind]) {
     for kind in kinds {
-        let (status, _, title) = kind.shape();
+        let (status, title) = kind.shape();
         let response = &mut responses[status.as_str()];
         let described = response["description"].as_str().unwrap_or_default();
         if !described.contains(title) {

@@ -112,7 +112,7 @@ async fn write_down(
     };
     let word = match answer.extensions().get::<Kind>() {
         _ if answer.headers().contains_key(REPLAYED) => "repeated",
-        Some(kind) => kind.shape().1,
+        Some(kind) => kind.into(),
         None => "done",
     };
     let status = answer.status().as_u16();

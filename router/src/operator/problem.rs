@@ -7,13 +7,15 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use ownership::SubmitError;
 use serde::Serialize;
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use utoipa::ToSchema;
 use vocabulary::{Epoch, Owner};
 
 use super::words::{EpochWord, OwnerWord};
 
 /// What kind of problem it is; the last part of its `type`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// The body is not what is accepted.
     InvalidBody,
@@ -34,10 +36,12 @@ pub enum Kind {
     /// There is no such thing.
     NotFound,
     /// The path is served, but not with this method.
+    #[strum(serialize = "method_not_allowed")]
     WrongMethod,
     /// The body did not arrive in time.
     BodyTimeout,
     /// The ledger's state does not allow it.
+    #[strum(serialize = "refused")]
     Conflict,
     /// The revision was compacted.
     Compacted,
@@ -72,75 +76,42 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 27] = [
-        Kind::InvalidBody,
-        Kind::InvalidQuery,
-        Kind::InvalidId,
-        Kind::InvalidHeader,
-        Kind::InvalidCursor,
-        Kind::Unauthorized,
-        Kind::Forbidden,
-        Kind::UnknownPath,
-        Kind::NotFound,
-        Kind::WrongMethod,
-        Kind::BodyTimeout,
-        Kind::Conflict,
-        Kind::Compacted,
-        Kind::Stale,
-        Kind::BodyTooLarge,
-        Kind::UriTooLong,
-        Kind::NotJson,
-        Kind::Unprocessable,
-        Kind::PreconditionRequired,
-        Kind::TooMany,
-        Kind::Internal,
-        Kind::MoveFailed,
-        Kind::Overloaded,
-        Kind::NoQuorum,
-        Kind::NotReady,
-        Kind::TooStale,
-        Kind::UnknownOutcome,
-    ];
-
-    /// Its status, its word and its title.
-    pub fn shape(self) -> (StatusCode, &'static str, &'static str) {
+    /// Its status and its title.
+    pub fn shape(self) -> (StatusCode, &'static str) {
         match self {
-            Kind::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body", "Invalid body"),
-            Kind::InvalidQuery => (StatusCode::BAD_REQUEST, "invalid_query", "Invalid query"),
-            Kind::InvalidId => (StatusCode::BAD_REQUEST, "invalid_id", "Invalid id"),
-            Kind::InvalidHeader => (StatusCode::BAD_REQUEST, "invalid_header", "Invalid header"),
-            Kind::InvalidCursor => (StatusCode::BAD_REQUEST, "invalid_cursor", "Invalid cursor"),
-            Kind::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized", "Token needed"),
-            Kind::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "Role not sufficient"),
-            Kind::UnknownPath => (StatusCode::NOT_FOUND, "unknown_path", "Unknown path"),
-            Kind::NotFound => (StatusCode::NOT_FOUND, "not_found", "Not found"),
-            Kind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed"),
-            Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "body_timeout", "Body did not arrive"),
-            Kind::Conflict => (StatusCode::CONFLICT, "refused", "Refused"),
-            Kind::Compacted => (StatusCode::GONE, "compacted", "Revision compacted"),
-            Kind::Stale => (StatusCode::PRECONDITION_FAILED, "stale", "Changed since it was seen"),
-            Kind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "Body too large"),
-            Kind::UriTooLong => (StatusCode::URI_TOO_LONG, "uri_too_long", "Path and query too long"),
-            Kind::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", "Unsupported media type"),
-            Kind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "unprocessable", "Makes no sense"),
-            Kind::PreconditionRequired => {
-                (StatusCode::PRECONDITION_REQUIRED, "precondition_required", "If-Match needed")
-            }
-            Kind::TooMany => (StatusCode::TOO_MANY_REQUESTS, "too_many", "Too many"),
-            Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error"),
-            Kind::MoveFailed => (StatusCode::BAD_GATEWAY, "move_failed", "Blocks not moved"),
-            Kind::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Commit queue full"),
-            Kind::NoQuorum => (StatusCode::SERVICE_UNAVAILABLE, "no_quorum", "No quorum"),
-            Kind::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "not_ready", "Not ready"),
-            Kind::TooStale => (StatusCode::SERVICE_UNAVAILABLE, "too_stale", "Staleness not met"),
-            Kind::UnknownOutcome => (StatusCode::GATEWAY_TIMEOUT, "unknown_outcome", "Outcome unknown"),
+            Kind::InvalidBody => (StatusCode::BAD_REQUEST, "Invalid body"),
+            Kind::InvalidQuery => (StatusCode::BAD_REQUEST, "Invalid query"),
+            Kind::InvalidId => (StatusCode::BAD_REQUEST, "Invalid id"),
+            Kind::InvalidHeader => (StatusCode::BAD_REQUEST, "Invalid header"),
+            Kind::InvalidCursor => (StatusCode::BAD_REQUEST, "Invalid cursor"),
+            Kind::Unauthorized => (StatusCode::UNAUTHORIZED, "Token needed"),
+            Kind::Forbidden => (StatusCode::FORBIDDEN, "Role not sufficient"),
+            Kind::UnknownPath => (StatusCode::NOT_FOUND, "Unknown path"),
+            Kind::NotFound => (StatusCode::NOT_FOUND, "Not found"),
+            Kind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
+            Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "Body did not arrive"),
+            Kind::Conflict => (StatusCode::CONFLICT, "Refused"),
+            Kind::Compacted => (StatusCode::GONE, "Revision compacted"),
+            Kind::Stale => (StatusCode::PRECONDITION_FAILED, "Changed since it was seen"),
+            Kind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "Body too large"),
+            Kind::UriTooLong => (StatusCode::URI_TOO_LONG, "Path and query too long"),
+            Kind::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type"),
+            Kind::Unprocessable => (StatusCode::UNPROCESSABLE_ENTITY, "Makes no sense"),
+            Kind::PreconditionRequired => (StatusCode::PRECONDITION_REQUIRED, "If-Match needed"),
+            Kind::TooMany => (StatusCode::TOO_MANY_REQUESTS, "Too many"),
+            Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
+            Kind::MoveFailed => (StatusCode::BAD_GATEWAY, "Blocks not moved"),
+            Kind::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "Commit queue full"),
+            Kind::NoQuorum => (StatusCode::SERVICE_UNAVAILABLE, "No quorum"),
+            Kind::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "Not ready"),
+            Kind::TooStale => (StatusCode::SERVICE_UNAVAILABLE, "Staleness not met"),
+            Kind::UnknownOutcome => (StatusCode::GATEWAY_TIMEOUT, "Outcome unknown"),
         }
     }
 
     /// Its `type`.
     pub fn uri(self) -> String {
-        format!("urn:ownerserve:problem:{}", self.shape().1)
+        format!("urn:ownerserve:problem:{}", self.as_ref())
     }
 }
 
@@ -283,7 +254,7 @@ impl From<SubmitError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (status, _, title) = self.kind.shape();
+        let (status, title) = self.kind.shape();
         let document = ProblemDocument {
             kind: self.kind.uri(),
             title,

@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use http::{HeaderMap, HeaderName};
 use ownership::ledger::{Key, Op};
 use ownership::{Change, Compacted, Watch};
 use serde::{Deserialize, Serialize};
+use strum::EnumString;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 use utoipa::{IntoParams, ToSchema};
@@ -45,31 +45,15 @@ pub(super) struct WatchQuery {
 }
 
 /// A kind of record.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema, EnumString, Debug)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 enum KeyKind {
     Worker,
     Session,
     Artifact,
     Node,
     Quota,
-}
-
-impl FromStr for KeyKind {
-    type Err = Problem;
-
-    fn from_str(text: &str) -> Result<Self, Problem> {
-        match text {
-            "worker" => Ok(Self::Worker),
-            "session" => Ok(Self::Session),
-            "artifact" => Ok(Self::Artifact),
-            "node" => Ok(Self::Node),
-            "quota" => Ok(Self::Quota),
-            _ => Err(Problem::bad_query(
-                "kind: accepted are worker, session, artifact, node and quota, with commas between",
-            )),
-        }
-    }
 }
 
 /// One record that changed.
@@ -139,7 +123,11 @@ pub(super) async fn watch(
     headers: HeaderMap,
     Asked(query): Asked<WatchQuery>,
 ) -> Result<impl IntoResponse, Problem> {
-    let kinds = query.kind.as_deref().map(|kinds| kinds.split(',').map(str::parse).collect()).transpose()?;
+    let kinds = query.kind.as_deref().map(|kinds| kinds.split(',').map(str::parse).collect()).transpose();
+    let kinds = kinds.map_err(|_: strum::ParseError| {
+        let accepted = "kind: accepted are worker, session, artifact, node and quota, with commas between";
+        Problem::bad_query(accepted)
+    })?;
     let place = desk.watchers.clone().try_acquire_owned().map_err(|_| {
         Problem::new(
             Kind::TooMany,
