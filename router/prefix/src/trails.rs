@@ -1,8 +1,9 @@
 //! All conversations' trails, within a bound, the least used going first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lru::LruCache;
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::Bytes;
 
@@ -42,10 +43,9 @@ pub(crate) struct Found<'a> {
     pub(crate) rung: Rung,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shelf {
-    trails: HashMap<u64, Slot>,
-    by_age: BTreeMap<u64, u64>,
+    trails: LruCache<u64, Slot>,
     /// By session and by leading digests, both mixed with the scope.
     by_key: HashMap<u128, u64>,
     next: u64,
@@ -57,32 +57,20 @@ struct Slot {
     trail: Arc<Trail>,
     bytes: usize,
     session: Option<u128>,
-    age: u64,
 }
 
 impl Shelf {
-    fn tick(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
     fn use_of(&mut self, key: u128) -> Option<(u64, Arc<Trail>)> {
         let id = *self.by_key.get(&key)?;
-        let age = self.tick();
-        let slot = self.trails.get_mut(&id)?;
-        self.by_age.remove(&slot.age);
-        slot.age = age;
-        self.by_age.insert(age, id);
-        Some((id, slot.trail.clone()))
+        Some((id, self.trails.get(&id)?.trail.clone()))
     }
 
     fn holds(&self, found: &Found<'_>) -> bool {
-        self.trails.get(&found.id).is_some_and(|slot| Arc::ptr_eq(&slot.trail, &found.trail))
+        self.trails.peek(&found.id).is_some_and(|slot| Arc::ptr_eq(&slot.trail, &found.trail))
     }
 
     fn remove(&mut self, id: u64) {
-        let Some(slot) = self.trails.remove(&id) else { return };
-        self.by_age.remove(&slot.age);
+        let Some(slot) = self.trails.pop(&id) else { return };
         self.bytes -= slot.bytes;
         for key in keys(&slot.trail, slot.session) {
             if self.by_key.get(&key) == Some(&id) {
@@ -92,11 +80,11 @@ impl Shelf {
     }
 
     fn insert(&mut self, (trail, bytes): (Arc<Trail>, usize), session: Option<u128>) {
-        let (id, age) = (self.tick(), self.tick());
+        self.next += 1;
+        let id = self.next;
         self.bytes += bytes;
         self.by_key.extend(keys(&trail, session).map(|key| (key, id)));
-        self.by_age.insert(age, id);
-        self.trails.insert(id, Slot { trail, bytes, session, age });
+        self.trails.put(id, Slot { trail, bytes, session });
     }
 
     /// Puts a trail in the place of one whose keys it is all found by; false for any other.
@@ -104,7 +92,7 @@ impl Shelf {
         let has_keys = |Slot { trail: old, session: named, .. }: &Slot| {
             (*named, old.scope) == (session, trail.scope) && trail.leads.starts_with(&old.leads)
         };
-        let Some(slot) = self.trails.get_mut(&id).filter(|slot| has_keys(slot)) else { return false };
+        let Some(slot) = self.trails.peek_mut(&id).filter(|slot| has_keys(slot)) else { return false };
         self.bytes = self.bytes - slot.bytes + bytes;
         slot.bytes = bytes;
         slot.trail = trail.clone();
@@ -121,7 +109,8 @@ fn keys(trail: &Trail, session: Option<u128>) -> impl Iterator<Item = u128> {
 impl Trails {
     /// At most so much memory.
     pub fn new(bound: Bytes) -> Self {
-        Self { shelf: Mutex::default(), bound: usize::try_from(bound.0).unwrap_or(usize::MAX) }
+        let shelf = Shelf { trails: LruCache::unbounded(), by_key: HashMap::new(), next: 0, bytes: 0 };
+        Self { shelf: Mutex::new(shelf), bound: usize::try_from(bound.0).unwrap_or(usize::MAX) }
     }
 
     /// Whether anything may be kept at all.
@@ -151,7 +140,10 @@ impl Trails {
 
     /// Forgets all of them.
     pub fn clear(&self) {
-        *self.shelf() = Shelf::default();
+        let mut shelf = self.shelf();
+        shelf.trails.clear();
+        shelf.by_key.clear();
+        shelf.bytes = 0;
     }
 
     /// The trail that `body` goes along furthest, as far as is seen in one pass over it.
@@ -222,7 +214,7 @@ impl Trails {
             return;
         }
         while shelf.bytes + bytes > self.bound
-            && let Some((_, oldest)) = shelf.by_age.first_key_value()
+            && let Some((oldest, _)) = shelf.trails.peek_lru()
         {
             let oldest = *oldest;
             shelf.remove(oldest);
@@ -255,14 +247,13 @@ mod tests {
 
     fn check(trails: &Trails, expected: &[&Arc<Trail>]) {
         let shelf = trails.shelf();
-        let mut kept: Vec<_> = shelf.trails.values().map(|slot| slot.trail.clone()).collect();
+        let mut kept: Vec<_> = shelf.trails.iter().map(|(_, slot)| slot.trail.clone()).collect();
         kept.sort_by_key(|trail| trail.known.last().unwrap().body);
         assert!(
             kept.len() == expected.len() && kept.iter().zip(expected).all(|(kept, trail)| Arc::ptr_eq(kept, trail))
         );
         assert_eq!(shelf.bytes, kept.iter().map(|trail| trail.bytes()).sum::<usize>());
-        assert_eq!(shelf.by_age.len(), kept.len());
-        assert!(shelf.by_key.values().all(|id| shelf.trails.contains_key(id)));
+        assert!(shelf.by_key.values().all(|id| shelf.trails.contains(id)));
     }
 
     #[test]

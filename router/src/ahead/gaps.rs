@@ -1,16 +1,17 @@
 //! Sessions between two steps, the newest of them. Pure: time is an argument.
 
-use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lru::LruCache;
 use planner::{Ask, StepKind};
 use vocabulary::{SessionId, WorkerId};
 
 use crate::pipeline::prompts::Kept;
 
 /// Most sessions that are looked after.
-const MOST: usize = 1024;
+const MOST: NonZeroUsize = NonZeroUsize::new(1024).expect("it is one");
 /// How long after its step a session is looked after: who stays away longer is not expected shortly.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Between two looks at the same one.
@@ -32,8 +33,6 @@ pub struct Expected {
 struct Gap {
     /// None when nothing is sent any more: a prompt may be megabytes.
     expected: Option<Arc<Expected>>,
-    /// By age.
-    number: u64,
     begun: Instant,
     looked: Option<Instant>,
     tried: Tried,
@@ -51,11 +50,13 @@ pub(super) enum Tried {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
-pub(super) struct Gaps {
-    by_session: HashMap<SessionId, Gap>,
-    by_age: BTreeMap<u64, SessionId>,
-    next: u64,
+#[derive(Debug)]
+pub(super) struct Gaps(LruCache<SessionId, Gap>);
+
+impl Default for Gaps {
+    fn default() -> Self {
+        Self(LruCache::new(MOST))
+    }
 }
 
 impl Gaps {
@@ -66,17 +67,8 @@ impl Gaps {
         (expected, server): (Expected, WorkerId),
         now: Instant,
     ) -> Option<bool> {
-        let before = self.forget(session).map(|gap| gap.tried);
-        let number = self.next;
-        self.next += 1;
-        self.by_age.insert(number, session);
-        let gap = Gap { expected: Some(Arc::new(expected)), number, begun: now, looked: None, tried: Tried::Not };
-        self.by_session.insert(session, gap);
-        while self.by_session.len() > MOST {
-            let Some((_, oldest)) = self.by_age.pop_first() else { break };
-            self.by_session.remove(&oldest);
-        }
-        match before {
+        let gap = Gap { expected: Some(Arc::new(expected)), begun: now, looked: None, tried: Tried::Not };
+        match self.0.put(session, gap).map(|before| before.tried) {
             Some(Tried::Sent(to)) => Some(to == server),
             None | Some(Tried::Not | Tried::Failed) => None,
         }
@@ -86,8 +78,7 @@ impl Gaps {
     pub(super) fn due(&mut self, most: usize, now: Instant) -> Vec<(SessionId, Arc<Expected>)> {
         let mut due = Vec::new();
         self.let_go(now);
-        for session in self.by_age.values().rev() {
-            let Some(gap) = self.by_session.get_mut(session) else { continue };
+        for (session, gap) in self.0.iter_mut() {
             if due.len() == most || now.saturating_duration_since(gap.begun) > LONGEST {
                 break;
             }
@@ -103,11 +94,11 @@ impl Gaps {
     /// Nothing more is sent in gaps as old as that; only what was is remembered.
     fn let_go(&mut self, now: Instant) {
         let is_old = |gap: &Gap| now.saturating_duration_since(gap.begun) > LONGEST;
-        let old = self.by_age.values().take_while(|session| self.by_session.get(session).is_none_or(is_old));
-        for session in old.copied().collect::<Vec<_>>() {
-            match self.by_session.get_mut(&session) {
+        let old = self.0.iter().rev().take_while(|(_, gap)| is_old(gap)).map(|(session, _)| *session);
+        for session in old.collect::<Vec<_>>() {
+            match self.0.peek_mut(&session) {
                 Some(gap) if matches!(gap.tried, Tried::Sent(_)) => gap.expected = None,
-                _ => drop(self.forget(session)),
+                _ => drop(self.0.pop(&session)),
             }
         }
     }
@@ -115,15 +106,9 @@ impl Gaps {
     /// Something was sent, or could not be. Nothing is sent twice in a gap.
     pub(super) fn tried(&mut self, session: SessionId, expected: &Arc<Expected>, tried: Tried) {
         let is_same = |gap: &Gap| gap.expected.as_ref().is_some_and(|known| Arc::ptr_eq(known, expected));
-        if let Some(gap) = self.by_session.get_mut(&session).filter(|gap| is_same(gap)) {
+        if let Some(gap) = self.0.peek_mut(&session).filter(|gap| is_same(gap)) {
             gap.tried = tried;
         }
-    }
-
-    fn forget(&mut self, session: SessionId) -> Option<Gap> {
-        let gap = self.by_session.remove(&session)?;
-        self.by_age.remove(&gap.number);
-        Some(gap)
     }
 }
 
@@ -207,8 +192,8 @@ mod tests {
         }
         assert_eq!(due(&mut gaps, now + SECOND * 2), [1], "what failed is not tried again");
         assert_eq!(due(&mut gaps, now + SECOND * 61), [] as [u128; 0]);
-        assert_eq!((gaps.by_session.len(), gaps.by_age.len()), (1, 1));
-        let sent = &gaps.by_session[&SessionId(3)];
+        assert_eq!(gaps.0.len(), 1);
+        let sent = gaps.0.peek(&SessionId(3)).unwrap();
         assert!(sent.expected.is_none(), "its prompt is not");
         assert_eq!(gaps.begins(SessionId(3), (expected(), WorkerId(2)), now), Some(true));
     }
@@ -219,7 +204,7 @@ mod tests {
         (0..2000).for_each(|n| {
             gaps.begins(SessionId(n), (expected(), WorkerId(1)), now);
         });
-        assert_eq!((gaps.by_session.len(), gaps.by_age.len()), (MOST, MOST));
-        assert!(!gaps.by_session.contains_key(&SessionId(0)));
+        assert_eq!(gaps.0.len(), MOST.get());
+        assert!(!gaps.0.contains(&SessionId(0)));
     }
 }

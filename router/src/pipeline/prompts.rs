@@ -1,9 +1,9 @@
 //! The newest prompts whose token ids are known, one a session: with them a sealed prefix can be moved when no client
 //! is asking for it. What falls out is only not movable by hand until its session's next step.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use lru::LruCache;
 use ownership::ledger::Point;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -82,25 +82,15 @@ pub struct Prompts {
 impl Default for Prompts {
     fn default() -> Self {
         let [places, queue] = [AT_ONCE, MOST_WAITING].map(|most| Arc::new(Semaphore::new(most)));
-        Self { shelf: Mutex::default(), places, queue }
+        let shelf = Mutex::new(Shelf { by_session: LruCache::unbounded(), bytes: 0 });
+        Self { shelf, places, queue }
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shelf {
-    by_session: HashMap<SessionId, (u64, Arc<Kept>)>,
-    by_age: BTreeMap<u64, SessionId>,
-    next: u64,
+    by_session: LruCache<SessionId, Arc<Kept>>,
     bytes: usize,
-}
-
-impl Shelf {
-    fn remove(&mut self, session: SessionId) {
-        if let Some((age, kept)) = self.by_session.remove(&session) {
-            self.by_age.remove(&age);
-            self.bytes -= kept.size();
-        }
-    }
 }
 
 impl Prompts {
@@ -129,19 +119,15 @@ impl Prompts {
         let kept = kept.into();
         let size = kept.size();
         let mut shelf = self.shelf.lock();
-        shelf.remove(session);
+        shelf.bytes -= shelf.by_session.pop(&session).map_or(0, |last| last.size());
         while shelf.bytes + size > BOUND
-            && let Some((_, oldest)) = shelf.by_age.first_key_value()
+            && let Some((_, oldest)) = shelf.by_session.pop_lru()
         {
-            let oldest = *oldest;
-            shelf.remove(oldest);
+            shelf.bytes -= oldest.size();
         }
         if size <= BOUND {
-            let age = shelf.next;
-            shelf.next += 1;
             shelf.bytes += size;
-            shelf.by_age.insert(age, session);
-            shelf.by_session.insert(session, (age, kept));
+            shelf.by_session.put(session, kept);
         }
     }
 
@@ -149,8 +135,8 @@ impl Prompts {
     pub fn through(&self, tenant: &TenantId, point: Point) -> Option<Arc<Kept>> {
         let shelf = self.shelf.lock();
         let goes = |kept: &&Arc<Kept>| kept.tenant == *tenant && point.is_on(&kept.chain);
-        let newest_first = shelf.by_age.values().rev().filter_map(|session| shelf.by_session.get(session));
-        newest_first.map(|(_, kept)| kept).find(goes).cloned()
+        let mut newest_first = shelf.by_session.iter().map(|(_, kept)| kept);
+        newest_first.find(goes).cloned()
     }
 }
 
@@ -218,7 +204,7 @@ mod tests {
             prompts.keep(SessionId(n as u128), kept("a", 1 << 20, n as u32));
         }
         let shelf = prompts.shelf.lock();
-        assert_eq!((shelf.by_session.len(), shelf.by_age.len(), shelf.bytes), (fit, fit, fit * size));
-        assert!(!shelf.by_session.contains_key(&SessionId(0)));
+        assert_eq!((shelf.by_session.len(), shelf.bytes), (fit, fit * size));
+        assert!(!shelf.by_session.contains(&SessionId(0)));
     }
 }

@@ -1,9 +1,9 @@
 //! What this router remembers itself: bounded by bytes, the least recently used goes first. Pure: time is an argument.
 
-use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use lru::LruCache;
 
 use super::key::Key;
 
@@ -32,21 +32,18 @@ pub(super) struct Held {
 pub(super) struct Memory {
     limit: usize,
     bytes: usize,
-    clock: u64,
-    entries: HashMap<Key, Entry>,
-    by_use: BTreeMap<u64, Key>,
+    entries: LruCache<Key, Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
     held: Held,
     expires: Instant,
-    used: u64,
 }
 
 impl Memory {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, bytes: 0, clock: 0, entries: HashMap::new(), by_use: BTreeMap::new() }
+        Self { limit, bytes: 0, entries: LruCache::unbounded() }
     }
 
     /// Of everything that is held, about.
@@ -56,15 +53,11 @@ impl Memory {
 
     /// The value of `key`; using it makes it newer, and it holds for its whole time again.
     pub(super) fn get(&mut self, key: &Key, now: Instant) -> Option<Bytes> {
-        if self.entries.get(key)?.expires <= now {
+        let entry = self.entries.get_mut(key)?;
+        if entry.expires <= now {
             self.remove(key);
             return None;
         }
-        self.clock += 1;
-        let entry = self.entries.get_mut(key)?;
-        self.by_use.remove(&entry.used);
-        self.by_use.insert(self.clock, key.clone());
-        entry.used = self.clock;
         entry.expires = now + entry.held.ttl;
         Some(entry.held.value.clone())
     }
@@ -76,29 +69,24 @@ impl Memory {
         if size > self.limit / 4 {
             return;
         }
-        self.clock += 1;
         self.bytes += size;
-        self.by_use.insert(self.clock, key.clone());
-        self.entries.insert(key, Entry { expires: now + held.ttl, held, used: self.clock });
-        while self.bytes > self.limit {
-            let Some((_, oldest)) = self.by_use.first_key_value() else { break };
-            let oldest = oldest.clone();
-            self.remove(&oldest);
+        self.entries.put(key, Entry { expires: now + held.ttl, held });
+        while self.bytes > self.limit
+            && let Some((key, entry)) = self.entries.pop_lru()
+        {
+            self.bytes -= self::size(&key, &entry.held.value);
         }
     }
 
     pub(super) fn remove(&mut self, key: &Key) {
-        if let Some(entry) = self.entries.remove(key) {
-            self.by_use.remove(&entry.used);
+        if let Some(entry) = self.entries.pop(key) {
             self.bytes -= size(key, &entry.held.value);
         }
     }
 
     /// What was put here and still holds, newest first, with the time it has left.
     pub(super) fn ours(&self, now: Instant) -> Vec<(Key, Held)> {
-        let newest = self.by_use.values().rev();
-        let held = newest.filter_map(|key| {
-            let entry = &self.entries[key];
+        let held = self.entries.iter().filter_map(|(key, entry)| {
             let ttl = entry.expires.checked_duration_since(now)?;
             (entry.held.origin == Origin::Ours).then(|| (key.clone(), Held { ttl, ..entry.held.clone() }))
         });
@@ -191,7 +179,6 @@ mod tests {
                 let counted: usize = memory.entries.iter().map(|(key, entry)| size(key, &entry.held.value)).sum();
                 prop_assert_eq!(memory.bytes(), counted);
                 prop_assert!(memory.bytes() <= 3000);
-                prop_assert_eq!(memory.by_use.len(), memory.entries.len());
             }
         }
     }

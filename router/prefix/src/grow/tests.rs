@@ -187,7 +187,7 @@ fn talk() -> Vec<Value> {
 fn check_rungs(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
     for (name, identifier) in MODELS.iter() {
         let trails = trails();
-        let rungs = ends.iter().map(|end| step(identifier, &body(&talk[..*end]), memory(&trails)).as_ref());
+        let rungs = ends.iter().map(|end| step(identifier, &body(&talk[..*end]), memory(&trails)).into());
         let rungs: Vec<&str> = rungs.collect();
         let family = expected.iter().find(|(names, _)| names.contains(&name.as_str()));
         let (_, expected) = family.unwrap_or_else(|| panic!("nothing is expected of {name}"));
@@ -236,7 +236,7 @@ fn conversations_in_the_words_of_other_endpoints_are_gone_on_with_as_well() {
         let (trails, talk) = (trails(), talk());
         let step = |end: &usize| {
             let body = worded(form, &talk[..*end]).to_string();
-            checked_as(form, model(name), (&body, WallTime::default()), memory(&trails)).as_ref()
+            checked_as(form, model(name), (&body, WallTime::default()), memory(&trails)).into()
         };
         ends.iter().map(step).collect()
     };
