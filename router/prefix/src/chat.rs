@@ -12,23 +12,14 @@ use crate::{FallbackReason, PrefixError};
 #[derive(Debug, Deserialize)]
 pub struct ChatBody {
     messages: Vec<Message>,
-    #[serde(default)]
     tools: Option<Vec<JsonValue>>,
-    #[serde(default)]
     documents: Option<Vec<JsonValue>>,
-    #[serde(default)]
     chat_template_kwargs: Option<JsonValue>,
-    #[serde(default)]
     reasoning_effort: Option<JsonValue>,
-    #[serde(default)]
     add_generation_prompt: Option<bool>,
-    #[serde(default)]
     continue_final_message: Option<bool>,
-    #[serde(default)]
     add_special_tokens: Option<bool>,
-    #[serde(default)]
     chat_template: Option<IgnoredAny>,
-    #[serde(default)]
     truncate_prompt_tokens: Option<IgnoredAny>,
     #[serde(skip)]
     call_order: CallOrder,
@@ -54,19 +45,12 @@ pub(crate) const BILLING: &str = "x-anthropic-billing-header";
 #[derive(Debug, Deserialize)]
 struct Message {
     role: String,
-    #[serde(default)]
     content: Option<JsonValue>,
-    #[serde(default)]
     tool_calls: Option<JsonValue>,
-    #[serde(default)]
     tool_call_id: Option<JsonValue>,
-    #[serde(default)]
     name: Option<JsonValue>,
-    #[serde(default)]
     reasoning: Option<JsonValue>,
-    #[serde(default)]
     reasoning_content: Option<JsonValue>,
-    #[serde(default)]
     tools: Option<JsonValue>,
 }
 

@@ -18,11 +18,8 @@ pub(crate) enum OnePrompt {
 pub(crate) struct CompletionBody<'a> {
     #[serde(borrow)]
     prompt: &'a RawValue,
-    #[serde(default)]
     add_special_tokens: Option<bool>,
-    #[serde(default)]
     truncate_prompt_tokens: Option<IgnoredAny>,
-    #[serde(default)]
     prompt_embeds: Option<IgnoredAny>,
 }
 

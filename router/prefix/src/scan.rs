@@ -85,7 +85,6 @@ struct Brief<'a> {
     content: Option<&'a RawValue>,
     #[serde(borrow, default)]
     tool_calls: Option<&'a RawValue>,
-    #[serde(default)]
     name: Option<IgnoredAny>,
 }
 

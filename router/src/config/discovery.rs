@@ -54,13 +54,11 @@ pub struct DnsConfig {
     #[serde(default = "usual_pause")]
     pub every: Span,
     /// What they are for; hybrid when left out.
-    #[serde(default)]
     pub role: Option<Role>,
     /// The models they serve; asked from them when empty.
     #[serde(default)]
     pub models: Vec<String>,
     /// Sent to them as a bearer token.
-    #[serde(default)]
     pub api_key: Option<Secret>,
 }
 
@@ -71,28 +69,21 @@ pub struct KubernetesConfig {
     /// The service whose endpoints are workers, over http.
     pub service: String,
     /// Where it is.
-    #[serde(default)]
     pub namespace: Option<String>,
     /// Which of its endpoints' ports; the only one when left out.
-    #[serde(default)]
     pub port: Option<PortOf>,
     /// What they are for; hybrid when left out.
-    #[serde(default)]
     pub role: Option<Role>,
     /// The models they serve; asked from them when empty.
     #[serde(default)]
     pub models: Vec<String>,
     /// Sent to them as a bearer token.
-    #[serde(default)]
     pub api_key: Option<Secret>,
     /// The API server, `https://HOST:PORT`, or `http://` for a proxy on this machine.
-    #[serde(default)]
     pub api: Option<String>,
     /// The token that is sent to it, read anew for each request.
-    #[serde(default)]
     pub token_file: Option<PathBuf>,
     /// The authorities that its certificate may be of, in PEM.
-    #[serde(default)]
     pub ca_file: Option<PathBuf>,
 }
 

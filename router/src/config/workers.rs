@@ -18,23 +18,18 @@ pub struct WorkerConfig {
     /// Base URL, `http://host:port`, with `#prefill`, `#decode` or `#hybrid` behind it where it is not a hybrid.
     pub url: WorkerUrl,
     /// What it is for; goes before the URL's.
-    #[serde(default)]
     pub role: Option<Role>,
     /// The models it serves; asked from the engine (`GET /v1/models`) when empty.
     #[serde(default)]
     pub models: Vec<String>,
     /// Sent to the engine as `Authorization: Bearer ...`, in place of the client's.
-    #[serde(default)]
     pub api_key: Option<Secret>,
     /// ZMQ endpoint of its KV events (`tcp://host:5557`); asked from the engine (`GET /kv_event_sources`) when missing.
-    #[serde(default)]
     pub events: Option<String>,
     /// ZMQ endpoint for replaying them.
-    #[serde(default)]
     pub replay: Option<String>,
     /// Tensor- and pipeline-parallel size of one of its replicas (`{ tensor = 4, pipeline = 1 }`): KV moves only between
     /// shapes whose ranks can read from each other. Those of workers without it are taken to match.
-    #[serde(default)]
     pub shape: Option<ParallelShape>,
     /// What is assumed of it until it was measured.
     #[serde(default)]

@@ -121,7 +121,6 @@ pub(crate) struct Told {
     pub(crate) known: Known,
     pub(crate) mode: Mode,
     pub(crate) decision: Option<Decision>,
-    #[serde(default)]
     pub(crate) waited: Option<Waited>,
     pub(crate) attempts: Vec<Tried>,
     pub(crate) seen: Option<Saw>,

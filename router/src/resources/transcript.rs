@@ -47,17 +47,14 @@ impl Addition {
 #[derive(Deserialize)]
 pub(crate) struct Told<'a> {
     pub(crate) id: String,
-    #[serde(default)]
     status: Option<String>,
     #[serde(borrow)]
     pub(crate) output: &'a RawValue,
-    #[serde(default)]
     usage: Option<Used>,
 }
 
 #[derive(Deserialize)]
 struct Used {
-    #[serde(default)]
     total_tokens: Option<u64>,
 }
 

@@ -94,9 +94,7 @@ struct Declared<'a> {
     description: Option<Cow<'a, str>>,
     #[serde(borrow)]
     input_schema: &'a RawValue,
-    #[serde(default)]
     strict: Option<bool>,
-    #[serde(default)]
     defer_loading: Option<bool>,
 }
 

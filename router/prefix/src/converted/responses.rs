@@ -27,11 +27,8 @@ struct Body<'a> {
     reasoning: Option<Reasoning<'a>>,
     #[serde(borrow, default)]
     chat_template_kwargs: Option<&'a RawValue>,
-    #[serde(default)]
     previous_response_id: Option<IgnoredAny>,
-    #[serde(default)]
     previous_input_messages: Option<IgnoredAny>,
-    #[serde(default)]
     prompt: Option<IgnoredAny>,
     #[serde(borrow, default = "disabled")]
     truncation: Option<Cow<'a, str>>,
@@ -57,9 +54,7 @@ struct Declared<'a> {
     description: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     parameters: Option<&'a RawValue>,
-    #[serde(default)]
     strict: Option<bool>,
-    #[serde(default)]
     defer_loading: Option<bool>,
     /// Of a namespace.
     #[serde(borrow, default)]

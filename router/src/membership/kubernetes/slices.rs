@@ -31,9 +31,7 @@ pub(super) struct ListMeta {
 #[serde(rename_all = "camelCase")]
 pub(super) struct EndpointSlice {
     pub(super) metadata: ObjectMeta,
-    #[serde(default)]
     endpoints: Option<Vec<Endpoint>>,
-    #[serde(default)]
     ports: Option<Vec<Port>>,
 }
 
