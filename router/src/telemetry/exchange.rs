@@ -2,65 +2,25 @@
 
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::families::Families;
+use super::families::families;
 
-/// Routers among themselves.
-#[derive(Clone, Debug)]
-pub struct ExchangeMetrics {
-    /// Tables of requests in flight, by what became of them: told, not_told, heard, old, too_many, unreadable.
-    pub tables: IntCounterVec,
-    /// Age of the newest table of each router that is heard.
-    pub table_age: GaugeVec,
-    /// Imprints of what engines hold, by what became of them: lent, borrowed, not_known, or why they were of no use.
-    pub imprints: IntCounterVec,
-    /// Prompts that blocks were to be moved by, by what became of them: lent, borrowed, not_known, no_room where too many
-    /// waited here to be encoded again, or why not.
-    pub prompts: IntCounterVec,
-    /// From the start until every worker was known exactly; 0 until then.
-    pub exact_seconds: Gauge,
-    /// Sessions whose last step the ledger has not answered for.
-    pub unapplied: IntGauge,
-    /// Sessions whose last step was forgotten before that.
-    pub dropped: IntCounter,
-    /// 1 for what is wrong with this node's ledger: no_quorum, removed, failed, folder_gone.
-    pub trouble: IntGaugeVec,
-}
-
-impl ExchangeMetrics {
-    pub(super) fn new(f: &Families<'_>) -> Self {
-        let metrics = Self {
-            tables: f.counters(
-                "exchange_tables_total",
-                "Tables of requests in flight between routers, by outcome.",
-                &["outcome"],
-            ),
-            table_age: f.fractions(
-                "exchange_table_age_seconds",
-                "Age of the newest table of each other router that is heard.",
-                &["router"],
-            ),
-            imprints: f.counters(
-                "residency_imprints_total",
-                "Imprints of what engines hold between routers, by outcome.",
-                &["outcome"],
-            ),
-            prompts: f.counters(
-                "exchange_prompts_total",
-                "Prompts between routers, for moving a session's blocks by hand, by outcome.",
-                &["outcome"],
-            ),
-            exact_seconds: f.fraction(
-                "residency_exact_seconds",
-                "From the start until the blocks of every worker were known exactly; 0 until then.",
-            ),
-            unapplied: f.gauge("unapplied_sessions", "Sessions whose last step the ledger has not answered for."),
-            dropped: f.counter("unapplied_dropped_total", "Sessions whose last step was never told to the ledger."),
-            trouble: f.gauges("ledger_trouble", "1 for what is wrong with this node's ledger.", &["kind"]),
-        };
-        // Seldom asked for: without this there would be nothing to see before.
-        for outcome in ["lent", "borrowed", "not_known", "no_room"] {
-            metrics.prompts.with_label_values(&[outcome]).inc_by(0);
-        }
-        metrics
+families! {
+    /// Routers among themselves.
+    #[derive(Clone, Debug)]
+    pub struct ExchangeMetrics {
+        tables: IntCounterVec = "exchange_tables_total" {outcome},
+            "Tables of requests in flight between routers, by outcome.";
+        table_age: GaugeVec = "exchange_table_age_seconds" {router},
+            "Age of the newest table of each other router that is heard.";
+        imprints: IntCounterVec = "residency_imprints_total" {outcome},
+            "Imprints of what engines hold between routers, by outcome.";
+        // Seldom asked for: without series from the start there would be nothing to see before.
+        prompts: IntCounterVec = "exchange_prompts_total" {outcome = ["lent", "borrowed", "not_known", "no_room"]},
+            "Prompts between routers, for moving a session's blocks by hand, by outcome.";
+        exact_seconds: Gauge = "residency_exact_seconds",
+            "From the start until the blocks of every worker were known exactly; 0 until then.";
+        unapplied: IntGauge = "unapplied_sessions", "Sessions whose last step the ledger has not answered for.";
+        dropped: IntCounter = "unapplied_dropped_total", "Sessions whose last step was never told to the ledger.";
+        trouble: IntGaugeVec = "ledger_trouble" {kind}, "1 for what is wrong with this node's ledger.";
     }
 }

@@ -5,13 +5,14 @@ use std::cell::RefCell;
 use prometheus::core::Collector;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
+    Registry, Result,
 };
 
 /// Registers families under the prefix `ownerserve_`, and remembers their names.
-pub(super) struct Families<'a> {
-    registry: &'a Registry,
-    names: RefCell<Vec<String>>,
+#[derive(Debug)]
+pub(super) struct Families {
+    pub(super) registry: Registry,
+    pub(super) names: RefCell<Vec<String>>,
 }
 
 /// Seconds from 10 microseconds to 100: steps inside the router.
@@ -29,59 +30,93 @@ pub(super) const TOKENS: &[f64] = &[
     0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 524288.0, 1048576.0,
 ];
 
-const VALID: &str = "the name and labels of a metric are fixed and valid";
+/// A label, and lists of its values that have series from the start; the others come as they are counted.
+pub(super) type Label<'a> = (&'a str, &'a [&'a [&'a str]]);
 
-fn opts(name: &str, help: &str) -> Opts {
-    Opts::new(format!("ownerserve_{name}"), help)
+/// A kind of family.
+pub(super) trait Kind: Collector + Clone + 'static {
+    fn make(opts: HistogramOpts, labels: &[&str]) -> Result<Self>;
+    /// Makes the series of these values.
+    fn begin(&self, values: &[&str]);
 }
 
-impl<'a> Families<'a> {
-    pub(super) fn new(registry: &'a Registry) -> Self {
-        Self { registry, names: RefCell::default() }
-    }
+macro_rules! kinds {
+    ($($single:ident, $labelled:ident $(, $opts:ident)?;)+) => {$(
+        impl Kind for $single {
+            fn make(opts: HistogramOpts, _: &[&str]) -> Result<Self> {
+                Self::with_opts(opts$(.$opts)?)
+            }
 
-    /// Of all families made so far.
-    pub(super) fn names(&self) -> Vec<String> {
-        self.names.borrow().clone()
-    }
+            fn begin(&self, _: &[&str]) {}
+        }
 
-    fn register<C: Collector + Clone + 'static>(&self, family: C) -> C {
+        impl Kind for $labelled {
+            fn make(opts: HistogramOpts, labels: &[&str]) -> Result<Self> {
+                Self::new(opts$(.$opts)?, labels)
+            }
+
+            fn begin(&self, values: &[&str]) {
+                self.with_label_values(values);
+            }
+        }
+    )+};
+}
+
+kinds! {
+    IntCounter, IntCounterVec, common_opts;
+    IntGauge, IntGaugeVec, common_opts;
+    Gauge, GaugeVec, common_opts;
+    Histogram, HistogramVec;
+}
+
+impl Families {
+    /// Makes one, with a series for each combination of its labels' values.
+    pub(super) fn family<K: Kind>(&self, (name, help): (&str, &str), labels: &[Label<'_>], buckets: &[&[f64]]) -> K {
+        let opts = HistogramOpts::from(Opts::new(format!("ownerserve_{name}"), help)).buckets(buckets.concat());
+        let names: Vec<_> = labels.iter().map(|(label, _)| *label).collect();
+        let family = K::make(opts, &names).expect("the name and labels of a metric are fixed and valid");
+        let series = labels.iter().fold(vec![Vec::new()], |all, (_, values)| {
+            let values = values.concat();
+            all.iter().flat_map(|one| values.iter().map(|value| [&one[..], &[*value]].concat())).collect()
+        });
+        series.iter().for_each(|values| family.begin(values));
         self.names.borrow_mut().extend(family.desc().iter().map(|desc| desc.fq_name.clone()));
         self.registry.register(Box::new(family.clone())).expect("every metric is registered once");
         family
     }
-
-    pub(super) fn counter(&self, name: &str, help: &str) -> IntCounter {
-        self.register(IntCounter::with_opts(opts(name, help)).expect(VALID))
-    }
-
-    pub(super) fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        self.register(IntCounterVec::new(opts(name, help), labels).expect(VALID))
-    }
-
-    pub(super) fn gauge(&self, name: &str, help: &str) -> IntGauge {
-        self.register(IntGauge::with_opts(opts(name, help)).expect(VALID))
-    }
-
-    pub(super) fn fraction(&self, name: &str, help: &str) -> Gauge {
-        self.register(Gauge::with_opts(opts(name, help)).expect(VALID))
-    }
-
-    pub(super) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        self.register(IntGaugeVec::new(opts(name, help), labels).expect(VALID))
-    }
-
-    pub(super) fn fractions(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-        self.register(GaugeVec::new(opts(name, help), labels).expect(VALID))
-    }
-
-    pub(super) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
-        let opts = HistogramOpts::from(opts(name, help)).buckets(buckets.to_vec());
-        self.register(Histogram::with_opts(opts).expect(VALID))
-    }
-
-    pub(super) fn histograms(&self, name: &str, help: &str, (labels, buckets): (&[&str], &[f64])) -> HistogramVec {
-        let opts = HistogramOpts::from(opts(name, help)).buckets(buckets.to_vec());
-        self.register(HistogramVec::new(opts, labels).expect(VALID))
-    }
 }
+
+/// Words of all variants, as values of a label.
+pub(super) fn words<T: strum::VariantArray + AsRef<str>>() -> Vec<&'static str> {
+    T::VARIANTS.iter().map(AsRef::as_ref).collect()
+}
+
+/// A struct of families, from one line each: `field: Kind = "name" {label = [values], label} [buckets], "help";`. The
+/// values are those that have series from the start. Structs of further families stand behind them.
+macro_rules! families {
+    ($(#[$doc:meta])* pub struct $of:ident {
+        $($field:ident: $kind:ty = $name:literal
+            $({$($label:ident $(= $values:expr)?),+})? $([$buckets:expr])?, $help:literal;)*
+        $(+ $part:ident: $families:ty, $about:literal;)*
+    }) => {
+        $(#[$doc])*
+        pub struct $of {
+            $(#[doc = $help] pub $field: $kind,)*
+            $(#[doc = $about] pub $part: $families,)*
+        }
+
+        impl $of {
+            pub(super) fn register(families: &$crate::telemetry::families::Families) -> Self {
+                Self {
+                    $($field: families.family(
+                        ($name, $help),
+                        &[$($((stringify!($label), &[$(&$values[..])?])),+)?],
+                        &[$($buckets)?],
+                    ),)*
+                    $($part: <$families>::register(families),)*
+                }
+            }
+        }
+    };
+}
+pub(super) use families;

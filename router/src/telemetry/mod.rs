@@ -1,14 +1,11 @@
 //! What is told about the process: logs and metrics. Neither ever carries a prompt, an answer or a key.
 
-pub mod between_steps;
-pub mod cluster;
 pub mod decisions;
 pub mod discovery;
 pub mod exchange;
 mod families;
 pub mod identity;
 pub mod metrics;
-pub mod outliers;
 pub mod soft_state;
 
 use tracing_subscriber::EnvFilter;
