@@ -21,7 +21,7 @@ use vocabulary::{Micros, Tokens};
 use crate::ctl::aligned;
 use crate::trace_command::files::{self, FilesError};
 use kept::{Kept, KeptError};
-pub(crate) use progress::Progress;
+pub(crate) use progress::{Progress, bar};
 use report_files::{ReportError, ReportFiles};
 use stopwatch::Clock;
 
@@ -38,11 +38,8 @@ pooled_memory and oracle are bounds, not policies: one cache for all workers, wi
 
 /// What the report's words mean, as `--help` ends.
 fn figures_help() -> String {
-    let rows: Vec<Vec<String>> = report::definitions()
-        .into_iter()
-        .map(|definition| vec![format!("  {}", definition.name), definition.what.to_owned()])
-        .collect();
-    format!("Figures (times are virtual):\n{}\n{MORE}", aligned(&rows))
+    let rows = report::definitions().into_iter().map(|one| [format!("  {}", one.name), one.what.to_owned()]);
+    format!("Figures (times are virtual):\n{}\n{MORE}", aligned(rows))
 }
 
 /// Replays a trace against a simulated fleet, under one policy after the other.
@@ -225,15 +222,15 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
 
 /// The table, the verdicts and what must be known of them.
 fn told(report: &Report) -> String {
-    let mut text = aligned(&report::table(&report.cells));
-    if !report.verdicts.is_empty() {
-        text += &format!("\n{}", aligned(&report::verdict_table(&report.verdicts)));
-    }
-    if !report.caches.is_empty() {
-        text += &format!("\nby cache management:\n{}", aligned(&report::cache_table(&report.caches)));
-    }
-    if !report.ablations.is_empty() {
-        text += &format!("\nby ownerserve whole:\n{}", aligned(&report::ablation_table(&report.ablations)));
+    let mut text = aligned(report::table(&report.cells));
+    for (title, table) in [
+        ("", report::verdict_table(&report.verdicts)),
+        ("by cache management:\n", report::cache_table(&report.caches)),
+        ("by ownerserve whole:\n", report::ablation_table(&report.ablations)),
+    ] {
+        if table.len() > 1 {
+            text += &format!("\n{title}{}", aligned(table));
+        }
     }
     for note in &report.notes {
         text += &format!("\nnote: {note}");

@@ -9,19 +9,18 @@ use serde_json::{Value, json};
 use super::client::Client;
 use super::endpoints::{DIFFERENT_CLUSTERS, ask_all, clusters};
 use super::error::CtlError;
-use super::lists::{all, pretty};
-use super::output::{Output, say};
+use super::lists::all;
+use super::output::Output;
 use super::table::{table, word};
 use members::{member_alarms, member_looks};
 
 /// Prints what is not as it should be.
 pub(crate) async fn alarms(client: &Client, output: Output) -> Result<(), CtlError> {
     let found = look(client, output).await?;
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&json!(found)))),
-        Output::Table if found.is_empty() => say("nothing\n"),
-        Output::Table => say(&table(&[("OF", "/of"), ("ALARM", "/alarm"), ("WHAT", "/what")], &found)),
-    }
+    output.print(&found, || match found.as_slice() {
+        [] => "nothing\n".into(),
+        found => table("OF /of, ALARM /alarm, WHAT /what", found),
+    });
     if found.is_empty() { Ok(()) } else { Err(CtlError::Alarms(found.len())) }
 }
 

@@ -4,16 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use clap::Subcommand;
-use http::Method;
 use serde_json::{Value, json};
 
 use super::client::Client;
 use super::endpoints::{ask_all, check_one_cluster, failure, tell};
 use super::error::CtlError;
-use super::lists::pretty;
-use super::output::{Output, note, say};
-use super::table::{Column, table, word};
-use super::writes::{FenceFrom, Request};
+use super::output::{Output, note};
+use super::table::{Columns, lines, table, word};
+use super::writes::{delete, post};
 
 /// What is done with members.
 #[derive(Clone, Debug, Subcommand)]
@@ -48,33 +46,18 @@ pub(crate) enum MemberCommand {
     },
 }
 
-const MEMBERS: [Column; 10] = [
-    ("NODE", "/node"),
-    ("ADDRESS", "/address"),
-    ("STANDING", "/standing"),
-    ("LEADER", "/is_leader"),
-    ("ANSWERS", "/answers"),
-    ("LEVEL FROM", "/levels/lowest"),
-    ("TO", "/levels/highest"),
-    ("MATCHED", "/matched"),
-    ("CLUSTER", "/cluster"),
-    ("TROUBLE", "/trouble"),
-];
-
-pub(crate) fn free(method: Method, path: impl Into<String>, body: Value) -> Request {
-    Request { method, path: path.into(), body, fence: FenceFrom::Nowhere }
-}
+const MEMBERS: Columns = "NODE /node, ADDRESS /address, STANDING /standing, LEADER /is_leader, ANSWERS /answers, \
+        LEVEL FROM /levels/lowest, TO /levels/highest, MATCHED /matched, CLUSTER /cluster, \
+        TROUBLE /trouble";
 
 pub(crate) async fn member(client: &Client, command: &MemberCommand, output: Output) -> Result<(), CtlError> {
     let request = match command {
         MemberCommand::List => return list(client, output).await,
         MemberCommand::Add => return how_to_join(client, output).await,
-        MemberCommand::Promote { nodes } => free(Method::POST, "cluster/members/promote", json!({"nodes": nodes})),
-        MemberCommand::Demote { nodes } => free(Method::POST, "cluster/members/demote", json!({"nodes": nodes})),
-        MemberCommand::Replace { old, new } => {
-            free(Method::POST, "cluster/members/replace", json!({"old": old, "new": new}))
-        }
-        MemberCommand::Remove { node } => free(Method::DELETE, format!("cluster/members/{node}"), json!({})),
+        MemberCommand::Promote { nodes } => post("cluster/members/promote", json!({"nodes": nodes})),
+        MemberCommand::Demote { nodes } => post("cluster/members/demote", json!({"nodes": nodes})),
+        MemberCommand::Replace { old, new } => post("cluster/members/replace", json!({"old": old, "new": new})),
+        MemberCommand::Remove { node } => delete(format!("cluster/members/{node}")),
     };
     super::writes::run(client, request, output).await
 }
@@ -96,25 +79,24 @@ async fn list(client: &Client, output: Output) -> Result<(), CtlError> {
             *known = answer;
         }
     }
-    match output {
-        Output::Json if best.len() == 1 => {
-            best.values().for_each(|answer| say(&format!("{}\n", pretty(&answer["answer"]))));
-        }
-        Output::Json => say(&format!("{}\n", pretty(&json!(best.values().collect::<Vec<_>>())))),
-        Output::Table => {
-            let mut members = Vec::new();
-            for (cluster, answer) in &best {
-                for member in lines(&answer["answer"]["members"]) {
-                    let mut member = member.clone();
-                    member["cluster"] = json!(cluster);
-                    members.push(member);
-                }
-            }
-            say(&table(&MEMBERS, &members));
-            if !best.values().all(|answer| knows_all(&answer["answer"])) {
-                note("who answers and how far it is, only the leader knows: give its --endpoint, too");
+    let all: Vec<_> = best.values().collect();
+    let whole = match all[..] {
+        [one] => one["answer"].clone(),
+        _ => json!(all),
+    };
+    output.print(&whole, || {
+        let mut members = Vec::new();
+        for (cluster, answer) in &best {
+            for member in lines(&answer["answer"]["members"]) {
+                let mut member = member.clone();
+                member["cluster"] = json!(cluster);
+                members.push(member);
             }
         }
+        table(MEMBERS, &members)
+    });
+    if output == Output::Table && !all.iter().all(|answer| knows_all(&answer["answer"])) {
+        note("who answers and how far it is, only the leader knows: give its --endpoint, too");
     }
     check_one_cluster(&answers)
 }
@@ -122,10 +104,6 @@ async fn list(client: &Client, output: Output) -> Result<(), CtlError> {
 /// Whether this is the leader's word, which knows whether the others answer.
 pub(crate) fn knows_all(answer: &Value) -> bool {
     lines(&answer["members"]).iter().all(|member| !member["answers"].is_null())
-}
-
-pub(crate) fn lines(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
 }
 
 async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
@@ -139,43 +117,29 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     };
     let command =
         format!("ownerserve serve --join {} --node-listen ADDR --data-dir EMPTY_FOLDER", word(member.get("address")));
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&json!({"join": member["address"], "command": command})))),
-        Output::Table => {
-            say(&format!("{command}\n"));
-            note(
-                "ADDR is where the others reach the new node. It joins as a learner, and `ownerserve ctl member list` shows its \
-                 id; `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all",
-            );
-        }
+    output.print(&json!({"join": member["address"], "command": command}), || format!("{command}\n"));
+    if output == Output::Table {
+        note(
+            "ADDR is where the others reach the new node. It joins as a learner, and `ownerserve ctl member list` shows its \
+             id; `ownerserve ctl member promote` makes learners voters: 3 or 5 voters in all",
+        );
     }
     Ok(())
 }
 
-const STATUS: [Column; 12] = [
-    ("ENDPOINT", "/endpoint"),
-    ("NODE", "/answer/node"),
-    ("LEADER", "/answer/leader"),
-    ("TERM", "/answer/term"),
-    ("REVISION", "/answer/revision"),
-    ("STALE", "/answer/stale"),
-    ("LEVEL", "/answer/level"),
-    ("SESSIONS", "/answer/holds/sessions"),
-    ("ARTIFACTS", "/answer/holds/artifacts"),
-    ("LOG BYTES", "/answer/log_bytes"),
-    ("WAITING", "/answer/waiting"),
-    ("CLUSTER", "/answer/cluster"),
-];
+const STATUS: Columns = "ENDPOINT /endpoint, NODE /answer/node, LEADER /answer/leader, TERM /answer/term, \
+        REVISION /answer/revision, STALE /answer/stale, LEVEL /answer/level, \
+        SESSIONS /answer/holds/sessions, ARTIFACTS /answer/holds/artifacts, LOG BYTES /answer/log_bytes, \
+        WAITING /answer/waiting, CLUSTER /answer/cluster";
 
 /// Every endpoint's view of the cluster.
 pub(crate) async fn status(client: &Client, output: Output) -> Result<(), CtlError> {
     let answers = ask_all(client, "cluster").await;
-    let told = tell(&answers, &STATUS, output);
+    let told = tell(&answers, STATUS, output);
     check_one_cluster(&answers).and(told)
 }
 
-const HASHES: [Column; 4] =
-    [("ENDPOINT", "/endpoint"), ("REVISION", "/answer/revision"), ("TERM", "/answer/term"), ("HASH", "/answer/hash")];
+const HASHES: Columns = "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, HASH /answer/hash";
 
 /// How often digests are taken until every endpoint has one of a revision that another one has, too, and what lies between.
 const LOOKS: u32 = 10;
@@ -195,7 +159,7 @@ pub(crate) async fn hashkv(client: &Client, output: Output) -> Result<(), CtlErr
         tokio::time::sleep(BETWEEN).await;
         answers = ask_all(client, "cluster/hash").await;
     }
-    let told = tell(&answers, &HASHES, output);
+    let told = tell(&answers, HASHES, output);
     check_one_cluster(&answers).and(told)?;
     seen.take(&answers)?;
     if !seen.are_compared() {

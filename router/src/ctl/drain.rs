@@ -1,24 +1,22 @@
 //! `ctl drain`: workers emptied before they stop, one of them, or those of a list in turn.
 
-use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use http::Method;
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use super::args::WorkerArg;
 use super::client::Client;
 use super::error::{CtlError, Stays};
-use super::output::{Output, say};
+use super::output::{Output, note, say};
 use super::table::word;
 use crate::config::units::Span;
+use crate::simulate_command::bar;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(300);
-/// Characters of the bar.
-const WIDTH: usize = 30;
-
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DrainArgs {
     /// The worker, by id or URL; with --rolling all of them, in the order in which they are upgraded.
@@ -65,7 +63,7 @@ pub(crate) async fn drain(client: &Client, args: &DrainArgs, output: Output) -> 
         stayed.extend(here);
         told.push(json!({"worker": worker.to_string(), "endpoint": endpoint, "progress": progress}));
         if args.rolling {
-            eprintln_note(&format!("{endpoint} can be stopped{along}: start it anew, upgraded"));
+            note(&format!("{endpoint} can be stopped{along}: start it anew, upgraded"));
             one.renewed(&life).await?;
         }
     }
@@ -124,15 +122,16 @@ impl One<'_> {
         self.drain(body).await?;
         let path = format!("workers/{}/draining", self.worker);
         let stays = body["sessions"] == "stay";
+        let bar = bar("[{bar:30}] {msg}", 0);
         loop {
             let progress = self.client.get(&path).await?.json["progress"].clone();
-            show(&progress);
+            show(&bar, &progress);
             match progress["state"].as_str() {
-                Some("done") => break hide(progress),
+                Some("done") => break Ok(progress),
                 Some("stopped") => {
                     return Err(CtlError::Refused(format!("{} was taken back into service meanwhile", self.endpoint)));
                 }
-                _ if stays => break hide(progress),
+                _ if stays => break Ok(progress),
                 Some("none") => self.drain(body).await?,
                 _ => {}
             }
@@ -178,37 +177,12 @@ fn line(progress: &Value) -> String {
     text
 }
 
-fn bar(progress: &Value) -> String {
-    let count = |name: &str| progress[name].as_u64().unwrap_or_default() as f64;
-    let over = count("moved") + count("stuck") + count("kept");
-    let part = over / (count("moved") + count("owned")).max(1.0);
-    let full = ((part * WIDTH as f64) as usize).min(WIDTH);
-    let bar: String = (0..WIDTH).map(|at| if at < full { '#' } else { '.' }).collect();
-    format!("[{bar}] {}", line(progress))
-}
-
-/// On a terminal, a bar.
-fn show(progress: &Value) {
-    if std::io::stderr().is_terminal() {
-        write(&format!("\r\x1b[K{}", bar(progress)));
-    }
-}
-
-fn hide(progress: Value) -> Result<Value, CtlError> {
-    if std::io::stderr().is_terminal() {
-        write("\r\x1b[K");
-    }
-    Ok(progress)
-}
-
-fn eprintln_note(text: &str) {
-    write(&format!("{text}\n"));
-}
-
-/// A terminal that has gone away is no reason to stop.
-fn write(text: &str) {
-    let mut terminal = std::io::stderr().lock();
-    let _ = terminal.write_all(text.as_bytes()).and_then(|()| terminal.flush());
+/// On a terminal, a bar that is full when nothing more can be moved.
+fn show(bar: &ProgressBar, progress: &Value) {
+    let count = |name: &str| progress[name].as_u64().unwrap_or_default();
+    bar.set_length((count("moved") + count("owned")).max(1));
+    bar.set_position(count("moved") + count("stuck") + count("kept"));
+    bar.set_message(line(progress));
 }
 
 #[cfg(test)]
@@ -227,13 +201,17 @@ mod tests {
 
     #[test]
     fn the_bar_is_full_when_nothing_more_can_be_moved() {
-        let progress = json!({"state": "moving", "owned": 5, "moved": 5, "moved_bytes": 3 << 20, "busy": 2, "stuck": 0, "kept": 0});
-        let half = format!("[{}{}] 5 of 10 sessions moved, 3 MiB, 2 busy", "#".repeat(15), ".".repeat(15));
-        assert_eq!(bar(&progress), half);
+        let shown = |progress: Value| {
+            let bar = ProgressBar::hidden();
+            show(&bar, &progress);
+            (bar.position(), bar.length(), bar.message())
+        };
+        let half = json!({"state": "moving", "owned": 5, "moved": 5, "moved_bytes": 3 << 20, "busy": 2, "stuck": 0, "kept": 0});
+        assert_eq!(shown(half), (5, Some(10), "5 of 10 sessions moved, 3 MiB, 2 busy".into()));
         let done =
             json!({"owned": 2, "moved": 8, "moved_bytes": 0, "busy": 0, "stuck": 1, "kept": 1, "why": "no fabric"});
         let told = "8 of 10 sessions moved, 0 MiB, 1 cannot be moved, 1 moved once already and stay (no fabric)";
-        assert_eq!(bar(&done), format!("[{}] {told}", "#".repeat(30)));
-        assert!(bar(&json!({"owned": 0, "moved": 0})).starts_with(&format!("[{}]", ".".repeat(30))));
+        assert_eq!(shown(done), (10, Some(10), told.into()));
+        assert_eq!(shown(json!({"owned": 0, "moved": 0})).0, 0);
     }
 }

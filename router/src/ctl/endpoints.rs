@@ -6,9 +6,8 @@ use serde_json::{Value, json};
 
 use super::client::{Client, Got};
 use super::error::CtlError;
-use super::lists::pretty;
-use super::output::{Output, say};
-use super::table::{Column, table, word};
+use super::output::Output;
+use super::table::{Columns, table, word};
 
 /// What each endpoint says, or why it says nothing, with the exit code that stands for it.
 pub(crate) async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
@@ -35,11 +34,8 @@ pub(crate) fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
 }
 
 /// Prints what was answered; fails when an endpoint did not.
-pub(crate) fn tell(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&json!(answers)))),
-        Output::Table => say(&table(columns, answers)),
-    }
+pub(crate) fn tell(answers: &[Value], columns: Columns, output: Output) -> Result<(), CtlError> {
+    output.print(&answers, || table(columns, answers));
     failure(answers).map_or(Ok(()), Err)
 }
 
@@ -55,7 +51,7 @@ pub(crate) fn failure(answers: &[Value]) -> Option<CtlError> {
 }
 
 /// Prints what came of a write at every endpoint; fails when it was not done at all of them.
-pub(crate) fn tell_done(answers: &[Value], columns: &[Column], output: Output) -> Result<(), CtlError> {
+pub(crate) fn tell_done(answers: &[Value], columns: Columns, output: Output) -> Result<(), CtlError> {
     let told = tell(answers, columns, output);
     let done: Vec<String> = answers.iter().filter(|answer| answer["error"].is_null()).map(endpoint).collect();
     match told {
@@ -130,7 +126,7 @@ mod tests {
         assert_eq!(code(&[done("a", "1")]), None);
         assert_eq!(code(&[failed("a", 3), failed("b", 1)]), Some(1));
         assert_eq!(code(&[failed("a", 1), failed("b", 4), failed("c", 3)]), Some(4));
-        let wrote = |answers: &[Value]| tell_done(answers, &[], Output::Table).map_err(|error| error.code());
+        let wrote = |answers: &[Value]| tell_done(answers, "", Output::Table).map_err(|error| error.code());
         assert_eq!(wrote(&[done("a", "1"), done("b", "1")]), Ok(()));
         assert_eq!(wrote(&[failed("a", 3), failed("b", 3)]), Err(3));
         assert_eq!(wrote(&[done("a", "1"), failed("b", 3)]), Err(6));

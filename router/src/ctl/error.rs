@@ -22,22 +22,10 @@ fn stays(workers: &[Stays]) -> String {
 pub(crate) enum CtlError {
     /// Nobody could be reached; nothing was changed.
     #[error("{endpoint} cannot be reached: {detail}; --endpoint URL or OWNERSERVE_ENDPOINT says whom to ask")]
-    Unreachable {
-        /// The last one that was tried.
-        endpoint: String,
-        /// Why.
-        detail: String,
-    },
+    Unreachable { endpoint: String, detail: String },
     /// TLS came to nothing, or was not spoken where it should be; nothing was changed.
     #[error("{endpoint}: {advice} ({detail})")]
-    Tls {
-        /// Who.
-        endpoint: String,
-        /// What is wrong, and what to do.
-        advice: &'static str,
-        /// As the library has it.
-        detail: String,
-    },
+    Tls { endpoint: String, advice: &'static str, detail: String },
     /// Of several that were asked, one said no.
     #[error("{0}")]
     Refused(String),
@@ -46,43 +34,25 @@ pub(crate) enum CtlError {
     Unknown(String),
     /// Of several that were to change something, some did.
     #[error("it was done at {done} and stays so there, but not everywhere: {error}")]
-    Partly {
-        /// At whom.
-        done: String,
-        /// What became of another one.
-        error: String,
-    },
+    Partly { done: String, error: String },
     /// A worker was drained, and not all of its sessions moved.
     #[error(
         "sessions stay at who was drained: {}; stopped all the same, it takes their KV along, and their next steps compute it \
          anew elsewhere; --stay drains a worker without moving any",
         stays(workers)
     )]
-    Stayed {
-        /// Each that kept some.
-        workers: Vec<Stays>,
-    },
+    Stayed { workers: Vec<Stays> },
     /// Of several that were asked, not all answered.
     #[error("not every endpoint answered: {0}")]
     Silent(String),
     /// A write was sent, and no answer came.
     #[error("{endpoint} did not answer: {detail}; the write may or may not have been done: read, then repeat it")]
-    NoAnswer {
-        /// Who.
-        endpoint: String,
-        /// How it ended.
-        detail: String,
-    },
+    NoAnswer { endpoint: String, detail: String },
     /// A read was sent, and no answer came.
     #[error(
         "{endpoint} did not answer: {detail}; it was only a read: try again, longer (--timeout) or at another --endpoint"
     )]
-    Unanswered {
-        /// Who.
-        endpoint: String,
-        /// How it ended.
-        detail: String,
-    },
+    Unanswered { endpoint: String, detail: String },
     /// What was asked for was answered, and it is not well.
     #[error("there are alarms: {0}")]
     Alarms(usize),
@@ -96,51 +66,22 @@ pub(crate) enum CtlError {
     #[error(
         "{endpoint} lets nobody in without a token it knows: set OWNERSERVE_TOKEN or give --token-file FILE ({detail})"
     )]
-    NotLetIn {
-        /// Who.
-        endpoint: String,
-        /// What the API said.
-        detail: String,
-    },
+    NotLetIn { endpoint: String, detail: String },
     /// The API said no.
     #[error("{title} ({word}): {detail}")]
-    Problem {
-        /// The problem's title.
-        title: String,
-        /// The last part of its type.
-        word: String,
-        /// What to do.
-        detail: String,
-        /// The API's word for why, where it has one.
-        cause: Option<String>,
-    },
+    Problem { title: String, word: String, detail: String, cause: Option<String> },
     /// It is not the operator API that answers there.
     #[error("{endpoint} does not speak the operator API: {detail}; is it the operators' address, not the clients'?")]
-    NotOurs {
-        /// Who.
-        endpoint: String,
-        /// What came.
-        detail: String,
-    },
+    NotOurs { endpoint: String, detail: String },
     /// What was given on the command line cannot be.
     #[error("{0}")]
     Usage(String),
     /// A file.
     #[error("{path}: {source}")]
-    File {
-        /// Which.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    File { path: String, source: std::io::Error },
     /// A snapshot that does not hold what was written.
     #[error("{} is no sound snapshot: {detail}; nothing was changed, take another one", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Where in it and how.
-        detail: String,
-    },
+    Damaged { path: PathBuf, detail: String },
     /// The ledger's files.
     #[error(transparent)]
     Ownership(#[from] ownership::OwnershipError),

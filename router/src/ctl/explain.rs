@@ -7,21 +7,19 @@ use vocabulary::RequestId;
 
 use super::client::Client;
 use super::error::CtlError;
-use super::lists::{all, pretty};
-use super::output::{Output, say};
-use super::table::{aligned, word};
+use super::lists::all;
+use super::output::Output;
+use super::table::{aligned, facts, row, word};
 
 /// Prints why one step was served as it was.
 pub(crate) async fn explain(client: &Client, request: RequestId, output: Output) -> Result<(), CtlError> {
-    let path = format!("decisions/{request}");
-    if output == Output::Json {
-        say(&format!("{}\n", pretty(&client.get(&path).await?.json)));
-        return Ok(());
-    }
-    let (receipt, workers) = futures::join!(client.get(&path), all(client, ("workers", &[])));
-    // Without the list workers are told by their ids.
-    let names = Names::of(&workers.unwrap_or_default());
-    say(&text(&receipt?.json, &names));
+    let receipt = client.get(&format!("decisions/{request}")).await?.json;
+    let workers = match output {
+        Output::Json => Vec::new(),
+        // Without the list workers are told by their ids.
+        Output::Table => all(client, ("workers", &[])).await.unwrap_or_default(),
+    };
+    output.print(&receipt, || text(&receipt, &Names::of(&workers)));
     Ok(())
 }
 
@@ -50,18 +48,14 @@ impl Names {
 fn text(receipt: &Value, names: &Names) -> String {
     let decision = &receipt["decision"];
     let parts = [
-        Some(aligned(&known(receipt, names))),
+        Some(facts(known(receipt, names))),
         decision.is_object().then(|| candidates(decision, names)),
-        Some(aligned(&outcome(receipt, names))),
+        Some(facts(outcome(receipt, names))),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).to_vec()
-}
-
-fn known(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
+fn known(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
     let known = &receipt["known"];
     let tokens = format!(
         "{} tokens, {} of them sealed; the most that a worker holds is {}",
@@ -97,14 +91,14 @@ fn known(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         None => format!("not planned, mode {}", word(receipt.get("mode"))),
     };
     vec![
-        row(["request", &word(receipt.get("request"))]),
-        row(["session", &word(known.get("session"))]),
-        row(["asked by", &format!("{}, for {}", word(receipt.get("tenant")), word(receipt.get("model")))]),
-        row(["step", &step]),
-        row(["prompt", &tokens]),
-        row(["known", &by]),
-        row(["owner", &owner]),
-        row(["decided on", &view.join(", ")]),
+        ("request", word(receipt.get("request"))),
+        ("session", word(known.get("session"))),
+        ("asked by", format!("{}, for {}", word(receipt.get("tenant")), word(receipt.get("model")))),
+        ("step", step),
+        ("prompt", tokens),
+        ("known", by),
+        ("owner", owner),
+        ("decided on", view.join(", ")),
     ]
 }
 
@@ -150,7 +144,7 @@ fn candidates(decision: &Value, names: &Names) -> String {
     aligned(&rows)
 }
 
-fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
+fn outcome(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     let because = &receipt["decision"]["plan"]["because"];
     if because.is_object() {
@@ -170,19 +164,19 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
                 true => "Its session is of the guardrail's control group, so that the bypass served it:",
                 false => "In mode shadow the bypass served it:",
             };
-            rows.push(row(["would be", &format!("{what}. {why}")]));
+            rows.push(("would be", format!("{what}. {why}")));
         } else {
-            rows.push(row(["chosen", &format!("by {rule} for {price} ms; {next}")]));
+            rows.push(("chosen", format!("by {rule} for {price} ms; {next}")));
             let is_sent = receipt["attempts"].as_array().is_some_and(|attempts| !attempts.is_empty());
             let claim = match is_sent {
                 true => claim(&receipt["decision"]["plan"]["claim"]),
                 false => "as it was: the step was never sent".to_owned(),
             };
-            rows.push(row(["ownership", &claim]));
+            rows.push(("ownership", claim));
         }
     }
     if receipt["waited"].is_object() {
-        rows.push(row(["waited", &waited(&receipt["waited"])]));
+        rows.push(("waited", waited(&receipt["waited"])));
     }
     rows.extend(attempts(receipt, names));
     let seen = &receipt["seen"];
@@ -191,25 +185,22 @@ fn outcome(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
         let optional = |value: &Value| if value.is_null() { "not known".to_owned() } else { word(Some(value)) };
         let first =
             if seen["first_token"].is_null() { "not known".into() } else { millis(&seen["first_token"]) + " ms" };
-        rows.push(row(["ended", &format!("{}, status {}", word(seen.get("ending")), word(seen.get("status")))]));
+        rows.push(("ended", format!("{}, status {}", word(seen.get("ending")), word(seen.get("status")))));
         let first = match &seen["predicted"] {
             Value::Null => first,
             predicted => beside(&first, &(millis(predicted) + " ms")),
         };
-        rows.push(row(["first token", &first]));
-        rows.push(row(["cached", &beside(&optional(&seen["cached"]), &word(seen.get("predicted_cached")))]));
+        rows.push(("first token", first));
+        rows.push(("cached", beside(&optional(&seen["cached"]), &word(seen.get("predicted_cached")))));
         rows.extend(disagreements(seen));
-        rows.push(row([
-            "answer",
-            &format!("{} tokens, {} ms in all", optional(&seen["answered"]), millis(&seen["total"])),
-        ]));
-        rows.push(row(["moved", &format!("{} bytes", word(seen.get("moved")))]));
+        rows.push(("answer", format!("{} tokens, {} ms in all", optional(&seen["answered"]), millis(&seen["total"]))));
+        rows.push(("moved", format!("{} bytes", word(seen.get("moved")))));
     }
     rows
 }
 
 /// What was tried, one after the other.
-fn attempts(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
+fn attempts(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     for attempt in receipt["attempts"].as_array().into_iter().flatten() {
         let (prefill, decode) = (names.worker(&attempt["prefill"]), names.worker(&attempt["decode"]));
@@ -232,7 +223,7 @@ fn attempts(receipt: &Value, names: &Names) -> Vec<Vec<String>> {
             why => format!("; nobody could go on with it because {}", word(Some(why))),
         };
         let how = format!("{action} at {at}, {knowledge} knowledge{ejected}{resumed}{remarks}{broken}");
-        rows.push(row(["tried", &how]));
+        rows.push(("tried", how));
     }
     rows
 }
@@ -251,7 +242,7 @@ fn waited(waited: &Value) -> String {
 }
 
 /// In what the engine shows that its prompt was another one.
-fn disagreements(seen: &Value) -> Vec<Vec<String>> {
+fn disagreements(seen: &Value) -> Vec<(&'static str, String)> {
     let advice = "see that models.NAME.text has the tokenizer and the template that the engine uses";
     let (counts, finds) = (&seen["engine_disagrees"], &seen["cache_disagrees"]);
     let mut said = Vec::new();
@@ -266,7 +257,7 @@ fn disagreements(seen: &Value) -> Vec<Vec<String>> {
              `ctl alarm` says `identity_cache_disagrees`, {advice}"
         ));
     }
-    said.iter().map(|what| row(["disagrees", what])).collect()
+    said.into_iter().map(|what| ("disagrees", what)).collect()
 }
 
 fn claim(claim: &Value) -> String {

@@ -112,3 +112,25 @@ filter! {
         bounded: bool => "bounded",
     }
 }
+filter! {
+    /// Of decisions; the words are those of the receipts.
+    DecisionFilter {
+        /// Of this session.
+        session: SessionId => "session",
+        /// Of this tenant.
+        tenant: String => "tenant",
+        /// For this model.
+        model: String => "model",
+        /// Decided in this mode.
+        #[arg(value_parser = ["own", "shadow", "sticky"])]
+        mode: String => "mode",
+        /// Of this kind of step, as small_increment.
+        step: String => "step",
+        /// Served by this action, as artifact_fetch.
+        action: String => "action",
+        /// With this worker in a leg, by id or URL.
+        worker: WorkerArg => "worker",
+        /// That ended so, as complete or broken.
+        ending: String => "ending",
+    }
+}

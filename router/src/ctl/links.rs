@@ -9,7 +9,7 @@ use super::client::Client;
 use super::endpoints::{ask_all, said, tell, tell_done};
 use super::error::CtlError;
 use super::output::Output;
-use super::table::Column;
+use super::table::Columns;
 
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -29,12 +29,12 @@ enum LinksCommand {
     },
 }
 
-const LINKS: [Column; 3] = [("ENDPOINT", "/endpoint"), ("ONE IN", "/answer/one_in"), ("BARRED", "/answer/barred")];
+const LINKS: Columns = "ENDPOINT /endpoint, ONE IN /answer/one_in, BARRED /answer/barred";
 
 /// Shows every endpoint's barred links, or clears one.
 pub(crate) async fn links(client: &Client, args: &LinksArgs, output: Output) -> Result<(), CtlError> {
     let Some(LinksCommand::Clear { from, to }) = &args.command else {
-        return tell(&ask_all(client, "correctness").await, &LINKS, output);
+        return tell(&ask_all(client, "correctness").await, LINKS, output);
     };
     let path = format!("correctness/{from}/{to}");
     let clear = |endpoint: &String| {
@@ -42,5 +42,5 @@ pub(crate) async fn links(client: &Client, args: &LinksArgs, output: Output) -> 
         async move { said(&client.endpoints[0], client.write((Method::DELETE, path), &json!({}), None).await) }
     };
     let answers = futures::future::join_all(client.endpoints.iter().map(clear)).await;
-    tell_done(&answers, &LINKS, output)
+    tell_done(&answers, LINKS, output)
 }

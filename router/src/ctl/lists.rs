@@ -7,8 +7,8 @@ use vocabulary::SessionId;
 use super::client::Client;
 use super::error::CtlError;
 use super::filters::Filter;
-use super::output::{Output, note, say};
-use super::table::{Column, aligned, table, word};
+use super::output::{Output, note};
+use super::table::{Columns, aligned, lines, row, table, word};
 use crate::config::units::Span;
 
 /// Lines of the largest page.
@@ -72,110 +72,46 @@ pub(crate) struct List {
     /// Its path, and the name of its lines in the answer.
     pub(crate) name: &'static str,
     /// How it is shown.
-    pub(crate) columns: &'static [Column],
+    pub(crate) columns: Columns,
 }
 
 pub(crate) const OWNERS: List = List {
     name: "owners",
-    columns: &[
-        ("PREFIX", "/prefix"),
-        ("BLOCKS", "/blocks"),
-        ("STANDING", "/standing"),
-        ("OWNER", "/owner/endpoint"),
-        ("RANK", "/owner/rank"),
-        ("EPOCH", "/epoch"),
-        ("COPIES", "/replicas"),
-        ("TENANT", "/tenant"),
-        ("MODEL", "/model"),
-    ],
+    columns: "PREFIX /prefix, BLOCKS /blocks, STANDING /standing, OWNER /owner/endpoint, RANK /owner/rank, \
+        EPOCH /epoch, COPIES /replicas, TENANT /tenant, MODEL /model",
 };
 pub(crate) const LEASES: List = List {
     name: "leases",
-    columns: &[
-        ("WORKER", "/worker"),
-        ("ENDPOINT", "/endpoint"),
-        ("ROLE", "/role"),
-        ("STATE", "/state"),
-        ("LEFT MS", "/left_ms"),
-        ("EPOCH", "/epoch"),
-        ("INCARNATION", "/incarnation"),
-        ("DRAINING", "/draining"),
-    ],
+    columns: "WORKER /worker, ENDPOINT /endpoint, ROLE /role, STATE /state, LEFT MS /left_ms, EPOCH /epoch, \
+        INCARNATION /incarnation, DRAINING /draining",
 };
 pub(crate) const SESSIONS: List = List {
     name: "sessions",
-    columns: &[
-        ("SESSION", "/id"),
-        ("OWNER", "/owner/endpoint"),
-        ("LIVE", "/owner/live"),
-        ("EPOCH", "/epoch"),
-        ("HEADS", "/heads"),
-        ("PARENT", "/parent"),
-        ("ON THE WAY", "/steps_on_their_way"),
-        ("IDLE MS", "/idle_ms"),
-        ("TENANT", "/tenant"),
-        ("MODEL", "/model"),
-    ],
+    columns: "SESSION /id, OWNER /owner/endpoint, LIVE /owner/live, EPOCH /epoch, HEADS /heads, PARENT /parent, \
+        ON THE WAY /steps_on_their_way, IDLE MS /idle_ms, TENANT /tenant, MODEL /model",
 };
 pub(crate) const ARTIFACTS: List = List {
     name: "artifacts",
-    columns: &[
-        ("ARTIFACT", "/id"),
-        ("BLOCKS", "/blocks"),
-        ("STANDING", "/standing"),
-        ("OWNER", "/owner/endpoint"),
-        ("EPOCH", "/epoch"),
-        ("COPIES", "/replicas"),
-        ("SESSIONS", "/sessions"),
-        ("CHILDREN", "/children"),
-        ("PINNED", "/pinned"),
-        ("GROUP", "/group"),
-        ("BYTES", "/bytes"),
-    ],
+    columns: "ARTIFACT /id, BLOCKS /blocks, STANDING /standing, OWNER /owner/endpoint, EPOCH /epoch, \
+        COPIES /replicas, SESSIONS /sessions, CHILDREN /children, PINNED /pinned, GROUP /group, \
+        BYTES /bytes",
 };
 pub(crate) const REPLICAS: List = List {
     name: "replicas",
-    columns: &[
-        ("ARTIFACT", "/artifact"),
-        ("HOLDER", "/holder/endpoint"),
-        ("LIVE", "/holder/live"),
-        ("BLOCKS", "/blocks"),
-        ("LEFT MS", "/left_ms"),
-    ],
+    columns: "ARTIFACT /artifact, HOLDER /holder/endpoint, LIVE /holder/live, BLOCKS /blocks, LEFT MS /left_ms",
 };
 pub(crate) const INTENTS: List = List {
     name: "intents",
-    columns: &[
-        ("SESSION", "/session"),
-        ("WORKER", "/worker/endpoint"),
-        ("ROUTER", "/router"),
-        ("BASE", "/base"),
-        ("LEFT MS", "/left_ms"),
-    ],
+    columns: "SESSION /session, WORKER /worker/endpoint, ROUTER /router, BASE /base, LEFT MS /left_ms",
 };
-pub(crate) const GROUPS: List =
-    List { name: "groups", columns: &[("GROUP", "/id"), ("ARTIFACTS", "/artifacts"), ("BYTES", "/bytes")] };
-pub(crate) const TENANTS: List = List {
-    name: "tenants",
-    columns: &[("TENANT", "/tenant"), ("QUOTA", "/quota"), ("ARTIFACTS", "/artifacts"), ("SESSIONS", "/sessions")],
-};
+pub(crate) const GROUPS: List = List { name: "groups", columns: "GROUP /id, ARTIFACTS /artifacts, BYTES /bytes" };
+pub(crate) const TENANTS: List =
+    List { name: "tenants", columns: "TENANT /tenant, QUOTA /quota, ARTIFACTS /artifacts, SESSIONS /sessions" };
 pub(crate) const WORKERS: List = List {
     name: "workers",
-    columns: &[
-        ("WORKER", "/id"),
-        ("ENDPOINT", "/endpoint"),
-        ("LISTED", "/source"),
-        ("ROLE", "/role"),
-        ("HEALTH", "/health"),
-        ("KNOWLEDGE", "/knowledge"),
-        ("SOURCES", "/event_sources/configured"),
-        ("CONNECTED", "/event_sources/connected"),
-        ("LEASE", "/lease/state"),
-        ("RUNNING", "/load/running"),
-        ("WAITING", "/load/waiting"),
-        ("MODELS", "/models"),
-        ("DOUBT", "/doubt"),
-    ],
+    columns: "WORKER /id, ENDPOINT /endpoint, LISTED /source, ROLE /role, HEALTH /health, KNOWLEDGE /knowledge, \
+        SOURCES /event_sources/configured, CONNECTED /event_sources/connected, LEASE /lease/state, \
+        RUNNING /load/running, WAITING /load/waiting, MODELS /models, DOUBT /doubt",
 };
 
 /// A worker that answers its probes and takes no requests is not simply ready.
@@ -196,49 +132,44 @@ impl List {
         let mut query = filter.pairs();
         query.push(("limit", page.limit.to_string()));
         query.extend(page.fresh.pairs()?);
-        let (mut lines, mut cursor, mut answer): (Vec<Value>, _, Value);
-        (lines, cursor) = (Vec::new(), page.cursor.clone());
-        loop {
-            let mut asked = query.clone();
-            asked.extend(cursor.clone().map(|cursor| ("cursor", cursor)));
-            answer = client.get(&with_query(self.name, &asked)).await?.json;
-            lines.extend(answer[self.name].as_array().cloned().unwrap_or_default());
-            cursor = answer["next"].as_str().map(str::to_owned);
-            if cursor.is_none() || !page.all {
-                break;
-            }
+        let most = if page.all { usize::MAX } else { 1 };
+        let mut answer = pages(client, (self.name, &query), (page.cursor.clone(), most)).await?;
+        if output == Output::Table {
+            answer[self.name].as_array_mut().into_iter().flatten().for_each(tell_ejected);
         }
-        match output {
-            Output::Json => {
-                answer[self.name] = json!(lines);
-                say(&format!("{}\n", pretty(&answer)));
-            }
-            Output::Table => {
-                lines.iter_mut().for_each(tell_ejected);
-                say(&table(self.columns, &lines));
-                if let Some(cursor) = cursor {
-                    note(&format!("there is more: --all, or --cursor {cursor}"));
-                }
-            }
+        output.print(&answer, || table(self.columns, lines(&answer[self.name])));
+        if let (Output::Table, Some(cursor)) = (output, answer["next"].as_str()) {
+            note(&format!("there is more: --all, or --cursor {cursor}"));
         }
         Ok(())
     }
 }
 
-/// All lines of a list, page by page; what came before an error is lost with it.
-pub(super) async fn all(client: &Client, (name, filter): (&str, &[(&str, String)])) -> Result<Vec<Value>, CtlError> {
-    let (mut lines, mut cursor) = (Vec::new(), None::<String>);
-    loop {
-        let mut asked = filter.to_vec();
-        asked.push(("limit", LARGEST_PAGE.to_string()));
-        asked.extend(cursor.map(|cursor| ("cursor", cursor)));
-        let answer = client.get(&with_query(name, &asked)).await?.json;
-        lines.extend(answer[name].as_array().cloned().unwrap_or_default());
+/// At most so many pages of a list behind `cursor`, as one answer; what came before an error is lost with it.
+async fn pages(
+    client: &Client,
+    (name, query): (&str, &[(&str, String)]),
+    (mut cursor, most): (Option<String>, usize),
+) -> Result<Value, CtlError> {
+    let mut lines = Vec::new();
+    for page in 1.. {
+        let asked: Vec<_> = query.iter().cloned().chain(cursor.map(|cursor| ("cursor", cursor))).collect();
+        let mut answer = client.get(&with_query(name, &asked)).await?.json;
+        lines.extend(answer[name].as_array_mut().map(std::mem::take).unwrap_or_default());
         cursor = answer["next"].as_str().map(str::to_owned);
-        if cursor.is_none() {
-            return Ok(lines);
+        if cursor.is_none() || page == most {
+            answer[name] = json!(lines);
+            return Ok(answer);
         }
     }
+    unreachable!("pages are counted without end")
+}
+
+/// All lines of a list.
+pub(super) async fn all(client: &Client, (name, filter): (&str, &[(&str, String)])) -> Result<Vec<Value>, CtlError> {
+    let query = [filter, &[("limit", LARGEST_PAGE.to_string())]].concat();
+    let answer = pages(client, (name, &query), (None, usize::MAX)).await?;
+    Ok(lines(&answer[name]).to_vec())
 }
 
 /// One thing, by its path: as JSON, or its fields under each other.
@@ -248,15 +179,12 @@ pub(crate) async fn show_one(
     (name, output): (&str, Output),
 ) -> Result<(), CtlError> {
     let got = client.get(&with_query(path, &page.fresh.pairs()?)).await?;
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&got.json))),
-        Output::Table => {
-            let mut rows = Vec::new();
-            fields("", &got.json[name], &mut rows);
-            rows.extend(got.tag.map(|tag| vec!["etag".to_owned(), tag]));
-            say(&aligned(&rows));
-        }
-    }
+    output.print(&got.json, || {
+        let mut rows = Vec::new();
+        fields("", &got.json[name], &mut rows);
+        rows.extend(got.tag.map(|tag| vec!["etag".to_owned(), tag]));
+        aligned(rows)
+    });
     Ok(())
 }
 
@@ -277,31 +205,23 @@ pub(crate) fn fields(path: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
 /// The fork tree of a session.
 pub(crate) async fn show_tree(client: &Client, session: SessionId, output: Output) -> Result<(), CtlError> {
     let got = client.get(&format!("sessions/{session}/tree")).await?;
-    if output == Output::Json {
-        say(&format!("{}\n", pretty(&got.json)));
-        return Ok(());
-    }
-    let mut rows = vec![["SESSION", "OWNER", "BLOCKS", "HEADS"].map(str::to_owned).to_vec()];
-    for branch in got.json["branches"].as_array().into_iter().flatten() {
+    let branch = |branch: &Value| {
         let depth = branch["depth"].as_u64().unwrap_or_default().min(40) as usize;
         let twig = if depth == 0 { String::new() } else { format!("{}`- ", "   ".repeat(depth - 1)) };
         let here = if branch["id"].as_str() == Some(&session.to_string()) { " *" } else { "" };
-        rows.push(vec![
+        vec![
             format!("{twig}{}{here}", word(branch.get("id"))),
             word(branch.pointer("/owner/endpoint")),
             word(branch.get("blocks")),
             word(branch.get("heads")),
-        ]);
-    }
-    say(&aligned(&rows));
-    if got.json["cut"] == true {
+        ]
+    };
+    let title = row(["SESSION", "OWNER", "BLOCKS", "HEADS"]);
+    output.print(&got.json, || aligned(std::iter::once(title).chain(lines(&got.json["branches"]).iter().map(branch))));
+    if output == Output::Table && got.json["cut"] == true {
         note("there are more than fit");
     }
     Ok(())
-}
-
-pub(crate) fn pretty(answer: &Value) -> String {
-    serde_json::to_string_pretty(answer).unwrap_or_default()
 }
 
 /// `path?name=value&...`, with everything in the values that could end them written as %XX.

@@ -27,11 +27,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Subcommand};
-use http::Method;
 use serde_json::json;
 use vocabulary::{ArtifactId, PrefixId, RequestId, SessionId};
 
-pub(crate) use self::table::aligned;
+pub(crate) use self::table::{aligned, facts, row};
 
 pub(crate) use self::args::WorkerArg;
 use self::client::{Client, ClientOptions, LOOK, Waits};
@@ -42,6 +41,7 @@ use self::filters::{
 use self::lists::{List, PageArgs, show_one, show_tree};
 pub(crate) use self::output::Output;
 use self::output::say;
+use self::writes::{OneWorker, delete, post, put};
 use crate::auth::Secret;
 use crate::config::units::Span;
 
@@ -119,15 +119,9 @@ struct WorkersArgs {
 #[derive(Clone, Debug, Subcommand)]
 enum WorkersCommand {
     /// Lets a worker take no new sessions, at every router, and has its sessions moved; `ctl drain` shows how far that is.
-    Drain {
-        /// The worker, by id or URL.
-        worker: WorkerArg,
-    },
+    Drain(OneWorker),
     /// Takes a worker back into service.
-    Undrain {
-        /// The worker, by id or URL.
-        worker: WorkerArg,
-    },
+    Undrain(OneWorker),
     /// Lists a worker at this router for a time; repeated within it, it stays.
     Register {
         /// Its URL, with #prefill, #decode or #hybrid behind it where it is not a hybrid.
@@ -140,34 +134,28 @@ enum WorkersCommand {
         models: Vec<String>,
     },
     /// Ends a registration; what the worker began goes on.
-    Deregister {
-        /// The worker, by id or URL.
-        worker: WorkerArg,
-    },
+    Deregister(OneWorker),
     /// Ends the ownership of a worker that is gone for good, before its lease does.
-    Retire {
-        /// The worker, by id or URL.
-        worker: WorkerArg,
-    },
+    Retire(OneWorker),
 }
 
 impl WorkersCommand {
     fn request(&self) -> writes::Request {
-        let draining = |worker: &WorkerArg, draining: bool| {
-            cluster::free(Method::PUT, format!("workers/{worker}/draining"), json!({"draining": draining}))
+        let draining = |worker: WorkerArg, draining: bool| {
+            put(format!("workers/{worker}/draining"), json!({"draining": draining}))
         };
         match self {
-            Self::Drain { worker } => draining(worker, true),
-            Self::Undrain { worker } => draining(worker, false),
+            Self::Drain(OneWorker { worker }) => draining(*worker, true),
+            Self::Undrain(OneWorker { worker }) => draining(*worker, false),
             Self::Register { url, ttl, models } => {
                 let mut body = json!({"url": url, "models": models});
                 if let Some(ttl) = ttl {
                     body["ttl_ms"] = json!(ttl.0.as_millis() as u64);
                 }
-                cluster::free(Method::POST, "registrations", body)
+                post("registrations", body)
             }
-            Self::Deregister { worker } => cluster::free(Method::DELETE, format!("registrations/{worker}"), json!({})),
-            Self::Retire { worker } => cluster::free(Method::DELETE, format!("workers/{worker}"), json!({})),
+            Self::Deregister(OneWorker { worker }) => delete(format!("registrations/{worker}")),
+            Self::Retire(OneWorker { worker }) => delete(format!("workers/{worker}")),
         }
     }
 }
@@ -344,10 +332,10 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Links(args) => links::links(&client, args, output).await,
         CtlCommand::Member(command) => cluster::member(&client, command, output).await,
         CtlCommand::MoveLeader { node } => {
-            writes::run(&client, cluster::free(Method::POST, "cluster/leader", json!({"node": node})), output).await
+            writes::run(&client, post("cluster/leader", json!({"node": node})), output).await
         }
         CtlCommand::RaiseLevel { level } => {
-            writes::run(&client, cluster::free(Method::PUT, "cluster/level", json!({"level": level})), output).await
+            writes::run(&client, put("cluster/level", json!({"level": level})), output).await
         }
         CtlCommand::Watch(args) => watch::watch(&client, args, output).await,
         CtlCommand::Status => cluster::status(&client, output).await,

@@ -35,16 +35,11 @@ impl Output {
         }
     }
 
-    /// Prints an answer: as JSON, or as these names and values.
-    pub(crate) fn print(self, answer: &impl Serialize, rows: &[(&str, String)]) {
+    /// Prints an answer: as JSON, or as this text.
+    pub(crate) fn print(self, answer: &impl Serialize, text: impl FnOnce() -> String) {
         match self {
-            Output::Json => {
-                say(&format!("{}\n", serde_json::to_string_pretty(answer).expect("an answer encodes")));
-            }
-            Output::Table => {
-                let rows: Vec<_> = rows.iter().map(|(name, value)| vec![(*name).to_owned(), value.clone()]).collect();
-                say(&super::table::aligned(&rows));
-            }
+            Self::Json => say(&(serde_json::to_string_pretty(answer).expect("an answer encodes") + "\n")),
+            Self::Table => say(&text()),
         }
     }
 }

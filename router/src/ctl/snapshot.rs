@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use http::Method;
 use http_body_util::BodyExt as _;
-use ownership::{OwnershipError, Restored, SnapshotReport};
+use ownership::{OwnershipError, SnapshotReport};
 use serde_json::{Value, json};
 use tempfile::{Builder, NamedTempFile};
 use tokio::io::AsyncWriteExt as _;
@@ -13,7 +12,8 @@ use tokio::io::AsyncWriteExt as _;
 use super::client::Client;
 use super::error::CtlError;
 use super::output::Output;
-use super::{cluster, writes};
+use super::table::facts;
+use super::writes;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
@@ -44,20 +44,26 @@ pub(crate) async fn run(client: &Client, command: &SnapshotCommand, output: Outp
         SnapshotCommand::Save { file } => {
             let endpoint = save(client, file).await?;
             let report = verified(file)?;
-            output.print(&shown(&report), &report_rows(&report));
+            output.print(&shown(&report), || facts(report_rows(&report)));
             output.note(&format!("saved from {endpoint}"));
         }
         SnapshotCommand::Now => {
-            let request = cluster::free(Method::POST, "cluster/snapshot", json!({}));
-            writes::run(client, request, output).await?;
+            writes::run(client, writes::post("cluster/snapshot", json!({})), output).await?;
         }
         SnapshotCommand::Verify { file } => {
             let report = verified(file)?;
-            output.print(&shown(&report), &report_rows(&report));
+            output.print(&shown(&report), || facts(report_rows(&report)));
         }
         SnapshotCommand::Restore { file, data_dir } => {
             let restored = ownership::restore(file, data_dir).await.map_err(|error| about_file(error, file))?;
-            output.print(&restored, &restored_rows(&restored));
+            output.print(&restored, || {
+                facts([
+                    ("cluster", restored.cluster.to_string()),
+                    ("node", restored.node.to_string()),
+                    ("generation", restored.generation.to_string()),
+                    ("applied", restored.applied.to_string()),
+                ])
+            });
             output.note(&format!(
                 "start it with `ownerserve serve --data-dir {}`; it is a cluster of its own, and others join it with \
                  empty folders. Never let it and the old one serve the same workers",
@@ -154,15 +160,6 @@ fn report_rows(report: &SnapshotReport) -> Vec<(&'static str, String)> {
     rows.push(("layout", report.layout.to_string()));
     rows.push(("bytes", report.bytes.to_string()));
     rows
-}
-
-fn restored_rows(restored: &Restored) -> Vec<(&'static str, String)> {
-    vec![
-        ("cluster", restored.cluster.to_string()),
-        ("node", restored.node.to_string()),
-        ("generation", restored.generation.to_string()),
-        ("applied", restored.applied.to_string()),
-    ]
 }
 
 #[cfg(test)]

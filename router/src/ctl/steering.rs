@@ -4,16 +4,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
 use http::Method;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
-use vocabulary::{RequestId, SessionId};
+use vocabulary::RequestId;
 
-use super::args::WorkerArg;
 use super::client::Client;
 use super::endpoints::{ask_all, said, tell, tell_done};
 use super::error::CtlError;
-use super::lists::{fields, pretty, with_query};
-use super::output::{Output, say};
-use super::table::{Column, aligned, table};
+use super::filters::{DecisionFilter, Filter as _};
+use super::lists::{fields, with_query};
+use super::output::Output;
+use super::table::{Columns, aligned, lines, table};
 use crate::config::units::Span;
 
 /// Which decisions are shown.
@@ -21,81 +22,22 @@ use crate::config::units::Span;
 pub(crate) struct DecisionArgs {
     /// Only this one, by the id that its client saw in x-request-id.
     request: Option<RequestId>,
-    /// Of this session.
-    #[arg(long)]
-    session: Option<SessionId>,
     #[command(flatten)]
     filter: DecisionFilter,
-    /// Most lines.
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    limit: u16,
-}
-
-/// What decisions must be; the words are those of the receipts.
-#[derive(Clone, Debug, Args)]
-struct DecisionFilter {
-    /// Of this tenant.
-    #[arg(long)]
-    tenant: Option<String>,
-    /// For this model.
-    #[arg(long)]
-    model: Option<String>,
-    /// Decided in this mode.
-    #[arg(long)]
-    mode: Option<ModeArg>,
-    /// Of this kind of step, as small_increment.
-    #[arg(long)]
-    step: Option<String>,
-    /// Served by this action, as artifact_fetch.
-    #[arg(long)]
-    action: Option<String>,
-    /// With this worker in a leg, by id or URL.
-    #[arg(long)]
-    worker: Option<WorkerArg>,
-    /// That ended so, as complete or broken.
-    #[arg(long)]
-    ending: Option<String>,
     /// That arrived within this time, as 15m.
     #[arg(long, value_name = "SPAN")]
     since: Option<Span>,
     /// Whose first token took longer, as 500ms; where there was none, as of an answer that was not streamed, all of it.
     #[arg(long, value_name = "SPAN")]
     slower_than: Option<Span>,
+    /// Most lines.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
 }
 
-impl DecisionFilter {
-    fn pairs(&self) -> Vec<(&'static str, String)> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since = |span: Span| now.saturating_sub(span.0).as_millis().to_string();
-        let worker = self.worker.as_ref().map(ToString::to_string);
-        let plain = [
-            ("tenant", self.tenant.clone()),
-            ("model", self.model.clone()),
-            ("mode", self.mode.map(ModeArg::word)),
-            ("step", self.step.clone()),
-            ("action", self.action.clone()),
-            ("worker", worker),
-            ("ending", self.ending.clone()),
-            ("since", self.since.map(since)),
-            ("slower_than_us", self.slower_than.map(|span| span.0.as_micros().to_string())),
-        ];
-        plain.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
-    }
-}
-
-const DECISIONS: [Column; 11] = [
-    ("REQUEST", "/request"),
-    ("SESSION", "/known/session"),
-    ("STEP", "/decision/step"),
-    ("MODE", "/mode"),
-    ("ACTION", "/last/action"),
-    ("WORKER", "/last/decode"),
-    ("PROMPT", "/known/prompt"),
-    ("CACHED", "/seen/cached"),
-    ("PREDICTED US", "/seen/predicted"),
-    ("FIRST TOKEN US", "/seen/first_token"),
-    ("TOTAL US", "/seen/total"),
-];
+const DECISIONS: Columns = "REQUEST /request, SESSION /known/session, STEP /decision/step, MODE /mode, ACTION /last/action, \
+        WORKER /last/decode, PROMPT /known/prompt, CACHED /seen/cached, PREDICTED US /seen/predicted, \
+        FIRST TOKEN US /seen/first_token, TOTAL US /seen/total";
 
 /// Prints the newest decisions, or one of them whole.
 pub(crate) async fn decisions(client: &Client, args: &DecisionArgs, output: Output) -> Result<(), CtlError> {
@@ -103,30 +45,31 @@ pub(crate) async fn decisions(client: &Client, args: &DecisionArgs, output: Outp
         let got = client.get(&format!("decisions/{request}")).await?;
         let mut rows = Vec::new();
         fields("", &got.json, &mut rows);
-        say(&if output == Output::Json { format!("{}\n", pretty(&got.json)) } else { aligned(&rows) });
+        output.print(&got.json, || aligned(rows));
         return Ok(());
     }
     let mut query = vec![("limit", args.limit.to_string())];
-    query.extend(args.session.map(|session| ("session", session.to_string())));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     query.extend(args.filter.pairs());
-    let mut got = client.get(&with_query("decisions", &query)).await?;
-    if output == Output::Json {
-        say(&format!("{}\n", pretty(&got.json)));
-        return Ok(());
-    }
-    let mut lines = got.json["decisions"].as_array_mut().map(std::mem::take).unwrap_or_default();
-    for line in &mut lines {
-        line["last"] = line["attempts"].as_array().and_then(|tries| tries.last()).cloned().unwrap_or_default();
-    }
-    say(&table(&DECISIONS, &lines));
-    if got.json["complete"] == false {
+    query.extend(args.since.map(|span| ("since", now.saturating_sub(span.0).as_millis().to_string())));
+    query.extend(args.slower_than.map(|span| ("slower_than_us", span.0.as_micros().to_string())));
+    let got = client.get(&with_query("decisions", &query)).await?;
+    output.print(&got.json, || {
+        let mut shown = lines(&got.json["decisions"]).to_vec();
+        for line in &mut shown {
+            line["last"] = lines(&line["attempts"]).last().cloned().unwrap_or_default();
+        }
+        table(DECISIONS, &shown)
+    });
+    if output == Output::Table && got.json["complete"] == false {
         output.note("the search ended before all that is on disk was looked through; --since makes it shorter");
     }
     Ok(())
 }
 
 /// Who decides.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
 enum ModeArg {
     /// The planner.
     Own,
@@ -134,14 +77,6 @@ enum ModeArg {
     Shadow,
     /// The bypass; nothing is planned.
     Sticky,
-}
-
-impl ModeArg {
-    /// As the API has it.
-    fn word(self) -> String {
-        let word = self.to_possible_value().expect("no mode is hidden");
-        word.get_name().to_owned()
-    }
 }
 
 /// What the dial is set to.
@@ -158,7 +93,8 @@ pub(crate) struct ModeArgs {
 }
 
 /// What can be switched off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 enum SwitchArg {
     /// Nothing.
@@ -175,21 +111,15 @@ fn switches(disabled: &[SwitchArg]) -> Result<Value, CtlError> {
     if disabled.len() > 1 && disabled.contains(&SwitchArg::None) {
         return Err(CtlError::Usage("--disabled: none stands alone; leave it out, or the actions beside it".into()));
     }
-    let named = disabled.iter().filter(|switch| **switch != SwitchArg::None);
-    let words = named.filter_map(ValueEnum::to_possible_value);
-    Ok(words.map(|word| json!(word.get_name())).collect())
+    Ok(disabled.iter().filter(|switch| **switch != SwitchArg::None).map(|switch| json!(switch)).collect())
 }
 
-const MODES: [Column; 4] = [
-    ("ENDPOINT", "/endpoint"),
-    ("MODE", "/answer/mode"),
-    ("ROLLOUT PERCENT", "/answer/rollout_percent"),
-    ("SWITCHED OFF", "/answer/disabled"),
-];
+const MODES: Columns = "ENDPOINT /endpoint, MODE /answer/mode, ROLLOUT PERCENT /answer/rollout_percent, \
+        SWITCHED OFF /answer/disabled";
 
 /// Shows every endpoint's dial, or turns it.
 pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Result<(), CtlError> {
-    let mode = args.mode.map(|mode| json!(mode.word()));
+    let mode = args.mode.map(|mode| json!(mode));
     if let (Some(ModeArg::Sticky), Some(_)) = (args.mode, args.rollout) {
         let what =
             "--rollout: in mode sticky nothing is planned for any session, so that a share has no effect; leave it out";
@@ -199,7 +129,7 @@ pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Re
     let wanted = [("mode", mode), ("rollout_percent", args.rollout.map(Value::from)), ("disabled", disabled)];
     let wanted: Map<_, _> = wanted.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
     if wanted.is_empty() {
-        return tell(&ask_all(client, "mode").await, &MODES, output);
+        return tell(&ask_all(client, "mode").await, MODES, output);
     }
     let body = Value::Object(wanted);
     let turn = |endpoint: &String| {
@@ -207,7 +137,7 @@ pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Re
         async move { said(&client.endpoints[0], client.write((Method::PUT, "mode"), body, None).await) }
     };
     let answers = futures::future::join_all(client.endpoints.iter().map(turn)).await;
-    tell_done(&answers, &MODES, output)
+    tell_done(&answers, MODES, output)
 }
 
 #[cfg(test)]

@@ -1,41 +1,46 @@
 //! Answers for people: columns that line up.
 
+use comfy_table::presets::NOTHING;
+use comfy_table::{Row, Table};
 use serde_json::Value;
 
-/// A column: its title, and where in a line its value is (a JSON pointer).
-pub(crate) type Column = (&'static str, &'static str);
+/// Columns: of each its title, and where in a line its value is, a JSON pointer.
+pub(crate) type Columns = &'static str;
 
 /// Longest value that is shown in a column with others behind it, and in the last one.
 const WIDEST: usize = 80;
 const WIDEST_LAST: usize = 1_000;
 
 /// The lines as a table.
-pub(crate) fn table(columns: &[Column], lines: &[Value]) -> String {
-    let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+pub(crate) fn table(columns: Columns, lines: &[Value]) -> String {
+    let columns: Vec<_> = columns.split(", ").filter_map(|column| column.split_once(" /")).collect();
     let widest = |at: usize| if at + 1 == columns.len() { WIDEST_LAST } else { WIDEST };
-    let cell = |line: &Value, at: usize, place: &str| word_within(line.pointer(place), widest(at));
+    let cell = |line: &Value, at: usize, place: &str| word_within(line.pointer(&format!("/{place}")), widest(at));
     let cells = |line: &Value| columns.iter().enumerate().map(|(at, (_, place))| cell(line, at, place)).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(titles).chain(lines.iter().map(cells)).collect();
-    aligned(&rows)
+    let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+    aligned(std::iter::once(titles).chain(lines.iter().map(cells)).collect::<Vec<Vec<String>>>())
 }
 
 /// Rows whose columns line up; nothing stands behind the last one.
-pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default()
-    };
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let room = width(column) - cell.chars().count() + 2;
-            line.push_str(cell);
-            line.extend(std::iter::repeat_n(' ', room));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
+pub(crate) fn aligned<R: Into<Row>>(rows: impl IntoIterator<Item = R>) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).add_rows(rows);
+    table.column_iter_mut().for_each(|column| _ = column.set_padding((0, 2)));
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Names and values under each other.
+pub(crate) fn facts(facts: impl IntoIterator<Item = (&'static str, String)>) -> String {
+    aligned(facts.into_iter().map(|(name, value)| [name.to_owned(), value]))
+}
+
+pub(crate) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).into()
+}
+
+/// The lines of a list; none where it is none.
+pub(crate) fn lines(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
 }
 
 /// A value in a sentence or a column of its own.
@@ -89,10 +94,10 @@ mod tests {
             json!({"id": "s-1", "owner": {"endpoint": "http://a:1", "live": true}, "epoch": {"generation": 0, "index": 7, "position": 1}}),
             json!({"id": "s-22222", "owner": null, "epoch": {"generation": 1, "index": 8, "position": 0}}),
         ];
-        let columns = [("SESSION", "/id"), ("OWNER", "/owner/endpoint"), ("LIVE", "/owner/live"), ("EPOCH", "/epoch")];
+        let columns = "SESSION /id, OWNER /owner/endpoint, LIVE /owner/live, EPOCH /epoch";
         let wanted =
             "SESSION  OWNER       LIVE  EPOCH\ns-1      http://a:1  yes   0.7.1\ns-22222  -           -     1.8.0\n";
-        assert_eq!(table(&columns, &lines), wanted);
+        assert_eq!(table(columns, &lines), wanted);
     }
 
     #[test]
@@ -110,7 +115,7 @@ mod tests {
     fn a_long_value_ends_behind_a_whole_word_and_the_last_column_is_not_cut() {
         let long = "it does not answer the leader: its certificate does not name `router-3.internal`, under which it was called";
         let lines = [json!({"what": long, "then": long})];
-        let shown = table(&[("WHAT", "/what"), ("THEN", "/then")], &lines);
+        let shown = table("WHAT /what, THEN /then", &lines);
         let (first, last) = shown.lines().nth(1).unwrap().split_once('…').unwrap();
         assert!(long.starts_with(first) && long[first.len()..].starts_with([' ', ',']), "{first}");
         assert!(first.len() > 50 && first.chars().count() < WIDEST, "{first}");

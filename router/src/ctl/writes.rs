@@ -1,6 +1,6 @@
 //! Commands that change something: each one request, fenced by what was read where the API asks for it.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 use vocabulary::{ArtifactId, GroupId, SessionId};
@@ -8,8 +8,8 @@ use vocabulary::{ArtifactId, GroupId, SessionId};
 use super::args::{EpochArg, SubjectArg, WorkerArg};
 use super::client::Client;
 use super::error::CtlError;
-use super::lists::{escaped, pretty};
-use super::output::{Output, say};
+use super::lists::escaped;
+use super::output::Output;
 use super::table::word;
 
 /// What can be changed.
@@ -19,12 +19,8 @@ pub(crate) enum WriteCommand {
     Claim {
         /// The session or the artifact.
         subject: SubjectArg,
-        /// The worker, by id or URL.
-        #[arg(long)]
-        to: WorkerArg,
-        /// Which data-parallel rank of it.
-        #[arg(long, default_value_t = 0)]
-        rank: u16,
+        #[command(flatten)]
+        to: Target,
     },
     /// Takes a session or an artifact from its owner, without giving it to another.
     Release {
@@ -38,12 +34,8 @@ pub(crate) enum WriteCommand {
     Migrate {
         /// The session.
         session: SessionId,
-        /// The worker, by id or URL.
-        #[arg(long)]
-        to: WorkerArg,
-        /// Which data-parallel rank of it.
-        #[arg(long, default_value_t = 0)]
-        rank: u16,
+        #[command(flatten)]
+        to: Target,
         /// The blocks are there already: only record it.
         #[arg(long)]
         there: bool,
@@ -55,12 +47,8 @@ pub(crate) enum WriteCommand {
     Replicate {
         /// The artifact.
         artifact: ArtifactId,
-        /// The worker, by id or URL.
-        #[arg(long)]
-        to: WorkerArg,
-        /// Which data-parallel rank of it.
-        #[arg(long, default_value_t = 0)]
-        rank: u16,
+        #[command(flatten)]
+        to: Target,
         /// The blocks are there already: only record it.
         #[arg(long)]
         there: bool,
@@ -76,20 +64,11 @@ pub(crate) enum WriteCommand {
         worker: WorkerArg,
     },
     /// Keeps an artifact from being evicted or collected.
-    Pin {
-        /// The artifact.
-        artifact: ArtifactId,
-    },
+    Pin(OneArtifact),
     /// Takes a pin back.
-    Unpin {
-        /// The artifact.
-        artifact: ArtifactId,
-    },
+    Unpin(OneArtifact),
     /// Forgets an artifact that nothing references.
-    Evict {
-        /// The artifact.
-        artifact: ArtifactId,
-    },
+    Evict(OneArtifact),
     /// Puts an artifact into a group, or without one out of any.
     Group {
         /// The artifact.
@@ -110,10 +89,38 @@ pub(crate) enum WriteCommand {
         artifacts: QuotaArg,
     },
     /// Renews the lease of a worker's present life by one term.
-    Renew {
-        /// The worker, by id or URL.
-        worker: WorkerArg,
-    },
+    Renew(OneWorker),
+}
+
+// Not doc comments: as those they would be the help of the whole command.
+
+// Who is to have it.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Target {
+    /// The worker, by id or URL.
+    #[arg(long)]
+    to: WorkerArg,
+    /// Which data-parallel rank of it.
+    #[arg(long, default_value_t = 0)]
+    rank: u16,
+}
+
+impl Target {
+    fn json(self) -> Value {
+        json!({"worker": self.to.to_string(), "rank": self.rank})
+    }
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OneArtifact {
+    /// The artifact.
+    artifact: ArtifactId,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OneWorker {
+    /// The worker, by id or URL.
+    pub(crate) worker: WorkerArg,
 }
 
 /// A bound, or none.
@@ -146,16 +153,31 @@ pub(crate) enum FenceFrom {
     Read(String),
 }
 
-fn fence(epoch: Option<EpochArg>, path: String) -> FenceFrom {
-    epoch.map_or(FenceFrom::Read(path), FenceFrom::Given)
+fn free(method: Method, path: impl Into<String>, body: Value) -> Request {
+    Request { method, path: path.into(), body, fence: FenceFrom::Nowhere }
 }
 
-fn target(worker: WorkerArg, rank: u16) -> Value {
-    json!({"worker": worker.to_string(), "rank": rank})
+pub(crate) fn post(path: impl Into<String>, body: Value) -> Request {
+    free(Method::POST, path, body)
 }
 
-fn blocks(there: &bool) -> &'static str {
-    if *there { "there" } else { "move" }
+pub(crate) fn put(path: impl Into<String>, body: Value) -> Request {
+    free(Method::PUT, path, body)
+}
+
+pub(crate) fn delete(path: impl Into<String>) -> Request {
+    free(Method::DELETE, path, json!({}))
+}
+
+impl Request {
+    /// Only if it was granted at this epoch, or else at the one that a read of `path` says now.
+    fn fenced(self, epoch: Option<EpochArg>, path: impl Into<String>) -> Self {
+        Self { fence: epoch.map_or_else(|| FenceFrom::Read(path.into()), FenceFrom::Given), ..self }
+    }
+}
+
+fn blocks(there: bool) -> &'static str {
+    if there { "there" } else { "move" }
 }
 
 impl WriteCommand {
@@ -165,47 +187,33 @@ impl WriteCommand {
     }
 
     pub(crate) fn request(&self) -> Request {
-        let free =
-            |method: Method, path: String, body: Value| Request { method, path, body, fence: FenceFrom::Nowhere };
+        let pin =
+            |artifact: ArtifactId, pinned: bool| put(format!("artifacts/{artifact}/pin"), json!({"pinned": pinned}));
         match self {
-            Self::Claim { subject, to, rank } => {
-                free(Method::POST, format!("{subject}/claim"), json!({"owner": target(*to, *rank)}))
+            Self::Claim { subject, to } => post(format!("{subject}/claim"), json!({"owner": to.json()})),
+            Self::Release { subject, epoch } => {
+                post(format!("{subject}/release"), json!({})).fenced(*epoch, subject.to_string())
             }
-            Self::Release { subject, epoch } => Request {
-                fence: fence(*epoch, subject.to_string()),
-                ..free(Method::POST, format!("{subject}/release"), json!({}))
-            },
-            Self::Migrate { session, to, rank, there, epoch } => Request {
-                fence: fence(*epoch, format!("sessions/{session}")),
-                ..free(
-                    Method::POST,
-                    format!("sessions/{session}/migrate"),
-                    json!({"to": target(*to, *rank), "blocks": blocks(there)}),
-                )
-            },
-            Self::Replicate { artifact, to, rank, there, ttl } => free(
-                Method::POST,
-                format!("artifacts/{artifact}/replicas"),
-                json!({"holder": target(*to, *rank), "blocks": blocks(there), "ttl_ms": ttl * 1000}),
-            ),
-            Self::DropReplica { artifact, worker } => {
-                free(Method::DELETE, format!("artifacts/{artifact}/replicas/{worker}"), json!({}))
+            Self::Migrate { session, to, there, epoch } => {
+                let body = json!({"to": to.json(), "blocks": blocks(*there)});
+                post(format!("sessions/{session}/migrate"), body).fenced(*epoch, format!("sessions/{session}"))
             }
-            Self::Pin { artifact } => free(Method::PUT, format!("artifacts/{artifact}/pin"), json!({"pinned": true})),
-            Self::Unpin { artifact } => {
-                free(Method::PUT, format!("artifacts/{artifact}/pin"), json!({"pinned": false}))
+            Self::Replicate { artifact, to, there, ttl } => {
+                let body = json!({"holder": to.json(), "blocks": blocks(*there), "ttl_ms": ttl * 1000});
+                post(format!("artifacts/{artifact}/replicas"), body)
             }
-            Self::Evict { artifact } => free(Method::DELETE, format!("artifacts/{artifact}"), json!({})),
-            Self::Group { artifact, group } => free(
-                Method::PUT,
-                format!("artifacts/{artifact}/group"),
-                json!({"group": group.map(|group| group.to_string())}),
-            ),
-            Self::Close { session } => free(Method::DELETE, format!("sessions/{session}"), json!({})),
+            Self::DropReplica { artifact, worker } => delete(format!("artifacts/{artifact}/replicas/{worker}")),
+            Self::Pin(OneArtifact { artifact }) => pin(*artifact, true),
+            Self::Unpin(OneArtifact { artifact }) => pin(*artifact, false),
+            Self::Evict(OneArtifact { artifact }) => delete(format!("artifacts/{artifact}")),
+            Self::Group { artifact, group } => {
+                put(format!("artifacts/{artifact}/group"), json!({"group": group.map(|group| group.to_string())}))
+            }
+            Self::Close { session } => delete(format!("sessions/{session}")),
             Self::Quota { tenant, artifacts } => {
-                free(Method::PUT, format!("tenants/{}/quota", escaped(tenant)), json!({"artifacts": artifacts.0}))
+                put(format!("tenants/{}/quota", escaped(tenant)), json!({"artifacts": artifacts.0}))
             }
-            Self::Renew { worker } => free(Method::POST, format!("leases/{worker}/renew"), json!({})),
+            Self::Renew(OneWorker { worker }) => post(format!("leases/{worker}/renew"), json!({})),
         }
     }
 }
@@ -213,12 +221,7 @@ impl WriteCommand {
 /// A new group of these artifacts.
 pub(crate) fn new_group(artifacts: &[ArtifactId]) -> Request {
     let artifacts: Vec<String> = artifacts.iter().map(ArtifactId::to_string).collect();
-    Request {
-        method: Method::POST,
-        path: "groups".into(),
-        body: json!({"artifacts": artifacts}),
-        fence: FenceFrom::Nowhere,
-    }
+    post("groups", json!({"artifacts": artifacts}))
 }
 
 /// Sends it and prints what was done.
@@ -229,23 +232,16 @@ pub(crate) async fn run(client: &Client, request: Request, output: Output) -> Re
         FenceFrom::Read(path) => client.get(path).await?.tag,
     };
     let got = client.write((request.method, &request.path), &request.body, tag.as_deref()).await?;
-    match output {
-        Output::Json => say(&format!("{}\n", pretty(&got.json))),
-        Output::Table => {
-            if let Some(group) = got.json["group"].as_str() {
-                say(&format!("{group}\n"));
-                output.note(&word(got.json.get("did")));
-                return Ok(());
-            }
-            say(&format!("{}\n", word(got.json.get("did"))));
-            let moved = &got.json["moved"];
-            if moved.is_object() {
-                say(&format!(
-                    "moved {} blocks, {} bytes in {} ms\n",
-                    moved["blocks"], moved["bytes"], moved["took_ms"]
-                ));
-            }
+    let (did, group, moved) = (word(got.json.get("did")), got.json["group"].as_str(), &got.json["moved"]);
+    output.print(&got.json, || match (group, moved.is_object()) {
+        (Some(group), _) => format!("{group}\n"),
+        (None, false) => format!("{did}\n"),
+        (None, true) => {
+            format!("{did}\nmoved {} blocks, {} bytes in {} ms\n", moved["blocks"], moved["bytes"], moved["took_ms"])
         }
+    });
+    if output == Output::Table && group.is_some() {
+        output.note(&did);
     }
     Ok(())
 }

@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::alarm;
 use crate::ctl::client::Client;
-use crate::ctl::cluster::{knows_all, lines};
+use crate::ctl::cluster::knows_all;
 use crate::ctl::endpoints::ask_all;
 use crate::ctl::output::Output;
-use crate::ctl::table::word;
+use crate::ctl::table::{lines, word};
 
 /// Between two looks at how far the members are.
 const BETWEEN: Duration = Duration::from_millis(1_500);
