@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use prefix::PrefixError;
+use serde::de::DeserializeOwned;
+use serde::de::value::{Error as ValueError, StringDeserializer};
 use vocabulary::Role;
 use workers_shim::dialect::Spoken;
 use workers_shim::sim::{
@@ -25,9 +28,9 @@ pub struct SimArgs {
     /// Where it serves HTTP; port 0 takes any free one, which the log tells. Given several times, it is as many engines.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     listen: Vec<SocketAddr>,
-    /// What it says it is for.
-    #[arg(long, default_value = "hybrid")]
-    role: SimRole,
+    /// What it says it is for: it computes prompts for others, generates answers, or does both.
+    #[arg(long, default_value = "hybrid", value_parser = one_of::<Role>(&["prefill", "decode", "hybrid"]))]
+    role: Role,
     /// The name under which it serves its model.
     #[arg(long, value_name = "NAME", default_value = "tiny")]
     model: String,
@@ -65,9 +68,10 @@ struct HandingArgs {
     /// What goes wrong with KV on its way to other workers, for tests: corrupt=N damages one of N reads, and tells nobody.
     #[arg(long, value_name = "FAULT")]
     transfer_fault: Option<TransferFault>,
-    /// How it hands KV over, and whose metrics it shows: SGLang's prefill and decode workers answer nothing else.
-    #[arg(long, default_value = "nixl")]
-    dialect: SimDialect,
+    /// How it hands KV over, and whose metrics it shows: OpenAI's API alone; vLLM with NIXL, or the same in its bidirectional
+    /// mode; vLLM with Mooncake; SGLang, whose prefill and decode workers answer nothing else.
+    #[arg(long, default_value = "nixl", value_parser = one_of::<Spoken>(&["plain", "nixl", "bidirectional", "mooncake", "sglang"]))]
+    dialect: Spoken,
     /// Where its bootstrap server listens [default: any free port]; SGLang's GET /server_info tells it.
     #[arg(long, value_name = "ADDR")]
     bootstrap_listen: Option<SocketAddr>,
@@ -76,71 +80,23 @@ struct HandingArgs {
     meet_within: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum SimRole {
-    /// Computes prompts for others.
-    Prefill,
-    /// Generates answers.
-    Decode,
-    /// Both.
-    Hybrid,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum SimDialect {
-    /// OpenAI's API alone.
-    Plain,
-    /// vLLM with NIXL.
-    Nixl,
-    /// The same in its bidirectional mode.
-    Bidirectional,
-    /// vLLM with Mooncake.
-    Mooncake,
-    /// SGLang.
-    Sglang,
-}
-
-impl From<SimDialect> for Spoken {
-    fn from(dialect: SimDialect) -> Self {
-        match dialect {
-            SimDialect::Plain => Self::Plain,
-            SimDialect::Nixl => Self::Nixl,
-            SimDialect::Bidirectional => Self::Bidirectional,
-            SimDialect::Mooncake => Self::Mooncake,
-            SimDialect::Sglang => Self::Sglang,
-        }
-    }
-}
-
-impl From<SimRole> for Role {
-    fn from(role: SimRole) -> Self {
-        match role {
-            SimRole::Prefill => Self::Prefill,
-            SimRole::Decode => Self::Decode,
-            SimRole::Hybrid => Self::Hybrid,
-        }
-    }
+/// One of these words, as configuration has it.
+fn one_of<T>(words: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: DeserializeOwned + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).try_map(|word| T::deserialize(StringDeserializer::<ValueError>::new(word)))
 }
 
 /// Why no simulated worker runs.
 #[derive(Debug, thiserror::Error)]
 pub enum SimCommandError {
     /// The profile cannot be read.
-    #[error("cannot read the profile {path}: {source}")]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    #[error("cannot read the profile {0}: {1}")]
+    Unreadable(PathBuf, #[source] std::io::Error),
     /// The profile is not what it should be.
-    #[error("the profile {path}: {source}")]
-    Profile {
-        /// Which file.
-        path: PathBuf,
-        /// Where and why.
-        source: Box<toml::de::Error>,
-    },
+    #[error("the profile {0}: {1}")]
+    Profile(PathBuf, #[source] Box<toml::de::Error>),
     /// The model's text files cannot be used.
     #[error(transparent)]
     Text(#[from] PrefixError),
@@ -169,10 +125,9 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
     let profile = match &args.profile {
         None => Profile::default(),
         Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|source| SimCommandError::Unreadable { path: path.clone(), source })?;
-            toml::from_str(&text)
-                .map_err(|source| SimCommandError::Profile { path: path.clone(), source: Box::new(source) })?
+            let text =
+                std::fs::read_to_string(path).map_err(|source| SimCommandError::Unreadable(path.clone(), source))?;
+            toml::from_str(&text).map_err(|source| SimCommandError::Profile(path.clone(), Box::new(source)))?
         }
     };
     // Beside HTTP, on the same interface.
@@ -182,7 +137,7 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
         listen,
         model: args.model.clone(),
         adapters: args.adapters.clone(),
-        role: args.role.into(),
+        role: args.role,
         profile,
         speed_up: args.speed_up,
         events: EventOptions {
@@ -194,7 +149,7 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
         },
         side_channel: beside(listen.ip()),
         handing: HandingOptions {
-            dialect: args.handing.dialect.into(),
+            dialect: args.handing.dialect,
             bootstrap: args.handing.bootstrap_listen.unwrap_or(beside(listen.ip())),
             patience: Duration::from_secs(args.handing.meet_within),
         },

@@ -8,6 +8,7 @@ mod stopwatch;
 
 use std::collections::HashSet;
 use std::io::Write as _;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -136,12 +137,18 @@ fn steps(word: &str) -> Result<usize, TooFewSteps> {
     word.parse().ok().filter(|steps| *steps >= Limits::default().shortest).ok_or(TooFewSteps)
 }
 
+/// A number that cannot be: what is accepted.
 #[derive(Debug, thiserror::Error)]
-#[error("accepted: gigabytes a second, 0.001 to 10000")]
-struct NoSpeed;
+#[error("{0}")]
+pub(crate) struct OutOfRange(&'static str);
 
-fn speed(word: &str) -> Result<f64, NoSpeed> {
-    word.parse().ok().filter(|speed| (0.001..=10_000.0).contains(speed)).ok_or(NoSpeed)
+/// A number of this range, or else `accepted`.
+pub(crate) fn number(text: &str, range: RangeInclusive<f64>, accepted: &'static str) -> Result<f64, OutOfRange> {
+    text.parse().ok().filter(|number| range.contains(number)).ok_or(OutOfRange(accepted))
+}
+
+fn speed(word: &str) -> Result<f64, OutOfRange> {
+    number(word, 0.001..=10_000.0, "accepted: gigabytes a second, 0.001 to 10000")
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use simulator::stats::{RepetitionOf, Spread, TraceStats};
 
-use crate::ctl::aligned;
+use crate::ctl::{aligned, row};
 use files::FilesError;
 
 /// Looks at recorded traffic, or makes some up.
@@ -112,10 +112,6 @@ fn text(stats: &TraceStats) -> String {
     below.extend(stats.kinds.iter().map(|(kind, part)| vec![format!("kind {kind}"), share(*part)]));
     let notes: String = stats.notes.iter().map(|note| format!("\nnote: {note}\n")).collect();
     format!("{}\n{}{notes}", aligned(&rows), aligned(&below))
-}
-
-fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).into()
 }
 
 fn spread(name: &str, of: &Spread) -> Vec<String> {

@@ -15,9 +15,9 @@ use serde::Serialize;
 use vocabulary::WorkerId;
 
 use crate::config::{Config, ConfigError};
-use crate::ctl::{Output, WorkerArg, aligned};
+use crate::ctl::{Output, WorkerArg, aligned, facts, row};
 use crate::decisions::{Records, RecordsError};
-use crate::simulate_command::Progress;
+use crate::simulate_command::{OutOfRange, Progress, number};
 use compare::{Change, Comparing, Comparison, Modes, Replayed};
 
 const NOTE: &str = "\
@@ -54,12 +54,8 @@ pub(crate) struct WhatIfArgs {
 /// Workers that a message lists.
 const MOST_NAMED: usize = 20;
 
-#[derive(Debug, thiserror::Error)]
-#[error("accepted is a number from 0.01 to 100")]
-struct NotAFactor;
-
-fn factor(text: &str) -> Result<f64, NotAFactor> {
-    text.parse().ok().filter(|factor| (0.01..=100.0).contains(factor)).ok_or(NotAFactor)
+fn factor(text: &str) -> Result<f64, OutOfRange> {
+    number(text, 0.01..=100.0, "accepted is a number from 0.01 to 100")
 }
 
 /// Why nothing was compared.
@@ -141,20 +137,14 @@ impl WhatIfArgs {
     }
 }
 
-fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).to_vec()
-}
-
 fn text(comparison: &Comparison, files: usize) -> String {
     let Modes { own, shadow, sticky } = comparison.modes;
-    let mut text = aligned(&[
-        row([
-            "decisions",
-            &format!("{} in {files} files: own {own}, shadow {shadow}, sticky {sticky}", own + shadow + sticky),
-        ]),
-        row(["compared", &format!("{} steps of {} sessions", comparison.compared, comparison.sessions)]),
-        row(["replayed", &replayed(comparison)]),
-        row(["unservable", &format!("{} steps", comparison.unservable)]),
+    let (all, compared) = (own + shadow + sticky, comparison.compared);
+    let mut text = facts([
+        ("decisions", format!("{all} in {files} files: own {own}, shadow {shadow}, sticky {sticky}")),
+        ("compared", format!("{compared} steps of {} sessions", comparison.sessions)),
+        ("replayed", replayed(comparison)),
+        ("unservable", format!("{} steps", comparison.unservable)),
     ]);
     let (Some(served), Some(planned)) = (&comparison.as_served, &comparison.what_if) else {
         return text
@@ -162,7 +152,7 @@ fn text(comparison: &Comparison, files: usize) -> String {
     };
     let line = |name: &str, of: &dyn Fn(&compare::Totals) -> String| row([name, &of(served), &of(planned)]);
     text.push('\n');
-    text += &aligned(&[
+    text += &aligned([
         row(["PREDICTED", "AS SERVED", "WHAT IF"]),
         line("first token, mean ms", &|totals| format!("{:.1}", totals.first_token_mean)),
         line("first token, p50 ms", &|totals| format!("{:.1}", totals.first_token_p50)),
@@ -170,14 +160,13 @@ fn text(comparison: &Comparison, files: usize) -> String {
         line("prompt tokens computed", &|totals| totals.computed_tokens.to_string()),
         line("MiB moved", &|totals| format!("{:.1}", totals.moved_bytes as f64 / f64::from(1 << 20))),
     ]);
-    text += &format!("\n{} of {} steps would be served in another way. ", comparison.other_plan, comparison.compared);
+    text += &format!("\n{} of {} steps would be served in another way. ", comparison.other_plan, compared);
     text += &saved(comparison, served.first_token_mean);
     text.push_str("\n\n");
-    let actions = comparison
-        .actions
-        .iter()
-        .map(|(action, [served, planned])| row([action.as_str(), &served.to_string(), &planned.to_string()]));
-    text += &aligned(&std::iter::once(row(["ACTION", "AS SERVED", "WHAT IF"])).chain(actions).collect::<Vec<_>>());
+    let actions = comparison.actions.iter();
+    let actions =
+        actions.map(|(action, [served, planned])| row([action.as_str(), &served.to_string(), &planned.to_string()]));
+    text += &aligned(std::iter::once(row(["ACTION", "AS SERVED", "WHAT IF"])).chain(actions));
     if !comparison.foretold.is_empty() {
         text.push('\n');
         text += &foretold(comparison);
@@ -219,7 +208,7 @@ fn foretold(comparison: &Comparison) -> String {
             &format!("{:+.0} %", 100.0 * one.bias),
         ]));
     }
-    aligned(&rows)
+    aligned(rows)
 }
 
 #[cfg(test)]

@@ -84,34 +84,20 @@ impl Compared {
     /// For people.
     pub(super) fn table(&self) -> String {
         let word = |holds: bool| if holds { "PASS" } else { "SHORT" }.to_owned();
-        let mut rows = vec![["figure", "simulated", "live", "difference", "aim", ""].map(str::to_owned)];
-        let first = self.first_token;
-        rows.push([
-            "first token, mean (s)".to_owned(),
-            format!("{:.3}", first.simulated),
-            format!("{:.3}", first.live),
-            format!("{:+.1} %", 100.0 * first.off()),
-            format!("{:.0} %", 100.0 * FIRST_TOKEN_AIM),
-            word(first.off().abs() <= FIRST_TOKEN_AIM),
-        ]);
-        for (seed, order) in self.orders.iter().filter(|_| self.orders.len() > 1) {
-            rows.push([
-                format!("  order of seed {seed} (s)"),
-                format!("{:.3}", order.simulated),
-                format!("{:.3}", order.live),
-                format!("{:+.1} %", 100.0 * order.off()),
-                "-".to_owned(),
-                String::new(),
-            ]);
-        }
-        rows.push([
-            "of it outside of engines (s)".to_owned(),
-            "-".to_owned(),
-            format!("{:.3}", self.outside),
-            "-".to_owned(),
-            "-".to_owned(),
-            String::new(),
-        ]);
+        let title = ["figure", "simulated", "live", "difference", "aim", ""].map(str::to_owned);
+        let mut rows = vec![title];
+        let seconds = |name: String, pair: Pair| {
+            let (simulated, live) = (format!("{:.3}", pair.simulated), format!("{:.3}", pair.live));
+            [name, simulated, live, format!("{:+.1} %", 100.0 * pair.off()), "-".to_owned(), String::new()]
+        };
+        let mut first = seconds("first token, mean (s)".to_owned(), self.first_token);
+        first[4] = format!("{:.0} %", 100.0 * FIRST_TOKEN_AIM);
+        first[5] = word(self.first_token.off().abs() <= FIRST_TOKEN_AIM);
+        rows.push(first);
+        let orders = self.orders.iter().filter(|_| self.orders.len() > 1);
+        rows.extend(orders.map(|(seed, order)| seconds(format!("  order of seed {seed} (s)"), *order)));
+        let outside = format!("{:.3}", self.outside);
+        rows.push(["of it outside of engines (s)", "-", &outside, "-", "-", ""].map(str::to_owned));
         for (action, share) in &self.actions {
             let off = share.live - share.simulated;
             rows.push([
@@ -123,17 +109,11 @@ impl Compared {
                 word(off.abs() <= ACTION_AIM),
             ]);
         }
-        let computed = self.computed;
-        rows.push([
-            "prompt tokens computed".to_owned(),
-            format!("{:.0}", computed.simulated),
-            format!("{:.0}", computed.live),
-            format!("{:+.1} %", 100.0 * computed.off()),
-            "-".to_owned(),
-            String::new(),
-        ]);
-        let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
-        format!("{}{} live steps, {} of them measured\n", aligned(&rows), self.steps, self.measured)
+        let Pair { simulated, live } = self.computed;
+        let off = format!("{:+.1} %", 100.0 * self.computed.off());
+        let (simulated, live) = (format!("{simulated:.0}"), format!("{live:.0}"));
+        rows.push(["prompt tokens computed", &simulated, &live, &off, "-", ""].map(str::to_owned));
+        format!("{}{} live steps, {} of them measured\n", aligned(rows), self.steps, self.measured)
     }
 }
 

@@ -131,15 +131,15 @@ impl Live {
     }
 
     async fn ask(&self, (number, session): (usize, &Session), index: usize) {
-        let body = serde_json::to_vec(&self.completion((number, session), index)).expect("numbers and words make JSON");
+        let body = self.completion((number, session), index);
         let name = format!("closed-loop-{number}-{}", session.steps[index].agent);
-        let answer = self.client.stream(self.proxy, "/v1/completions", (&name, body)).await;
+        let answer = self.client.stream(self.proxy, "/v1/completions", (&name, &body)).await;
         self.over.fetch_add(1, Ordering::Relaxed);
         let mut seen = self.seen.lock();
         seen.steps += 1;
         match answer {
             Ok(answer) => {
-                let first_token = answer.first_token.as_secs_f64() / self.slower;
+                let first_token = answer.served.first_token.as_secs_f64() / self.slower;
                 seen.all_first_tokens += first_token;
                 if !seen.cut {
                     seen.first_tokens.push(first_token);

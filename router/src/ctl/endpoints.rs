@@ -8,18 +8,30 @@ use super::client::{Client, Got};
 use super::error::CtlError;
 use super::output::Output;
 use super::table::{Columns, table, word};
+use super::writes::Request;
 
 /// What each endpoint says, or why it says nothing, with the exit code that stands for it.
 pub(crate) async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
-    let ask = |endpoint: &String| {
-        let client = client.at(endpoint);
-        async move { said(&client.endpoints[0], client.get(path).await) }
+    at_all(client, async |client| client.get(path).await).await
+}
+
+/// What each endpoint says to a write.
+pub(crate) async fn write_all(client: &Client, request: Request) -> Vec<Value> {
+    let Request { method, path, body, .. } = &request;
+    at_all(client, async |client| client.write((method.clone(), path), body, None).await).await
+}
+
+async fn at_all(client: &Client, ask: impl AsyncFn(Client) -> Result<Got, CtlError>) -> Vec<Value> {
+    let ask = &ask;
+    let one = |endpoint: &String| {
+        let (endpoint, client) = (endpoint.clone(), client.at(endpoint));
+        async move { said(&endpoint, ask(client).await) }
     };
-    futures::future::join_all(client.endpoints.iter().map(ask)).await
+    futures::future::join_all(client.endpoints.iter().map(one)).await
 }
 
 /// An endpoint's answer, as a line.
-pub(crate) fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
+fn said(endpoint: &str, got: Result<Got, CtlError>) -> Value {
     match got {
         Ok(got) => json!({"endpoint": endpoint, "answer": got.json}),
         Err(error) => {

@@ -1,15 +1,14 @@
 //! Barred links: which there are at every router, and to clear one everywhere. Each router checks its own transfers.
 
 use clap::{Args, Subcommand};
-use http::Method;
-use serde_json::json;
 
 use super::args::WorkerArg;
 use super::client::Client;
-use super::endpoints::{ask_all, said, tell, tell_done};
+use super::endpoints::{ask_all, tell, tell_done, write_all};
 use super::error::CtlError;
 use super::output::Output;
 use super::table::Columns;
+use super::writes::delete;
 
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -36,11 +35,5 @@ pub(crate) async fn links(client: &Client, args: &LinksArgs, output: Output) -> 
     let Some(LinksCommand::Clear { from, to }) = &args.command else {
         return tell(&ask_all(client, "correctness").await, LINKS, output);
     };
-    let path = format!("correctness/{from}/{to}");
-    let clear = |endpoint: &String| {
-        let (client, path) = (client.at(endpoint), &path);
-        async move { said(&client.endpoints[0], client.write((Method::DELETE, path), &json!({}), None).await) }
-    };
-    let answers = futures::future::join_all(client.endpoints.iter().map(clear)).await;
-    tell_done(&answers, LINKS, output)
+    tell_done(&write_all(client, delete(format!("correctness/{from}/{to}"))).await, LINKS, output)
 }

@@ -3,18 +3,18 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
-use http::Method;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vocabulary::RequestId;
 
 use super::client::Client;
-use super::endpoints::{ask_all, said, tell, tell_done};
+use super::endpoints::{ask_all, tell, tell_done, write_all};
 use super::error::CtlError;
 use super::filters::{DecisionFilter, Filter as _};
 use super::lists::{fields, with_query};
 use super::output::Output;
 use super::table::{Columns, aligned, lines, table};
+use super::writes::put;
 use crate::config::units::Span;
 
 /// Which decisions are shown.
@@ -131,13 +131,7 @@ pub(crate) async fn mode(client: &Client, args: &ModeArgs, output: Output) -> Re
     if wanted.is_empty() {
         return tell(&ask_all(client, "mode").await, MODES, output);
     }
-    let body = Value::Object(wanted);
-    let turn = |endpoint: &String| {
-        let (client, body) = (client.at(endpoint), &body);
-        async move { said(&client.endpoints[0], client.write((Method::PUT, "mode"), body, None).await) }
-    };
-    let answers = futures::future::join_all(client.endpoints.iter().map(turn)).await;
-    tell_done(&answers, MODES, output)
+    tell_done(&write_all(client, put("mode", Value::Object(wanted))).await, MODES, output)
 }
 
 #[cfg(test)]

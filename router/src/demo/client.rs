@@ -2,25 +2,18 @@
 //!
 //! Plain HTTP to loopback only. Every wait is bounded.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper_util::{
-    client::legacy::{Client as Pool, connect::HttpConnector},
-    rt::TokioExecutor,
-};
-use serde::{Deserialize, Serialize};
+use futures::{StreamExt as _, TryStreamExt as _};
+use http_body_util::{BodyExt as _, Limited};
+use reqwest::{Body, Response};
+use serde::Serialize;
 use serde_json::Value;
-
+use tokio_util::codec::{FramedRead, LinesCodec};
+use tokio_util::io::StreamReader;
 use workers_shim::sim::WORKER_HEADER;
-
-use super::sse::{Event, Lines, Oversized};
 
 /// An agent names its session here.
 const SESSION_HEADER: &str = "x-session-id";
@@ -30,6 +23,8 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest page or error body that is read.
 const LARGEST_PAGE: usize = 8 << 20;
+/// The longest line of a stream.
+const LONGEST_LINE: usize = 1 << 20;
 /// How much of an error body is shown.
 const SHOWN: usize = 300;
 
@@ -41,21 +36,13 @@ pub(crate) enum ClientError {
     Connection(String),
     /// An HTTP error.
     #[error("HTTP {status}: {body}")]
-    Status {
-        /// The code.
-        status: u16,
-        /// The beginning of the body.
-        body: String,
-    },
+    Status { status: u16, body: String },
     /// An error event in the middle of the stream.
     #[error("the stream ended with an error: {0}")]
     ErrorEvent(String),
     /// The stream broke the protocol.
     #[error("the stream {0}")]
     BrokenStream(&'static str),
-    /// An event is too long.
-    #[error(transparent)]
-    Oversized(#[from] Oversized),
     /// Too slow.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
@@ -73,7 +60,7 @@ pub(crate) struct Ask<'a> {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct Asked<'a> {
     #[serde(flatten)]
     ask: &'a Ask<'a>,
     temperature: f64,
@@ -91,64 +78,42 @@ pub(crate) struct StreamOptions {
 /// What came back for a step.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Answer {
-    /// The text.
     pub text: String,
+    pub served: Served,
+}
+
+/// What is kept of an answer.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Served {
     /// From sending the request to the first piece of text.
     pub first_token: Duration,
     /// From sending the request to the last byte.
     pub whole: Duration,
-    /// Tokens, as the engine counted them.
-    pub usage: Usage,
+    /// Tokens of the prompt, as the engine counted them, and those of them that came from a cache.
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
     /// Which worker answered: simulated ones say so in a header that passes through the proxy.
     pub worker: Option<String>,
 }
 
-/// The engine's count of one step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-pub(crate) struct Usage {
-    /// Tokens of the prompt.
-    #[serde(default)]
-    pub prompt_tokens: u64,
-    /// Tokens of the answer.
-    #[serde(default)]
-    pub completion_tokens: u64,
-    #[serde(default)]
-    prompt_tokens_details: Option<PromptDetails>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-struct PromptDetails {
-    #[serde(default)]
-    cached_tokens: Option<u64>,
-}
-
-impl Usage {
-    /// Tokens of the prompt that came from the cache; engines leave a zero out.
-    pub(crate) fn cached_tokens(&self) -> u64 {
-        self.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0)
-    }
-}
-
 /// A pool of keep-alive connections.
 #[derive(Clone)]
-pub(crate) struct Client {
-    pool: Pool<HttpConnector, Full<Bytes>>,
-}
+pub(crate) struct Client(reqwest::Client);
 
 impl Client {
     /// A fresh pool.
     pub(crate) fn new() -> Client {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        Client { pool: Pool::builder(TokioExecutor::new()).build(connector) }
+        // An error means that a provider is installed already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build();
+        Client(client.expect("a client of plain HTTP needs nothing of the system"))
     }
 
     /// Sends one step of `session` to `proxy` and reads its answer to the end.
     pub(crate) async fn ask(&self, proxy: SocketAddr, session: &str, ask: &Ask<'_>) -> Result<Answer, ClientError> {
         let stream_options = StreamOptions { include_usage: true };
-        let body = serde_json::to_vec(&Body { ask, temperature: 0.0, stream: true, stream_options })
-            .expect("messages that were parsed from JSON go back into JSON");
-        self.stream(proxy, "/v1/chat/completions", (session, body)).await
+        let asked = Asked { ask, temperature: 0.0, stream: true, stream_options };
+        self.stream(proxy, "/v1/chat/completions", (session, &asked)).await
     }
 
     /// Sends any request of `session` for a streamed answer, and reads that to the end.
@@ -156,33 +121,21 @@ impl Client {
         &self,
         proxy: SocketAddr,
         path: &str,
-        (session, body): (&str, Vec<u8>),
+        (session, body): (&str, &impl Serialize),
     ) -> Result<Answer, ClientError> {
-        let request = Request::post(format!("http://{proxy}{path}"))
-            .header("content-type", "application/json")
-            .header(SESSION_HEADER, session)
-            .body(Full::new(Bytes::from(body)))
-            .expect("an address and plain words make a request");
+        let request = self.0.post(format!("http://{proxy}{path}")).header(SESSION_HEADER, session).json(body);
         let sent = Instant::now();
-        let answered = async {
-            let response = self.pool.request(request).await.map_err(connection)?;
-            read_answer(success(response).await?, sent).await
-        };
+        let answered = async { read_answer(success(request.send().await.map_err(connection)?).await?, sent).await };
         tokio::time::timeout(STEP_TIMEOUT, answered).await.map_err(|_| ClientError::TimedOut(STEP_TIMEOUT))?
     }
 
     /// Reads a whole page.
     pub(crate) async fn page(&self, server: SocketAddr, path: &str) -> Result<String, ClientError> {
-        let request = Request::get(format!("http://{server}{path}"))
-            .body(Full::default())
-            .expect("an address and a fixed path make a request");
-        let read = async {
-            let response = self.pool.request(request).await.map_err(connection)?;
-            let body = Limited::new(success(response).await?.into_body(), LARGEST_PAGE);
-            let bytes = body.collect().await.map_err(|error| ClientError::Connection(error.to_string()))?.to_bytes();
-            Ok(String::from_utf8_lossy(&bytes).into_owned())
-        };
-        tokio::time::timeout(PAGE_TIMEOUT, read).await.map_err(|_| ClientError::TimedOut(PAGE_TIMEOUT))?
+        let request = self.0.get(format!("http://{server}{path}"));
+        let read = async { whole(success(request.send().await.map_err(connection)?).await?).await };
+        let page =
+            tokio::time::timeout(PAGE_TIMEOUT, read).await.map_err(|_| ClientError::TimedOut(PAGE_TIMEOUT))??;
+        Ok(String::from_utf8_lossy(&page).into_owned())
     }
 }
 
@@ -191,99 +144,84 @@ fn connection(error: impl std::error::Error) -> ClientError {
     ClientError::Connection(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
 }
 
-async fn success(response: Response<Incoming>) -> Result<Response<Incoming>, ClientError> {
+async fn whole(response: Response) -> Result<Bytes, ClientError> {
+    let body = Limited::new(Body::from(response), LARGEST_PAGE).collect().await;
+    body.map(|body| body.to_bytes()).map_err(|error| ClientError::Connection(error.to_string()))
+}
+
+async fn success(response: Response) -> Result<Response, ClientError> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
     }
-    let body = Limited::new(response.into_body(), LARGEST_PAGE).collect().await;
-    let bytes = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    let body = String::from_utf8_lossy(&bytes).chars().take(SHOWN).collect();
+    let body = whole(response).await.unwrap_or_default();
+    let body = String::from_utf8_lossy(&body).chars().take(SHOWN).collect();
     Err(ClientError::Status { status: status.as_u16(), body })
 }
 
-async fn read_answer(response: Response<Incoming>, sent: Instant) -> Result<Answer, ClientError> {
+/// OpenAI servers send every event as one `data:` line, so lines are all that is looked at.
+async fn read_answer(response: Response, sent: Instant) -> Result<Answer, ClientError> {
     let worker = response.headers().get(WORKER_HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let mut body = response.into_body();
-    let mut lines = Lines::default();
+    let body = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
+    let mut lines = FramedRead::new(body, LinesCodec::new_with_max_length(LONGEST_LINE));
     let mut reading = Reading::default();
-    while let Some(frame) = body.frame().await {
-        let Ok(bytes) = frame.map_err(connection)?.into_data() else { continue };
-        for event in lines.push(&bytes)? {
-            reading.take(event, sent.elapsed())?;
+    while let Some(line) = lines.next().await {
+        if let Some(event) = line.map_err(connection)?.strip_prefix("data:") {
+            reading.take(event.trim(), sent.elapsed())?;
         }
     }
     reading.finish(sent.elapsed(), worker)
 }
 
-/// A chat completion while it is being read.
+/// A completion while it is being read.
 #[derive(Default)]
 struct Reading {
     text: String,
     first_token: Option<Duration>,
-    usage: Usage,
+    prompt_tokens: u64,
+    cached_tokens: u64,
     finished: bool,
     done: bool,
 }
 
-#[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    choices: Vec<Choice>,
-    #[serde(default)]
-    usage: Option<Usage>,
-    #[serde(default)]
-    error: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    #[serde(default)]
-    delta: Delta,
-    /// Completions have their text here.
-    #[serde(default)]
-    text: Option<String>,
-    #[serde(default)]
-    finish_reason: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-struct Delta {
-    #[serde(default)]
-    content: Option<String>,
-}
-
 impl Reading {
-    fn take(&mut self, event: Event, elapsed: Duration) -> Result<(), ClientError> {
-        let Event::Chunk(json) = event else {
+    fn take(&mut self, event: &str, elapsed: Duration) -> Result<(), ClientError> {
+        if event == "[DONE]" {
             self.done = true;
             return Ok(());
-        };
-        let chunk: Chunk =
-            serde_json::from_str(&json).map_err(|_| ClientError::BrokenStream("holds an event that is no JSON"))?;
-        if let Some(error) = chunk.error {
-            return Err(ClientError::ErrorEvent(error.to_string().chars().take(SHOWN).collect()));
         }
-        for choice in chunk.choices {
-            if let Some(text) = choice.delta.content.or(choice.text).filter(|text| !text.is_empty()) {
+        let chunk: Value =
+            serde_json::from_str(event).map_err(|_| ClientError::BrokenStream("holds an event that is no JSON"))?;
+        if !chunk["error"].is_null() {
+            return Err(ClientError::ErrorEvent(chunk["error"].to_string().chars().take(SHOWN).collect()));
+        }
+        for choice in chunk["choices"].as_array().into_iter().flatten() {
+            // Completions have their text beside the delta of chats.
+            let text = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+            if !text.is_empty() {
                 self.first_token.get_or_insert(elapsed);
-                self.text.push_str(&text);
+                self.text.push_str(text);
             }
-            self.finished |= choice.finish_reason.is_some();
+            self.finished |= choice["finish_reason"].is_string();
         }
-        self.usage = chunk.usage.unwrap_or(self.usage);
+        if let usage @ Value::Object(_) = &chunk["usage"] {
+            self.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or_default();
+            // Engines leave a zero out.
+            self.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_default();
+        }
         Ok(())
     }
 
     fn finish(self, whole: Duration, worker: Option<String>) -> Result<Answer, ClientError> {
-        if !self.finished {
+        let Self { text, first_token, prompt_tokens, cached_tokens, finished, done } = self;
+        if !finished {
             return Err(ClientError::BrokenStream("ended without a finish reason"));
         }
-        if !self.done {
+        if !done {
             return Err(ClientError::BrokenStream("ended without [DONE]"));
         }
-        let first_token = self.first_token.unwrap_or(whole);
-        Ok(Answer { text: self.text, first_token, whole, usage: self.usage, worker })
+        let first_token = first_token.unwrap_or(whole);
+        Ok(Answer { text, served: Served { first_token, whole, prompt_tokens, cached_tokens, worker } })
     }
 }
 

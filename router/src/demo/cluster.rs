@@ -34,30 +34,13 @@ const ATTEMPTS: usize = 3;
 pub enum ClusterError {
     /// The system refused something.
     #[error("cannot {what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The answer.
-        source: std::io::Error,
-    },
+    System { what: &'static str, source: std::io::Error },
     /// A child ended on its own.
     #[error("{name} ended ({status}); its last lines:\n{}", lines.join("\n"))]
-    Ended {
-        /// Which.
-        name: String,
-        /// How.
-        status: std::process::ExitStatus,
-        /// What it said.
-        lines: Vec<String>,
-    },
+    Ended { name: String, status: std::process::ExitStatus, lines: Vec<String> },
     /// A child runs but does not answer.
     #[error("{name} was not ready within {READY_WITHIN:?}; its last lines:\n{}", lines.join("\n"))]
-    NotReady {
-        /// Which.
-        name: String,
-        /// What it said.
-        lines: Vec<String>,
-    },
+    NotReady { name: String, lines: Vec<String> },
 }
 
 fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ClusterError {

@@ -30,20 +30,10 @@ const ANSWER_TOKENS: std::ops::RangeInclusive<u32> = 8..=96;
 pub enum CorpusError {
     /// A file or folder cannot be read.
     #[error("cannot read the corpus {path}: {source}")]
-    Unreadable {
-        /// Which one.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Unreadable { path: PathBuf, source: std::io::Error },
     /// A file is neither of the two forms.
     #[error("{path} is neither tau_bench (JSON list) nor lmcache (JSON lines): {source}")]
-    Unknown {
-        /// Which one.
-        path: PathBuf,
-        /// What the parser said.
-        source: serde_json::Error,
-    },
+    Unknown { path: PathBuf, source: serde_json::Error },
     /// Nothing to replay.
     #[error("the corpus {0} holds no dialogue with an assistant turn")]
     Empty(PathBuf),

@@ -1,6 +1,9 @@
 //! Figures from samples: percentiles, the Prometheus text form, and how often an owner served. Pure.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use workers_shim::scrape::Sample;
 
 /// The `quantile` (0 to 1) of `values` by nearest rank, in milliseconds; 0 without values.
 pub(crate) fn percentile_ms(values: &[Duration], quantile: f64) -> f64 {
@@ -17,105 +20,42 @@ pub(crate) fn mean_ms(values: &[Duration]) -> f64 {
     (total.as_secs_f64() * 1e6 / values.len().max(1) as f64).round() / 1e3
 }
 
-/// One scraped page in the Prometheus text form.
+/// One scraped page in the Prometheus text form; lines that are no samples are left out.
 #[derive(Default, Clone, Debug)]
-pub(crate) struct Page {
-    samples: Vec<Sample>,
-}
-
-#[derive(Clone, Debug)]
-struct Sample {
-    name: String,
-    labels: BTreeMap<String, String>,
-    value: f64,
-}
+pub(crate) struct Page(String);
 
 impl Page {
     /// Whether it tells nothing.
     pub(crate) fn is_empty(&self) -> bool {
-        self.samples.is_empty()
+        self.samples().next().is_none()
     }
 
-    /// Reads a page; lines that are no samples are left out.
     pub(crate) fn parse(text: &str) -> Page {
-        let lines = text.lines().filter(|line| !line.starts_with('#'));
-        Page { samples: lines.filter_map(sample).collect() }
+        Page(text.to_owned())
+    }
+
+    fn samples(&self) -> impl Iterator<Item = Sample<'_>> {
+        self.0.lines().filter(|line| !line.starts_with('#')).filter_map(Sample::read)
     }
 
     /// The sum of all samples of `name` that carry every one of `labels`.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let wanted = |sample: &&Sample| {
-            let carries = |(key, value): &(&str, &str)| sample.labels.get(*key).is_some_and(|seen| seen == value);
-            sample.name == name && labels.iter().all(carries)
-        };
+        let carries = |sample: &Sample<'_>| labels.iter().all(|(key, value)| sample.label(key) == Some(*value));
+        let wanted = self.samples().filter(|sample| sample.name == name && carries(sample));
         // Empty sums are -0.0 otherwise.
-        self.samples.iter().filter(wanted).map(|sample| sample.value).fold(0.0, |sum, value| sum + value)
+        wanted.fold(0.0, |sum, sample| sum + sample.value)
     }
 
     /// The samples of `name`, summed by their `label`.
     pub(crate) fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
         let mut sums = BTreeMap::new();
-        for sample in self.samples.iter().filter(|sample| sample.name == name) {
-            if let Some(value) = sample.labels.get(label) {
-                *sums.entry(value.clone()).or_default() += sample.value;
+        for sample in self.samples().filter(|sample| sample.name == name) {
+            if let Some(value) = sample.label(label) {
+                *sums.entry(value.to_owned()).or_default() += sample.value;
             }
         }
         sums
     }
-}
-
-fn sample(line: &str) -> Option<Sample> {
-    let (series, rest) = match line.split_once('{') {
-        Some((name, rest)) => {
-            let end = closing_brace(rest)?;
-            ((name, &rest[..end]), &rest[end + 1..])
-        }
-        None => {
-            let (name, rest) = line.split_once(' ')?;
-            ((name, ""), rest)
-        }
-    };
-    let value = rest.split_whitespace().next()?.parse().ok()?;
-    Some(Sample { name: series.0.trim().to_owned(), labels: labels(series.1)?, value })
-}
-
-/// The brace outside quotes.
-fn closing_brace(text: &str) -> Option<usize> {
-    let (mut quoted, mut escaped) = (false, false);
-    text.char_indices().find_map(|(at, char)| {
-        let ends = char == '}' && !quoted;
-        quoted ^= char == '"' && !escaped;
-        escaped = char == '\\' && !escaped;
-        ends.then_some(at)
-    })
-}
-
-fn labels(mut text: &str) -> Option<BTreeMap<String, String>> {
-    let mut labels = BTreeMap::new();
-    while !text.trim().is_empty() {
-        let (key, rest) = text.split_once("=\"")?;
-        let (value, rest) = quoted(rest)?;
-        labels.insert(key.trim_start_matches(',').trim().to_owned(), value);
-        text = rest;
-    }
-    Some(labels)
-}
-
-/// The text up to the closing quote with its escapes resolved, and what follows.
-fn quoted(text: &str) -> Option<(String, &str)> {
-    let mut value = String::new();
-    let mut chars = text.char_indices();
-    while let Some((at, char)) = chars.next() {
-        match char {
-            '"' => return Some((value, &text[at + 1..])),
-            '\\' => match chars.next()?.1 {
-                'n' => value.push('\n'),
-                other => value.push(other),
-            },
-            _ => value.push(char),
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -153,13 +93,13 @@ half{a="b
         assert_eq!(page.sum(name, &[]), 1_127.0);
         assert_eq!(page.sum("up", &[]), 1.0);
         assert_eq!(page.sum("absent", &[]), 0.0);
-        assert_eq!(page.samples.len(), 4, "lines that are no samples are left out");
+        assert_eq!(page.samples().count(), 4, "lines that are no samples are left out");
     }
 
     #[test]
     fn label_values_may_hold_quotes_braces_and_backslashes() {
         let by = Page::parse(PAGE).by("vllm:prompt_tokens_by_source_total", "model_name");
-        assert_eq!(by.keys().map(String::as_str).collect::<Vec<_>>(), ["a\"}\\b", "t", "u"]);
-        assert_eq!(by["a\"}\\b"], 7.0);
+        assert_eq!(by.keys().map(String::as_str).collect::<Vec<_>>(), [r#"a\"}\\b"#, "t", "u"]);
+        assert_eq!(by[r#"a\"}\\b"#], 7.0);
     }
 }

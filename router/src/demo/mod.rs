@@ -11,19 +11,16 @@ pub(crate) mod measure;
 mod policy;
 mod report;
 mod session;
-mod sse;
 mod think;
 mod view;
 
-use std::{
-    path::PathBuf,
-    process::ExitCode,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use vocabulary::Role;
+use strum::VariantArray as _;
 
 pub use child::exit_with_parent;
 pub use policy::Policy;
@@ -31,11 +28,13 @@ pub use policy::Policy;
 use client::ClientError;
 use cluster::{Cluster, ClusterError, Shape};
 use corpus::{CorpusError, Dialogue};
-use measure::Page;
 use report::{Figures, Measured, Report};
 use session::{Script, Step, Tally};
 use think::Tempo;
-use view::{Moment, View};
+use view::{Moment, Stage, View};
+
+use crate::serve::asked_to_end;
+use crate::simulate_command::{OutOfRange, number};
 
 /// Errors of steps that are shown at the end of a run.
 const SHOWN_ERRORS: usize = 5;
@@ -88,7 +87,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE|DIR")]
     pub corpus: Option<PathBuf>,
     /// Which policies to compare, in this order.
-    #[arg(long, value_delimiter = ',', default_values = Policy::ALL.map(Policy::as_str))]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Policy::VARIANTS.iter().copied())]
     pub policies: Vec<Policy>,
     /// Keeps the last cluster serving until ctrl-c, for a look around.
     #[arg(long)]
@@ -96,21 +95,12 @@ pub struct Options {
 }
 
 fn factor(text: &str) -> Result<f64, OutOfRange> {
-    number(text, 0.01..=1000.0)
+    number(text, 0.01..=1000.0, "a number from 0.01 to 1000 is accepted")
 }
 
 fn scale(text: &str) -> Result<f64, OutOfRange> {
-    number(text, 0.0..=1000.0)
+    number(text, 0.0..=1000.0, "a number from 0 to 1000 is accepted")
 }
-
-fn number(text: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, OutOfRange> {
-    let parsed = text.parse().ok().filter(|number| range.contains(number));
-    parsed.ok_or(OutOfRange(*range.start(), *range.end()))
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("a number from {0} to {1} is accepted")]
-struct OutOfRange(f64, f64);
 
 /// Why the demo could not be shown.
 #[derive(Debug, thiserror::Error)]
@@ -122,40 +112,25 @@ pub enum DemoError {
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// The report cannot be written.
-    #[error("cannot write the report {path}: {source}")]
-    Report {
-        /// Where to.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
-
-/// How a demo that could be shown ended.
-enum Ending {
-    Shown(Report),
-    Interrupted,
+    #[error("cannot write the report {0}: {1}")]
+    Report(PathBuf, #[source] std::io::Error),
 }
 
 /// Shows the demo. The exit status is 1 when any step failed or the cluster did, 130 after ctrl-c.
 pub async fn run(options: Options) -> ExitCode {
     let mut view = View::new();
-    match show(&options, &mut view).await {
-        Ok(Ending::Shown(report)) if report.has_errors() => ExitCode::FAILURE,
-        Ok(Ending::Shown(_)) => ExitCode::SUCCESS,
-        Ok(Ending::Interrupted) => ExitCode::from(130),
+    // Dropping the unfinished performance kills its children.
+    let performed = tokio::select! {
+        performed = perform(&options, &mut view) => performed,
+        () = asked_to_end() => return ExitCode::from(130),
+    };
+    match performed {
+        Ok(report) if report.has_errors() => ExitCode::FAILURE,
+        Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             view.say(&[format!("demo: {error}")]);
             ExitCode::FAILURE
         }
-    }
-}
-
-async fn show(options: &Options, view: &mut View) -> Result<Ending, DemoError> {
-    // Dropping the unfinished performance kills its children.
-    tokio::select! {
-        report = perform(options, view) => report.map(Ending::Shown),
-        () = interrupted() => Ok(Ending::Interrupted),
     }
 }
 
@@ -164,7 +139,7 @@ async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError
     if let Some(path) = &options.report {
         // Better now than after a minute.
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        opened.map_err(|source| DemoError::Report { path: path.clone(), source })?;
+        opened.map_err(|source| DemoError::Report(path.clone(), source))?;
     }
     let mut dialogues = corpus::load(options.corpus.as_deref())?;
     dialogues.truncate(options.sessions.into());
@@ -184,7 +159,7 @@ async fn perform(options: &Options, view: &mut View) -> Result<Report, DemoError
     view.say(&[report.table(), vec![format!("\n{seconds:.1} s in all")]].concat());
     if let Some(path) = &options.report {
         let written = std::fs::write(path, report.json());
-        written.map_err(|source| DemoError::Report { path: path.clone(), source })?;
+        written.map_err(|source| DemoError::Report(path.clone(), source))?;
     }
     if let Some(cluster) = standing {
         if options.keep {
@@ -214,12 +189,8 @@ impl Run<'_> {
             concurrency: self.options.concurrency.into(),
             tally: tally.clone(),
         }));
-        let stage = Stage {
-            policy: self.policy,
-            began: Instant::now(),
-            sessions: self.dialogues.len(),
-            workers: cluster.roles(),
-        };
+        let stage = Stage { policy: self.policy, sessions: self.dialogues.len(), workers: cluster.roles() };
+        let began = Instant::now();
         let mut redraw = tokio::time::interval(view::REDRAW);
         redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -231,29 +202,15 @@ impl Run<'_> {
                 return Err(error);
             }
             let router = cluster.router_page().await;
-            view.show(&stage.moment(&tally.lock(), &router));
+            view.show(&Moment { stage: &stage, elapsed: began.elapsed(), tally: &tally.lock(), router: &router });
         }
         tokio::time::sleep(SETTLE).await;
         let (router, workers) = (cluster.router_page().await, cluster.worker_pages().await);
         let tally = tally.lock();
-        view.say(&[vec![stage.moment(&tally, &router).line()], failures(&tally)].concat());
+        let moment = Moment { stage: &stage, elapsed: began.elapsed(), tally: &tally, router: &router };
+        view.say(&[vec![moment.line()], failures(&tally)].concat());
         let kv_bytes_per_token = cluster::profile().kv_bytes_per_token.0;
         Ok(Measured { steps: &tally.steps, workers: &workers, router: &router, kv_bytes_per_token }.figures())
-    }
-}
-
-/// What stays the same while the view changes.
-struct Stage {
-    policy: Policy,
-    began: Instant,
-    sessions: usize,
-    workers: Vec<(String, Role)>,
-}
-
-impl Stage {
-    fn moment<'a>(&'a self, tally: &'a Tally, router: &'a Page) -> Moment<'a> {
-        let (elapsed, workers) = (self.began.elapsed(), &self.workers[..]);
-        Moment { policy: self.policy, elapsed, sessions: self.sessions, tally, router, workers }
     }
 }
 
@@ -271,26 +228,6 @@ async fn keep_serving(cluster: &Cluster, view: &mut View) {
         "ctrl-c ends it".to_owned(),
     ]);
     std::future::pending().await
-}
-
-/// Until ctrl-c, or a polite kill.
-async fn interrupted() {
-    let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-    let terminated = async {
-        match terminate {
-            Ok(mut terminate) => drop(terminate.recv().await),
-            Err(_) => std::future::pending().await,
-        }
-    };
-    let pressed = async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending().await
-        }
-    };
-    tokio::select! {
-        () = terminated => {}
-        () = pressed => {}
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! The policies that the demo compares. Each is a setting of the same `serve`.
 
-use std::fmt;
-
-/// Who decides where a step goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+/// Who decides where a step goes, in the order in which they run.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum, strum::Display, strum::IntoStaticStr, strum::VariantArray,
+)]
 #[value(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Policy {
     /// One worker after the other, decode and hybrid ones; each computes what it lacks.
     RoundRobin,
@@ -15,18 +16,6 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// In the order in which they run.
-    pub const ALL: [Policy; 3] = [Policy::RoundRobin, Policy::SessionPinning, Policy::Ownerserve];
-
-    /// The word in reports and on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Policy::RoundRobin => "round_robin",
-            Policy::SessionPinning => "session_pinning",
-            Policy::Ownerserve => "ownerserve",
-        }
-    }
-
     /// What `serve` is started with, as `--set` takes it.
     pub fn settings(self) -> &'static [&'static str] {
         match self {
@@ -34,11 +23,5 @@ impl Policy {
             Policy::SessionPinning => &["steering.mode=sticky", "steering.bypass=session_pinning"],
             Policy::Ownerserve => &["steering.mode=own"],
         }
-    }
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }

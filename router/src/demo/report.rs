@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use super::{
@@ -10,31 +12,19 @@ use super::{
     session::Step,
 };
 
-/// The figures of one policy; as `--report` writes them.
+/// The figures of one policy, as `--report` writes them and the demo's help defines them.
 #[derive(Serialize, Clone, PartialEq, Debug)]
 pub(super) struct Figures {
-    /// Steps that were sent.
     pub requests: usize,
-    /// Those that did not end in a whole answer.
     pub errors: usize,
-    /// Median time from sending a step to its first text, at the client.
     pub first_token_p50_ms: f64,
-    /// The 99th percentile of the same.
     pub first_token_p99_ms: f64,
-    /// Mean time from sending a step to its last byte, at the client: what the planner makes short.
     pub step_mean_ms: f64,
-    /// The 99th percentile of the same.
     pub step_p99_ms: f64,
-    /// Prompt tokens that workers computed: the sum of their `vllm:prompt_tokens_by_source_total{source="local_compute"}`.
     pub prefill_tokens: u64,
-    /// Of the steps that continue a session, the share answered by its owner: the worker that answered the step before.
     pub owner_hit_rate: f64,
-    /// KV blocks resident at the end, summed over workers, by those that are distinct; 1 means that nothing lies twice.
     pub duplicate_factor: f64,
-    /// KV that came from other workers: `source="external_kv_transfer"` tokens times the profile's
-    /// `kv_bytes_per_token`.
     pub kv_bytes_moved: u64,
-    /// How often each way of serving was chosen.
     pub actions: BTreeMap<String, u64>,
 }
 
@@ -131,48 +121,33 @@ impl Report {
 
     /// The JSON of `--report`.
     pub(super) fn json(&self) -> String {
-        let policies = self.runs.iter().map(|(policy, figures)| (policy.as_str(), figures)).collect();
+        let policies = self.runs.iter().map(|(policy, figures)| (policy.into(), figures)).collect();
         serde_json::to_string_pretty(&Document { policies }).expect("figures are plain numbers and words") + "\n"
     }
 
     /// The table at the end: one row a figure, one column a policy.
     pub(super) fn table(&self) -> Vec<String> {
-        let mut rows = vec![vec![String::new()], vec!["requests".into()], vec!["errors".into()]];
-        let timings = ["first token p50", "first token p99", "step mean", "step p99"];
-        let work = ["prefill tokens", "owner hits", "duplicate factor", "KV moved"];
-        rows.extend(timings.into_iter().chain(work).map(|label| vec![label.into()]));
-        for (policy, figures) in &self.runs {
-            for (row, cell) in rows.iter_mut().zip(column(*policy, figures)) {
-                row.push(cell);
-            }
-        }
-        let line = |row: &Vec<String>| {
-            let cells: String = row[1..].iter().map(|cell| format!("{cell:>18}")).collect();
-            format!("{:<18}{cells}", row[0])
+        let row = |name: &str, cell: &dyn Fn(&(Policy, Figures)) -> String| {
+            std::iter::once(name.to_owned()).chain(self.runs.iter().map(cell)).collect::<Vec<_>>()
         };
-        let mut lines: Vec<_> = rows.iter().map(line).collect();
-        lines.push(String::new());
-        for (policy, figures) in &self.runs {
-            lines.push(format!("actions of {policy}: {}", action_mix(&figures.actions)));
-        }
-        lines
+        let mut table = Table::new();
+        table.load_style(NOTHING).add_rows([
+            row("", &|(policy, _)| policy.to_string()),
+            row("requests", &|(_, run)| run.requests.to_string()),
+            row("errors", &|(_, run)| run.errors.to_string()),
+            row("first token p50", &|(_, run)| format!("{:.1} ms", run.first_token_p50_ms)),
+            row("first token p99", &|(_, run)| format!("{:.1} ms", run.first_token_p99_ms)),
+            row("step mean", &|(_, run)| format!("{:.1} ms", run.step_mean_ms)),
+            row("step p99", &|(_, run)| format!("{:.1} ms", run.step_p99_ms)),
+            row("prefill tokens", &|(_, run)| run.prefill_tokens.to_string()),
+            row("owner hits", &|(_, run)| format!("{:.1} %", run.owner_hit_rate * 100.0)),
+            row("duplicate factor", &|(_, run)| format!("{:.2}", run.duplicate_factor)),
+            row("KV moved", &|(_, run)| format!("{:.1} MiB", run.kv_bytes_moved as f64 / f64::from(1 << 20))),
+        ]);
+        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        let mix = |(policy, run): &(Policy, Figures)| format!("actions of {policy}: {}", action_mix(&run.actions));
+        table.lines().chain([String::new()]).chain(self.runs.iter().map(mix)).collect()
     }
-}
-
-fn column(policy: Policy, figures: &Figures) -> [String; 11] {
-    [
-        policy.to_string(),
-        figures.requests.to_string(),
-        figures.errors.to_string(),
-        format!("{:.1} ms", figures.first_token_p50_ms),
-        format!("{:.1} ms", figures.first_token_p99_ms),
-        format!("{:.1} ms", figures.step_mean_ms),
-        format!("{:.1} ms", figures.step_p99_ms),
-        figures.prefill_tokens.to_string(),
-        format!("{:.1} %", figures.owner_hit_rate * 100.0),
-        format!("{:.2}", figures.duplicate_factor),
-        format!("{:.1} MiB", figures.kv_bytes_moved as f64 / f64::from(1 << 20)),
-    ]
 }
 
 /// The most frequent action first.

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use strum::VariantArray as _;
+
 use super::*;
-use crate::demo::client::ClientError;
-use crate::demo::session::Served;
+use crate::demo::client::{ClientError, Served};
 
 fn step(session: usize, turn: usize, worker: &str) -> Step {
     let outcome = match worker {
@@ -68,8 +69,8 @@ fn figures_add_the_workers_up() {
 #[test]
 fn the_report_has_exactly_the_promised_shape() {
     let mut report = Report::default();
-    for policy in Policy::ALL {
-        report.add(policy, figures());
+    for policy in Policy::VARIANTS {
+        report.add(*policy, figures());
     }
     let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
     let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
@@ -97,11 +98,11 @@ fn the_report_has_exactly_the_promised_shape() {
 #[test]
 fn the_table_names_every_policy_once_and_aligns_its_columns() {
     let mut report = Report::default();
-    for policy in Policy::ALL {
-        report.add(policy, figures());
+    for policy in Policy::VARIANTS {
+        report.add(*policy, figures());
     }
     let table = report.table();
-    assert!(Policy::ALL.iter().all(|policy| table[0].contains(policy.as_str())));
+    assert!(Policy::VARIANTS.iter().all(|policy| table[0].contains(&policy.to_string())));
     let widths: Vec<_> = table[..11].iter().map(|line| line.chars().count()).collect();
     assert!(widths.iter().all(|width| *width == widths[0]), "{widths:?}");
 }

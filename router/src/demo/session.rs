@@ -1,17 +1,15 @@
 //! Drives recorded sessions against the proxy: thinks, asks, and goes on from the answer that was really served.
 
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
-    client::{Answer, Ask, Client, ClientError},
+    client::{Answer, Ask, Client, ClientError, Served},
     corpus::{Dialogue, History},
     think::Tempo,
 };
@@ -28,33 +26,6 @@ pub(super) struct Step {
     pub turn: usize,
     /// The answer without its text, or what went wrong.
     pub outcome: Result<Served, ClientError>,
-}
-
-/// What is kept of an answer.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct Served {
-    /// At the client.
-    pub first_token: Duration,
-    /// From sending the request to the last byte.
-    pub whole: Duration,
-    /// Tokens of the prompt.
-    pub prompt_tokens: u64,
-    /// Those that came from a cache.
-    pub cached_tokens: u64,
-    /// The address of the worker that answered.
-    pub worker: Option<String>,
-}
-
-impl From<&Answer> for Served {
-    fn from(answer: &Answer) -> Served {
-        Served {
-            first_token: answer.first_token,
-            whole: answer.whole,
-            prompt_tokens: answer.usage.prompt_tokens,
-            cached_tokens: answer.usage.cached_tokens(),
-            worker: answer.worker.clone(),
-        }
-    }
 }
 
 /// What has happened so far, for the view and the report. Bounded by the corpus.
@@ -117,7 +88,7 @@ async fn converse(script: &Script, client: &Client, session: usize) {
         let ask = Ask { model: MODEL, messages: &history, max_tokens: recorded.answer_tokens };
         let answer = client.ask(script.proxy, &name, &ask).await;
         history.push(reply(answer.as_ref().ok(), &recorded.recorded));
-        let outcome = answer.map(|answer| Served::from(&answer));
+        let outcome = answer.map(|answer| answer.served);
         script.tally.lock().steps.push(Step { session, turn, outcome });
     }
 }

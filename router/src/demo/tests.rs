@@ -1,6 +1,7 @@
 //! The command line, and what is said of failures.
 
 use clap::Parser;
+use strum::VariantArray as _;
 
 use super::*;
 
@@ -18,7 +19,7 @@ fn parse(line: &str) -> Result<Options, String> {
 #[test]
 fn without_flags_all_three_policies_run() {
     let options = parse("").unwrap();
-    assert_eq!(options.policies, Policy::ALL);
+    assert_eq!(options.policies, Policy::VARIANTS);
     assert_eq!((options.sessions, options.seed, options.keep), (48, 1, false));
     assert!(options.report.is_none() && options.corpus.is_none());
 }

@@ -1,11 +1,10 @@
 //! What is shown while sessions run: redrawn in place on a terminal, one line every few seconds otherwise.
 
-use std::{
-    collections::BTreeMap,
-    io::{IsTerminal, Write},
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vocabulary::Role;
 
 use super::{
@@ -20,20 +19,20 @@ pub(super) const REDRAW: Duration = Duration::from_millis(500);
 /// Drawings between two plain lines.
 const PLAIN_EVERY: usize = 10;
 
-/// One moment of a run.
-pub(super) struct Moment<'a> {
-    /// Which policy runs.
+/// What stays the same while a run goes on.
+pub(super) struct Stage {
     pub policy: Policy,
-    /// How long it has been running.
-    pub elapsed: Duration,
-    /// Sessions in all.
     pub sessions: usize,
-    /// What clients saw.
+    /// By their addresses, in the order they are shown.
+    pub workers: Vec<(String, Role)>,
+}
+
+/// One moment of a run: what clients saw, and what the router says.
+pub(super) struct Moment<'a> {
+    pub stage: &'a Stage,
+    pub elapsed: Duration,
     pub tally: &'a Tally,
-    /// What the router says.
     pub router: &'a Page,
-    /// The workers by their addresses, in the order they are shown.
-    pub workers: &'a [(String, Role)],
 }
 
 impl Moment<'_> {
@@ -42,10 +41,10 @@ impl Moment<'_> {
         let first = self.first_tokens();
         format!(
             "{:<16} {:>5.1} s  {} of {} sessions over, {} steps, {} errors, first token p50 {:.0} ms, owner hits {:.0} %",
-            self.policy.as_str(),
+            self.stage.policy,
             self.elapsed.as_secs_f64(),
             self.tally.over,
-            self.sessions,
+            self.stage.sessions,
             self.tally.steps.len(),
             self.errors(),
             percentile_ms(&first, 0.5),
@@ -61,8 +60,8 @@ impl Moment<'_> {
         let cached = if asked > 0 { seen as f64 * 100.0 / asked as f64 } else { 0.0 };
         let running = self.tally.begun - self.tally.over;
         let mut lines = vec![
-            format!("OwnerServe demo · {} · {:.1} s", self.policy, self.elapsed.as_secs_f64()),
-            format!("sessions     {running} running · {} over · {} in all", self.tally.over, self.sessions),
+            format!("OwnerServe demo · {} · {:.1} s", self.stage.policy, self.elapsed.as_secs_f64()),
+            format!("sessions     {running} running · {} over · {} in all", self.tally.over, self.stage.sessions),
             format!("steps        {} · {} errors", self.tally.steps.len(), self.errors()),
             format!(
                 "first token  p50 {:.1} ms · p99 {:.1} ms",
@@ -81,7 +80,7 @@ impl Moment<'_> {
         lines
     }
 
-    fn served(&self) -> impl Iterator<Item = &super::session::Served> {
+    fn served(&self) -> impl Iterator<Item = &super::client::Served> {
         self.tally.steps.iter().filter_map(|step| step.outcome.as_ref().ok())
     }
 
@@ -120,51 +119,48 @@ impl Moment<'_> {
             let owned = last.values().filter(|owner| *owner == address).count();
             format!("  {address:<16} {:<8} {steps:>5} steps · owns {owned:>3} sessions", role.as_str())
         };
-        self.workers.iter().map(line).collect()
+        self.stage.workers.iter().map(line).collect()
     }
 }
 
 /// Where moments are shown.
 pub(super) struct View {
-    terminal: bool,
-    drawn: usize,
+    screen: ProgressBar,
     moments: usize,
 }
 
+/// Of standard output as it is.
+fn screen() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg}").expect("the template is fixed and valid");
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout()).with_style(style)
+}
+
 impl View {
-    /// A view of standard output as it is.
+    /// A view of standard output.
     pub(super) fn new() -> View {
-        View { terminal: std::io::stdout().is_terminal(), drawn: 0, moments: 0 }
+        View { screen: screen(), moments: 0 }
     }
 
     /// Shows a moment.
     pub(super) fn show(&mut self, moment: &Moment) {
-        if self.terminal {
-            let screen = moment.screen();
-            let drawn = std::mem::replace(&mut self.drawn, screen.len());
-            write(&format!("{}{}\n", erase(drawn), screen.join("\n")));
+        if !self.screen.is_hidden() {
+            self.screen.set_message(moment.screen().join("\n"));
         } else if self.moments.is_multiple_of(PLAIN_EVERY) {
-            write(&format!("{}\n", moment.line()));
+            say(&moment.line());
         }
         self.moments += 1;
     }
 
-    /// Puts lines that stay below what was shown.
+    /// Puts lines in place of what was shown.
     pub(super) fn say(&mut self, lines: &[String]) {
-        let drawn = std::mem::take(&mut self.drawn);
-        self.moments = 0;
-        write(&format!("{}{}\n", erase(drawn), lines.join("\n")));
+        std::mem::replace(self, View::new()).screen.finish_and_clear();
+        say(&lines.join("\n"));
     }
 }
 
-/// Goes up over `lines` lines and clears them.
-fn erase(lines: usize) -> String {
-    if lines == 0 { String::new() } else { format!("\x1b[{lines}A\x1b[J") }
-}
-
-fn write(text: &str) {
+fn say(text: &str) {
     // Nobody reads any more: the run goes on all the same, its report may be in a file.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    let _ = writeln!(std::io::stdout().lock(), "{text}");
 }
 
 #[cfg(test)]

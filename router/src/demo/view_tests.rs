@@ -1,8 +1,8 @@
 //! Moments as text.
 
 use super::*;
-use crate::demo::client::ClientError;
-use crate::demo::session::{Served, Step};
+use crate::demo::client::{ClientError, Served};
+use crate::demo::session::Step;
 
 fn tally() -> Tally {
     let served = |worker: &str| Served {
@@ -25,15 +25,8 @@ fn check(look: impl Fn(&Moment) -> String) -> String {
     ));
     let tally = tally();
     let workers = [("a".to_owned(), Role::Prefill), ("b".to_owned(), Role::Decode)];
-    let elapsed = Duration::from_millis(2_500);
-    look(&Moment {
-        policy: Policy::Ownerserve,
-        elapsed,
-        sessions: 8,
-        tally: &tally,
-        router: &router,
-        workers: &workers,
-    })
+    let stage = Stage { policy: Policy::Ownerserve, sessions: 8, workers: workers.into() };
+    look(&Moment { stage: &stage, elapsed: Duration::from_millis(2_500), tally: &tally, router: &router })
 }
 
 #[test]
@@ -58,10 +51,4 @@ fn a_plain_line_is_one_line_without_escapes() {
     let line = check(|moment| moment.line());
     assert!(line.contains("1 of 8 sessions over, 4 steps, 1 errors, first token p50 20 ms"), "{line}");
     assert!(!line.contains('\n') && !line.contains('\x1b'));
-}
-
-#[test]
-fn only_what_was_drawn_is_erased() {
-    assert_eq!(erase(0), "");
-    assert_eq!(erase(3), "\x1b[3A\x1b[J");
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use vocabulary::{Bytes, Capacity, Incarnation, Tokens};
 
-use sample::Sample;
+pub use sample::Sample;
 use tally::Tally;
 
 /// Longest page that is read; what lies behind is ignored. vLLM's are 50 KB, SGLang's 85 KB.

@@ -5,15 +5,17 @@ const MOST_LABELS: usize = 128;
 
 /// One sample. Label values keep their escapes: the ones that are read here have none.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Sample<'a> {
-    pub(super) name: &'a str,
+pub struct Sample<'a> {
+    /// The family's, or that of a part of a histogram.
+    pub name: &'a str,
     labels: &'a str,
-    pub(super) value: f64,
+    /// The number.
+    pub value: f64,
 }
 
 impl<'a> Sample<'a> {
     /// Reads a line; none when it is not a sample.
-    pub(super) fn read(line: &'a str) -> Option<Self> {
+    pub fn read(line: &'a str) -> Option<Self> {
         let end = line.find(['{', ' ', '\t'])?;
         let (name, rest) = line.split_at(end);
         if name.is_empty() {
@@ -31,7 +33,7 @@ impl<'a> Sample<'a> {
     }
 
     /// The value of the label `wanted`.
-    pub(super) fn label(&self, wanted: &str) -> Option<&'a str> {
+    pub fn label(&self, wanted: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         for _ in 0..MOST_LABELS {
             let (name, after) = rest.split_once("=\"")?;
