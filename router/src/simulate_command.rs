@@ -19,7 +19,7 @@ use simulator::trace::{Arrivals, Limits, ListError, Trace};
 use simulator::{Cache, Setup, SetupError, Spec, World};
 use vocabulary::{Micros, Tokens};
 
-use crate::ctl::aligned;
+use crate::ctl::{aligned, pretty};
 use crate::trace_command::files::{self, FilesError};
 use kept::{Kept, KeptError};
 pub(crate) use progress::{Progress, bar};
@@ -217,7 +217,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     let text = match args.output {
         Output::Table => told(&report),
         Output::Csv => report::csv(&report.runs),
-        Output::Json => json(&report),
+        Output::Json => pretty(&report),
     };
     if args.output == Output::Csv {
         report.notes.iter().try_for_each(|note| writeln!(std::io::stderr().lock(), "note: {note}"))?;
@@ -243,10 +243,6 @@ fn told(report: &Report) -> String {
         text += &format!("\nnote: {note}");
     }
     text + if report.notes.is_empty() { "" } else { "\n" }
-}
-
-fn json(report: &Report) -> String {
-    serde_json::to_string_pretty(report).expect("figures are plain numbers and words") + "\n"
 }
 
 impl SimulateArgs {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use simulator::stats::{RepetitionOf, Spread, TraceStats};
 
-use crate::ctl::{aligned, row};
+use crate::ctl::{aligned, pretty, row};
 use files::FilesError;
 
 /// Looks at recorded traffic, or makes some up.
@@ -74,7 +74,7 @@ fn stats(args: &StatsArgs) -> Result<(), TraceCommandError> {
     let stats = TraceStats::of(&trace, repetition);
     let text = match args.output {
         Output::Text => text(&stats),
-        Output::Json => serde_json::to_string_pretty(&stats).expect("figures are plain numbers and words") + "\n",
+        Output::Json => pretty(&stats),
     };
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
@@ -108,10 +108,10 @@ fn text(stats: &TraceStats) -> String {
             ),
         ),
     ];
-    let mut below: Vec<Vec<String>> = facts.map(|(name, value)| vec![name.to_owned(), value]).into();
-    below.extend(stats.kinds.iter().map(|(kind, part)| vec![format!("kind {kind}"), share(*part)]));
+    let kinds = stats.kinds.iter().map(|(kind, part)| [format!("kind {kind}"), share(*part)]);
+    let below = facts.map(|(name, value)| [name.to_owned(), value]).into_iter().chain(kinds);
     let notes: String = stats.notes.iter().map(|note| format!("\nnote: {note}\n")).collect();
-    format!("{}\n{}{notes}", aligned(&rows), aligned(&below))
+    format!("{}\n{}{notes}", aligned(rows), aligned(below))
 }
 
 fn spread(name: &str, of: &Spread) -> Vec<String> {

@@ -15,7 +15,7 @@ use serde::Serialize;
 use vocabulary::WorkerId;
 
 use crate::config::{Config, ConfigError};
-use crate::ctl::{Output, WorkerArg, aligned, facts, row};
+use crate::ctl::{Output, WorkerArg, aligned, facts, pretty, row};
 use crate::decisions::{Records, RecordsError};
 use crate::simulate_command::{OutOfRange, Progress, number};
 use compare::{Change, Comparing, Comparison, Modes, Replayed};
@@ -108,10 +108,7 @@ pub(crate) fn run(args: &WhatIfArgs) -> Result<(), WhatIfError> {
             let notes = notes.iter().map(|note| format!("\nnote: {note}\n")).collect::<String>();
             text(&comparison, files) + &notes
         }
-        Output::Json => {
-            let document = Document { marked_as: "prediction", files, comparison: &comparison, notes };
-            serde_json::to_string_pretty(&document).expect("figures are plain numbers and words") + "\n"
-        }
+        Output::Json => pretty(&Document { marked_as: "prediction", files, comparison: &comparison, notes }),
     };
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }

@@ -77,10 +77,6 @@ impl Compared {
         }
     }
 
-    pub(super) fn json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("figures are plain numbers and words") + "\n"
-    }
-
     /// For people.
     pub(super) fn table(&self) -> String {
         let word = |holds: bool| if holds { "PASS" } else { "SHORT" }.to_owned();

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde_json::{Value, json};
 use simulator::trace::{Session, Trace};
 use simulator::{Chance, NEXT_SESSION, START_GAP};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::demo::client::{Client, StreamOptions};
+use crate::demo::client::Client;
 use crate::demo::cluster::{Cluster, ClusterError};
 
 /// Ids of the built-in tokenizer that are words: beyond those with a meaning of their own.
@@ -50,17 +50,6 @@ pub(super) struct Live {
     seen: Arc<Mutex<Seen>>,
     /// Steps that are over, here and in other runs.
     over: Arc<AtomicUsize>,
-}
-
-#[derive(Serialize)]
-struct Completion {
-    model: &'static str,
-    prompt: Vec<u32>,
-    max_tokens: u64,
-    ignore_eos: bool,
-    temperature: f64,
-    stream: bool,
-    stream_options: StreamOptions,
 }
 
 impl Live {
@@ -150,7 +139,7 @@ impl Live {
     }
 
     /// Blocks are equal where the trace's are: a run has the same tokens wherever it is.
-    fn completion(&self, (number, session): (usize, &Session), index: usize) -> Completion {
+    fn completion(&self, (number, session): (usize, &Session), index: usize) -> Value {
         let step = &session.steps[index];
         let mut prompt = Vec::with_capacity(step.prompt.0 as usize);
         for run in step.path.iter() {
@@ -158,15 +147,10 @@ impl Live {
         }
         let own = 1 << 63 | (number as u64) << 24 | index as u64;
         words(own, step.prompt.0 - prompt.len() as u64, &mut prompt);
-        Completion {
-            model: "tiny",
-            prompt,
-            max_tokens: step.answer.0,
-            ignore_eos: true,
-            temperature: 0.0,
-            stream: true,
-            stream_options: StreamOptions { include_usage: true },
-        }
+        json!({
+            "model": "tiny", "prompt": prompt, "max_tokens": step.answer.0, "ignore_eos": true,
+            "temperature": 0.0, "stream": true, "stream_options": {"include_usage": true},
+        })
     }
 }
 

@@ -20,6 +20,7 @@ use simulator::{Setup, SetupError, Spec, World};
 use vocabulary::{Micros, Role, Tokens};
 use workers_shim::sim::Profile;
 
+use crate::ctl::pretty;
 use crate::demo::Policy;
 use crate::demo::cluster::{Cluster, ClusterError, Shape};
 use crate::demo::measure::Page;
@@ -134,7 +135,7 @@ pub(crate) async fn run(args: &LoopArgs) -> Result<(), LoopError> {
     let compared = Compared::of(&args.live(orders?).await?, args.slower.into());
     std::io::stdout().lock().write_all(compared.table().as_bytes())?;
     let Some(path) = &args.report else { return Ok(()) };
-    std::fs::write(path, compared.json()).map_err(|source| LoopError::Report { path: path.clone(), source })
+    std::fs::write(path, pretty(&compared)).map_err(|source| LoopError::Report { path: path.clone(), source })
 }
 
 fn profile() -> Profile {

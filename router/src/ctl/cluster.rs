@@ -113,7 +113,7 @@ async fn how_to_join(client: &Client, output: Output) -> Result<(), CtlError> {
     let Some(member) = members.iter().find(reachable) else {
         let detail =
             "no node of this cluster can be reached by others: start this one again with --node-listen ADDR".into();
-        return Err(CtlError::Problem { title: "Nothing to join".into(), word: "alone".into(), detail, cause: None });
+        return Err(CtlError::no("Nothing to join", "alone", detail));
     };
     let command =
         format!("ownerserve serve --join {} --node-listen ADDR --data-dir EMPTY_FOLDER", word(member.get("address")));
@@ -189,12 +189,7 @@ impl Digests {
                 let detail = format!(
                     "nodes differ at revision {revision}: stop the one that differs, keep its folder, and let it join anew"
                 );
-                return Err(CtlError::Problem {
-                    title: "States differ".into(),
-                    word: "diverged".into(),
-                    detail,
-                    cause: None,
-                });
+                return Err(CtlError::no("States differ", "diverged", detail));
             }
             self.revisions.entry(word(answer.get("endpoint"))).or_default().insert(revision);
         }

@@ -104,7 +104,7 @@ pub(crate) fn check_one_cluster(answers: &[Value]) -> Result<(), CtlError> {
         found.len(),
         found.iter().map(of).collect::<Vec<_>>().join("; ")
     );
-    Err(CtlError::Problem { title: "Different clusters".into(), word: DIFFERENT_CLUSTERS.into(), detail, cause: None })
+    Err(CtlError::no("Different clusters", DIFFERENT_CLUSTERS, detail))
 }
 
 /// The word for it, as an alarm, too.

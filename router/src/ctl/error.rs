@@ -88,6 +88,11 @@ pub(crate) enum CtlError {
 }
 
 impl CtlError {
+    /// What ctl itself says no to.
+    pub(crate) fn no(title: &str, word: &str, detail: String) -> Self {
+        Self::Problem { title: title.into(), word: word.into(), detail, cause: None }
+    }
+
     /// 1: refused. 2: bad usage, as clap's. 3: not all answered, nothing was changed. 4: the outcome is not known. 5: there
     /// are alarms. 6: done at some endpoints and not at others, or with some sessions. 7: nothing could be compared.
     pub(crate) fn code(&self) -> u8 {

@@ -1,6 +1,6 @@
 //! Barred links: which there are at every router, and to clear one everywhere. Each router checks its own transfers.
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::args::WorkerArg;
 use super::client::Client;
@@ -10,15 +10,8 @@ use super::output::Output;
 use super::table::Columns;
 use super::writes::delete;
 
-#[derive(Clone, Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub(crate) struct LinksArgs {
-    #[command(subcommand)]
-    command: Option<LinksCommand>,
-}
-
 #[derive(Clone, Debug, Subcommand)]
-enum LinksCommand {
+pub(crate) enum LinksCommand {
     /// Lets KV move from one worker to another again, at every endpoint.
     Clear {
         /// Who sends, by id or URL.
@@ -31,8 +24,8 @@ enum LinksCommand {
 const LINKS: Columns = "ENDPOINT /endpoint, ONE IN /answer/one_in, BARRED /answer/barred";
 
 /// Shows every endpoint's barred links, or clears one.
-pub(crate) async fn links(client: &Client, args: &LinksArgs, output: Output) -> Result<(), CtlError> {
-    let Some(LinksCommand::Clear { from, to }) = &args.command else {
+pub(crate) async fn links(client: &Client, command: Option<&LinksCommand>, output: Output) -> Result<(), CtlError> {
+    let Some(LinksCommand::Clear { from, to }) = command else {
         return tell(&ask_all(client, "correctness").await, LINKS, output);
     };
     tell_done(&write_all(client, delete(format!("correctness/{from}/{to}"))).await, LINKS, output)

@@ -39,8 +39,8 @@ use self::filters::{
     ArtifactFilter, Filter, IntentFilter, LeaseFilter, ReplicaFilter, SessionFilter, TenantFilter, WorkerFilter,
 };
 use self::lists::{List, PageArgs, show_one, show_tree};
-pub(crate) use self::output::Output;
 use self::output::say;
+pub(crate) use self::output::{Output, pretty};
 use self::writes::{OneWorker, delete, post, put};
 use crate::auth::Secret;
 use crate::config::units::Span;
@@ -213,7 +213,11 @@ enum CtlCommand {
     /// Who decides where steps go, at every endpoint; with a mode or a share it is set there until its next start.
     Mode(steering::ModeArgs),
     /// Links over which nothing moves, because KV came as something else over them, at every endpoint.
-    Links(links::LinksArgs),
+    #[command(args_conflicts_with_subcommands = true)]
+    Links {
+        #[command(subcommand)]
+        command: Option<links::LinksCommand>,
+    },
     /// The nodes of the cluster.
     #[command(subcommand)]
     Member(cluster::MemberCommand),
@@ -329,7 +333,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Decisions(args) => steering::decisions(&client, args, output).await,
         CtlCommand::Explain { request } => explain::explain(&client, *request, output).await,
         CtlCommand::Mode(args) => steering::mode(&client, args, output).await,
-        CtlCommand::Links(args) => links::links(&client, args, output).await,
+        CtlCommand::Links { command } => links::links(&client, command.as_ref(), output).await,
         CtlCommand::Member(command) => cluster::member(&client, command, output).await,
         CtlCommand::MoveLeader { node } => {
             writes::run(&client, post("cluster/leader", json!({"node": node})), output).await

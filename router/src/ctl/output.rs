@@ -38,10 +38,15 @@ impl Output {
     /// Prints an answer: as JSON, or as this text.
     pub(crate) fn print(self, answer: &impl Serialize, text: impl FnOnce() -> String) {
         match self {
-            Self::Json => say(&(serde_json::to_string_pretty(answer).expect("an answer encodes") + "\n")),
+            Self::Json => say(&pretty(answer)),
             Self::Table => say(&text()),
         }
     }
+}
+
+/// An answer or figures as programs get them.
+pub(crate) fn pretty(answer: &impl Serialize) -> String {
+    serde_json::to_string_pretty(answer).expect("plain numbers and words encode") + "\n"
 }
 
 /// Prints an answer. A reader that has left, as `head` does, has seen enough.

@@ -130,7 +130,7 @@ async fn take(
         while let Some(event) = take_event(&mut text) {
             let Some((name, data)) = event else { continue };
             if name == "compacted" {
-                return Err(compacted(&data));
+                return Err(CtlError::no("Revision compacted", "compacted", word(data.get("detail"))));
             }
             // How far it is, with nothing to tell.
             if name == "progress" {
@@ -167,11 +167,6 @@ async fn nobody_reads() {
 /// At which revision an answer was given.
 fn revision(headers: &HeaderMap) -> Option<u64> {
     headers.get("ownerserve-revision")?.to_str().ok()?.parse().ok()
-}
-
-fn compacted(data: &Value) -> CtlError {
-    let detail = word(data.get("detail"));
-    CtlError::Problem { title: "Revision compacted".into(), word: "compacted".into(), detail, cause: None }
 }
 
 /// Takes the next whole event from the start of `text`: its name and data; none inside for a comment.

@@ -3,19 +3,15 @@
 //! A child holds the reading end of a pipe from its parent as standard input. When the parent ends in whatever way,
 //! kill -9 included, the pipe closes and [`exit_with_parent`] ends the child.
 
-use std::{
-    collections::VecDeque,
-    io::Read,
-    process::{ExitStatus, Stdio},
-    sync::Arc,
-    time::Duration,
-};
+use std::collections::VecDeque;
+use std::io::Read;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, BufReader},
-    process::{Child, ChildStdin, Command},
-};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
 
 /// The flag that makes `serve` and `sim-worker` end with their parent.
 pub(super) const EXIT_WITH_PARENT: &str = "--exit-with-parent";

@@ -9,8 +9,7 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http_body_util::{BodyExt as _, Limited};
 use reqwest::{Body, Response};
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_util::codec::{FramedRead, LinesCodec};
 use tokio_util::io::StreamReader;
 use workers_shim::sim::WORKER_HEADER;
@@ -49,30 +48,10 @@ pub(crate) enum ClientError {
 }
 
 /// One step, ready to be sent.
-#[derive(Serialize)]
 pub(crate) struct Ask<'a> {
-    /// The served model.
     pub model: &'a str,
-    /// The whole history.
     pub messages: &'a [Value],
-    /// How long the answer may be.
     pub max_tokens: u32,
-}
-
-#[derive(Serialize)]
-struct Asked<'a> {
-    #[serde(flatten)]
-    ask: &'a Ask<'a>,
-    temperature: f64,
-    stream: bool,
-    stream_options: StreamOptions,
-}
-
-/// What a streamed answer has besides.
-#[derive(Serialize)]
-pub(crate) struct StreamOptions {
-    /// Whether it ends with the engine's counts.
-    pub include_usage: bool,
 }
 
 /// What came back for a step.
@@ -111,8 +90,10 @@ impl Client {
 
     /// Sends one step of `session` to `proxy` and reads its answer to the end.
     pub(crate) async fn ask(&self, proxy: SocketAddr, session: &str, ask: &Ask<'_>) -> Result<Answer, ClientError> {
-        let stream_options = StreamOptions { include_usage: true };
-        let asked = Asked { ask, temperature: 0.0, stream: true, stream_options };
+        let asked = json!({
+            "model": ask.model, "messages": ask.messages, "max_tokens": ask.max_tokens,
+            "temperature": 0.0, "stream": true, "stream_options": {"include_usage": true},
+        });
         self.stream(proxy, "/v1/chat/completions", (session, &asked)).await
     }
 
@@ -121,7 +102,7 @@ impl Client {
         &self,
         proxy: SocketAddr,
         path: &str,
-        (session, body): (&str, &impl Serialize),
+        (session, body): (&str, &Value),
     ) -> Result<Answer, ClientError> {
         let request = self.0.post(format!("http://{proxy}{path}")).header(SESSION_HEADER, session).json(body);
         let sent = Instant::now();

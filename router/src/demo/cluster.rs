@@ -2,21 +2,17 @@
 //!
 //! Every process is a child of this one and of the same binary; nothing is left when the cluster is stopped or dropped.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use vocabulary::Role;
 use workers_shim::sim::Profile;
 
-use super::{
-    child::{EXIT_WITH_PARENT, Process},
-    client::Client,
-    measure::Page,
-    policy::Policy,
-};
+use super::child::{EXIT_WITH_PARENT, Process};
+use super::client::Client;
+use super::measure::Page;
+use super::policy::Policy;
 
 /// The cluster: 2 prefill, 4 decode, 2 hybrid.
 const ROLES: [(Role, usize); 3] = [(Role::Prefill, 2), (Role::Decode, 4), (Role::Hybrid, 2)];
@@ -31,7 +27,7 @@ const ATTEMPTS: usize = 3;
 
 /// Why a cluster did not come up or went down.
 #[derive(Debug, thiserror::Error)]
-pub enum ClusterError {
+pub(crate) enum ClusterError {
     /// The system refused something.
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: std::io::Error },
@@ -55,7 +51,6 @@ pub(crate) fn profile() -> Profile {
 /// How a cluster is to be.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    /// The workers.
     pub roles: Vec<Role>,
     /// What each of them is, as a file says it.
     pub profile: &'static str,
@@ -77,7 +72,6 @@ impl Shape {
 
 /// One worker process.
 pub(crate) struct Worker {
-    /// What it is for.
     pub role: Role,
     /// Its OpenAI endpoint and `/metrics`.
     pub address: SocketAddr,
@@ -86,7 +80,6 @@ pub(crate) struct Worker {
 
 /// A cluster that answers.
 pub(crate) struct Cluster {
-    /// The workers.
     pub workers: Vec<Worker>,
     /// Where clients talk to.
     pub proxy: SocketAddr,

@@ -4,22 +4,20 @@
 //! lines with `timestamp`, `session_id`, `input`, `output`). Both become [`Dialogue`]s: what is added to the history
 //! before each step, and what the recorded model answered there.
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+use crate::trace_command::files::{self, FilesError};
 
 /// The corpus that is compiled in: tau_bench, MIT, see `configs/traces/tau_bench`.
 const TAU_BENCH: &[u8] = include_bytes!("../../../configs/traces/tau_bench/airline.json.gz");
 
 /// The largest corpus file after decompression.
 const LARGEST_FILE: u64 = 256 << 20;
-/// The most files read from a folder.
-const MOST_FILES: usize = 1_000;
 /// Bytes of English and JSON in one token, roughly; turns a recorded answer into a length to ask for.
 const BYTES_PER_TOKEN: usize = 4;
 /// Bounds of the answer length to ask for, in tokens.
@@ -27,10 +25,10 @@ const ANSWER_TOKENS: std::ops::RangeInclusive<u32> = 8..=96;
 
 /// Why a corpus could not be loaded.
 #[derive(Debug, thiserror::Error)]
-pub enum CorpusError {
+pub(crate) enum CorpusError {
     /// A file or folder cannot be read.
-    #[error("cannot read the corpus {path}: {source}")]
-    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error("cannot read the corpus: {0}")]
+    Unreadable(#[from] FilesError),
     /// A file is neither of the two forms.
     #[error("{path} is neither tau_bench (JSON list) nor lmcache (JSON lines): {source}")]
     Unknown { path: PathBuf, source: serde_json::Error },
@@ -86,37 +84,16 @@ pub(super) struct Dialogue {
 /// Loads `path` (a file or a folder of them), or the embedded corpus.
 pub(super) fn load(path: Option<&Path>) -> Result<Vec<Dialogue>, CorpusError> {
     let Some(path) = path else {
-        let embedded = Path::new("tau_bench (embedded)");
-        return parse(embedded, &unpack(embedded, TAU_BENCH)?);
+        let mut plain = Vec::new();
+        GzDecoder::new(TAU_BENCH).read_to_end(&mut plain).expect("the corpus that is compiled in was tested");
+        return parse(Path::new("tau_bench (embedded)"), &plain);
     };
-    let unreadable = |source| CorpusError::Unreadable { path: path.to_owned(), source };
-    let mut files = Vec::new();
-    if path.is_dir() {
-        for entry in std::fs::read_dir(path).map_err(unreadable)?.take(MOST_FILES) {
-            let file = entry.map_err(unreadable)?.path();
-            if file.extension().is_some_and(|ending| ending == "gz") {
-                files.push(file);
-            }
-        }
-        files.sort();
-    } else {
-        files.push(path.to_owned());
-    }
+    let files = if path.is_dir() { files::listed(path)? } else { vec![path.to_owned()] };
     let mut dialogues = Vec::new();
     for file in &files {
-        let bytes = std::fs::read(file).map_err(|source| CorpusError::Unreadable { path: file.clone(), source })?;
-        dialogues.extend(parse(file, &unpack(file, &bytes)?)?);
+        dialogues.extend(parse(file, &files::unpacked(file, LARGEST_FILE)?)?);
     }
     if dialogues.is_empty() { Err(CorpusError::Empty(path.to_owned())) } else { Ok(dialogues) }
-}
-
-fn unpack(path: &Path, bytes: &[u8]) -> Result<Vec<u8>, CorpusError> {
-    if !bytes.starts_with(&[0x1f, 0x8b]) {
-        return Ok(bytes.to_vec());
-    }
-    let mut plain = Vec::new();
-    let read = GzDecoder::new(bytes).take(LARGEST_FILE).read_to_end(&mut plain);
-    read.map(|_| plain).map_err(|source| CorpusError::Unreadable { path: path.to_owned(), source })
 }
 
 /// Parses one unpacked file of either form.
@@ -303,6 +280,6 @@ mod tests {
         assert!(matches!(refuse("{\"a\":1}"), CorpusError::Unknown { .. }));
         assert!(matches!(refuse("[1]"), CorpusError::Unknown { .. }));
         assert!(matches!(refuse("[]"), CorpusError::Empty(_)));
-        assert!(matches!(load(Some(Path::new("/nonexistent/x"))).unwrap_err(), CorpusError::Unreadable { .. }));
+        assert!(matches!(load(Some(Path::new("/nonexistent/x"))).unwrap_err(), CorpusError::Unreadable(_)));
     }
 }

@@ -104,7 +104,7 @@ fn scale(text: &str) -> Result<f64, OutOfRange> {
 
 /// Why the demo could not be shown.
 #[derive(Debug, thiserror::Error)]
-pub enum DemoError {
+pub(crate) enum DemoError {
     /// No sessions to replay.
     #[error(transparent)]
     Corpus(#[from] CorpusError),

@@ -6,11 +6,10 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::{
-    measure::{Page, mean_ms, percentile_ms},
-    policy::Policy,
-    session::Step,
-};
+use super::measure::{Page, mean_ms, percentile_ms};
+use super::policy::Policy;
+use super::session::Step;
+use crate::ctl::pretty;
 
 /// The figures of one policy, as `--report` writes them and the demo's help defines them.
 #[derive(Serialize, Clone, PartialEq, Debug)]
@@ -103,11 +102,6 @@ pub(super) struct Report {
     runs: Vec<(Policy, Figures)>,
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    policies: BTreeMap<&'static str, &'a Figures>,
-}
-
 impl Report {
     /// Adds one run.
     pub(super) fn add(&mut self, policy: Policy, figures: Figures) {
@@ -121,8 +115,8 @@ impl Report {
 
     /// The JSON of `--report`.
     pub(super) fn json(&self) -> String {
-        let policies = self.runs.iter().map(|(policy, figures)| (policy.into(), figures)).collect();
-        serde_json::to_string_pretty(&Document { policies }).expect("figures are plain numbers and words") + "\n"
+        let policies: BTreeMap<&str, _> = self.runs.iter().map(|(policy, figures)| (policy.into(), figures)).collect();
+        pretty(&BTreeMap::from([("policies", policies)]))
     }
 
     /// The table at the end: one row a figure, one column a policy.

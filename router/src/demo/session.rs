@@ -8,11 +8,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Semaphore, task::JoinSet};
 
-use super::{
-    client::{Answer, Ask, Client, ClientError, Served},
-    corpus::{Dialogue, History},
-    think::Tempo,
-};
+use super::client::{Answer, Ask, Client, ClientError, Served};
+use super::corpus::{Dialogue, History};
+use super::think::Tempo;
 
 /// The model that simulated workers serve.
 const MODEL: &str = "tiny";
@@ -20,9 +18,7 @@ const MODEL: &str = "tiny";
 /// What one step came to.
 #[derive(Debug)]
 pub(super) struct Step {
-    /// Number of the session.
     pub session: usize,
-    /// Number of the step in it.
     pub turn: usize,
     /// The answer without its text, or what went wrong.
     pub outcome: Result<Served, ClientError>,
@@ -33,20 +29,15 @@ pub(super) struct Step {
 pub(super) struct Tally {
     /// Finished steps in order of their end.
     pub steps: Vec<Step>,
-    /// Sessions that have begun.
     pub begun: usize,
-    /// Sessions that are over.
     pub over: usize,
 }
 
 /// The sessions of one run.
 #[derive(Clone)]
 pub(super) struct Script {
-    /// What is replayed.
     pub dialogues: Arc<Vec<Dialogue>>,
-    /// When.
     pub tempo: Tempo,
-    /// Where to.
     pub proxy: SocketAddr,
     /// The most sessions at once.
     pub concurrency: usize,
@@ -87,17 +78,11 @@ async fn converse(script: &Script, client: &Client, session: usize) {
         history.extend(recorded.adds.iter().cloned());
         let ask = Ask { model: MODEL, messages: &history, max_tokens: recorded.answer_tokens };
         let answer = client.ask(script.proxy, &name, &ask).await;
-        history.push(reply(answer.as_ref().ok(), &recorded.recorded));
+        // It goes on from what was served, so that its blocks are reused; after an error from what was recorded.
+        let served = |answer: &Answer| json!({"role": "assistant", "content": answer.text});
+        history.push(answer.as_ref().map_or_else(|_| recorded.recorded.clone(), served));
         let outcome = answer.map(|answer| answer.served);
         script.tally.lock().steps.push(Step { session, turn, outcome });
-    }
-}
-
-/// What the history goes on from: the served answer, so that its blocks are reused; the recorded one after an error.
-fn reply(answer: Option<&Answer>, recorded: &Value) -> Value {
-    match answer {
-        Some(answer) => json!({"role": "assistant", "content": answer.text}),
-        None => recorded.clone(),
     }
 }
 

@@ -7,12 +7,10 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vocabulary::Role;
 
-use super::{
-    measure::{Page, percentile_ms},
-    policy::Policy,
-    report::{action_mix, actions, duplicate_factor, owner_hit_rate},
-    session::Tally,
-};
+use super::measure::{Page, percentile_ms};
+use super::policy::Policy;
+use super::report::{action_mix, actions, duplicate_factor, owner_hit_rate};
+use super::session::Tally;
 
 /// Between two drawings.
 pub(super) const REDRAW: Duration = Duration::from_millis(500);

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use simulator::report::{self, Report};
 use tempfile::NamedTempFile;
 
+use crate::ctl::pretty;
+
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
@@ -55,7 +57,7 @@ impl ReportFiles {
     fn all(&self) -> [(PathBuf, Written); 3] {
         [
             (self.page.clone(), report::page),
-            (self.page.with_extension("json"), super::json),
+            (self.page.with_extension("json"), pretty),
             (self.page.with_extension("csv"), |report| report::csv(&report.runs)),
         ]
     }

@@ -233,7 +233,7 @@ fn a_report_is_three_files_and_equal_seeds_give_equal_ones() {
     assert_eq!(json["runs"].as_array().unwrap().len(), 2);
     let again =
         simulated(&args(&["--workers=2", "--policy=dynamo,ownerserve", "--load=2", "--steps=5"]).unwrap()).unwrap();
-    assert_eq!((super::json(&again), report::page(&again)), (read("json"), read("html")));
+    assert_eq!((crate::ctl::pretty(&again), report::page(&again)), (read("json"), read("html")));
 }
 
 #[test]

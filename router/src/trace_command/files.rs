@@ -70,7 +70,8 @@ fn text(bytes: Vec<u8>) -> Option<String> {
     }
 }
 
-fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {
+/// The traces in a folder, in the order of their names.
+pub(crate) fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {
     let unreadable = |source| FilesError::Unreadable { path: folder.to_owned(), source };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
@@ -89,7 +90,7 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, FilesError> {
 }
 
 /// What a file holds, and of a file that holds more than `most` bytes one byte more than these.
-fn unpacked(path: &Path, most: u64) -> Result<Vec<u8>, FilesError> {
+pub(crate) fn unpacked(path: &Path, most: u64) -> Result<Vec<u8>, FilesError> {
     if [".tar.xz", ".tar.gz", ".tar", ".zip", ".xz"].iter().any(|ending| path.to_string_lossy().ends_with(ending)) {
         return Err(FilesError::Archive(path.to_owned()));
     }
