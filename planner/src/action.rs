@@ -1,6 +1,7 @@
 //! The six ways to serve a step.
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 /// How a step is served. The label follows the legs, so it never says something that the plan does not do.
 ///
@@ -17,8 +18,23 @@ use serde::{Deserialize, Serialize};
 ///   - `TailRecompute` when the source holds more than what is sealed: only the sealed prefix is moved, what lies after
 ///     it is computed at the target;
 ///   - `ArtifactFetch` otherwise: all that the source holds is moved and the owner stays.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    Debug,
+    strum::IntoStaticStr,
+    strum::Display,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Action {
     /// One leg at a worker that computes what it lacks.
     ColocatedPrefill,
@@ -36,31 +52,11 @@ pub enum Action {
 
 impl Action {
     /// Every action, in declaration order.
-    pub const ALL: [Self; 6] = [
-        Self::ColocatedPrefill,
-        Self::DecodeContinuation,
-        Self::RemotePrefill,
-        Self::ArtifactFetch,
-        Self::TailRecompute,
-        Self::StateMigration,
-    ];
+    pub const ALL: [Self; 6] = *Self::VARIANTS.first_chunk().expect("six actions");
 
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ColocatedPrefill => "colocated_prefill",
-            Self::DecodeContinuation => "decode_continuation",
-            Self::RemotePrefill => "remote_prefill",
-            Self::ArtifactFetch => "artifact_fetch",
-            Self::TailRecompute => "tail_recompute",
-            Self::StateMigration => "state_migration",
-        }
-    }
-}
-
-impl std::fmt::Display for Action {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
+        self.into()
     }
 }
 

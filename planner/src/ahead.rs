@@ -76,8 +76,9 @@ pub struct AheadMove {
 }
 
 /// Why nothing moves.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Stays {
     /// It has no step behind it, or one under way.
     NotInGap,
@@ -102,17 +103,7 @@ pub enum Stays {
 impl Stays {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NotInGap => "not_in_gap",
-            Self::NoOwner => "no_owner",
-            Self::Baseline => "baseline",
-            Self::NoPlan => "no_plan",
-            Self::NoTarget => "no_target",
-            Self::Busy => "busy",
-            Self::TooLarge => "too_large",
-            Self::NotUsed => "not_used",
-            Self::TooDear => "too_dear",
-        }
+        self.into()
     }
 }
 

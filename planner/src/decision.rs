@@ -59,8 +59,9 @@ pub struct Candidate {
 }
 
 /// Why a candidate may not be chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Refused {
     /// The worker does not serve the model or adapter.
     WrongModel,
@@ -93,21 +94,7 @@ pub enum Refused {
 impl Refused {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::WrongModel => "wrong_model",
-            Self::PrefillOnly => "prefill_only",
-            Self::NotReady => "not_ready",
-            Self::Draining => "draining",
-            Self::Excluded => "excluded",
-            Self::TooLong => "too_long",
-            Self::DoesNotFit => "does_not_fit",
-            Self::NoLink => "no_link",
-            Self::OtherFabric => "other_fabric",
-            Self::OtherShape => "other_shape",
-            Self::BarredLink => "barred_link",
-            Self::NeedsPrefiller => "needs_prefiller",
-            Self::Disabled => "disabled",
-        }
+        self.into()
     }
 }
 

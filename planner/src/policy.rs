@@ -6,8 +6,9 @@ use vocabulary::{Knowledge, Micros, Tokens};
 use crate::{Action, Admission, Thresholds};
 
 /// Who chooses.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Rule {
     /// The planner: the cheapest candidate.
     #[default]
@@ -23,12 +24,7 @@ pub enum Rule {
 impl Rule {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Own => "own",
-            Self::RoundRobin => "round_robin",
-            Self::SessionPinning => "session_pinning",
-            Self::MatchRateMinusLoad => "match_rate_minus_load",
-        }
+        self.into()
     }
 }
 

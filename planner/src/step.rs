@@ -1,11 +1,26 @@
 //! What kind of step a request is. A label for people, metrics and the planner; it never decides by itself.
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 use vocabulary::{Blocks, Micros, Tokens};
 
 /// The six kinds of agent step.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    Debug,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum StepKind {
     /// Many new tokens, less than half of the prompt reused.
     NewLongPrefix,
@@ -23,25 +38,11 @@ pub enum StepKind {
 
 impl StepKind {
     /// Every kind, in declaration order.
-    pub const ALL: [Self; 6] = [
-        Self::NewLongPrefix,
-        Self::LongToolOutput,
-        Self::SmallIncrement,
-        Self::DecodeContinuation,
-        Self::ForkedRollout,
-        Self::ColdResume,
-    ];
+    pub const ALL: [Self; 6] = *Self::VARIANTS.first_chunk().expect("six kinds");
 
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NewLongPrefix => "new_long_prefix",
-            Self::LongToolOutput => "long_tool_output",
-            Self::SmallIncrement => "small_increment",
-            Self::DecodeContinuation => "decode_continuation",
-            Self::ForkedRollout => "forked_rollout",
-            Self::ColdResume => "cold_resume",
-        }
+        self.into()
     }
 }
 

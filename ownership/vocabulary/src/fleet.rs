@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::{Blocks, Bytes, DpRank, Incarnation, Micros, ModelId, Tokens, WorkerId};
 
 /// What a worker is for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Role {
     /// Computes prompts for others.
     Prefill,
@@ -27,17 +30,16 @@ impl Role {
 
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-            Role::Hybrid => "hybrid",
-        }
+        self.into()
     }
 }
 
 /// What is known of the blocks that a worker holds.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Knowledge {
     /// Guessed from what was routed where.
     #[default]
@@ -51,11 +53,7 @@ pub enum Knowledge {
 impl Knowledge {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Knowledge::Fallback => "fallback",
-            Knowledge::Degraded => "degraded",
-            Knowledge::Exact => "exact",
-        }
+        self.into()
     }
 }
 
@@ -85,8 +83,9 @@ pub struct Overlap {
 }
 
 /// Whether a worker may be sent work.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug, Default, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Health {
     /// Not reached yet, or not lately.
     #[default]
@@ -100,11 +99,7 @@ pub enum Health {
 impl Health {
     /// The word for logs, metrics and the API.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Health::Unreachable => "unreachable",
-            Health::Ready => "ready",
-            Health::Draining => "draining",
-        }
+        self.into()
     }
 }
 

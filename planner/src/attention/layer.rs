@@ -1,12 +1,13 @@
 //! What one layer keeps of a sequence.
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 use vocabulary::{Bytes, Tokens};
 
 use super::SpecError;
 
 /// A kind of KV state, in the words of the ledger's records.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, strum::VariantArray)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum StateKind {
     /// An entry for every token: dense, grouped or latent attention.
@@ -25,14 +26,7 @@ pub enum StateKind {
 
 impl StateKind {
     /// Every kind, in declaration order.
-    pub const ALL: [Self; 6] = [
-        Self::DenseKv,
-        Self::CompressedCsaMain,
-        Self::CompressedCsaIndex,
-        Self::CompressedHca,
-        Self::WindowSwa,
-        Self::TailState,
-    ];
+    pub const ALL: [Self; 6] = *Self::VARIANTS.first_chunk().expect("six kinds");
 }
 
 /// The state of one layer. `state` names the variant in a file.

@@ -2,10 +2,12 @@
 
 use engine_model::runs::Seconds;
 use planner::Action;
+use strum::VariantArray as _;
 use vocabulary::WorkerView;
 
 /// What is gone or wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case", prefix = "ownerserve_")]
 pub enum Ablation {
     /// Nothing is sent from a worker to another before a prompt begins.
     NoFetch,
@@ -26,6 +28,7 @@ pub enum Ablation {
     /// Every other worker is believed to be twice as fast as it is, those between them half as fast.
     UnevenBelief,
     /// What workers hold is known a second late.
+    #[strum(serialize = "late_by_1s")]
     Late,
     /// The length of every answer is known, which no router knows.
     ToldLength,
@@ -35,37 +38,11 @@ pub enum Ablation {
 
 impl Ablation {
     /// All of them.
-    pub const ALL: [Self; 12] = [
-        Self::NoFetch,
-        Self::NoRemotePrefill,
-        Self::NoMigration,
-        Self::NoReplicas,
-        Self::NoEvictionPrice,
-        Self::NoAdmission,
-        Self::SlowBelief,
-        Self::FastBelief,
-        Self::UnevenBelief,
-        Self::Late,
-        Self::ToldLength,
-        Self::Ahead,
-    ];
+    pub const ALL: [Self; 12] = *Self::VARIANTS.first_chunk().expect("twelve ablations");
 
     /// The word on the command line and in reports.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NoFetch => "ownerserve_no_fetch",
-            Self::NoRemotePrefill => "ownerserve_no_remote_prefill",
-            Self::NoMigration => "ownerserve_no_migration",
-            Self::NoReplicas => "ownerserve_no_replicas",
-            Self::NoEvictionPrice => "ownerserve_no_eviction_price",
-            Self::NoAdmission => "ownerserve_no_admission",
-            Self::SlowBelief => "ownerserve_slow_belief",
-            Self::FastBelief => "ownerserve_fast_belief",
-            Self::UnevenBelief => "ownerserve_uneven_belief",
-            Self::Late => "ownerserve_late_by_1s",
-            Self::ToldLength => "ownerserve_told_length",
-            Self::Ahead => "ownerserve_ahead",
-        }
+        self.into()
     }
 
     /// What it does, for people.

@@ -7,7 +7,8 @@ use engine_model::runs::{RunEngine, Seconds};
 use super::{Ablation, Policy, bound, cost, disaggregated, own, plain, scored, thunder};
 
 /// Every policy that is simulated.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum PolicyKind {
     /// One worker after the other.
     RoundRobin,
@@ -26,6 +27,7 @@ pub enum PolicyKind {
     /// SGLang's cache-aware router: its own tree of what it sent where, and balance by requests beyond a threshold.
     Sglang,
     /// llm-d's scorers: prefix 3, queue 2, free memory 2.
+    #[strum(serialize = "llm_d")]
     Llmd,
     /// Dynamo's cost: prompt tokens to compute plus tokens being decoded, overlap weight 1.
     Dynamo,
@@ -34,16 +36,20 @@ pub enum PolicyKind {
     /// Dynamo's conditional disaggregation: long new prompts are computed by the other half, and what lacks is sent.
     ConditionalPd,
     /// ThunderAgent's program-aware admission: programs are pinned, and wait while their contexts do not fit.
+    #[strum(serialize = "thunder_agent")]
     Thunder,
     /// The planner, as routers run it.
+    #[strum(serialize = "ownerserve")]
     OwnerServe,
     /// A bound: one cache of all workers' size, from which everything is there at once, and no interference.
+    #[strum(serialize = "pooled_memory")]
     Pooled,
     /// A bound: the same without end.
     Oracle,
     /// OwnerServe with one part gone or wrong.
     Without(Ablation),
     /// For the cross-check: llm-d's scorers with cached memory counted as taken, as the reference has it.
+    #[strum(serialize = "llm_d_cached_counts")]
     LlmdCachedCounts,
 }
 
@@ -86,24 +92,8 @@ impl PolicyKind {
     /// The word on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::RoundRobin => "round_robin",
-            Self::LeastLoaded => "least_loaded",
-            Self::PowerOfTwo => "power_of_two",
-            Self::SessionPinning => "session_pinning",
-            Self::PrefixAffinity => "prefix_affinity",
-            Self::MatchRateMinusLoad => "match_rate_minus_load",
-            Self::MultiOwner => "multi_owner",
-            Self::Sglang => "sglang",
-            Self::Llmd => "llm_d",
-            Self::Dynamo => "dynamo",
-            Self::StaticPd => "static_pd",
-            Self::ConditionalPd => "conditional_pd",
-            Self::Thunder => "thunder_agent",
-            Self::OwnerServe => "ownerserve",
-            Self::Pooled => "pooled_memory",
-            Self::Oracle => "oracle",
             Self::Without(ablation) => ablation.as_str(),
-            Self::LlmdCachedCounts => "llm_d_cached_counts",
+            kind => kind.into(),
         }
     }
 
