@@ -1,22 +1,21 @@
 //! The only source of chance: one seed.
 
-/// SplitMix64. Its stream is part of what a seed means, so it is written out here and never changes.
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng as _};
+
+/// SplitMix64. Its stream is part of what a seed means and never changes.
 #[derive(Clone, Debug)]
-pub struct Chance(u64);
+pub struct Chance(SplitMix64);
 
 impl Chance {
     /// The stream of a seed.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64::from_seed(seed.to_le_bytes()))
     }
 
     /// 64 bits.
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// Less than `end`; 0 when `end` is.

@@ -1,5 +1,7 @@
 //! From lines to checked records: what every form of trace has in common.
 
+use std::time::SystemTime;
+
 use serde::Deserialize;
 use vocabulary::{Micros, Tokens};
 
@@ -97,28 +99,10 @@ impl Place<'_> {
     }
 }
 
-/// `YYYY-MM-DD HH:MM:SS.fraction`, or the same as RFC 3339 has it in UTC, since the year 0, in microseconds; none when it is
-/// something else.
+/// `YYYY-MM-DD HH:MM:SS.fraction`, or the same as RFC 3339 has it in UTC, since 1970; none when it is something else.
 pub(crate) fn time_of(text: &str) -> Option<Micros> {
-    let (date, clock) = text.split_once([' ', 'T'])?;
-    let clock = clock.strip_suffix('Z').unwrap_or(clock);
-    let [year, month, day] = numbers::<3>(date, '-')?;
-    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
-    let [hour, minute, second] = numbers::<3>(clock, ':')?;
-    let sane = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
-    if !sane || hour > 23 || minute > 59 || second > 60 || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    // Days of the civil calendar, counted from March so that the leap day comes last.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day;
-    let micros: u64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
-    Some(Micros((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000 + micros))
-}
-
-fn numbers<const N: usize>(text: &str, between: char) -> Option<[u64; N]> {
-    let all: Option<Vec<u64>> = text.split(between).map(|part| part.parse().ok()).collect();
-    all?.try_into().ok()
+    let time = humantime::parse_rfc3339_weak(text).ok()?;
+    time.duration_since(SystemTime::UNIX_EPOCH).ok().map(Micros::of)
 }
 
 #[cfg(test)]
