@@ -9,7 +9,6 @@ mod own;
 mod plain;
 mod scored;
 mod thunder;
-mod watched;
 
 use std::sync::Arc;
 
@@ -25,8 +24,6 @@ use crate::trace::Step;
 pub use ablation::Ablation;
 pub(crate) use kind::every;
 pub use kind::{PolicyKind, UnknownPolicy};
-pub use watched::Stopwatch;
-pub(crate) use watched::Watched;
 
 /// A step of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -156,6 +153,14 @@ pub enum Admission {
     Now,
     /// When the policy's clock says so; it remembers the step.
     Later,
+}
+
+/// Is told when a policy begins to place a step and when it has. Which clock it looks at is not known here.
+pub trait Stopwatch {
+    /// A step is being placed from now on.
+    fn start(&self);
+    /// It is.
+    fn stop(&self);
 }
 
 /// Where every step goes. Deterministic: chance comes from the seed it was made with.

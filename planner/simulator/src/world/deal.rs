@@ -43,9 +43,15 @@ impl World<'_> {
         let alone = trace.arrivals == Arrivals::Recorded;
         let held = self.held(step);
         let late = self.seat.late.as_ref().map(|late| self.known(late, step, &held));
+        let watch = self.seat.watch;
         let dealt = self.deal(|policy, fleet| {
             let ask = Ask { at, step, alone, held: late.as_ref().unwrap_or(&held) };
-            (policy.admit(&ask, fleet) == Admission::Now).then(|| policy.place(&ask, fleet))
+            (policy.admit(&ask, fleet) == Admission::Now).then(|| {
+                watch.iter().for_each(|watch| watch.start());
+                let dispatch = policy.place(&ask, fleet);
+                watch.iter().for_each(|watch| watch.stop());
+                dispatch
+            })
         });
         let Some(dispatch) = dealt else {
             self.script.wait(at, since);

@@ -20,7 +20,7 @@ use vocabulary::Tokens;
 
 use crate::cache::Cache;
 use crate::kv::KvModel;
-use crate::policies::{Policy, PolicyKind, StepRef, Stopwatch, Watched};
+use crate::policies::{Policy, PolicyKind, StepRef, Stopwatch};
 use crate::report::Figures;
 use crate::spec::Spec;
 use crate::trace::{Arrivals, LATEST, Trace};
@@ -116,7 +116,9 @@ pub struct World<'a> {
 
 /// Who decides, and what it is shown.
 struct Seat<'a> {
-    policy: Box<dyn Policy + 'a>,
+    policy: Box<dyn Policy>,
+    /// Who takes the time of its decisions.
+    watch: Option<&'a dyn Stopwatch>,
     /// What workers hold, where that is shown late.
     late: Option<Late>,
     /// What its model's layers keep, where that is known.
@@ -151,7 +153,7 @@ impl<'a> World<'a> {
             trace,
             setup,
             kind,
-            seat: Seat { policy: kind.make(setup.seed), late, model: None, cache: None },
+            seat: Seat { policy: kind.make(setup.seed), watch: None, late, model: None, cache: None },
             engines: (0..setup.workers).map(worker).collect(),
             shared,
             links: Links::new(setup.workers, spec.link),
@@ -165,7 +167,7 @@ impl<'a> World<'a> {
 
     /// The same, with somebody who takes the time of its policy's decisions.
     pub fn watched(self, watch: &'a dyn Stopwatch) -> Self {
-        Self { seat: Seat { policy: Box::new(Watched { policy: self.seat.policy, watch }), ..self.seat }, ..self }
+        Self { seat: Seat { watch: Some(watch), ..self.seat }, ..self }
     }
 
     /// The same, named after how its slower tiers are kept.
