@@ -40,31 +40,12 @@ impl Mean {
 
 /// Student's t of 97.5 % for so many degrees of freedom; from a table, of which the nearest smaller one is taken.
 pub fn student(freedom: usize) -> f64 {
-    const TABLE: [(usize, f64); 22] = [
-        (1, 12.706),
-        (2, 4.303),
-        (3, 3.182),
-        (4, 2.776),
-        (5, 2.571),
-        (6, 2.447),
-        (7, 2.365),
-        (8, 2.306),
-        (9, 2.262),
-        (10, 2.228),
-        (11, 2.201),
-        (12, 2.179),
-        (13, 2.160),
-        (14, 2.145),
-        (15, 2.131),
-        (17, 2.110),
-        (19, 2.093),
-        (24, 2.064),
-        (29, 2.045),
-        (39, 2.023),
-        (59, 2.001),
-        (119, 1.980),
+    const FREEDOM: [usize; 22] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 24, 29, 39, 59, 119];
+    const T: [f64; 22] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.110, 2.093, 2.064, 2.045, 2.023, 2.001, 1.980,
     ];
-    TABLE.iter().rev().find(|(least, _)| *least <= freedom).map_or(f64::INFINITY, |(_, t)| *t)
+    FREEDOM.iter().zip(T).rev().find(|(least, _)| **least <= freedom).map_or(f64::INFINITY, |(_, t)| t)
 }
 
 #[cfg(test)]

@@ -47,15 +47,27 @@ fn ahead_share(figures: &Figures, moves: usize) -> Option<f64> {
     (all > 0).then(|| moves as f64 / all as f64)
 }
 
-const fn metric(
-    (seen, name, what): (Seen, &'static str, &'static str),
-    digits: usize,
-    value: fn(&Figures) -> Option<f64>,
-) -> Metric {
-    Metric { name, what, seen, digits, value }
+impl Metric {
+    const fn new(seen: Seen, name: &'static str, what: &'static str) -> Self {
+        Self { name, what, seen, digits: 0, value: |_| None }
+    }
+
+    const fn of(self, digits: usize, value: fn(&Figures) -> Option<f64>) -> Self {
+        Self { digits, value, ..self }
+    }
 }
 
-use Seen::{InFull, InTable, Surely};
+const fn surely(name: &'static str, what: &'static str) -> Metric {
+    Metric::new(Seen::Surely, name, what)
+}
+
+const fn in_table(name: &'static str, what: &'static str) -> Metric {
+    Metric::new(Seen::InTable, name, what)
+}
+
+const fn in_full(name: &'static str, what: &'static str) -> Metric {
+    Metric::new(Seen::InFull, name, what)
+}
 
 const FIRST: &str = "seconds from a step's arrival to its first token";
 const SMALL: &str = "the same, of steps that add at most 1,024 tokens to what their session had";
@@ -92,6 +104,23 @@ fn restore(figures: &Figures, part: fn(&Restore) -> f64) -> Option<f64> {
     (figures.reuse.restores.steps > 0).then(|| part(&figures.reuse.restores.split))
 }
 
+const OWNER_HIT: &str = "share of the steps that go on from others which found, in the memory of the worker that \
+    computed the rest, at least 95 % (less 64 tokens) of what had ever been computed of their prompt: what was \
+    evicted is a miss";
+const DUPLICATES: &str = "cached tokens of all workers by the distinct ones among them, looked at every 400 steps";
+const UNPLANNED: &str = "steps that the policy had no plan of its own for; they went where the fewest requests were";
+const BEST_HOLDER: &str = "share of the steps that go on from others which found at least 95 % (less 64 tokens) of \
+    what anybody still held of them when they were placed, be it nothing";
+const GAP_USE: &str = "the same share while a session is between its steps (tool gaps), each second counted once for \
+    every session that is";
+const SPENT_RECOMPUTE_S: &str = "of these: prompt tokens were computed again, by their share of the computed ones";
+const SPENT_HANDOFF_S: &str = "of these: the prompt's KV went to the worker that answers, or waited for room there";
+const SPENT_ANSWER_S: &str = "of these: the answer was generated, waiting beside others' prompts included; the eight \
+    parts are the mean step time";
+const RESTORE_HOST_S: &str = "seconds of such a step's time to first token, mean: KV came from the host tier";
+const FORETOLD_BIAS: &str =
+    "median of (foretold - seen) / seen of the same: below zero, steps took longer than they were priced";
+
 /// In gigabytes.
 fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
@@ -100,221 +129,89 @@ fn gigabytes(bytes: u64) -> f64 {
 impl Metric {
     /// All of them, in the order of the columns.
     pub const ALL: &[Self] = &[
-        metric((InFull, "steps", "steps that were served"), 0, |f| Some(f.steps as f64)),
-        metric((InFull, "unserved", "steps that were not when nothing happened any more"), 0, |f| {
-            Some(f.unserved as f64)
-        }),
-        metric((Surely, "ttft_mean_s", FIRST), 3, |f| f.first_token.some(|times| times.mean)),
-        metric((Surely, "ttft_p95_s", FIRST), 3, |f| f.first_token.some(|times| times.p95)),
-        metric((InTable, "ttft_p99_s", FIRST), 3, |f| f.first_token.some(|times| times.p99)),
-        metric((InTable, "small_p95_s", SMALL), 3, |f| f.small_first_token.some(|times| times.p95)),
-        metric((InFull, "small_p99_s", SMALL), 3, |f| f.small_first_token.some(|times| times.p99)),
-        metric((Surely, "step_mean_s", STEP), 3, |f| f.step.some(|times| times.mean)),
-        metric((InFull, "step_p95_s", STEP), 3, |f| f.step.some(|times| times.p95)),
-        metric(
-            (Surely, "session_mean_s", "the sum of its steps' times, of each session that came to its end"),
-            1,
-            |f| f.session.some(|times| times.mean),
-        ),
-        metric((InTable, "prefill_mtok", "millions of prompt tokens that were computed"), 2, |f| {
-            Some(f.reuse.prefill_tokens as f64 / 1e6)
-        }),
-        metric(
-            (InFull, "hit", "share of prompt tokens found in the memory of the worker that computed the rest"),
-            4,
-            |f| Some(f.reuse.hit_rate),
-        ),
-        metric(
-            (
-                InTable,
-                "owner_hit",
-                "share of the steps that go on from others which found, in the memory of the worker that computed the \
-                 rest, at least 95 % (less 64 tokens) of what had ever been computed of their prompt: what was evicted \
-                 is a miss",
-            ),
-            4,
-            |f| Some(f.reuse.owner_hit_rate),
-        ),
-        metric(
-            (InFull, "fetched", "share of prompt tokens that another worker sent before the prompt began"),
-            4,
-            |f| Some(f.reuse.fetched_rate),
-        ),
-        metric(
-            (
-                InTable,
-                "duplicates",
-                "cached tokens of all workers by the distinct ones among them, looked at every 400 steps",
-            ),
-            3,
-            |f| (f.memory.looks > 0).then_some(f.memory.duplicate_factor),
-        ),
-        metric((InTable, "moved_gb", "gigabytes of KV that went over links"), 1, |f| {
-            Some(f.memory.kv_bytes_moved as f64 / 1e9)
-        }),
-        metric((InFull, "tpot_mean_ms", TOKEN), 2, |f| f.token.some(|times| times.mean * 1e3)),
-        metric((InTable, "tpot_p99_ms", TOKEN), 2, |f| f.token.some(|times| times.p99 * 1e3)),
-        metric(
-            (InTable, "stall", "share of the time of answers in which they waited for a prompt's chunk beside them"),
-            4,
-            |f| Some(f.service.decode_stall),
-        ),
-        metric((InFull, "prefill_use", "share of the workers' time in which they computed prompts"), 4, |f| {
-            Some(f.service.prefill_use)
-        }),
-        metric((InFull, "ahead_moves", "how often KV was sent while its session was between two steps"), 0, |f| {
-            Some(f.service.ahead.moves as f64)
-        }),
-        metric((InFull, "ahead_used", "share of these whose next step went where the KV lay then"), 4, |f| {
-            ahead_share(f, f.service.ahead.used)
-        }),
-        metric((InFull, "ahead_late", "share of these still under way when the next step was placed"), 4, |f| {
-            ahead_share(f, f.service.ahead.late)
-        }),
-        metric(
-            (
-                InFull,
-                "unplanned",
-                "steps that the policy had no plan of its own for; they went where the fewest requests were",
-            ),
-            0,
-            |f| Some(f.service.unplanned as f64),
-        ),
-        metric(
-            (InTable, "sessions_per_gpu_hour", "sessions that came to their end, by the hours of all workers' GPUs"),
-            3,
-            |f| Some(f.service.sessions_per_gpu_hour),
-        ),
-        metric((InFull, "occupancy", "sessions at once x mean prompt / memory of all workers"), 3, |f| {
-            Some(f.memory.occupancy)
-        }),
-        metric((InTable, "measured", "steps whose times were measured"), 0, |f| Some(f.step.count as f64)),
-        metric((InFull, "saved_mtok", "millions of prompt tokens that were not computed"), 2, |f| {
-            Some(f.reuse.saved_tokens as f64 / 1e6)
-        }),
-        metric(
-            (InFull, "recomputed_mtok", "millions of the computed prompt tokens that had been computed before"),
-            2,
-            |f| Some(f.reuse.recomputed_tokens as f64 / 1e6),
-        ),
-        metric(
-            (
-                InFull,
-                "best_holder",
-                "share of the steps that go on from others which found at least 95 % (less 64 tokens) of what anybody \
-                 still held of them when they were placed, be it nothing",
-            ),
-            4,
-            |f| Some(f.reuse.best_holder_rate),
-        ),
-        metric((InFull, "session_hbm_gb", SESSION_HBM), 2, |f| {
-            (f.memory.session_bytes > 0.0).then_some(f.memory.session_bytes / 1e9)
-        }),
-        metric(
-            (InTable, "sessions_fit", "device memory of all workers, by what an active session takes of it"),
-            1,
-            |f| (f.memory.sessions_fit > 0.0).then_some(f.memory.sessions_fit),
-        ),
-        metric((InFull, "busy", "share of the workers' time in which they computed or answered"), 4, |f| {
-            Some(f.service.busy)
-        }),
-        metric(
-            (
-                InFull,
-                "gap_use",
-                "the same share while a session is between its steps (tool gaps), each second counted once for every \
-                 session that is",
-            ),
-            4,
-            |f| f.service.gap_use,
-        ),
-        metric((InFull, "spent_held_back_s", "seconds of a measured step, mean: the policy let it wait"), 3, |f| {
-            spent(f, |spent| spent.held_back)
-        }),
-        metric((InFull, "spent_fetch_s", "of these: KV of its prompt was on its way from another worker"), 3, |f| {
-            spent(f, |spent| spent.fetch)
-        }),
-        metric((InFull, "spent_queue_s", "of these: it waited behind others or for memory"), 3, |f| {
-            spent(f, |spent| spent.queue)
-        }),
-        metric((InFull, "spent_restore_s", "of these: KV came back from slower tiers"), 3, |f| {
-            spent(f, |spent| spent.restore)
-        }),
-        metric(
-            (
-                InFull,
-                "spent_recompute_s",
-                "of these: prompt tokens were computed again, by their share of the computed ones",
-            ),
-            3,
-            |f| spent(f, |spent| spent.recompute),
-        ),
-        metric((InFull, "spent_compute_s", "of these: prompt tokens were computed for the first time"), 3, |f| {
-            spent(f, |spent| spent.compute)
-        }),
-        metric(
-            (
-                InFull,
-                "spent_handoff_s",
-                "of these: the prompt's KV went to the worker that answers, or waited for room there",
-            ),
-            3,
-            |f| spent(f, |spent| spent.handoff),
-        ),
-        metric(
-            (
-                InFull,
-                "spent_answer_s",
-                "of these: the answer was generated, waiting beside others' prompts included; the eight \
-             parts are the mean step time",
-            ),
-            3,
-            |f| spent(f, |spent| spent.answer),
-        ),
-        metric((InFull, "restored_mtok", "millions of prompt tokens that came back from slower tiers"), 2, |f| {
-            Some(f.reuse.restored_tokens as f64 / 1e6)
-        }),
-        metric((InFull, "restored_steps", RESTORED), 0, |f| Some(f.reuse.restores.steps as f64)),
-        metric(
-            (
-                InFull,
-                "restore_host_s",
-                "seconds of such a step's time to first token, mean: KV came from the host tier",
-            ),
-            3,
-            |f| restore(f, |split| split.host),
-        ),
-        metric((InFull, "restore_disk_s", "of these: KV came from disk, waiting for it included"), 3, |f| {
-            restore(f, |split| split.disk)
-        }),
-        metric((InFull, "restore_network_s", "of these: KV came from another worker"), 3, |f| {
-            restore(f, |split| split.network)
-        }),
-        metric((InFull, "restore_compute_s", "of these: the rest of the prompt was computed"), 3, |f| {
-            restore(f, |split| split.compute)
-        }),
-        metric((InFull, "disk_written_gb", "gigabytes of KV that were written to disks"), 1, |f| {
-            Some(gigabytes(f.memory.disk.written_bytes))
-        }),
-        metric((InFull, "disk_read_gb", "gigabytes of KV that were read from disks"), 1, |f| {
-            Some(gigabytes(f.memory.disk.read_bytes))
-        }),
-        metric(
-            (InFull, "disk_dropped_gb", "gigabytes of KV that disks more than a second behind did not write"),
-            1,
-            |f| Some(gigabytes(f.memory.disk.dropped_bytes)),
-        ),
-        metric((InFull, "write_amplification", WRITE_AMPLIFICATION), 3, |f| f.memory.disk.write_amplification()),
-        metric((InTable, "foretold_error", FORETOLD), 3, |f| foretold(f, |all| all.error_p50)),
-        metric(
-            (
-                InFull,
-                "foretold_bias",
-                "median of (foretold - seen) / seen of the same: below zero, steps took longer than they were priced",
-            ),
-            3,
-            |f| foretold(f, |all| all.bias_p50),
-        ),
+        in_full("steps", "steps that were served").of(0, |f| Some(f.steps as f64)),
+        in_full("unserved", "steps that were not when nothing happened any more").of(0, |f| Some(f.unserved as f64)),
+        surely("ttft_mean_s", FIRST).of(3, |f| f.first_token.some(|times| times.mean)),
+        surely("ttft_p95_s", FIRST).of(3, |f| f.first_token.some(|times| times.p95)),
+        in_table("ttft_p99_s", FIRST).of(3, |f| f.first_token.some(|times| times.p99)),
+        in_table("small_p95_s", SMALL).of(3, |f| f.small_first_token.some(|times| times.p95)),
+        in_full("small_p99_s", SMALL).of(3, |f| f.small_first_token.some(|times| times.p99)),
+        surely("step_mean_s", STEP).of(3, |f| f.step.some(|times| times.mean)),
+        in_full("step_p95_s", STEP).of(3, |f| f.step.some(|times| times.p95)),
+        surely("session_mean_s", "the sum of its steps' times, of each session that came to its end")
+            .of(1, |f| f.session.some(|times| times.mean)),
+        in_table("prefill_mtok", "millions of prompt tokens that were computed")
+            .of(2, |f| Some(f.reuse.prefill_tokens as f64 / 1e6)),
+        in_full("hit", "share of prompt tokens found in the memory of the worker that computed the rest")
+            .of(4, |f| Some(f.reuse.hit_rate)),
+        in_table("owner_hit", OWNER_HIT).of(4, |f| Some(f.reuse.owner_hit_rate)),
+        in_full("fetched", "share of prompt tokens that another worker sent before the prompt began")
+            .of(4, |f| Some(f.reuse.fetched_rate)),
+        in_table("duplicates", DUPLICATES).of(3, |f| (f.memory.looks > 0).then_some(f.memory.duplicate_factor)),
+        in_table("moved_gb", "gigabytes of KV that went over links")
+            .of(1, |f| Some(f.memory.kv_bytes_moved as f64 / 1e9)),
+        in_full("tpot_mean_ms", TOKEN).of(2, |f| f.token.some(|times| times.mean * 1e3)),
+        in_table("tpot_p99_ms", TOKEN).of(2, |f| f.token.some(|times| times.p99 * 1e3)),
+        in_table("stall", "share of the time of answers in which they waited for a prompt's chunk beside them")
+            .of(4, |f| Some(f.service.decode_stall)),
+        in_full("prefill_use", "share of the workers' time in which they computed prompts")
+            .of(4, |f| Some(f.service.prefill_use)),
+        in_full("ahead_moves", "how often KV was sent while its session was between two steps")
+            .of(0, |f| Some(f.service.ahead.moves as f64)),
+        in_full("ahead_used", "share of these whose next step went where the KV lay then")
+            .of(4, |f| ahead_share(f, f.service.ahead.used)),
+        in_full("ahead_late", "share of these still under way when the next step was placed")
+            .of(4, |f| ahead_share(f, f.service.ahead.late)),
+        in_full("unplanned", UNPLANNED).of(0, |f| Some(f.service.unplanned as f64)),
+        in_table("sessions_per_gpu_hour", "sessions that came to their end, by the hours of all workers' GPUs")
+            .of(3, |f| Some(f.service.sessions_per_gpu_hour)),
+        in_full("occupancy", "sessions at once x mean prompt / memory of all workers")
+            .of(3, |f| Some(f.memory.occupancy)),
+        in_table("measured", "steps whose times were measured").of(0, |f| Some(f.step.count as f64)),
+        in_full("saved_mtok", "millions of prompt tokens that were not computed")
+            .of(2, |f| Some(f.reuse.saved_tokens as f64 / 1e6)),
+        in_full("recomputed_mtok", "millions of the computed prompt tokens that had been computed before")
+            .of(2, |f| Some(f.reuse.recomputed_tokens as f64 / 1e6)),
+        in_full("best_holder", BEST_HOLDER).of(4, |f| Some(f.reuse.best_holder_rate)),
+        in_full("session_hbm_gb", SESSION_HBM)
+            .of(2, |f| (f.memory.session_bytes > 0.0).then_some(f.memory.session_bytes / 1e9)),
+        in_table("sessions_fit", "device memory of all workers, by what an active session takes of it")
+            .of(1, |f| (f.memory.sessions_fit > 0.0).then_some(f.memory.sessions_fit)),
+        in_full("busy", "share of the workers' time in which they computed or answered")
+            .of(4, |f| Some(f.service.busy)),
+        in_full("gap_use", GAP_USE).of(4, |f| f.service.gap_use),
+        in_full("spent_held_back_s", "seconds of a measured step, mean: the policy let it wait")
+            .of(3, |f| spent(f, |spent| spent.held_back)),
+        in_full("spent_fetch_s", "of these: KV of its prompt was on its way from another worker")
+            .of(3, |f| spent(f, |spent| spent.fetch)),
+        in_full("spent_queue_s", "of these: it waited behind others or for memory")
+            .of(3, |f| spent(f, |spent| spent.queue)),
+        in_full("spent_restore_s", "of these: KV came back from slower tiers")
+            .of(3, |f| spent(f, |spent| spent.restore)),
+        in_full("spent_recompute_s", SPENT_RECOMPUTE_S).of(3, |f| spent(f, |spent| spent.recompute)),
+        in_full("spent_compute_s", "of these: prompt tokens were computed for the first time")
+            .of(3, |f| spent(f, |spent| spent.compute)),
+        in_full("spent_handoff_s", SPENT_HANDOFF_S).of(3, |f| spent(f, |spent| spent.handoff)),
+        in_full("spent_answer_s", SPENT_ANSWER_S).of(3, |f| spent(f, |spent| spent.answer)),
+        in_full("restored_mtok", "millions of prompt tokens that came back from slower tiers")
+            .of(2, |f| Some(f.reuse.restored_tokens as f64 / 1e6)),
+        in_full("restored_steps", RESTORED).of(0, |f| Some(f.reuse.restores.steps as f64)),
+        in_full("restore_host_s", RESTORE_HOST_S).of(3, |f| restore(f, |split| split.host)),
+        in_full("restore_disk_s", "of these: KV came from disk, waiting for it included")
+            .of(3, |f| restore(f, |split| split.disk)),
+        in_full("restore_network_s", "of these: KV came from another worker")
+            .of(3, |f| restore(f, |split| split.network)),
+        in_full("restore_compute_s", "of these: the rest of the prompt was computed")
+            .of(3, |f| restore(f, |split| split.compute)),
+        in_full("disk_written_gb", "gigabytes of KV that were written to disks")
+            .of(1, |f| Some(gigabytes(f.memory.disk.written_bytes))),
+        in_full("disk_read_gb", "gigabytes of KV that were read from disks")
+            .of(1, |f| Some(gigabytes(f.memory.disk.read_bytes))),
+        in_full("disk_dropped_gb", "gigabytes of KV that disks more than a second behind did not write")
+            .of(1, |f| Some(gigabytes(f.memory.disk.dropped_bytes))),
+        in_full("write_amplification", WRITE_AMPLIFICATION).of(3, |f| f.memory.disk.write_amplification()),
+        in_table("foretold_error", FORETOLD).of(3, |f| foretold(f, |all| all.error_p50)),
+        in_full("foretold_bias", FORETOLD_BIAS).of(3, |f| foretold(f, |all| all.bias_p50)),
     ];
 
     /// By its column's name.
