@@ -94,15 +94,14 @@ fn blocks(text: &str) -> BlockIds {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
 struct Dialogue {
     task_id: u64,
     #[serde(default)]
     trial: u64,
     traj: Vec<Value>,
-    #[serde(default, rename = "reward")]
-    _reward: IgnoredAny,
-    #[serde(default, rename = "info")]
-    _info: IgnoredAny,
+    reward: Option<IgnoredAny>,
+    info: Option<IgnoredAny>,
 }
 
 /// One session a dialogue, one step an assistant's message; every message is a run.

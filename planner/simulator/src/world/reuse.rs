@@ -12,6 +12,7 @@ const SLACK: f64 = 64.0;
 const NEARLY: f64 = 0.95;
 
 /// The counts of prompts.
+#[derive(Default)]
 pub(super) struct Reused {
     /// Runs that somebody has computed, wherever they are now.
     known: Vec<bool>,
@@ -29,18 +30,7 @@ pub(super) struct Reused {
 
 impl Reused {
     pub(super) fn new(runs: usize) -> Self {
-        let none = Tokens::ZERO;
-        Self {
-            known: vec![false; runs],
-            prompt: none,
-            computed: none,
-            again: none,
-            local: none,
-            fetched: none,
-            restored: none,
-            owner: (0, 0),
-            best: (0, 0),
-        }
+        Self { known: vec![false; runs], ..Self::default() }
     }
 
     /// A prompt begins, of which some worker held as much as `best` when it was placed, if it goes on from another step.

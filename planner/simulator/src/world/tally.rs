@@ -20,6 +20,7 @@ const LOOK_EVERY: usize = 400;
 const SMALL: Tokens = Tokens(1_024);
 
 /// The counts.
+#[derive(Default)]
 pub(super) struct Tally {
     /// Which steps are small: they go on from others, and their own session had nearly all of them before.
     small: HashSet<StepRef>,
@@ -52,19 +53,8 @@ struct Waits {
 
 impl Tally {
     pub(super) fn new(trace: &Trace) -> Self {
-        Self {
-            small: small_steps(trace),
-            alone: trace.arrivals == Arrivals::Recorded,
-            cut: false,
-            over: 0,
-            ended: Seconds::ZERO,
-            under_way: HashMap::new(),
-            times: Waits::default(),
-            reused: Reused::new(trace.runs.len()),
-            looks: Looks::default(),
-            gaps: Gaps::default(),
-            actions: BTreeMap::new(),
-        }
+        let (small, alone) = (small_steps(trace), trace.arrivals == Arrivals::Recorded);
+        Self { small, alone, reused: Reused::new(trace.runs.len()), ..Self::default() }
     }
 
     pub(super) fn over(&self) -> usize {

@@ -23,20 +23,17 @@ const DELTA: &str = r#"{"t", "agent", "in", "out", "think", "api", "par", "keep"
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
 struct Document<'a> {
     id: String,
     block_size: u32,
     tool_tokens: u64,
     #[serde(borrow)]
     requests: Vec<&'a RawValue>,
-    #[serde(default, rename = "models")]
-    _models: IgnoredAny,
-    #[serde(default, rename = "system_tokens")]
-    _system_tokens: IgnoredAny,
-    #[serde(default, rename = "hash_id_scope")]
-    _hash_id_scope: IgnoredAny,
-    #[serde(default, rename = "totals")]
-    _totals: IgnoredAny,
+    models: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
+    hash_id_scope: Option<IgnoredAny>,
+    totals: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -47,6 +44,7 @@ struct Tagged {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
 struct Request {
     t: f64,
     #[serde(rename = "in")]
@@ -54,50 +52,33 @@ struct Request {
     #[serde(rename = "out")]
     answer: u64,
     hash_ids: Vec<u64>,
-    #[serde(default)]
     think_time: Option<f64>,
-    #[serde(default)]
     api_time: Option<f64>,
-    #[serde(default)]
     ttft: Option<f64>,
-    #[serde(rename = "type")]
-    _kind: String,
-    #[serde(default, rename = "model")]
-    _model: IgnoredAny,
-    #[serde(default, rename = "stop")]
-    _stop: IgnoredAny,
-    #[serde(default, rename = "input_types")]
-    _input_types: IgnoredAny,
-    #[serde(default, rename = "output_types")]
-    _output_types: IgnoredAny,
+    r#type: Option<IgnoredAny>,
+    model: Option<IgnoredAny>,
+    stop: Option<IgnoredAny>,
+    input_types: Option<IgnoredAny>,
+    output_types: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
 struct SubAgent<'a> {
     t: f64,
     #[serde(borrow)]
     requests: Vec<&'a RawValue>,
-    #[serde(default)]
     tool_tokens: Option<u64>,
-    #[serde(default)]
     duration_ms: Option<f64>,
-    #[serde(rename = "type")]
-    _kind: String,
-    #[serde(default, rename = "agent_id")]
-    _agent_id: IgnoredAny,
-    #[serde(default, rename = "subagent_type")]
-    _subagent_type: IgnoredAny,
-    #[serde(default, rename = "total_tokens")]
-    _total_tokens: IgnoredAny,
-    #[serde(default, rename = "tool_use_count")]
-    _tool_use_count: IgnoredAny,
-    #[serde(default, rename = "status")]
-    _status: IgnoredAny,
-    #[serde(default, rename = "models")]
-    _models: IgnoredAny,
-    #[serde(default, rename = "system_tokens")]
-    _system_tokens: IgnoredAny,
+    r#type: Option<IgnoredAny>,
+    agent_id: Option<IgnoredAny>,
+    subagent_type: Option<IgnoredAny>,
+    total_tokens: Option<IgnoredAny>,
+    tool_use_count: Option<IgnoredAny>,
+    status: Option<IgnoredAny>,
+    models: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
 }
 
 /// One session a file.
@@ -170,21 +151,21 @@ fn covered(place: Place<'_>, ids: &BlockIds, prompt: u64) -> Result<(), TraceErr
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
 struct Line<'a> {
     id: String,
     block_size: u32,
     tool_tokens: u64,
     #[serde(borrow)]
     reqs: Vec<&'a RawValue>,
-    #[serde(default, rename = "models")]
-    _models: IgnoredAny,
-    #[serde(default, rename = "system_tokens")]
-    _system_tokens: IgnoredAny,
+    models: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
 }
 
 /// A request as what it adds: the first `keep` ids of request `par`, then runs.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
 struct Delta {
     t: f64,
     agent: usize,
@@ -192,34 +173,25 @@ struct Delta {
     prompt: u64,
     #[serde(rename = "out")]
     answer: u64,
-    #[serde(default)]
     think: Option<f64>,
-    #[serde(default)]
     api: Option<f64>,
     par: i64,
     keep: u32,
     runs: Vec<(u64, u32)>,
-    #[serde(default)]
     sub: Option<Sub>,
-    #[serde(default, rename = "it")]
-    _input_types: IgnoredAny,
-    #[serde(default, rename = "stop")]
-    _stop: IgnoredAny,
-    #[serde(default, rename = "model")]
-    _model: IgnoredAny,
+    it: Option<IgnoredAny>,
+    stop: Option<IgnoredAny>,
+    model: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "fields of the form that the simulation has no use for")]
 struct Sub {
-    #[serde(default)]
     tool_tokens: Option<u64>,
-    #[serde(default)]
     duration_ms: Option<f64>,
-    #[serde(default, rename = "type")]
-    _kind: IgnoredAny,
-    #[serde(default, rename = "system_tokens")]
-    _system_tokens: IgnoredAny,
+    r#type: Option<IgnoredAny>,
+    system_tokens: Option<IgnoredAny>,
 }
 
 /// One session a line, each request as what it adds to an earlier one.

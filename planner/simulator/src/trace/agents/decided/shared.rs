@@ -17,6 +17,7 @@ const IDS: u32 = 32;
 type At = (usize, usize);
 
 /// The prompts of all steps, in one tree.
+#[derive(Default)]
 pub(super) struct Shared {
     radix: Radix,
     /// Of each session.
@@ -51,15 +52,8 @@ fn blocks(tokens: Tokens) -> u32 {
 impl Shared {
     /// Of sessions whose steps are in the order of their times.
     pub(super) fn of(sessions: &[(String, Vec<Served>)]) -> Self {
-        let mut shared = Self {
-            radix: Radix::default(),
-            told: sessions.iter().map(|_| Told::default()).collect(),
-            longest: Vec::new(),
-            before: BlockIds::default(),
-            prompts: Tokens::ZERO,
-            known: Tokens::ZERO,
-            unseen: Tokens::ZERO,
-        };
+        let told = sessions.iter().map(|_| Told::default()).collect();
+        let mut shared = Self { told, ..Self::default() };
         let places = |(session, (_, steps)): (usize, &(String, Vec<Served>))| {
             steps.iter().enumerate().map(move |(step, served)| (served.at, (session, step))).collect::<Vec<_>>()
         };
