@@ -1,6 +1,5 @@
 //! How slower tiers are kept: which there are, and where the windows of a hybrid model are stored in them.
 
-use std::fmt;
 use std::str::FromStr;
 
 use planner::Checkpoints;
@@ -8,7 +7,8 @@ use serde::{Serialize, Serializer};
 use vocabulary::Tokens;
 
 /// One way to manage the cache below device memory, whatever the policy.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Cache {
     /// There is nothing below device memory.
     Hbm,
@@ -17,6 +17,7 @@ pub enum Cache {
     /// The same, with every token's windows.
     Full,
     /// The same, with the windows at every so many tokens.
+    #[strum(to_string = "periodic:{0}")]
     Periodic(Tokens),
     /// The same, without windows: the last n_win x L tokens are computed again.
     Zero,
@@ -54,19 +55,6 @@ impl FromStr for Cache {
             "zero" => Ok(Self::Zero),
             "cost" => Ok(Self::Cost),
             _ => word.strip_prefix("periodic:").and_then(period).map(Self::Periodic).ok_or_else(unknown),
-        }
-    }
-}
-
-impl fmt::Display for Cache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hbm => f.write_str("hbm"),
-            Self::Lru => f.write_str("lru"),
-            Self::Full => f.write_str("full"),
-            Self::Periodic(period) => write!(f, "periodic:{period}"),
-            Self::Zero => f.write_str("zero"),
-            Self::Cost => f.write_str("cost"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What managing the cache in other ways comes to: every policy at every load, under each.
 
-use super::{Cell, Metric};
+use super::Cell;
+use super::cells::with_confidence;
 
 /// What is compared.
 const FIGURES: [&str; 13] = [
@@ -21,15 +22,7 @@ const FIGURES: [&str; 13] = [
 
 /// One row a cell, below the columns' names; `-` where nothing was measured.
 pub fn cache_table(cells: &[Cell]) -> Vec<Vec<String>> {
-    let names = ["cache", "policy", "load"].into_iter().chain(FIGURES).map(str::to_owned).collect();
-    let row = |cell: &Cell| {
-        let said = |name: &&str| match (Metric::named(name), cell.mean(name)) {
-            (Some(metric), Some(mean)) => mean.said(metric.digits),
-            _ => "-".to_owned(),
-        };
-        let cache = cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
-        let who = [cache, cell.policy.to_owned(), cell.load.to_string()];
-        who.into_iter().chain(FIGURES.iter().map(said)).collect()
-    };
-    std::iter::once(names).chain(cells.iter().map(row)).collect()
+    let cache = |cell: &Cell| cell.cache.map_or_else(|| "-".to_owned(), |cache| cache.to_string());
+    let caches = std::iter::once("cache".to_owned()).chain(cells.iter().map(cache));
+    caches.zip(with_confidence(cells, &FIGURES)).map(|(cache, row)| [vec![cache], row].concat()).collect()
 }

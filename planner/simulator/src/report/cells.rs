@@ -98,13 +98,23 @@ pub fn cells(runs: &[Figures]) -> Vec<Cell> {
 
 /// One row a cell with what people look at first, below the columns' names. `-` where nothing was measured.
 pub fn table(cells: &[Cell]) -> Vec<Vec<String>> {
-    let shown = || Metric::ALL.iter().filter(|metric| metric.seen != Seen::InFull);
-    let names = ["policy", "load"].into_iter().chain(shown().map(|metric| metric.name)).map(str::to_owned).collect();
+    let shown: Vec<&Metric> = Metric::ALL.iter().filter(|metric| metric.seen != Seen::InFull).collect();
+    rows(cells, &shown, of)
+}
+
+/// One row a cell with the confidence of each of these figures that has one, below the columns' names.
+pub(super) fn with_confidence(cells: &[Cell], names: &[&str]) -> Vec<Vec<String>> {
+    let metrics: Vec<&Metric> = names.iter().filter_map(|name| Metric::named(name)).collect();
+    rows(cells, &metrics, |metric, mean| mean.said(metric.digits))
+}
+
+fn rows(cells: &[Cell], metrics: &[&Metric], said: fn(&Metric, Mean) -> String) -> Vec<Vec<String>> {
+    let names = ["policy", "load"].into_iter().chain(metrics.iter().map(|metric| metric.name));
     let row = |cell: &Cell| {
-        let said = |metric: &Metric| cell.mean(metric.name).map_or_else(|| "-".to_owned(), |mean| of(metric, mean));
-        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(shown().map(said)).collect()
+        let said = |metric: &&Metric| cell.mean(metric.name).map_or_else(|| "-".to_owned(), |mean| said(metric, mean));
+        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(metrics.iter().map(said)).collect()
     };
-    std::iter::once(names).chain(cells.iter().map(row)).collect()
+    std::iter::once(names.map(str::to_owned).collect()).chain(cells.iter().map(row)).collect()
 }
 
 fn of(metric: &Metric, mean: Mean) -> String {

@@ -7,6 +7,7 @@ use super::html::{escaped, figure, folded};
 use super::lines::{Axis, Line, Marked, Point, plot};
 use super::policies::legend;
 use super::scale::{Scale, Steps};
+use crate::report::cells::with_confidence;
 use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table};
 
 /// All of them, from the top.
@@ -44,7 +45,7 @@ fn sweep(report: &Report) -> String {
     }
     html += &format!("</div>{}", legend(&report.policies()));
     let names: Vec<&str> = SWEEP.iter().map(|(name, ..)| *name).collect();
-    html + &folded("load sweep", &with_confidence(report, &names))
+    html + &folded("load sweep", &with_confidence(&report.cells, &names))
 }
 
 fn over_load(report: &Report, (name, said): (&str, &str), steps: Steps) -> String {
@@ -86,7 +87,7 @@ fn latency(report: &Report) -> String {
     let _ = write!(html, "</div>{}", legend(&report.policies()));
     let names = ["measured", "ttft_mean_s", "ttft_p95_s", "ttft_p99_s", "small_p95_s", "small_p99_s", "step_mean_s"];
     let names = [&names[..], &["step_p95_s", "session_mean_s", "tpot_mean_ms", "tpot_p99_ms"]].concat();
-    html + &folded("latency", &with_confidence(report, &names))
+    html + &folded("latency", &with_confidence(&report.cells, &names))
 }
 
 fn distribution(cells: &[&Cell], (name, curve): (&str, Curve)) -> String {
@@ -111,7 +112,7 @@ fn memory(report: &Report) -> String {
         let value = |cell: &Cell| cell.mean(name).map(|mean| mean.mean).into_iter().collect();
         html += &per_load(report, (said, unit), (&[name], value));
     }
-    html + &folded("copies, bytes and tokens", &with_confidence(report, &MEMORY))
+    html + &folded("copies, bytes and tokens", &with_confidence(&report.cells, &MEMORY))
 }
 
 const MEMORY: [&str; 17] = [
@@ -170,24 +171,16 @@ fn actions(report: &Report) -> String {
 
 /// Where the time of a step went.
 fn time(report: &Report) -> String {
-    const NAMES: [&str; 8] = [
-        "spent_held_back_s",
-        "spent_fetch_s",
-        "spent_queue_s",
-        "spent_restore_s",
-        "spent_recompute_s",
-        "spent_compute_s",
-        "spent_handoff_s",
-        "spent_answer_s",
-    ];
+    let names = Metric::ALL.iter().map(|metric| metric.name).filter(|name| name.starts_with("spent_"));
+    let names: Vec<&str> = names.collect();
     let parts = |cell: &Cell| {
         let part = |name: &&str| cell.mean(name).map(|mean| mean.mean).unwrap_or_default();
-        NAMES.iter().map(part).collect()
+        names.iter().map(part).collect()
     };
     let html = per_load(report, ("Seconds of a step, mean", " s"), (&Spent::PARTS, parts));
-    let names = [&NAMES[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
-    let restores = folded("what first tokens of restored steps waited for", &with_confidence(report, &RESTORES));
-    html + &folded("where the time went", &with_confidence(report, &names)) + &restores
+    let names = [&names[..], &["step_mean_s", "stall", "busy", "gap_use"]].concat();
+    let restores = folded("what first tokens of restored steps waited for", &with_confidence(&report.cells, &RESTORES));
+    html + &folded("where the time went", &with_confidence(&report.cells, &names)) + &restores
 }
 
 const RESTORES: [&str; 5] =
@@ -271,18 +264,7 @@ pub(super) fn legend_of(bars: &Bars<'_>) -> String {
 
 fn figures(report: &Report) -> String {
     let names: Vec<&str> = Metric::ALL.iter().map(|metric| metric.name).collect();
-    super::table("Every figure", &with_confidence(report, &names))
-}
-
-/// One row a cell, with the confidence of each figure that has one.
-fn with_confidence(report: &Report, names: &[&str]) -> Vec<Vec<String>> {
-    let metrics: Vec<&Metric> = names.iter().filter_map(|name| Metric::named(name)).collect();
-    let head = ["policy", "load"].into_iter().chain(metrics.iter().map(|metric| metric.name));
-    let row = |cell: &Cell| {
-        let said = |metric: &&Metric| cell.mean(metric.name).map_or("-".to_owned(), |mean| mean.said(metric.digits));
-        [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(metrics.iter().map(said)).collect()
-    };
-    std::iter::once(head.map(str::to_owned).collect()).chain(report.cells.iter().map(row)).collect()
+    super::table("Every figure", &with_confidence(&report.cells, &names))
 }
 
 fn definitions(report: &Report) -> String {
