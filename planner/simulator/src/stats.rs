@@ -174,15 +174,15 @@ impl Reading<'_> {
         let tokens = |of: &dyn Fn(&Step) -> Tokens| Spread::of(trace.steps().map(|step| of(step).0 as f64).collect());
         let prompt_tokens: u64 = trace.steps().map(|step| step.prompt.0).sum();
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
-        let gaps = conversations.gaps();
+        let gaps = &conversations.gaps;
         let over = |seconds: f64| share(gaps.iter().filter(|gap| **gap > seconds).count() as u64, gaps.len() as u64);
         let distinct = self.seen.iter().zip(0..).filter(|(seen, _)| **seen);
         let kinds = self.kinds.iter().map(|(kind, count)| (*kind, share(*count as u64, requests as u64)));
         let spawned = |steps: &[Step]| steps.iter().any(|step| step.agent > 0);
         TraceStats {
             requests,
-            conversations: conversations.count(),
-            steps: Spread::of(conversations.steps()),
+            conversations: conversations.steps.len(),
+            steps: Spread::of(conversations.steps.clone()),
             with_sub_agents: trace.sessions.iter().filter(|session| spawned(&session.steps)).count(),
             lengths: Lengths {
                 prompt: tokens(&|step| step.prompt),
@@ -199,7 +199,7 @@ impl Reading<'_> {
             },
             forks: self.visits.forks(&trace.runs),
             kinds: kinds.collect(),
-            repetition: self.visits.repetition(&trace.runs, repetition, conversations.count()),
+            repetition: self.visits.repetition(&trace.runs, repetition, conversations.steps.len()),
             notes: trace.notes.clone(),
         }
     }

@@ -23,8 +23,9 @@ pub(super) struct Place {
 /// The conversations so far.
 #[derive(Default)]
 pub(super) struct Conversations {
-    steps: Vec<f64>,
-    gaps: Vec<f64>,
+    /// How many steps each has.
+    pub(super) steps: Vec<f64>,
+    pub(super) gaps: Vec<f64>,
     /// Of recorded times: the run where a prompt ended, its conversation and time.
     ends: HashMap<RunId, (usize, Micros)>,
     went_on: HashSet<RunId>,
@@ -73,17 +74,5 @@ impl Conversations {
             self.steps.push(0.0);
         }
         self.steps.len() - 1
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.steps.len()
-    }
-
-    pub(super) fn steps(&self) -> Vec<f64> {
-        self.steps.clone()
-    }
-
-    pub(super) fn gaps(&self) -> &[f64] {
-        &self.gaps
     }
 }

@@ -19,7 +19,7 @@ pub(super) struct Aheads {
     under_way: HashMap<usize, Sending>,
     /// For whose next step something was sent, and where that is or will be.
     awaited: HashMap<(usize, u32), Awaited>,
-    figures: SentAhead,
+    pub(super) figures: SentAhead,
 }
 
 struct Sending {
@@ -54,10 +54,6 @@ impl Aheads {
         } else if awaited.state == State::There && awaited.to == to {
             self.figures.used += 1;
         }
-    }
-
-    pub(super) fn figures(&self) -> SentAhead {
-        self.figures
     }
 }
 

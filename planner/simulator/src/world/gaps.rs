@@ -17,7 +17,7 @@ pub(super) struct Gaps {
     /// The same times the workers that were busy.
     used: f64,
     /// Seconds of workers that were busy.
-    worked: f64,
+    pub(super) worked: f64,
 }
 
 impl Gaps {
@@ -71,11 +71,6 @@ impl Gaps {
     pub(super) fn use_in_gaps(&self, workers: f64) -> Option<f64> {
         (self.idle > 0.0).then(|| self.used / self.idle / workers)
     }
-
-    /// Seconds of workers that were busy.
-    pub(super) fn worked(&self) -> f64 {
-        self.worked
-    }
 }
 
 #[cfg(test)]
@@ -90,7 +85,7 @@ mod tests {
         gaps.arrived(1);
         gaps.announced(1, Some(Seconds(4.0)));
         gaps.pass(Seconds(4.0));
-        assert_eq!((gaps.use_in_gaps(2.0), gaps.worked()), (None, 4.0), "no session paused");
+        assert_eq!((gaps.use_in_gaps(2.0), gaps.worked), (None, 4.0), "no session paused");
         gaps.left(1);
         // One second of one pause beside a busy worker of two, then three of two pauses beside none.
         gaps.pass(Seconds(1.0));
@@ -102,7 +97,7 @@ mod tests {
         gaps.closed(2);
         gaps.pass(Seconds(9.0));
         assert_eq!(
-            (gaps.use_in_gaps(2.0), gaps.worked()),
+            (gaps.use_in_gaps(2.0), gaps.worked),
             (Some(1.0 / 14.0), 5.0),
             "sessions that are over do not pause"
         );

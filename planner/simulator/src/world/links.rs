@@ -11,7 +11,8 @@ pub(super) struct Links {
     speed: LinkSpeed,
     out: Vec<Seconds>,
     into: Vec<Seconds>,
-    moved: Tokens,
+    /// Tokens of KV that were sent so far.
+    pub(super) moved: Tokens,
     /// What is sent before a step asks for it.
     pub(super) ahead: Aheads,
 }
@@ -34,10 +35,5 @@ impl Links {
         (self.out[from], self.into[to]) = (arrived, arrived);
         self.moved += tokens;
         arrived
-    }
-
-    /// Tokens of KV that were sent so far.
-    pub(super) fn moved(&self) -> Tokens {
-        self.moved
     }
 }

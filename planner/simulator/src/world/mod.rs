@@ -15,7 +15,7 @@ mod tally;
 
 use std::sync::Arc;
 
-use engine_model::runs::{Around, RunEngine, Seconds, SharedPool, Ticket};
+use engine_model::runs::{Around, Happening, RunEngine, Seconds, SharedPool, Ticket};
 use vocabulary::Tokens;
 
 use crate::cache::Cache;
@@ -192,13 +192,13 @@ impl<'a> World<'a> {
             self.pass(at);
             self.happen(event);
             self.tell_late();
-            let over = self.tally.over();
+            let over = self.tally.over;
             if over >= told + TOLD_EVERY {
                 told = over;
                 progress(over, all);
             }
         }
-        progress(self.tally.over(), all);
+        progress(self.tally.over, all);
         self.figures()
     }
 
@@ -268,7 +268,7 @@ impl<'a> World<'a> {
                 }
             }
             // From here on fewer sessions run than were asked for.
-            None => self.tally.cut(),
+            None => self.tally.cut = true,
         }
     }
 
@@ -285,22 +285,20 @@ impl<'a> World<'a> {
 
     /// What is due in an engine happens.
     fn advance(&mut self, worker: usize) {
-        let mut out = Vec::new();
-        let mut around = Around { runs: &self.trace.runs, shared: self.shared.as_mut() };
-        let engine = &mut self.engines[worker].engine;
-        engine.settle(self.now, &around);
-        engine.happen(&mut around, &mut out);
-        self.record(worker, out);
-        self.announce(worker);
+        self.go_on(worker, RunEngine::happen);
     }
 
     /// Something came to an engine from outside: perhaps a prompt can begin.
     fn wake(&mut self, worker: usize) {
+        self.go_on(worker, RunEngine::begin);
+    }
+
+    fn go_on(&mut self, worker: usize, on: impl FnOnce(&mut RunEngine, &mut Around<'_>, &mut Vec<Happening>)) {
         let mut out = Vec::new();
         let mut around = Around { runs: &self.trace.runs, shared: self.shared.as_mut() };
         let engine = &mut self.engines[worker].engine;
         engine.settle(self.now, &around);
-        engine.begin(&mut around, &mut out);
+        on(engine, &mut around, &mut out);
         self.record(worker, out);
         self.announce(worker);
     }

@@ -125,7 +125,7 @@ impl World<'_> {
         self.seat.policy.finished(job.at, step, self.now);
         if self.shared.is_none() && self.tally.is_time_to_look() {
             let engines: Vec<_> = self.engines.iter().map(|worker| &worker.engine).collect();
-            self.tally.look(&engines, &trace.runs);
+            self.tally.looks.look(&engines, &trace.runs);
         }
         let Some(followed) = self.script.end(job.at) else { return };
         for step in followed.steps {

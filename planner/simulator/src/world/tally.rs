@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use engine_model::runs::{DiskUse, RunEngine, Runs, Seconds, Started};
+use engine_model::runs::{DiskUse, Runs, Seconds, Started};
 use vocabulary::Tokens;
 
 use super::World;
@@ -26,15 +26,15 @@ pub(super) struct Tally {
     small: HashSet<StepRef>,
     alone: bool,
     /// Times are no longer counted: the traffic is thinning out.
-    cut: bool,
-    over: usize,
+    pub(super) cut: bool,
+    pub(super) over: usize,
     /// When the last answer was whole.
     ended: Seconds,
     /// The sum of its steps' times so far, of each session.
     under_way: HashMap<usize, f64>,
     times: Waits,
     reused: Reused,
-    looks: Looks,
+    pub(super) looks: Looks,
     pub(super) gaps: Gaps,
     actions: BTreeMap<Action, usize>,
 }
@@ -55,14 +55,6 @@ impl Tally {
     pub(super) fn new(trace: &Trace) -> Self {
         let (small, alone) = (small_steps(trace), trace.arrivals == Arrivals::Recorded);
         Self { small, alone, reused: Reused::new(trace.runs.len()), ..Self::default() }
-    }
-
-    pub(super) fn over(&self) -> usize {
-        self.over
-    }
-
-    pub(super) fn cut(&mut self) {
-        self.cut = true;
     }
 
     pub(super) fn session_over(&mut self, session: usize) {
@@ -128,10 +120,6 @@ impl Tally {
     pub(super) fn is_time_to_look(&self) -> bool {
         self.over.is_multiple_of(LOOK_EVERY)
     }
-
-    pub(super) fn look(&mut self, engines: &[&RunEngine], runs: &Runs) {
-        self.looks.look(engines, runs);
-    }
 }
 
 /// A part of a whole; zero of nothing.
@@ -192,7 +180,7 @@ impl World<'_> {
             duplicate_factor,
             session_bytes: session * self.setup.spec.kv_bytes as f64,
             sessions_fit: share(capacity, session),
-            kv_bytes_moved: self.links.moved().0 * self.setup.spec.kv_bytes,
+            kv_bytes_moved: self.links.moved.0 * self.setup.spec.kv_bytes,
             evicted_tokens: self.engines.iter().map(|worker| worker.engine.evicted().0).sum(),
             disk: self.disk(),
             occupancy: if in_sessions { self.setup.load * mean_prompt / capacity } else { 0.0 },
@@ -226,10 +214,10 @@ impl World<'_> {
             sessions_per_gpu_hour: share(sessions_over as f64, hours),
             decode_stall: share(usage(|usage| usage.stalled), usage(|usage| usage.decoding)),
             prefill_use: share(usage(|usage| usage.prefilling), span * workers),
-            busy: share(tally.gaps.worked(), span * workers),
+            busy: share(tally.gaps.worked, span * workers),
             gap_use: tally.gaps.use_in_gaps(workers),
             spent: tally.times.spent.by(tally.times.step.len()),
-            ahead: self.links.ahead.figures(),
+            ahead: self.links.ahead.figures,
             unplanned: self.seat.policy.unplanned(),
             actions: tally.actions.iter().map(|(action, count)| (action.as_str(), *count)).collect(),
             foretold: tally.times.foretold.figures(),

@@ -144,29 +144,16 @@ fn actions(report: &Report) -> String {
     }
     let share = |cell: &Cell, name: &str| 100.0 * cell.actions.get(name).copied().unwrap_or_default();
     let cells: Vec<&Cell> = report.cells.iter().filter(|cell| !cell.actions.is_empty()).collect();
-    let bars = Bars {
-        title: "share of steps by action; the table below has the values".to_owned(),
-        parts: &names,
-        unit: " %",
-        scale: Scale::from_zero([100.0].into_iter()),
-    };
-    let mut html =
-        format!("<p class=\"soft\">Share of steps that each way of serving was taken for.</p>{}", bars.legend());
-    html += "<div class=\"grid\">";
-    for load in report.loads() {
-        let here = cells.iter().filter(|cell| cell.load.total_cmp(&load).is_eq());
-        let rows: Vec<Bar> = here
-            .map(|cell| Bar { name: cell.policy.into(), parts: names.iter().map(|name| share(cell, name)).collect() })
-            .collect();
-        html += &figure(&format!("at {load} {}", report.subject.load_is), &bars.plot(&rows));
-    }
+    let shares =
+        |cell: &Cell| names.iter().map(|name| share(cell, name)).filter(|_| !cell.actions.is_empty()).collect();
+    let html = per_load(report, ("Share of steps that each way of serving was taken for", " %"), (&names, shares));
     let head = ["policy", "load"].iter().chain(&names).map(|name| (*name).to_owned()).collect();
     let row = |cell: &&Cell| {
         let shares = names.iter().map(|name| format!("{:.2} %", share(cell, name)));
         [cell.policy.to_owned(), cell.load.to_string()].into_iter().chain(shares).collect()
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(cells.iter().map(row)).collect();
-    format!("{html}</div>{}", folded("action mix", &rows))
+    html + &folded("action mix", &rows)
 }
 
 /// Where the time of a step went.
