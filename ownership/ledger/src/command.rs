@@ -49,7 +49,8 @@ pub enum Subject {
 }
 
 /// A change to the ledger.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Command {
     /// Take ownership of what nobody live owns.
     ClaimOwner(ClaimOwner),
@@ -112,36 +113,7 @@ pub enum Command {
 impl Command {
     /// The word for logs and metrics.
     pub fn name(&self) -> &'static str {
-        match self {
-            Command::ClaimOwner(_) => "claim_owner",
-            Command::RenewLease(_) => "renew_lease",
-            Command::Release(_) => "release",
-            Command::ReplicateReadonly(_) => "replicate_readonly",
-            Command::DropReplica(_) => "drop_replica",
-            Command::Seal(_) => "seal",
-            Command::OpenSession(_) => "open_session",
-            Command::Advance(_) => "advance",
-            Command::Fork(_) => "fork",
-            Command::CloseSession(_) => "close_session",
-            Command::Migrate(_) => "migrate",
-            Command::RegisterWorker(_) => "register_worker",
-            Command::RetireWorker(_) => "retire_worker",
-            Command::SetGroup(_) => "set_group",
-            Command::Intent(_) => "intent",
-            Command::Expire(_) => "expire",
-            Command::OpenClient(_) => "open_client",
-            Command::Batch(_) => "batch",
-            Command::AdmitNode(_) => "admit_node",
-            Command::RetireNode(_) => "retire_node",
-            Command::RaiseLevel(_) => "raise_level",
-            Command::SetLimits(_) => "set_limits",
-            Command::Pin(_) => "pin",
-            Command::Evict(_) => "evict",
-            Command::DrainWorker(_) => "drain_worker",
-            Command::SetQuota(_) => "set_quota",
-            Command::RetireLife(_) => "retire_life",
-            Command::Barrier => "barrier",
-        }
+        self.into()
     }
 
     /// The feature level that the ledger must have for this; below it the command is refused. To raise the level takes

@@ -2,7 +2,6 @@
 //!
 //! Cloning is O(1). Nothing here reads a clock, draws a random number, or depends on the order of a hash map.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -146,11 +145,6 @@ impl<'de> Deserialize<'de> for Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger with other bounds than the usual.
-    pub fn with_limits(limits: Limits) -> Self {
-        Records { limits, ..Records::default() }.into()
-    }
-
     /// This ledger as another cluster takes it up: a generation later, so that every grant from here on, and every one
     /// that is remembered, outranks whatever the lost cluster granted. Its writers and nodes are not taken over.
     pub fn restored(&self, restore: Restore) -> Self {
@@ -270,11 +264,6 @@ impl Ledger {
     pub fn group(&self, group: GroupId) -> impl Iterator<Item = Artifact> {
         let all = (group, ArtifactId(0))..=(group, ArtifactId(u128::MAX));
         self.index.groups.range(all).filter_map(|(_, id)| self.artifact(*id))
-    }
-
-    /// The sessions with a head in an extent of a group.
-    pub fn group_sessions(&self, group: GroupId) -> BTreeSet<SessionId> {
-        self.group(group).flat_map(|artifact| artifact.sessions.iter().collect::<Vec<_>>()).collect()
     }
 
     /// When an extent of a group was last written.

@@ -309,10 +309,7 @@ fn last_kept<T>(last: u64, kept: impl Fn(u64) -> Option<T>) -> Option<T> {
     let (mut low, mut high, mut step) = (0, last, 1);
     let mut found = None;
     while low < high {
-        let middle = match found.is_some() {
-            true => (low + high).div_ceil(2),
-            false => high.saturating_sub(step - 1).max(1),
-        };
+        let middle = if found.is_some() { (low + high).div_ceil(2) } else { high.saturating_sub(step - 1).max(1) };
         match kept(middle) {
             Some(here) => (low, found) = (middle, Some(here)),
             None => (high, step) = (middle - 1, step * 2),

@@ -111,7 +111,8 @@ impl Outcome {
 }
 
 /// Why nothing was changed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Refusal {
     /// The owner is not a rank of the worker's present life.
     #[error("the worker lives another life now")]
@@ -206,30 +207,6 @@ pub enum Refusal {
 impl Refusal {
     /// The word for metrics.
     pub fn cause(&self) -> &'static str {
-        match self {
-            Refusal::StaleIncarnation => "stale_incarnation",
-            Refusal::UnknownWorker => "unknown_worker",
-            Refusal::LeaseOver => "lease_over",
-            Refusal::LeaseChanged => "lease_changed",
-            Refusal::Owned { .. } => "owned",
-            Refusal::Stale { .. } => "stale",
-            Refusal::UnknownSession => "unknown_session",
-            Refusal::ForeignSession => "foreign_session",
-            Refusal::UnknownArtifact => "unknown_artifact",
-            Refusal::UnknownPrefix => "unknown_prefix",
-            Refusal::BadRun => "bad_run",
-            Refusal::UnknownClient => "unknown_client",
-            Refusal::BadBatch => "bad_batch",
-            Refusal::Full => "full",
-            Refusal::Level { .. } => "level",
-            Refusal::OverQuota { .. } => "over_quota",
-            Refusal::Draining => "draining",
-            Refusal::Pinned => "pinned",
-            Refusal::Referenced => "referenced",
-            Refusal::UnknownNode => "unknown_node",
-            Refusal::NodeRetired { .. } => "node_retired",
-            Refusal::BadAddress => "bad_address",
-            Refusal::BadLimits => "bad_limits",
-        }
+        self.into()
     }
 }

@@ -3,10 +3,7 @@
 /// Fails a check unless something holds.
 macro_rules! ensure {
     ($holds:expr, $($detail:tt)+) => {
-        match $holds {
-            true => Ok(()),
-            false => Err(Broken(format!($($detail)+))),
-        }
+        if $holds { Ok(()) } else { Err(Broken(format!($($detail)+))) }
     };
 }
 

@@ -38,7 +38,8 @@ pub(crate) struct Bench {
 impl Bench {
     /// An empty ledger as the release before feature levels founded it.
     pub(crate) fn level1(limits: Limits) -> Self {
-        let mut bench = Self { ledger: Ledger::with_limits(limits), index: 0, serial: 0 };
+        let mut bench =
+            Self { ledger: crate::ledger::Records { limits, ..Default::default() }.into(), index: 0, serial: 0 };
         assert_eq!(bench.run(Command::OpenClient(NodeId(1))), Outcome::Done);
         bench
     }
