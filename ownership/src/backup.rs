@@ -26,14 +26,9 @@ use crate::snapshots::{self, SnapshotFile, Whole};
 const FIRST_TERM: u64 = 1;
 
 /// A digest of the whole state: equal wherever the state is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
+#[display("{_0:032x}")]
 pub struct StateHash(pub u128);
-
-impl fmt::Display for StateHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
 
 impl Serialize for StateHash {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

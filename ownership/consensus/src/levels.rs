@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
 /// The feature levels that a release can work at.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]
+#[display("{lowest} to {highest}")]
 pub struct Levels {
     /// The oldest.
     pub lowest: u32,
@@ -30,12 +31,6 @@ impl Levels {
     /// Refuses what a newer release wrote at `level`.
     pub fn check_level(self, level: u32) -> Result<(), Unreadable> {
         if level > self.highest { Err(Unreadable { level, levels: self }) } else { Ok(()) }
-    }
-}
-
-impl std::fmt::Display for Levels {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} to {}", self.lowest, self.highest)
     }
 }
 

@@ -11,15 +11,10 @@ use openraft::{AsyncRuntime, BasicNode, EntryPayload, OptionalSend, RaftTypeConf
 use serde::{Deserialize, Serialize};
 
 /// One slot of the log. Shared, because Raft hands copies of it around.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, derive_more::Display)]
+#[display("{} commands at {}", _0.submissions.len(), _0.time)]
 #[serde(transparent)]
 pub struct Proposal(pub Arc<Entry>);
-
-impl fmt::Display for Proposal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} commands at {}", self.0.submissions.len(), self.0.time)
-    }
-}
 
 /// One outcome for each submission of an entry.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 /// When an ownership was granted: (restore generation, log index of the grant, position in the entry).
 ///
 /// It only grows, over restarts, snapshots and restores; a write that carries an older one is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, derive_more::Display,
+)]
+#[display("{generation}.{index}.{position}")]
 pub struct Epoch {
     /// Restores from a backup so far.
     pub generation: u32,
@@ -13,12 +16,6 @@ pub struct Epoch {
     pub index: u64,
     /// Position of the command inside that entry.
     pub position: u32,
-}
-
-impl std::fmt::Display for Epoch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}.{}", self.generation, self.index, self.position)
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 use crate::hex::hex_id;
 
 /// A text that is not the id it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no such id: accepted is {expected} and {digits} hexadecimal digits, as lists show it")]
 pub struct ParseIdError {
     /// How an id of the wanted kind begins.
     pub expected: &'static str,
@@ -17,18 +18,6 @@ pub struct ParseIdError {
     /// The start of the text that was given.
     pub text: String,
 }
-
-impl std::fmt::Display for ParseIdError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{:?} is no such id: accepted is {} and {} hexadecimal digits, as lists show it",
-            self.text, self.expected, self.digits
-        )
-    }
-}
-
-impl std::error::Error for ParseIdError {}
 
 /// An engine endpoint. Derived from its URL, so that every router names a worker alike without asking anyone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,15 +53,11 @@ pub struct Owner {
 }
 
 /// A member of the quorum, or a learner. Never reused.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default, derive_more::Display,
+)]
 #[serde(transparent)]
 pub struct NodeId(pub u64);
-
-impl std::fmt::Display for NodeId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// Who writes to the ledger: one boot of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -117,7 +102,7 @@ pub struct RequestId(pub u128);
 hex_id!(RequestId, u128, "req-");
 
 /// Whose traffic it is. Nothing is shared across tenants.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, derive_more::Display)]
 #[serde(transparent)]
 pub struct TenantId(pub Arc<str>);
 
@@ -128,26 +113,14 @@ impl Default for TenantId {
     }
 }
 
-impl std::fmt::Display for TenantId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// A served model's name, as clients write it in `model`.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, derive_more::Display)]
 #[serde(transparent)]
 pub struct ModelId(pub Arc<str>);
 
 impl From<&str> for ModelId {
     fn from(name: &str) -> Self {
         Self(Arc::from(name))
-    }
-}
-
-impl std::fmt::Display for ModelId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

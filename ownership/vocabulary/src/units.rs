@@ -6,18 +6,13 @@ macro_rules! unit {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Debug, Default)]
+        #[derive(derive_more::Display)]
         #[serde(transparent)]
         pub struct $name(pub u64);
 
         impl $name {
             /// Nothing.
             pub const ZERO: Self = Self(0);
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                self.0.fmt(f)
-            }
         }
 
         impl std::ops::Add for $name {
