@@ -12,8 +12,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::OwnershipError;
@@ -76,18 +76,18 @@ impl Marks {
 
     /// What they say.
     pub(crate) fn marked(&self) -> Marked {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner).marked
+        self.now.lock().marked
     }
 
     /// Notes what the quorum committed; written once it is durable here, with the next `confirm`.
     pub(crate) fn commit(&self, index: u64) {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.now.lock();
         now.committed = now.committed.max(index);
     }
 
     /// Raises the marks to what an fdatasync just covered. They reach the disk themselves with the next `sync`.
     pub(crate) fn confirm(&self, durable: Durable) -> io::Result<()> {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.now.lock();
         if now.marked.durable.is_some_and(|before| before.end > durable.end) {
             return Err(io::Error::other("the log's durable end went backwards"));
         }

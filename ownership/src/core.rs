@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use consensus::{Freshness, InTurn, Office, Quorum, Turn, View, check_gate};
@@ -13,6 +13,7 @@ use openraft::async_runtime::instant::Instant as _;
 use openraft::async_runtime::watch::{RecvError, WatchReceiver};
 use openraft::type_config::alias::{CommittedLeaderIdOf, InstantOf};
 use openraft::{Raft, ServerState};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
 
@@ -202,7 +203,7 @@ impl Core {
             return Ok(Ticket(ticket));
         }
         let queued = Queued::new(command, answer).inspect_err(|error| self.counters().failed(*error))?;
-        let sent = match &*self.queue.lock().unwrap_or_else(PoisonError::into_inner) {
+        let sent = match &*self.queue.lock() {
             None => Err(SubmitError::Closed),
             Some(queue) => queue.try_send(queued).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => SubmitError::QueueFull,
@@ -214,29 +215,29 @@ impl Core {
 
     /// Commands that wait for their batch.
     pub(crate) fn queue_depth(&self) -> u64 {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = self.queue.lock();
         queue.as_ref().map_or(0, |queue| (queue.max_capacity() - queue.capacity()) as u64)
     }
 
     /// Takes no more commands.
     pub(crate) fn close_queue(&self) {
-        drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.queue.lock().take());
     }
 
     pub(crate) fn leads(&self) -> bool {
-        self.duty().leader.is_some()
+        self.seat.duty.lock().leader.is_some()
     }
 
     /// How long this node has been in office, without pauses; none out of office.
     pub(crate) fn in_office(&self) -> Option<Micros> {
-        let duty = self.duty();
+        let duty = self.seat.duty.lock();
         duty.leader.map(|_| duty.office.held())
     }
 
     /// The time of the next entry, and the leadership in which it may be written; none out of office.
     pub(crate) fn entry_time(&self) -> Option<(LedgerTime, LeaderId)> {
         let ledger = self.view().now();
-        let mut duty = self.duty();
+        let mut duty = self.seat.duty.lock();
         let leader = duty.leader?;
         duty.office.time(ledger, Instant::now()).map(|time| (time, leader))
     }
@@ -248,12 +249,8 @@ impl Core {
 
     /// The turn to let a node in or to raise the level.
     pub(crate) fn turn(&self) -> Result<InTurn<'_>, MemberError> {
-        let leadership = self.duty().leader.ok_or(MemberError::NoLeader)?;
+        let leadership = self.seat.duty.lock().leader.ok_or(MemberError::NoLeader)?;
         self.seat.turn.take(leadership).ok_or(MemberError::InProgress)
-    }
-
-    fn duty(&self) -> std::sync::MutexGuard<'_, Duty> {
-        self.seat.duty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows Raft until it stops: keeps the office, the address book and the view's word on the quorum true.
@@ -318,7 +315,7 @@ impl Core {
         let leads = is_current && now.state.is_leader() && now.running_state.is_ok();
         let leader = leader.filter(|leader| leads && leader.term == term);
         let ledger = self.view().now();
-        let mut duty = self.duty();
+        let mut duty = self.seat.duty.lock();
         let leads = leader.map(|leader| leader.term);
         duty.office.follow(leads, ledger, Instant::now());
         if duty.leader != leader {

@@ -1,25 +1,16 @@
 //! What the directory did, as plain numbers that the router's metrics read.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 use consensus::Applied;
-use ledger::{Outcome, Refusal};
+use ledger::Outcome;
+use parking_lot::Mutex;
 
 use crate::error::SubmitError;
 
 /// Running totals; clones of the directory share them.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
-    entries: AtomicU64,
-    commands: AtomicU64,
-    renewals: AtomicU64,
-    expired: AtomicU64,
-    snapshots: AtomicU64,
-    refusals: Mutex<BTreeMap<&'static str, u64>>,
-    failures: Mutex<BTreeMap<&'static str, u64>>,
-}
+pub(crate) struct Counters(Mutex<Readings>);
 
 /// A reading of a directory's counters and gauges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -50,48 +41,36 @@ pub struct Readings {
 
 impl Counters {
     pub(crate) fn applied(&self, applied: &Applied<'_>) {
-        self.entries.fetch_add(u64::from(applied.entry.is_some()), Relaxed);
-        for outcome in applied.outcomes {
-            self.count(outcome);
-        }
-    }
-
-    fn count(&self, outcome: &Outcome) {
-        match outcome {
-            Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count(part)),
-            Outcome::Renewed { renewed, .. } => drop(self.renewals.fetch_add(u64::from(*renewed), Relaxed)),
-            Outcome::Refused(refusal) => self.refused(refusal),
-            _ => {}
-        }
-        self.commands.fetch_add(1, Relaxed);
-    }
-
-    fn refused(&self, refusal: &Refusal) {
-        *self.refusals.lock().unwrap_or_else(PoisonError::into_inner).entry(refusal.cause()).or_default() += 1;
+        let mut now = self.0.lock();
+        now.entries += u64::from(applied.entry.is_some());
+        applied.outcomes.iter().for_each(|outcome| now.count(outcome));
     }
 
     pub(crate) fn failed(&self, error: SubmitError) {
-        *self.failures.lock().unwrap_or_else(PoisonError::into_inner).entry(error.cause()).or_default() += 1;
+        *self.0.lock().failures.entry(error.cause()).or_default() += 1;
     }
 
     pub(crate) fn lease_ended(&self) {
-        self.expired.fetch_add(1, Relaxed);
+        self.0.lock().expired += 1;
     }
 
     pub(crate) fn snapshot_asked(&self) {
-        self.snapshots.fetch_add(1, Relaxed);
+        self.0.lock().snapshots += 1;
     }
 
     pub(crate) fn read(&self) -> Readings {
-        Readings {
-            entries: self.entries.load(Relaxed),
-            commands: self.commands.load(Relaxed),
-            renewals: self.renewals.load(Relaxed),
-            expired: self.expired.load(Relaxed),
-            snapshots: self.snapshots.load(Relaxed),
-            refusals: self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            failures: self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            ..Readings::default()
+        self.0.lock().clone()
+    }
+}
+
+impl Readings {
+    fn count(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Batch(parts) => return parts.iter().for_each(|part| self.count(part)),
+            Outcome::Renewed { renewed, .. } => self.renewals += u64::from(*renewed),
+            Outcome::Refused(refusal) => *self.refusals.entry(refusal.cause()).or_default() += 1,
+            _ => {}
         }
+        self.commands += 1;
     }
 }

@@ -1,7 +1,7 @@
 //! The directory: a node of the quorum, its view, and the way to write.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use consensus::{Compacted, Consistency, View, Watch};
@@ -10,6 +10,7 @@ use ledger::Command;
 use openraft::Raft;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::metrics::WaitError;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
@@ -241,7 +242,7 @@ impl Directory {
                 tracing::warn!(%heir, "nobody took over in time; the others will choose a leader by themselves");
             }
         }
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let writer = self.writer.lock().take();
         if let Some(mut writer) = writer {
             // A writer that panicked has dropped its tickets, which says enough. Without a quorum there are no answers.
             if tokio::time::timeout(ANSWER_WITHIN, &mut writer).await.is_err() {
@@ -259,8 +260,8 @@ impl Directory {
 
     async fn halted(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take().map(Task);
-        let beside = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let writer = self.writer.lock().take().map(Task);
+        let beside = std::mem::take(&mut *self.tasks.lock());
         for task in writer.into_iter().chain(beside) {
             task.end().await;
         }
@@ -273,6 +274,6 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        drop(self.writer.lock().unwrap_or_else(PoisonError::into_inner).take().map(Task));
+        drop(self.writer.lock().take().map(Task));
     }
 }

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -46,7 +47,7 @@ impl Space {
     /// Room where `free` finds it: once as it arrives, and once as it is kept, while the old one is still there.
     fn reserve_of(&self, free: impl FnOnce() -> io::Result<u64>, bytes: u64) -> Result<Reserved, PeerError> {
         let needed = bytes.saturating_mul(2);
-        let mut taken = self.taken();
+        let mut taken = self.0.lock();
         // Looked at while nobody gives anything back: what another one wrote since would be free still, and not be reserved
         // for it any more.
         let (free, others) = (free().map_err(disk)?, *taken);
@@ -60,10 +61,6 @@ impl Space {
         drop(taken);
         Ok(Reserved { space: self.clone(), bytes: needed })
     }
-
-    fn taken(&self) -> MutexGuard<'_, u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Reserved {
@@ -71,7 +68,7 @@ impl Reserved {
     fn use_up(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        *self.space.taken() -= bytes;
+        *self.space.0.lock() -= bytes;
     }
 }
 
@@ -212,7 +209,7 @@ mod tests {
         assert!(of(&space, 70, 20).is_ok() && of(&space, 70, 21).is_err());
         drop(first);
         assert!(of(&space, 70, 35).is_ok());
-        assert_eq!(*space.taken(), 0);
+        assert_eq!(*space.0.lock(), 0);
     }
 
     #[test]
@@ -221,7 +218,7 @@ mod tests {
         let mut first = of(&space, 100, 30).unwrap();
         let second = space.reserve_of(
             || {
-                assert!(space.0.try_lock().is_err(), "the first could write and give back after this look");
+                assert!(space.0.try_lock().is_none(), "the first could write and give back after this look");
                 Ok(100)
             },
             20,
@@ -229,7 +226,7 @@ mod tests {
         first.use_up(30);
         assert_eq!(second.unwrap().bytes, 40);
         assert!(space.reserve_of(|| Err(io::ErrorKind::NotFound.into()), 1).is_err());
-        assert_eq!(*space.taken(), 30);
+        assert_eq!(*space.0.lock(), 30);
     }
 
     #[tokio::test]

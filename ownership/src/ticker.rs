@@ -1,6 +1,6 @@
 //! What happens once a tick: leases renewed and ended, the mark made durable, snapshots asked for.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -8,6 +8,7 @@ use consensus::{Signs, Unfinished, expiries, renewal, widening};
 use ledger::{Command, Expire, Ledger, Outcome};
 use openraft::ChangeMembers;
 use openraft::async_runtime::watch::WatchReceiver;
+use parking_lot::Mutex;
 use vocabulary::{Incarnation, Micros, NodeId, WorkerId};
 
 use crate::core::Core;
@@ -22,22 +23,18 @@ const REPORT_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) struct Reports(Mutex<Signs>);
 
 impl Reports {
-    fn signs(&self) -> MutexGuard<'_, Signs> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that a life of a worker was reached; the one that was noted last counts. False when too many are noted already.
     pub(crate) fn note(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
-        self.signs().note((worker, incarnation), Instant::now())
+        self.0.lock().note((worker, incarnation), Instant::now())
     }
 
     /// Notes what could not be told; what was noted meanwhile counts more.
     fn put_back(&self, alive: Vec<(WorkerId, Incarnation)>) {
-        self.signs().put_back(alive);
+        self.0.lock().put_back(alive);
     }
 
     fn take(&self) -> Vec<(WorkerId, Incarnation)> {
-        self.signs().take()
+        self.0.lock().take()
     }
 
     /// Tells what was noted; what could not be told is told next time.
@@ -48,7 +45,7 @@ impl Reports {
 
     /// The ends that are left when those go of workers that were noted less than a lease ago.
     fn spare(&self, ends: Vec<Expire>, ledger: &Ledger, lease: Duration) -> Vec<Expire> {
-        self.signs().spare(ends, ledger, (lease, Instant::now()))
+        self.0.lock().spare(ends, ledger, (lease, Instant::now()))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The way to one node on one lane: connects when it is needed, again when it broke, and carries many calls at once.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, BufReader, BufWriter, WriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
@@ -233,7 +234,7 @@ async fn carry(socket: Duplex, first: Outgoing, queue: &mut mpsc::Receiver<Outgo
     };
     reading.abort();
     let error = PeerError::Lost { address, why };
-    let waiting: Vec<_> = calls.lock().unwrap_or_else(PoisonError::into_inner).drain().collect();
+    let waiting: Vec<_> = calls.lock().drain().collect();
     waiting.into_iter().for_each(|(_, waiting)| waiting.fail(error.clone()));
     error
 }
@@ -330,7 +331,7 @@ impl Writing<WriteHalf<Box<dyn crate::peers::socket::Stream>>> {
 
     /// The frame to write, unless nobody would wait for the answer.
     fn frame(&self, outgoing: Outgoing) -> Option<Frame> {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.calls.lock();
         match outgoing {
             Outgoing::Open { method, exchange, payload, waiting } => {
                 if calls.len() >= MAX_CALLS {
@@ -365,7 +366,7 @@ async fn listen<R: AsyncRead + Unpin>(from: R, calls: Calls, heard: Arc<Heard>) 
             Err(error) => return error.to_string(),
         };
         heard.now();
-        let mut calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = calls.lock();
         match frame.kind {
             Kind::Reply => {
                 let goes_on = match calls.get(&frame.exchange) {

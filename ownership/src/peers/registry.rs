@@ -1,11 +1,12 @@
 //! Who the other nodes are, where they listen, the links to them, and who answers what they ask.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use consensus::{Levels, Publisher};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use vocabulary::NodeId;
 
@@ -81,10 +82,10 @@ impl Registry {
 
     /// The members and where they listen, as of the newest membership. Links to nodes that left are closed.
     pub(crate) fn set_book(&self, book: BTreeMap<NodeId, String>) {
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut links = self.links.lock();
         links.retain(|(node, _), _| book.contains_key(node));
         drop(links);
-        self.misses().keep(|node| book.contains_key(&node));
+        self.failures.misses.lock().keep(|node| book.contains_key(&node));
         self.book.store(Arc::new(book));
     }
 
@@ -105,14 +106,14 @@ impl Registry {
 
     /// The link to a node on a lane; one for all who call it.
     pub(crate) fn link(self: &Arc<Self>, node: NodeId, lane: Lane) -> Link {
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut links = self.links.lock();
         let link = links.entry((node, lane)).or_insert_with(|| self.dial(Whom::Node(node), lane));
         link.clone()
     }
 
     /// Closes all links.
     pub(crate) fn hang_up(&self) {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.links.lock().clear();
     }
 
     /// A link of one's own.
@@ -125,21 +126,17 @@ impl Registry {
         if node == self.own.node {
             return Some(self.own.levels);
         }
-        self.levels.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied()
+        self.levels.lock().get(&node).copied()
     }
 
     /// Why a node could not be talked with when it was called lately; none where it could, or was not called.
     pub(crate) fn missed(&self, node: NodeId) -> Option<String> {
-        self.misses().lately(node, Instant::now())
-    }
-
-    fn misses(&self) -> MutexGuard<'_, Misses> {
-        self.failures.misses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failures.misses.lock().lately(node, Instant::now())
     }
 
     /// Notes what a node's release can work at.
     fn learn(&self, node: NodeId, levels: Levels) {
-        let mut known = self.levels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.levels.lock();
         if known.len() >= MOST_MET && !known.contains_key(&node) {
             let book = self.book.load();
             known.retain(|node, _| book.contains_key(node));
@@ -148,11 +145,11 @@ impl Registry {
     }
 
     pub(crate) fn serve(&self, topic: Topic, service: Arc<dyn PeerService>) {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner).insert(topic, service);
+        self.services.lock().insert(topic, service);
     }
 
     pub(crate) fn service(&self, topic: Topic) -> Option<Arc<dyn PeerService>> {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner).get(&topic).cloned()
+        self.services.lock().get(&topic).cloned()
     }
 
     /// Whether another node said that this one was removed from the cluster.
@@ -176,7 +173,7 @@ impl Registry {
             _ => Retired::No,
         };
         let judged = judge(hello, Callee { welcome: &self.own, level: view.level(), is_retired });
-        let mut refused = self.failures.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.failures.refused.lock();
         match &judged {
             Ok(()) => refused.came_in(hello.node),
             Err(refusal) => {
@@ -222,7 +219,7 @@ impl Directions for Registry {
         match greeted {
             Ok(Welcome { node, levels, .. }) => {
                 self.learn(*node, *levels);
-                self.misses().met(*node);
+                self.failures.misses.lock().met(*node);
             }
             Err(Refusal::Retired { node }) if *node == self.own.node => self.retire(),
             Err(refusal @ Refusal::Level { .. }) if self.too_old.set(()).is_ok() => {
@@ -234,7 +231,7 @@ impl Directions for Registry {
 
     fn missed(&self, node: NodeId, missed: Missed) {
         let (Missed::Tls(why) | Missed::Other(why)) = missed.clone();
-        let news = self.misses().note(node, missed, Instant::now());
+        let news = self.failures.misses.lock().note(node, missed, Instant::now());
         if let Some(untold) = news {
             let address = self.address(node).unwrap_or_default();
             tracing::warn!(%node, address, why, untold, "another node cannot be talked with until its certificate, or this node's, is mended");

@@ -1,9 +1,9 @@
 //! What is counted each time and told in the log now and then: whoever knocks must not fill the disk.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 /// Between two lines of the log.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
 
@@ -24,7 +24,7 @@ impl Seldom {
     /// Counts one. How many were not told of before it, where it is time to tell.
     pub(super) fn note(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Relaxed) + 1;
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         let (at, before) = told.unzip();
         if at.is_some_and(|at| now.saturating_duration_since(at) < EVERY) {
             return None;
