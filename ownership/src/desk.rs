@@ -8,7 +8,6 @@ use futures::{StreamExt, stream};
 use openraft::EntryPayload;
 use openraft::raft::AppendEntriesRequest;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
@@ -16,7 +15,7 @@ use crate::core::Core;
 use crate::delivery::Submitted;
 use crate::network::CHUNK_WITHIN;
 use crate::peers::handshake::Hello;
-use crate::peers::{Answerer, Exchange, MAX_CALL, Method, PeerError, Replies};
+use crate::peers::{self, Answerer, Exchange, MAX_CALL, Method, PeerError, Replies};
 use crate::proposer::Asked;
 use crate::raft::Types;
 use crate::snapshot_stream::{self, SnapshotHead};
@@ -28,7 +27,7 @@ impl Answerer for Core {
     fn answer(self: Arc<Self>, caller: Hello, exchange: Exchange) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let Exchange { method, first, more, replies } = exchange;
-            let Some(method) = Method::of(method) else {
+            let Some(method) = Method::from_repr(method) else {
                 let what = format!("method {method} is not known here; upgrade this node");
                 return replies.fail(PeerError::Failed(what)).await;
             };
@@ -72,21 +71,21 @@ impl Core {
                 }
                 encode(&answer)
             }
-            Method::Vote => encode(&self.raft.vote(decode(&question)?).await.map_err(failed)?),
-            Method::PreVote => encode(&self.raft.pre_vote(decode(&question)?).await.map_err(failed)?),
+            Method::Vote => encode(&self.raft.vote(peers::read(&question)?).await.map_err(failed)?),
+            Method::PreVote => encode(&self.raft.pre_vote(peers::read(&question)?).await.map_err(failed)?),
             Method::TransferLeader => {
-                encode(&self.raft.handle_transfer_leader(decode(&question)?).await.map_err(failed)?)
+                encode(&self.raft.handle_transfer_leader(peers::read(&question)?).await.map_err(failed)?)
             }
-            Method::Submit => encode(&self.submit_for(decode(&question)?).await),
+            Method::Submit => encode(&self.submit_for(peers::read(&question)?).await),
             Method::ReadIndex => encode(&read::index_here(self).await),
             Method::Alive => {
-                let alive: Vec<(WorkerId, Incarnation)> = decode(&question)?;
+                let alive: Vec<(WorkerId, Incarnation)> = peers::read(&question)?;
                 let all = alive.into_iter().all(|(worker, incarnation)| self.reports.note(worker, incarnation));
                 if all { Ok(Bytes::new()) } else { Err(PeerError::Busy) }
             }
-            Method::Admit => encode(&joining::admit(self, decode(&question)?).await),
-            Method::Enrol => encode(&joining::enrol(self, from, decode(&question)?).await),
-            Method::Change => encode(&members::carry_out(self, decode(&question)?).await),
+            Method::Admit => encode(&joining::admit(self, peers::read(&question)?).await),
+            Method::Enrol => encode(&joining::enrol(self, from, peers::read(&question)?).await),
+            Method::Change => encode(&members::carry_out(self, peers::read(&question)?).await),
             Method::Members => encode(&members::list(self)),
             Method::Exchange | Method::Residency | Method::Prompts => self.ask_service(from, method, question).await,
             Method::AppendStream | Method::Snapshot => Err(PeerError::Failed("it needs a conversation".into())),
@@ -95,7 +94,7 @@ impl Core {
 
     /// Entries, all of which this node's release can read: what it cannot is never skipped.
     fn readable(&self, request: &[u8]) -> Result<AppendEntriesRequest<Types>, PeerError> {
-        let request: AppendEntriesRequest<Types> = decode(request)?;
+        let request: AppendEntriesRequest<Types> = peers::read(request)?;
         let levels = self.registry.own.levels;
         for entry in &request.entries {
             let EntryPayload::Normal(proposal) = &entry.payload else { continue };
@@ -131,7 +130,7 @@ impl Core {
 
     /// Receives a snapshot and installs it.
     async fn snapshot(&self, head: Bytes, chunks: mpsc::Receiver<Bytes>) -> Answer {
-        let SnapshotHead { vote, meta, bytes } = decode(&head)?;
+        let SnapshotHead { vote, meta, bytes } = peers::read(&head)?;
         let _place = self.registry.incoming.try_acquire().map_err(|_| {
             PeerError::Failed("as many snapshots as may be are on their way to this node already; send it later".into())
         })?;
@@ -187,10 +186,6 @@ impl Reading {
         let request = self.core.readable(&piece);
         request.inspect_err(|error| tracing::error!(from = %self.from, %error, "entries are unreadable")).ok()
     }
-}
-
-fn decode<Q: DeserializeOwned>(question: &[u8]) -> Result<Q, PeerError> {
-    rmp_serde::from_slice(question).map_err(|error| PeerError::Garbled(error.to_string()))
 }
 
 fn encode(answer: &impl Serialize) -> Answer {

@@ -132,7 +132,8 @@ impl OwnershipError {
 }
 
 /// Why a command was not taken, or its outcome is not known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum SubmitError {
     /// The queue is full: the quorum is slower than its writers, or gone. The command was not taken.
     #[error("the commit queue is full")]
@@ -156,12 +157,6 @@ pub enum SubmitError {
 impl SubmitError {
     /// The word for metrics.
     pub fn cause(self) -> &'static str {
-        match self {
-            SubmitError::QueueFull => "queue_full",
-            SubmitError::TooLarge => "too_large",
-            SubmitError::Closed => "closed",
-            SubmitError::Unavailable => "unavailable",
-            SubmitError::UnknownOutcome => "unknown_outcome",
-        }
+        self.into()
     }
 }

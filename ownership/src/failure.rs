@@ -1,22 +1,22 @@
 //! The end of a node that cannot keep its ledger: its disk failed or is full, or lost what was on it.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use consensus::Unreadable;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::Fatal;
 use openraft::raft::AppendEntriesResponse;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::core::Core;
 use crate::directory::Directory;
 use crate::error::OwnershipError;
 use crate::in_place::KNOWN_WITHIN;
-use crate::node_folder::write_durably;
+use crate::node_folder::{read_note, write_durably};
 use crate::raft::Types;
 use crate::watch::Observer;
 
@@ -61,15 +61,7 @@ const FILE: &str = "reverted.json";
 
 /// Refuses a folder of which was written down that it lacks what was acknowledged.
 pub(crate) fn refuse_reverted(folder: &Path) -> Result<(), OwnershipError> {
-    let path = folder.join(FILE);
-    match fs::read(&path) {
-        Ok(bytes) => Err(match serde_json::from_slice(&bytes) {
-            Ok(reverted) => of_folder(folder, reverted),
-            Err(error) => OwnershipError::Damaged { path, detail: error.to_string() },
-        }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(OwnershipError::io(&path)(error)),
-    }
+    read_note(&folder.join(FILE))?.map_or(Ok(()), |reverted| Err(of_folder(folder, reverted)))
 }
 
 fn of_folder(folder: &Path, Reverted { last, acknowledged }: Reverted) -> OwnershipError {
@@ -77,18 +69,14 @@ fn of_folder(folder: &Path, Reverted { last, acknowledged }: Reverted) -> Owners
 }
 
 impl Reversion {
-    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that what a heartbeat says of this node is not so. True when that has been so for too long.
     fn contradicted(&self, at: Instant) -> bool {
-        at.duration_since(*self.since().get_or_insert(at)) >= CONTRADICTED
+        at.duration_since(*self.since.lock().get_or_insert(at)) >= CONTRADICTED
     }
 
     /// Notes that it is so.
     fn confirmed(&self) {
-        *self.since() = None;
+        *self.since.lock() = None;
     }
 }
 

@@ -17,11 +17,11 @@ use crate::core::Core;
 use crate::error::OwnershipError;
 use crate::leading;
 use crate::members::{self, MemberError};
-use crate::node_folder::{ClusterId, Identity, random, write_durably};
+use crate::node_folder::{ClusterId, Identity, random, read_note, write_durably};
 use crate::peers::error::Refusal;
 use crate::peers::handshake::{Hello, PROTOCOL};
 use crate::peers::socket::{Dialer, Directions, Greeted};
-use crate::peers::{Lane, Link, Method, PeerError, Tls, Whom};
+use crate::peers::{self, Lane, Link, Method, PeerError, Tls, Whom};
 
 /// How long one member may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -115,14 +115,7 @@ const FILE: &str = "joining.json";
 impl Joining {
     /// What an earlier attempt left.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, OwnershipError> {
-        let path = folder.join(FILE);
-        match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map(Some)
-                .map_err(|error| OwnershipError::Damaged { path, detail: error.to_string() }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(OwnershipError::io(path)(error)),
-        }
+        read_note(&folder.join(FILE))
     }
 
     /// Goes on with an earlier attempt, or begins one; durable when this returns.
@@ -185,7 +178,7 @@ pub(crate) async fn apply(
         for seed in seeds {
             let dialer = Dialer { whom: Whom::Address(seed.clone()), lane: Lane::Call, directions: directions.clone() };
             let answer = Link::new(dialer).call(Method::Admit, question.clone(), ANSWER_WITHIN).await;
-            match answer.and_then(|answer| decode(&answer)) {
+            match answer.and_then(|answer| peers::read(&answer)) {
                 Ok(Ok(Admission { cluster, node })) => return Ok(Identity { cluster, node }),
                 Ok(Err(NotAdmitted::Never(reason))) => {
                     return Err(OwnershipError::NotJoined { seeds: seed.clone(), why: reason });
@@ -208,10 +201,6 @@ pub(crate) async fn apply(
     }
 }
 
-fn decode<A: serde::de::DeserializeOwned>(answer: &[u8]) -> Result<A, PeerError> {
-    rmp_serde::from_slice(answer).map_err(|error| PeerError::Garbled(error.to_string()))
-}
-
 /// Sees to it that the cluster knows this node under `address`; ends when it does.
 pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<String>) {
     let enrolment = Enrolment { node: core.node(), address, levels: core.registry.own.levels };
@@ -227,7 +216,7 @@ pub(crate) async fn enrol_self(core: Arc<Core>, address: String, seeds: Vec<Stri
             for whom in known.chain(ways.iter().cloned()) {
                 let link = core.registry.dial(whom, Lane::Call);
                 let answer = link.call(Method::Enrol, question.clone(), ANSWER_WITHIN).await;
-                match answer.and_then(|answer| decode::<Result<(), MemberError>>(&answer)) {
+                match answer.and_then(|answer| peers::read::<Result<(), MemberError>>(&answer)) {
                     Ok(Ok(())) => break,
                     Ok(Err(error)) => tracing::info!(%error, "this node is not added yet"),
                     Err(error) => tracing::info!(%error, "this node is not added yet"),

@@ -10,7 +10,7 @@ use vocabulary::NodeId;
 
 use crate::core::{Core, Known};
 use crate::members::{self, CHANGE_WITHIN, MemberChange, MemberError};
-use crate::peers::{Lane, Method, PeerError};
+use crate::peers::{self, Lane, Method, PeerError};
 
 /// The wait for a leader to be chosen, or to be ready.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -40,9 +40,7 @@ pub(crate) async fn ask<A: DeserializeOwned>(
         Err(error) => return Some(Err(PeerError::Failed(error.to_string()))),
     };
     let answer = link.call(method, question, deadline.saturating_duration_since(Instant::now())).await;
-    Some(
-        answer.and_then(|answer| rmp_serde::from_slice(&answer).map_err(|error| PeerError::Garbled(error.to_string()))),
-    )
+    Some(answer.and_then(|answer| peers::read(&answer)))
 }
 
 /// A pause that a change of the leader ends.

@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use vocabulary::NodeId;
 
 use crate::peers::socket::{Directions, Missed};
-use crate::peers::{Answers, Lane, Link, Method, PeerError, Registry, Speaker};
+use crate::peers::{self, Answers, Lane, Link, Method, PeerError, Registry, Speaker};
 use crate::raft::{Types, Vote};
 use crate::snapshot_stream::{CHUNK, SnapshotHead};
 
@@ -198,21 +198,12 @@ impl RaftNetworkV2<Types> for Way {
 }
 
 /// Why a snapshot did not arrive.
+#[derive(Debug, thiserror::Error)]
 enum SendError {
-    Disk(io::Error),
-    Peer(PeerError),
-}
-
-impl From<io::Error> for SendError {
-    fn from(error: io::Error) -> Self {
-        Self::Disk(error)
-    }
-}
-
-impl From<PeerError> for SendError {
-    fn from(error: PeerError) -> Self {
-        Self::Peer(error)
-    }
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+    #[error(transparent)]
+    Peer(#[from] PeerError),
 }
 
 impl Way {
@@ -239,18 +230,14 @@ impl Way {
             left = left.saturating_sub(read as u64);
             tokio::time::timeout(CHUNK_WITHIN, speaker.say(chunk.into())).await.map_err(late)??;
             if let Ok(early) = answers.try_recv() {
-                return Ok(answer(early?)?);
+                return Ok(peers::read(&early?)?);
             }
         }
         speaker.end().await?;
         let late = |_| PeerError::TimedOut { millis: INSTALL_WITHIN.as_millis() as u64 };
         let installed = tokio::time::timeout(INSTALL_WITHIN, answers.recv()).await.map_err(late)?;
-        Ok(answer(installed.ok_or_else(|| PeerError::Failed("the snapshot was not answered".into()))??)?)
+        Ok(peers::read(&installed.ok_or_else(|| PeerError::Failed("the snapshot was not answered".into()))??)?)
     }
-}
-
-fn answer<A: DeserializeOwned>(bytes: Bytes) -> Result<A, PeerError> {
-    rmp_serde::from_slice(&bytes).map_err(|error| PeerError::Garbled(error.to_string()))
 }
 
 /// One stream of entries to a follower: sends what comes while answers are awaited, in order, within the window.
@@ -275,7 +262,7 @@ impl<S: Stream<Item = Append> + Unpin> Appending<'_, S> {
                 biased;
                 answer = heard(&mut self.open), if awaits => {
                     self.unanswered -= 1;
-                    return Some(answer.and_then(|answer| decode_answer(&answer)).map_err(|error| self.failed(error)));
+                    return Some(answer.and_then(|answer| peers::read(&answer)).map_err(|error| self.failed(error)));
                 }
                 request = asked(&mut self.input), if has_room && self.input.is_some() => match request {
                     None => self.input = None,
@@ -332,10 +319,6 @@ async fn heard(open: &mut Option<(Speaker, Answers)>) -> Result<Bytes, PeerError
     let late = |_| PeerError::TimedOut { millis: APPEND_WITHIN.as_millis() as u64 };
     let answer = pin!(tokio::time::timeout(APPEND_WITHIN, answers.recv()));
     answer.await.map_err(late)?.unwrap_or_else(|| Err(PeerError::Failed("the stream was closed".into())))
-}
-
-fn decode_answer(answer: &[u8]) -> Result<StreamAppendResult<Types>, PeerError> {
-    rmp_serde::from_slice(answer).map_err(|error| PeerError::Garbled(error.to_string()))
 }
 
 /// Two requests that say the same as one.

@@ -1,27 +1,22 @@
 //! The data directory: whose it is, and that only one process works in it.
 
-use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
 use crate::error::OwnershipError;
 
 /// A cluster's identity: made once, by the node that founded it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]
+#[display("cluster-{_0:032x}")]
 #[serde(into = "String", try_from = "String")]
 pub struct ClusterId(pub u128);
-
-impl fmt::Display for ClusterId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cluster-{:032x}", self.0)
-    }
-}
 
 impl From<ClusterId> for String {
     fn from(id: ClusterId) -> Self {
@@ -88,20 +83,14 @@ impl Claimed {
     /// Whose it is; none for a new one. A folder that holds a log without an identity lost it, and is left alone.
     pub(crate) fn identity(&self) -> Result<Option<Identity>, OwnershipError> {
         let path = self.root.join(IDENTITY);
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map(Some)
-                .map_err(|error| OwnershipError::Damaged { path, detail: error.to_string() }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                for orphan in ["log", "snapshot", "committed", UNFINISHED] {
-                    if self.root.join(orphan).exists() {
-                        let detail = format!("it is missing, but there is a {orphan}");
-                        return Err(OwnershipError::Damaged { path, detail });
-                    }
-                }
-                Ok(None)
+        let identity = read_note(&path)?;
+        let mut orphans = ["log", "snapshot", "committed", UNFINISHED].into_iter();
+        match orphans.find(|orphan| identity.is_none() && self.root.join(orphan).exists()) {
+            Some(orphan) => {
+                let detail = format!("it is missing, but there is a {orphan}");
+                Err(OwnershipError::Damaged { path, detail })
             }
-            Err(error) => Err(OwnershipError::io(&path)(error)),
+            None => Ok(identity),
         }
     }
 
@@ -171,6 +160,17 @@ fn lock(root: &Path) -> Result<File, OwnershipError> {
 /// Makes a folder, where it is not there, that only its owner can look into: a ledger names tenants and what they asked.
 pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// What a JSON file says; none where there is no such file.
+pub(crate) fn read_note<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, OwnershipError> {
+    match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| OwnershipError::Damaged { path: path.to_owned(), detail: error.to_string() }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(OwnershipError::io(path)(error)),
+    }
 }
 
 /// Replaces a file so that after a crash either the old or the new content is there, never a part.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::core::Core;
+use crate::leading;
 use crate::peers::{Lane, Method};
 
 /// How long a fresh read may take: over a fail-over, and shorter than who asks waits for an answer.
@@ -16,9 +17,6 @@ const READ_WITHIN: Duration = Duration::from_secs(4);
 
 /// How long one attempt may take, the quorum's word included.
 const ASK_WITHIN: Duration = Duration::from_secs(2);
-
-/// The wait before the same leader is asked again.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a view could not be read as fresh as asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -81,8 +79,6 @@ async fn index(core: &Core) -> u64 {
         if let ReadIndex::At(index) = answer {
             return index;
         }
-        let mut leaders = core.leader.subscribe();
-        // A change of the leader ends the pause early.
-        drop(timeout(PAUSE, leaders.changed()).await);
+        leading::pause(core).await;
     }
 }

@@ -8,7 +8,8 @@ use crate::node_folder::ClusterId;
 use crate::peers::Topic;
 
 /// Why another node did not answer.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum PeerError {
     /// Nobody knows where it is.
     #[error("node {0} is not a member, or its address is not known here yet")]
@@ -71,19 +72,7 @@ pub enum PeerError {
 impl PeerError {
     /// The word for metrics.
     pub fn cause(&self) -> &'static str {
-        match self {
-            PeerError::Unknown(_) => "unknown",
-            PeerError::Unreachable { .. } => "unreachable",
-            PeerError::Lost { .. } => "lost",
-            PeerError::Refused { .. } => "refused",
-            PeerError::TimedOut { .. } => "timed_out",
-            PeerError::TooLarge { .. } => "too_large",
-            PeerError::Busy => "busy",
-            PeerError::NoService(_) => "no_service",
-            PeerError::Garbled(_) => "garbled",
-            PeerError::Failed(_) => "failed",
-            PeerError::Stopped(_) => "stopped",
-        }
+        self.into()
     }
 }
 

@@ -17,7 +17,7 @@ const HEADER: usize = 14;
 const FIRST_READ: usize = 64 << 10;
 
 /// What a frame means.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum Kind {
     /// A conversation begins; the method says what about.
@@ -38,13 +38,6 @@ pub(crate) enum Kind {
     Pong = 8,
     /// A question that is complete as it is.
     Ask = 9,
-}
-
-impl Kind {
-    fn of(byte: u8) -> Option<Self> {
-        use Kind::{Ask, Done, End, Fail, More, Open, Ping, Pong, Reply};
-        [Open, More, End, Reply, Done, Fail, Ping, Pong, Ask].into_iter().find(|kind| *kind as u8 == byte)
-    }
 }
 
 /// One frame.
@@ -79,7 +72,7 @@ pub(crate) async fn read<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<Optio
     from.read_exact(&mut header[first..]).await?;
     let length = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    let kind = Kind::of(header[4]).ok_or_else(|| invalid(format!("{} is no kind of frame", header[4])))?;
+    let kind = Kind::from_repr(header[4]).ok_or_else(|| invalid(format!("{} is no kind of frame", header[4])))?;
     if length > MAX_PAYLOAD {
         return Err(invalid(format!("a frame of {length} bytes; {MAX_PAYLOAD} is the most")));
     }

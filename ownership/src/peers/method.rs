@@ -1,9 +1,11 @@
 //! What nodes ask each other. The numbers go over the wire and never change their meaning.
 
+use strum::VariantArray as _;
+
 use crate::peers::Topic;
 
 /// What is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum Method {
     /// Log entries, or a heartbeat, one request.
@@ -44,32 +46,6 @@ impl Method {
         matches!(self, Append | AppendStream | Vote | PreVote | Snapshot | TransferLeader | Members)
     }
 
-    pub(crate) fn of(byte: u8) -> Option<Self> {
-        use Method::{
-            Admit, Alive, Append, AppendStream, Change, Enrol, Exchange, Members, PreVote, Prompts, ReadIndex,
-            Residency, Snapshot, Submit, TransferLeader, Vote,
-        };
-        let all = [
-            Append,
-            AppendStream,
-            Vote,
-            PreVote,
-            Snapshot,
-            TransferLeader,
-            Submit,
-            ReadIndex,
-            Alive,
-            Admit,
-            Enrol,
-            Change,
-            Members,
-            Exchange,
-            Residency,
-            Prompts,
-        ];
-        all.into_iter().find(|method| *method as u8 == byte)
-    }
-
     pub(crate) fn of_topic(topic: Topic) -> Self {
         match topic {
             Topic::Exchange => Method::Exchange,
@@ -80,12 +56,7 @@ impl Method {
 
     /// The topic of a call between routers.
     pub(crate) fn topic(self) -> Option<Topic> {
-        match self {
-            Method::Exchange => Some(Topic::Exchange),
-            Method::Residency => Some(Topic::Residency),
-            Method::Prompts => Some(Topic::Prompts),
-            _ => None,
-        }
+        Topic::VARIANTS.iter().copied().find(|topic| Self::of_topic(*topic) == self)
     }
 
     /// Whether a node that is no member yet may ask it.

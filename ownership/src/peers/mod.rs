@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
@@ -38,6 +39,11 @@ pub(crate) use task::Task;
 pub(crate) use tls::Tls;
 pub use tls::TlsFiles;
 
+/// What another node said.
+pub(crate) fn read<A: DeserializeOwned>(said: &[u8]) -> Result<A, PeerError> {
+    rmp_serde::from_slice(said).map_err(|error| PeerError::Garbled(error.to_string()))
+}
+
 /// The most bytes of a call or its answer.
 pub const MAX_CALL: usize = 8 << 20;
 
@@ -45,7 +51,7 @@ pub const MAX_CALL: usize = 8 << 20;
 pub const CALL_WITHIN: Duration = Duration::from_secs(5);
 
 /// What routers talk about with each other, outside Raft.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, strum::VariantArray)]
 pub enum Topic {
     /// What they dispatched and finished.
     Exchange,
