@@ -10,6 +10,7 @@ mod plain;
 mod scored;
 mod thunder;
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use engine_model::runs::{Memory, RunEngine, RunId, Runs, Seconds};
@@ -217,12 +218,7 @@ pub trait Policy {
 
 /// The first of the smallest.
 pub(crate) fn least<K: PartialOrd>(workers: impl IntoIterator<Item = usize>, key: impl Fn(usize) -> K) -> usize {
-    let mut best: Option<(usize, K)> = None;
-    for worker in workers {
-        let own = key(worker);
-        if best.as_ref().is_none_or(|(_, least)| own < *least) {
-            best = Some((worker, own));
-        }
-    }
-    best.map_or(0, |(worker, _)| worker)
+    let keyed = workers.into_iter().map(|worker| (worker, key(worker)));
+    let least = keyed.min_by(|(_, a), (_, b)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    least.map_or(0, |(worker, _)| worker)
 }

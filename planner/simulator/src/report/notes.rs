@@ -1,5 +1,7 @@
 //! What a reader must be told before the figures are believed.
 
+use std::collections::BTreeSet;
+
 use super::{Figures, Times, Verdict};
 
 /// A run's distribution, and what it is of.
@@ -23,9 +25,7 @@ pub fn notes(runs: &[Figures], verdicts: &[Verdict]) -> Vec<String> {
             notes.push(format!("no {name} was measured in {of}: `-` there, and no part of a mean"));
         }
     }
-    let mut seeds: Vec<u64> = runs.iter().map(|run| run.traffic.seed).collect();
-    seeds.sort_unstable();
-    seeds.dedup();
+    let seeds: BTreeSet<u64> = runs.iter().map(|run| run.traffic.seed).collect();
     if seeds.len() < 2 {
         notes.push("one seed says nothing of chance: `--seed 1,2,3,4,5` gives means with confidence".to_owned());
     }

@@ -9,6 +9,7 @@ mod policies;
 mod scale;
 mod sections;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{Report, verdict_table};
@@ -35,38 +36,39 @@ pub fn page(report: &Report) -> String {
         let _ = write!(html, "<ul class=\"notes\" aria-label=\"Notes\">{items}</ul>");
     }
     html += &policies::boxes(&policies);
-    for (section, (id, name)) in sections::ALL.iter().zip(NAMES) {
+    for (id, name, section) in SECTIONS {
         let _ = write!(html, "<section id=\"{id}\"><h2>{name}</h2>{}</section>", section(report));
     }
     html + "</main></body></html>\n"
 }
 
-/// The sections, in the order of `sections::ALL`.
-const NAMES: [(&str, &str); 12] = [
-    ("verdicts", "OwnerServe beside the best baseline of each load"),
-    ("sweep", "Load sweep"),
-    ("latency", "Latency"),
-    ("memory", "Copies and bytes moved"),
-    ("caches", "Cache management"),
-    ("actions", "Action mix"),
-    ("time", "Where the time went"),
-    ("ablations", "What each part is worth"),
-    ("foretold", "First tokens as foretold"),
-    ("planning", "Planning overhead"),
-    ("figures", "Every figure"),
-    ("definitions", "Definitions"),
+/// A section: its anchor, its name, and what it shows.
+type Section = (&'static str, &'static str, fn(&Report) -> String);
+
+/// All of them, from the top.
+const SECTIONS: [Section; 12] = [
+    ("verdicts", "OwnerServe beside the best baseline of each load", verdicts),
+    ("sweep", "Load sweep", sections::sweep),
+    ("latency", "Latency", sections::latency),
+    ("memory", "Copies and bytes moved", sections::memory),
+    ("caches", "Cache management", caches::caches),
+    ("actions", "Action mix", sections::actions),
+    ("time", "Where the time went", sections::time),
+    ("ablations", "What each part is worth", sections::ablations),
+    ("foretold", "First tokens as foretold", sections::foretold),
+    ("planning", "Planning overhead", sections::planning),
+    ("figures", "Every figure", sections::figures),
+    ("definitions", "Definitions", sections::definitions),
 ];
 
 fn contents() -> String {
-    let links: String = NAMES.iter().map(|(id, name)| format!("<a href=\"#{id}\">{name}</a>")).collect();
+    let links: String = SECTIONS.iter().map(|(id, name, _)| format!("<a href=\"#{id}\">{name}</a>")).collect();
     format!("<nav aria-label=\"Sections\">{links}</nav>")
 }
 
 fn subject(report: &Report) -> String {
     let subject = &report.subject;
-    let mut seeds: Vec<u64> = report.runs.iter().map(|run| run.traffic.seed).collect();
-    seeds.sort_unstable();
-    seeds.dedup();
+    let seeds: BTreeSet<u64> = report.runs.iter().map(|run| run.traffic.seed).collect();
     format!(
         "{} steps of {} sessions on {} workers of kind {} ({} GPUs), each with {} tokens of KV in device memory, {} in a \
          host tier and {} on disk. Loads are {}. {} runs: {} policies at {} loads with {} seeds. Times are virtual.",

@@ -1,5 +1,6 @@
 //! What the page shows, section by section.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::bars::{Bar, Bars};
@@ -10,22 +11,6 @@ use super::scale::{Scale, Steps};
 use crate::report::cells::with_confidence;
 use crate::report::{Cell, Foretelling, Metric, Report, Spent, ablation_table};
 
-/// All of them, from the top.
-pub(super) const ALL: [fn(&Report) -> String; 12] = [
-    super::verdicts,
-    sweep,
-    latency,
-    memory,
-    super::caches::caches,
-    actions,
-    time,
-    ablations,
-    foretold,
-    planning,
-    figures,
-    definitions,
-];
-
 /// What is plotted over the load: the figure, what it is called, and how its axis goes.
 const SWEEP: [(&str, &str, Steps); 4] = [
     ("step_mean_s", "step time, mean (s)", Steps::Logarithmic),
@@ -34,7 +19,7 @@ const SWEEP: [(&str, &str, Steps); 4] = [
     ("sessions_per_gpu_hour", "sessions finished per GPU-hour", Steps::Even),
 ];
 
-fn sweep(report: &Report) -> String {
+pub(super) fn sweep(report: &Report) -> String {
     let mut html = String::new();
     if report.loads().len() < 2 {
         html += "<p>One load only: <code>--load 8,16,24,32</code> shows where each policy saturates.</p>";
@@ -74,7 +59,7 @@ fn over_load(report: &Report, (name, said): (&str, &str), steps: Steps) -> Strin
 type Curve = fn(&Cell) -> &Vec<f64>;
 
 /// The distributions of each load.
-fn latency(report: &Report) -> String {
+pub(super) fn latency(report: &Report) -> String {
     let kinds: [(&str, Curve); 2] =
         [("time to first token", |cell| &cell.first_token), ("step time", |cell| &cell.step)];
     let mut html = "<p class=\"soft\">Share of steps that took at most so long.</p><div class=\"grid\">".to_owned();
@@ -103,7 +88,7 @@ fn distribution(cells: &[&Cell], (name, curve): (&str, Curve)) -> String {
     plot(&format!("distribution of {name}; the table below has percentiles"), (&x, &y), &lines)
 }
 
-fn memory(report: &Report) -> String {
+pub(super) fn memory(report: &Report) -> String {
     let mut html = String::new();
     for (name, said, unit) in [
         ("duplicates", "Duplicate factor: how often the average cached token lies in the fleet", ""),
@@ -135,10 +120,9 @@ const MEMORY: [&str; 17] = [
     "write_amplification",
 ];
 
-fn actions(report: &Report) -> String {
-    let mut names: Vec<&str> = report.cells.iter().flat_map(|cell| cell.actions.keys().copied()).collect();
-    names.sort_unstable();
-    names.dedup();
+pub(super) fn actions(report: &Report) -> String {
+    let names: BTreeSet<&str> = report.cells.iter().flat_map(|cell| cell.actions.keys().copied()).collect();
+    let names: Vec<&str> = names.into_iter().collect();
     if names.is_empty() {
         return "<p>No policy that ran has words for its actions; <code>ownerserve</code> has.</p>".to_owned();
     }
@@ -157,7 +141,7 @@ fn actions(report: &Report) -> String {
 }
 
 /// Where the time of a step went.
-fn time(report: &Report) -> String {
+pub(super) fn time(report: &Report) -> String {
     let names = Metric::ALL.iter().map(|metric| metric.name).filter(|name| name.starts_with("spent_"));
     let names: Vec<&str> = names.collect();
     let parts = |cell: &Cell| {
@@ -174,14 +158,12 @@ const RESTORES: [&str; 5] =
     ["restored_steps", "restore_host_s", "restore_disk_s", "restore_network_s", "restore_compute_s"];
 
 /// OwnerServe without parts of it.
-fn ablations(report: &Report) -> String {
+pub(super) fn ablations(report: &Report) -> String {
     if report.ablations.is_empty() {
         return "<p>None was asked for: <code>--policy ablations</code> runs them beside <code>ownerserve</code>.</p>"
             .to_owned();
     }
-    let mut what: Vec<(&str, &str)> = report.ablations.iter().map(|worth| (worth.policy, worth.what)).collect();
-    what.sort_unstable();
-    what.dedup();
+    let what: BTreeSet<(&str, &str)> = report.ablations.iter().map(|worth| (worth.policy, worth.what)).collect();
     let items: String = what.iter().map(|(name, what)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(what))).collect();
     let said = "By OwnerServe whole at the same load: above 1, the part is worth that much.";
     let table = super::table("Figures without a part, by the whole's", &ablation_table(&report.ablations));
@@ -189,7 +171,7 @@ fn ablations(report: &Report) -> String {
 }
 
 /// How well policies foretold first tokens, by the way of serving.
-fn foretold(report: &Report) -> String {
+pub(super) fn foretold(report: &Report) -> String {
     let head = ["policy", "load", "action", "steps", "foretold (s)", "seen (s)", "error p50", "error p90", "bias p50"];
     let per_cent = |share: f64| format!("{:.1} %", 100.0 * share);
     let cell = |cell: &Cell| -> Vec<Vec<String>> {
@@ -212,7 +194,7 @@ fn foretold(report: &Report) -> String {
 }
 
 /// How long decisions took, by a real clock.
-fn planning(report: &Report) -> String {
+pub(super) fn planning(report: &Report) -> String {
     if report.planning.is_empty() {
         return "<p>Nobody took the time.</p>".to_owned();
     }
@@ -249,12 +231,12 @@ pub(super) fn legend_of(bars: &Bars<'_>) -> String {
     if bars.parts.len() > 1 { bars.legend() } else { String::new() }
 }
 
-fn figures(report: &Report) -> String {
+pub(super) fn figures(report: &Report) -> String {
     let names: Vec<&str> = Metric::ALL.iter().map(|metric| metric.name).collect();
     super::table("Every figure", &with_confidence(&report.cells, &names))
 }
 
-fn definitions(report: &Report) -> String {
+pub(super) fn definitions(report: &Report) -> String {
     let mut list = "<dl>".to_owned();
     for definition in &report.definitions {
         let _ = write!(list, "<dt>{}</dt><dd>{}</dd>", definition.name, escaped(definition.what));

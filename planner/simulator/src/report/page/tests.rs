@@ -49,7 +49,7 @@ fn every_plot_is_described_and_every_section_linked() {
     // Four over the load; two distributions, two bars, the mix and the time for each load.
     assert_eq!(count(&html, "role=\"img\""), 4 + 2 * (2 + 2 + 1 + 1));
     assert_eq!(count(&html, "role=\"img\""), count(&html, "role=\"img\" aria-label=\""));
-    for (id, _) in NAMES {
+    for (id, ..) in SECTIONS {
         assert_eq!(
             (count(&html, &format!("href=\"#{id}\">")) >= 1, count(&html, &format!("id=\"{id}\""))),
             (true, 1),
