@@ -53,6 +53,7 @@ struct Slot {
 }
 
 /// All blocks of an engine.
+#[derive(Default)]
 pub(crate) struct Pool {
     slots: Vec<Slot>,
     blank: Vec<BlockId>,
@@ -68,10 +69,7 @@ impl Pool {
         Self {
             slots: (0..blocks).map(|_| slot()).collect(),
             blank: (0..blocks).rev().map(BlockId).collect(),
-            evictable: BTreeMap::new(),
-            cached: HashMap::new(),
-            evicted: Vec::new(),
-            frees: 0,
+            ..Self::default()
         }
     }
 

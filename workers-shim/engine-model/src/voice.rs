@@ -80,10 +80,7 @@ impl Voice {
     /// The token that follows. `salt` stands for a seed; none is greedy.
     pub fn next(&self, state: Fingerprint, salt: Option<u64>) -> u32 {
         let roll = self.roll(state, salt);
-        match state.turn >= SHORTEST_TURN && roll.is_multiple_of(END_ONE_IN) {
-            true => self.eos,
-            false => self.word(roll),
-        }
+        if state.turn >= SHORTEST_TURN && roll.is_multiple_of(END_ONE_IN) { self.eos } else { self.word(roll) }
     }
 
     /// As `next`, but never the end.

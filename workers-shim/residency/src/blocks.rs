@@ -49,6 +49,7 @@ pub(crate) struct Placing<'a> {
 }
 
 /// All of them.
+#[derive(Default)]
 pub(crate) struct Blocks {
     nodes: Vec<Node>,
     free: Vec<u32>,
@@ -66,19 +67,6 @@ pub(crate) struct Blocks {
 pub(crate) const TIERS: [Tier; 3] = [Tier::Hbm, Tier::Host, Tier::Disk];
 
 impl Blocks {
-    pub(crate) fn new() -> Self {
-        Self {
-            nodes: Vec::new(),
-            free: Vec::new(),
-            names: Names::new(),
-            children: Children::default(),
-            stumps: MixMap::default(),
-            many: MixMap::default(),
-            inner: Inner::default(),
-            closure: Closure::default(),
-        }
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.names.len()
     }
@@ -180,7 +168,7 @@ impl Blocks {
 
     /// What is gone when all of them are. Nothing is kept for it but what it is told from.
     pub(crate) fn into_gone(self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
-        let left = Self { nodes: self.nodes, many: self.many, inner: self.inner, ..Self::new() };
+        let left = Self { nodes: self.nodes, many: self.many, inner: self.inner, ..Self::default() };
         (0..left.nodes.len() as u32).flat_map(move |at| {
             let mut gone = Vec::new();
             for tier in TIERS.into_iter().filter(|tier| left.serves(at, *tier)) {

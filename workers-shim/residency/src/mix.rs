@@ -19,25 +19,9 @@ impl Hasher for Mix {
         }
     }
 
-    fn write_u8(&mut self, value: u8) {
-        self.write_u64(u64::from(value));
-    }
-
-    fn write_u16(&mut self, value: u16) {
-        self.write_u64(u64::from(value));
-    }
-
-    fn write_u32(&mut self, value: u32) {
-        self.write_u64(u64::from(value));
-    }
-
     fn write_u64(&mut self, value: u64) {
         let mixed = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.0 = mixed ^ (mixed >> 32);
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
     }
 
     fn finish(&self) -> u64 {

@@ -88,7 +88,7 @@ pub struct Source {
 impl Source {
     /// A source that holds nothing.
     pub fn new(rules: SourceRules) -> Self {
-        let blocks = Blocks::new();
+        let blocks = Blocks::default();
         Self { rules, blocks, orphans: Orphans::default(), counts: SourceCounts::default() }
     }
 
@@ -271,7 +271,7 @@ impl Source {
     /// Forgets everything, and says what is gone; the walk is the caller's to spread out.
     pub fn clear(&mut self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
         self.orphans = Orphans::default();
-        std::mem::replace(&mut self.blocks, Blocks::new()).into_gone()
+        std::mem::replace(&mut self.blocks, Blocks::default()).into_gone()
     }
 
     /// Whether nothing is left of blocks that were there once.

@@ -16,12 +16,14 @@ pub(super) struct Names {
     salt: u64,
 }
 
-impl Names {
-    pub(super) fn new() -> Self {
+impl Default for Names {
+    fn default() -> Self {
         let parts = std::iter::repeat_with(Table::default).take(1 << PARTS).collect();
         Self { parts, len: 0, salt: random() }
     }
+}
 
+impl Names {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -74,7 +76,7 @@ mod tests {
 
     #[test]
     fn names_are_found_told_again_and_lie_elsewhere_in_another_table() {
-        let (mut names, mut others) = (Names::new(), Names::new());
+        let (mut names, mut others) = (Names::default(), Names::default());
         let all: Vec<EngineHash> = (0..5000).map(|n| EngineHash(n << 50 | n)).collect();
         for (at, name) in (0..).zip(&all) {
             names.insert(*name, at);

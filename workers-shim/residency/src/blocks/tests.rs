@@ -13,7 +13,7 @@ struct Kept {
 
 impl Kept {
     fn nothing() -> Self {
-        Self { blocks: Blocks::new(), out: Vec::new() }
+        Self { blocks: Blocks::default(), out: Vec::new() }
     }
 
     /// A block in device memory that ends at `end`.
@@ -123,7 +123,7 @@ fn what_is_left_of_many_lies_together_and_goes_on_as_before() {
 fn blocks_are_taken_over_in_any_order_and_none_that_hangs_on_itself() {
     let mut placed: Vec<(EngineHash, Placed)> = Kept::chain(6).blocks.placed().collect();
     placed.reverse();
-    let (mut blocks, mut ends, mut out) = (Blocks::new(), Ends::default(), Vec::new());
+    let (mut blocks, mut ends, mut out) = (Blocks::default(), Ends::default(), Vec::new());
     for (name, block) in placed {
         assert!(blocks.adopt(name, block, &mut ends, &mut out));
     }

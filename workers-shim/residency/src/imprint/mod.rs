@@ -60,7 +60,8 @@ pub struct Imprint {
 }
 
 /// Why an imprint is of no use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ImprintError {
     /// Cut off, changed on its way, or not an imprint.
     #[error("it is damaged")]
@@ -93,15 +94,7 @@ pub enum ImprintError {
 impl ImprintError {
     /// The word for metrics.
     pub fn cause(self) -> &'static str {
-        match self {
-            ImprintError::Damaged => "damaged",
-            ImprintError::Version(_) => "version",
-            ImprintError::Place { .. } => "place",
-            ImprintError::OtherSource => "other_source",
-            ImprintError::OtherProcess => "other_process",
-            ImprintError::OtherRules => "other_rules",
-            ImprintError::TooMuch => "too_much",
-        }
+        self.into()
     }
 }
 
