@@ -96,19 +96,16 @@ impl Answer {
 
 #[derive(Deserialize)]
 struct Body<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     id: Option<Cow<'a, str>>,
-    #[serde(default)]
     usage: Option<UsageFields>,
-    #[serde(default)]
     choices: Option<Vec<Choice>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     kv_transfer_params: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct Choice {
-    #[serde(default)]
     finish_reason: Option<String>,
 }
 

@@ -49,14 +49,15 @@ impl StreamFacts {
 }
 
 /// Whether the client is to see usage events.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum UsageEvents {
+    #[default]
     Shown,
     Hidden,
 }
 
 /// Reads a stream of server-sent events, chunk by chunk.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SseScanner {
     facts: StreamFacts,
     usage: UsageEvents,
@@ -78,26 +79,12 @@ pub struct SseScanner {
 impl SseScanner {
     /// Forwards everything.
     pub fn new() -> Self {
-        Self::with(UsageEvents::Shown)
+        Self::default()
     }
 
     /// Leaves out the event that tells nothing but usage, for clients that did not ask for it.
     pub fn hiding_usage() -> Self {
-        Self::with(UsageEvents::Hidden)
-    }
-
-    fn with(usage: UsageEvents) -> Self {
-        Self {
-            facts: StreamFacts::default(),
-            usage,
-            tail: BytesMut::new(),
-            searched: 0,
-            overlong: false,
-            last: None,
-            said: None,
-            retold: None,
-            failure: None,
-        }
+        Self { usage: UsageEvents::Hidden, ..Self::default() }
     }
 
     /// Keeps what is said, so that another engine can go on. No event is forwarded then by which the engine says that it
@@ -174,11 +161,6 @@ impl SseScanner {
     /// What is known so far.
     pub fn facts(&self) -> &StreamFacts {
         &self.facts
-    }
-
-    /// Whether nothing of an event is here, or was forwarded, whose end is missing.
-    pub fn at_boundary(&self) -> bool {
-        self.tail.is_empty() && !self.overlong
     }
 
     /// Reads a chunk, and appends to `out` what is to be forwarded: whole events, as slices of it where they can be. Of one
@@ -359,12 +341,6 @@ impl SseScanner {
                 Passage::Same
             }
         }
-    }
-}
-
-impl Default for SseScanner {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -66,9 +66,7 @@ enum Answer {
 #[derive(Deserialize)]
 struct Listed {
     endpoint: String,
-    #[serde(default)]
     replay_endpoint: Option<String>,
-    #[serde(default)]
     data_parallel_rank: Option<u16>,
 }
 

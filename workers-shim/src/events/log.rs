@@ -1,7 +1,6 @@
 //! What came of a worker's events: plain counters for metrics, and how the sources stand that they come from.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
+use parking_lot::Mutex;
 use vocabulary::Micros;
 
 use super::sources::Sources;
@@ -35,35 +34,11 @@ pub struct EventCounts {
 pub(crate) struct EventLog {
     /// Where the events come from, and how well that is heard.
     pub(crate) sources: Sources,
-    pub(super) batches: AtomicU64,
-    pub(super) events: AtomicU64,
-    pub(super) gaps: AtomicU64,
-    pub(super) replays: AtomicU64,
-    pub(super) undecodable: AtomicU64,
-    pub(super) unplaced: AtomicU64,
-    pub(super) restarts: AtomicU64,
-    pub(super) adopted: AtomicU64,
-    pub(super) blocks: AtomicU64,
-    pub(super) lag: AtomicU64,
+    pub(super) counts: Mutex<EventCounts>,
 }
 
 impl EventLog {
     pub(crate) fn counts(&self) -> EventCounts {
-        EventCounts {
-            batches: self.batches.load(Relaxed),
-            events: self.events.load(Relaxed),
-            gaps: self.gaps.load(Relaxed),
-            replays: self.replays.load(Relaxed),
-            undecodable: self.undecodable.load(Relaxed),
-            unplaced: self.unplaced.load(Relaxed),
-            restarts: self.restarts.load(Relaxed),
-            adopted: self.adopted.load(Relaxed),
-            blocks: self.blocks.load(Relaxed),
-            lag: Micros(self.lag.load(Relaxed)),
-        }
-    }
-
-    pub(super) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Relaxed);
+        *self.counts.lock()
     }
 }

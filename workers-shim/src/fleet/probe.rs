@@ -150,9 +150,7 @@ struct ModelList {
 struct ModelEntry {
     id: String,
     /// Of an adapter: its base model.
-    #[serde(default)]
     parent: Option<String>,
-    #[serde(default)]
     max_model_len: Option<u64>,
 }
 

@@ -10,45 +10,44 @@ use crate::dialect::answer::UsageFields;
 /// An event of a chat or a completion.
 #[derive(Deserialize)]
 pub(in crate::dialect) struct Event<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) created: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) model: Option<&'a RawValue>,
     #[serde(borrow, default)]
     pub(super) choices: Vec<Choice<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) prompt_token_ids: Option<&'a RawValue>,
-    #[serde(default)]
     pub(super) usage: Option<UsageFields>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct Choice<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     text: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     delta: Option<Delta<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) finish_reason: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) stop_reason: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) token_ids: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) prompt_token_ids: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct Delta<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     content: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     reasoning_content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     tool_calls: Option<&'a RawValue>,
 }
 

@@ -12,61 +12,45 @@ use crate::dialect::answer::UsageFields;
 #[derive(Deserialize)]
 pub(super) struct Chunk<'a> {
     /// Of `/v1/messages` and `/v1/responses`.
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) r#type: Option<Cow<'a, str>>,
-    #[serde(default)]
     pub(super) id: Option<String>,
-    #[serde(default)]
     pub(super) choices: Option<Vec<Choice>>,
-    #[serde(default)]
     pub(super) usage: Option<UsageFields>,
-    #[serde(default)]
     pub(super) error: Option<EngineError>,
     /// The answer so far of `/v1/responses`, and the head of one of `/v1/messages`; errors have a text of that name.
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) response: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) message: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize, Default)]
 pub(super) struct Inner {
-    #[serde(default)]
     pub(super) id: Option<String>,
-    #[serde(default)]
     pub(super) usage: Option<UsageFields>,
-    #[serde(default)]
     pub(super) error: Option<EngineError>,
 }
 
 #[derive(Deserialize, Default)]
 pub(super) struct EngineError {
-    #[serde(default)]
     pub(super) message: Option<String>,
     /// A status at vLLM; a word or nothing at others.
-    #[serde(default)]
     pub(super) code: Option<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct Choice {
-    #[serde(default)]
     pub(super) finish_reason: Option<String>,
-    #[serde(default)]
     text: Option<String>,
-    #[serde(default)]
     delta: Option<Delta>,
 }
 
 #[derive(Deserialize)]
 struct Delta {
-    #[serde(default)]
     content: Option<String>,
-    #[serde(default)]
     reasoning: Option<String>,
-    #[serde(default)]
     reasoning_content: Option<String>,
-    #[serde(default)]
     tool_calls: Option<Vec<IgnoredAny>>,
 }
 

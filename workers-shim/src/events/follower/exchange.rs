@@ -5,7 +5,6 @@ use vocabulary::{Incarnation, Knowledge};
 
 use super::rank::Rank;
 use crate::events::imprints::{Asked, Exported, Wanted};
-use crate::events::log::EventLog;
 
 impl Rank {
     /// Writes an imprint, if all is known. Nothing is applied meanwhile: what comes waits in the socket.
@@ -40,7 +39,7 @@ impl Rank {
         }
         let (endpoint, next) = (&self.worker.member.spec.endpoint, imprint.head.next);
         tracing::debug!(worker = %endpoint, next, "an imprint of another router is taken over");
-        EventLog::count(&self.worker.member.events.adopted);
+        self.worker.member.events.counts.lock().adopted += 1;
         self.stream.adopt(process, next);
         self.feed.adopt(imprint);
     }

@@ -1,6 +1,5 @@
 //! One rank of one life of a worker: its connection, what is said there, and how far that can be believed.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use residency::{Feed, Gap, Hearing, Met, SourceRules, Stream, Verdict, turned_over};
@@ -12,7 +11,6 @@ use super::connection::{Loss, listen, unanswered};
 use super::{Worker, ended, misfit};
 use crate::events::discovery::EventSource;
 use crate::events::imprints::Asked;
-use crate::events::log::EventLog;
 use crate::events::replay::{Message, replay};
 use crate::events::sources::Doubt;
 use crate::fleet::probe::life_of;
@@ -196,7 +194,7 @@ impl Rank {
     async fn live(&mut self, message: Option<Message>) -> Result<(), End> {
         let log = &self.worker.member.events;
         let Some(message) = message else {
-            EventLog::count(&log.undecodable);
+            log.counts.lock().undecodable += 1;
             self.stream.spoiled();
             self.tell();
             return Ok(());
@@ -205,12 +203,12 @@ impl Rank {
             Verdict::Seen => Ok(()),
             Verdict::Apply => self.apply(&message),
             Verdict::Restarted => {
-                EventLog::count(&log.restarts);
+                log.counts.lock().restarts += 1;
                 self.start_over();
                 Err(End::Lost(Loss::Backwards))
             }
             Verdict::Replay { .. } => {
-                EventLog::count(&log.gaps);
+                log.counts.lock().gaps += 1;
                 self.catch_up().await?;
                 match self.stream.after_replay(message.sequence) {
                     Verdict::Apply => self.apply(&message),
@@ -225,7 +223,7 @@ impl Rank {
         let process = life_of(&self.worker.with.client, &self.worker.member).await;
         let met = self.stream.meet(process);
         if met == Met::Another {
-            EventLog::count(&self.worker.member.events.restarts);
+            self.worker.member.events.counts.lock().restarts += 1;
             return Err(End::Restarted);
         }
         Ok(met)
@@ -267,7 +265,7 @@ impl Rank {
     }
 
     async fn replay_once(&mut self, endpoint: &str) -> Result<bool, End> {
-        EventLog::count(&self.worker.member.events.replays);
+        self.worker.member.events.counts.lock().replays += 1;
         let (mut outcome, mut is_first, mut is_torn) = (Ok(()), true, false);
         let replayed = replay(endpoint, self.stream.next(), |message| {
             is_torn |= !is_first && message.sequence > self.stream.next();
@@ -335,8 +333,10 @@ impl Rank {
         let worker = &self.worker;
         let now = self.feed.blocks() as u64;
         let before = std::mem::replace(&mut self.told.blocks, now);
-        // The worker's blocks are the sum over its ranks; the sum wraps where one of them shrinks.
-        worker.member.events.blocks.fetch_add(now.wrapping_sub(before), Relaxed);
+        // The worker's blocks are the sum over its ranks.
+        let mut counts = worker.member.events.counts.lock();
+        counts.blocks = counts.blocks + now - before;
+        drop(counts);
         if let Err(error) = worker.with.index.settle(&mut self.feed) {
             tracing::error!(worker = %worker.member.spec.endpoint, %error, "residency");
         }

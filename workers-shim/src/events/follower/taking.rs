@@ -1,13 +1,11 @@
 //! What one message means for a rank's blocks, and for how far they can be believed.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
 
 use residency::{Batch, DecodeError, Event, Limits, decode};
-use vocabulary::{DpRank, Tier, Tokens};
+use vocabulary::{DpRank, Micros, Tier, Tokens};
 
 use super::rank::{End, Rank};
-use crate::events::log::EventLog;
 use crate::events::replay::Message;
 
 impl Rank {
@@ -24,7 +22,6 @@ impl Rank {
     }
 
     fn take(&mut self, batch: &Batch) -> Result<(), End> {
-        let log = &self.worker.member.events;
         let before = self.feed.counts();
         if batch.events.contains(&Event::Cleared) {
             self.stream.cleared();
@@ -32,10 +29,12 @@ impl Rank {
         self.feed.take_all(&batch.events);
         let after = self.feed.counts();
         let orphans = after.orphans - before.orphans;
-        log.unplaced.fetch_add(orphans + after.unknown_removals - before.unknown_removals, Relaxed);
-        log.events.fetch_add(batch.events.len() as u64, Relaxed);
-        EventLog::count(&log.batches);
-        log.lag.store(lag(batch.timestamp), Relaxed);
+        let mut counts = self.worker.member.events.counts.lock();
+        counts.unplaced += orphans + after.unknown_removals - before.unknown_removals;
+        counts.events += batch.events.len() as u64;
+        counts.batches += 1;
+        counts.lag = Micros(lag(batch.timestamp));
+        drop(counts);
         if orphans > 0 {
             self.stream.orphaned();
         } else {
@@ -62,7 +61,7 @@ impl Rank {
 
     fn undecodable(&mut self, error: DecodeError) {
         tracing::warn!(worker = %self.worker.member.spec.endpoint, %error, "an event message cannot be read");
-        EventLog::count(&self.worker.member.events.undecodable);
+        self.worker.member.events.counts.lock().undecodable += 1;
         self.stream.spoiled();
     }
 }

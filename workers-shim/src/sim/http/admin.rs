@@ -22,10 +22,7 @@ pub(crate) const VERSION: &str = "0.32.0";
 
 /// Alive or dead, without a body.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> StatusCode {
-    match app.driver.is_dead() {
-        true => StatusCode::SERVICE_UNAVAILABLE,
-        false => StatusCode::OK,
-    }
+    if app.driver.is_dead() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
 /// The version.

@@ -168,8 +168,4 @@ impl Script for ChatScript {
         }
         text + "data: [DONE]\n\n"
     }
-
-    fn fail(&mut self, fault: &Fault) -> String {
-        data(&fault.body()) + "data: [DONE]\n\n"
-    }
 }

@@ -154,8 +154,4 @@ impl Script for CompletionScript {
         }
         text + "data: [DONE]\n\n"
     }
-
-    fn fail(&mut self, fault: &Fault) -> String {
-        data(&fault.body()) + "data: [DONE]\n\n"
-    }
 }

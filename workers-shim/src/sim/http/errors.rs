@@ -34,12 +34,8 @@ impl Fault {
     }
 
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Self {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            kind: "ServiceUnavailableError",
-            message: message.into(),
-            param: None,
-        }
+        let (status, kind) = (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError");
+        Self { status, kind, message: message.into(), param: None }
     }
 
     /// OpenAI's object.

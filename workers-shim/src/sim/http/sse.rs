@@ -22,8 +22,10 @@ pub(crate) trait Script: Send + 'static {
     fn part(&mut self, index: u32, part: &Part) -> String;
     /// After the last.
     fn close(&mut self, totals: &Totals) -> String;
-    /// Instead of the rest.
-    fn fail(&mut self, fault: &Fault) -> String;
+    /// Instead of the rest; as OpenAI's APIs tell it, where an API has no words of its own.
+    fn fail(&mut self, fault: &Fault) -> String {
+        data(&fault.body()) + "data: [DONE]\n\n"
+    }
 }
 
 /// An event without a name.
