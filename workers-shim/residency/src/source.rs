@@ -271,7 +271,7 @@ impl Source {
     /// Forgets everything, and says what is gone; the walk is the caller's to spread out.
     pub fn clear(&mut self) -> impl Iterator<Item = Change> + Send + Sync + use<> {
         self.orphans = Orphans::default();
-        std::mem::replace(&mut self.blocks, Blocks::default()).into_gone()
+        std::mem::take(&mut self.blocks).into_gone()
     }
 
     /// Whether nothing is left of blocks that were there once.
