@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-/// SplitMix64. Its stream is part of what a seed means, so it is written out here and never changes.
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
+
+/// A stream of SplitMix64. What it draws is part of what a seed means, and never changes.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(SplitMix64);
 
 impl Rng {
     /// A stream of its own for each purpose, so that drawing more for one leaves the others as they were.
@@ -12,23 +15,23 @@ impl Rng {
         let tag = purpose.bytes().fold(seed ^ 0x9e37_79b9_7f4a_7c15, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
         });
-        let mut rng = Self(tag);
+        let mut rng = Self::from_state(tag);
         rng.draw();
         rng
     }
 
+    fn from_state(state: u64) -> Self {
+        Self(SplitMix64::from_seed(state.to_le_bytes()))
+    }
+
     /// Another stream, from this one.
     pub fn fork(&mut self) -> Self {
-        Self(self.draw())
+        Self::from_state(self.draw())
     }
 
     /// 64 bits.
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// Less than `end`; 0 when `end` is.

@@ -1,44 +1,39 @@
 //! Chance from a seed: equal seeds choose equal faults.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
+
 /// A generator of choices.
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Dice(SplitMix64);
 
 impl Dice {
     /// From a seed; every seed is another sequence.
     pub(crate) fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_add(0x9e37_79b9_7f4a_7c15))
+        let mut rng = SplitMix64::from_seed(seed.to_le_bytes());
+        rng.next_u64();
+        Dice(rng)
     }
 
     /// Another generator, for someone who draws at his own pace.
     pub(crate) fn split(&self, nth: u64) -> Dice {
-        let mut dice = Dice::new(self.0 ^ nth.wrapping_mul(0xd134_2543_de82_ef95));
-        dice.next();
-        dice
+        let drawn = self.0.clone().next_u64();
+        Dice::new(drawn ^ nth.wrapping_mul(0xd134_2543_de82_ef95))
     }
 
     /// 0 up to, not including, `bound`, which is at least 1.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
+        self.0.next_u64() % bound.max(1)
     }
 
     /// 0 up to 1.
     pub(crate) fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// One of several.
     pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         of.get(self.below(of.len() as u64) as usize)
-    }
-
-    /// SplitMix64, as its authors published it.
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }
 
