@@ -46,15 +46,16 @@ unit:
         cargo test --release --locked --workspace --lib --bins --tests --no-fail-fast
     fi
 
-# The quorum under faults, so many seeds of them; `--seed N` replays one.
+# The quorum under faults, so many seeds of them; `just simulate 1 --seed N` replays one.
 simulate seeds="1000" *options:
-    cargo build --release --locked -p simulation
-    target/release/simulate-quorum --seeds {{seeds}} {{options}}
+    cargo build --profile ci --locked --workspace --bin simulate-quorum
+    target/ci/simulate-quorum --seeds {{seeds}} {{options}}
 
-# Bugs planted into a copy of the sources, each of which the simulation must find.
+# Bugs planted into a copy of the sources, each of which the simulation must find: the seeds that are known to, or with
+# `--hunt` the first that does.
 planted *options:
-    cargo build --release --locked -p simulation --bin plant-bugs
-    target/release/plant-bugs {{options}}
+    cargo build --profile ci --locked --workspace --bin plant-bugs
+    target/ci/plant-bugs {{options}}
 
 # Everything, as CI does.
 test *suites:

@@ -13,8 +13,8 @@ use simulation::{Report, run, tell};
 /// Deterministic simulation of the quorum under faults.
 #[derive(Parser)]
 struct Options {
-    /// Replay this seed alone, and tell all that happened.
-    #[arg(long, conflicts_with_all = ["seeds", "from"])]
+    /// Replay this seed alone, whatever --seeds and --from say, and tell all that happened.
+    #[arg(long)]
     seed: Option<u64>,
     /// How many seeds.
     #[arg(long, default_value_t = 1_000)]

@@ -100,7 +100,7 @@ pub fn verdict(report: &Report) -> String {
     match &report.broken {
         None => format!("seed {}: everything held", report.seed),
         Some(broken) => format!(
-            "seed {} FAILED: {}\n  {}\n  replay: target/release/simulate-quorum --seed {}",
+            "seed {} FAILED: {}\n  {}\n  replay: just simulate 1 --seed {}",
             report.seed, broken.check, broken.detail, report.seed
         ),
     }

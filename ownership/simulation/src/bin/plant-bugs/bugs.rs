@@ -1,0 +1,123 @@
+//! The list of bugs: what each is, the edits that plant it, and the seed that is known to find it. It never holds a bug
+//! that says nothing of itself.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::error::PlantError;
+
+/// The list, from the repository's root.
+pub(crate) const LIST: &str = "ownership/simulation/planted/bugs.toml";
+
+/// All bugs.
+#[derive(Debug)]
+pub(crate) struct Bugs {
+    /// Every change of every bug, in the order of the list.
+    pub(crate) edits: Vec<Edit>,
+    /// What finds each bug, by the bug's name; none where no seed is known yet.
+    pub(crate) known: BTreeMap<String, Option<Finding>>,
+}
+
+/// A seed, and the check that fails there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Finding {
+    /// The seed.
+    pub(crate) seed: u64,
+    /// The name of the check, as the simulation says it.
+    pub(crate) check: String,
+}
+
+impl Finding {
+    /// The lines that stand for it in the list.
+    pub(crate) fn lines(&self) -> String {
+        format!("seed = {}\ncheck = {}", self.seed, toml::Value::from(self.check.as_str()))
+    }
+}
+
+#[derive(Deserialize)]
+struct List {
+    bug: Vec<Edit>,
+}
+
+/// One change of one file; a bug may need several, of which one says what it is and what finds it.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Edit {
+    pub(crate) name: String,
+    what: Option<String>,
+    seed: Option<u64>,
+    check: Option<String>,
+    pub(crate) file: PathBuf,
+    pub(crate) find: String,
+    pub(crate) replace: String,
+}
+
+impl Edit {
+    /// What finds the bug, where this edit is the one that says it.
+    fn finding(&self) -> Result<Option<Option<Finding>>, PlantError> {
+        let name = || self.name.clone();
+        match (&self.what, self.seed, &self.check) {
+            (None, None, None) => Ok(None),
+            (None, ..) => Err(PlantError::SeedWithoutWhat { name: name() }),
+            (Some(_), None, None) => Ok(Some(None)),
+            (Some(_), Some(seed), Some(check)) => Ok(Some(Some(Finding { seed, check: check.clone() }))),
+            (Some(_), ..) => Err(PlantError::HalfAFinding { name: name() }),
+        }
+    }
+}
+
+/// Reads the list.
+pub(crate) fn read(text: &str) -> Result<Bugs, PlantError> {
+    let List { bug: edits } = toml::from_str(text).map_err(|source| PlantError::List(Box::new(source)))?;
+    let mut known = BTreeMap::new();
+    for edit in &edits {
+        if let Some(finding) = edit.finding()?
+            && known.insert(edit.name.clone(), finding).is_some()
+        {
+            return Err(PlantError::SaidTwice { name: edit.name.clone() });
+        }
+    }
+    match edits.iter().find(|edit| !known.contains_key(&edit.name)) {
+        Some(edit) => Err(PlantError::WithoutWhat { name: edit.name.clone() }),
+        None => Ok(Bugs { edits, known }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edit(name: &str, says: &str) -> String {
+        format!("[[bug]]\nname = \"{name}\"\n{says}\nfile = \"a.rs\"\nfind = \"a\"\nreplace = \"b\"\n")
+    }
+
+    const WHOLE: &str = "what = \"w\"\nseed = 7\ncheck = \"nothing \\\"panics\\\"\"";
+
+    #[test]
+    fn a_bug_of_several_edits_has_the_seed_that_stands_at_what_it_is() {
+        let text = [edit("two", ""), edit("two", WHOLE), edit("new", "what = \"w\"")].concat();
+        let bugs = read(&text).unwrap();
+        let finding = Finding { seed: 7, check: "nothing \"panics\"".into() };
+        assert_eq!(bugs.edits.len(), 3);
+        assert_eq!(bugs.known, BTreeMap::from([("two".into(), Some(finding)), ("new".into(), None)]));
+    }
+
+    #[test]
+    fn the_lines_of_a_finding_read_back_as_the_same_finding() {
+        let finding = Finding { seed: 12, check: "a \"b\" <= c".into() };
+        let bugs = read(&edit("one", &format!("what = \"w\"\n{}", finding.lines()))).unwrap();
+        assert_eq!(bugs.known["one"], Some(finding));
+    }
+
+    #[test]
+    fn an_incomplete_bug_is_refused_by_its_name() {
+        let error = |text: &str| read(text).unwrap_err().to_string();
+        assert!(error(&edit("bare", "")).starts_with("bare: no edit says what it is"));
+        assert!(error(&edit("half", "what = \"w\"\nseed = 1")).starts_with("half: `seed` and `check`"));
+        assert!(error(&edit("lost", "seed = 1\ncheck = \"c\"")).starts_with("lost: `seed` and `check`"));
+        assert!(error(&[edit("twice", WHOLE), edit("twice", WHOLE)].concat()).starts_with("twice: two edits"));
+        assert!(error("[[bug]]\nname = 1").contains(LIST));
+    }
+}

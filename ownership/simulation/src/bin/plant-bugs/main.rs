@@ -1,0 +1,160 @@
+//! `plant-bugs`: shows that the simulation finds every bug of `planted/bugs.toml`.
+//!
+//! The sources that are shipped never hold one: they are copied, the copy is edited and built once, and each bug is
+//! switched on in a run of its own. The seed that is known to find a bug is replayed; `--hunt` looks for it from seed 1.
+
+mod bugs;
+mod copy;
+mod error;
+mod trial;
+
+use std::io::{Write, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::time::Instant;
+
+use clap::Parser;
+
+use bugs::{Bugs, Finding, LIST};
+use error::PlantError;
+use trial::{Ended, Seeds, Verdict, advice, run, verdict};
+
+/// Seeds of a hunt for a bug that its known seed no longer finds.
+const SHORT_HUNT: u64 = 50;
+
+/// Plants bugs, and replays the seeds that find them.
+#[derive(Parser)]
+struct Options {
+    /// Look for each bug from seed 1 on, whatever seed is known.
+    #[arg(long)]
+    hunt: bool,
+    /// Seeds that a bug may take in a hunt; one that is not found by then was missed.
+    #[arg(long, default_value_t = 2_000, requires = "hunt")]
+    seeds: u64,
+    /// Seeds that the copy must pass with no bug switched on.
+    #[arg(long, default_value_t = 40)]
+    control: u64,
+    /// Only these.
+    bugs: Vec<String>,
+}
+
+/// A bug, and the seed that is known to find it.
+type Known<'a> = (&'a str, Option<&'a Finding>);
+
+fn main() -> ExitCode {
+    match all_found(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            say(&format!("the bugs could not be planted: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// True when every bug is found, and nothing is found where there is none.
+fn all_found(options: &Options) -> Result<bool, PlantError> {
+    let started = Instant::now();
+    let (binary, bugs) = copy::plant()?;
+    let wanted = wanted(options, &bugs)?;
+    say(&format!("the copy is built, {:.1} s", started.elapsed().as_secs_f64()));
+    let started = Instant::now();
+    let control = run(&binary, None, Seeds::First(options.control))?;
+    match &control {
+        Ended::Passed => {}
+        Ended::Found(Finding { seed, check }) => {
+            say(&format!("without any bug: seed {seed}: {check}; `just simulate 1 --seed {seed}` tells all of it"));
+        }
+        Ended::Crashed(why) => say(&format!("without any bug: the simulation ended: {why}")),
+    }
+    let found = if options.hunt { hunt(options, &binary, &wanted)? } else { replay(&binary, &wanted)? };
+    say(&format!(
+        "{found} of {} planted bugs found; without any, {} of {} seeds; {:.1} s",
+        wanted.len(),
+        if control == Ended::Passed { "all" } else { "not all" },
+        options.control,
+        started.elapsed().as_secs_f64()
+    ));
+    Ok(found == wanted.len() && control == Ended::Passed)
+}
+
+fn wanted<'a>(options: &Options, bugs: &'a Bugs) -> Result<Vec<Known<'a>>, PlantError> {
+    if let Some(name) = options.bugs.iter().find(|name| !bugs.known.contains_key(*name)) {
+        return Err(PlantError::Unknown { name: name.clone() });
+    }
+    let all = bugs.known.iter().map(|(name, finding)| (name.as_str(), finding.as_ref()));
+    Ok(all.filter(|(name, _)| options.bugs.is_empty() || options.bugs.iter().any(|wanted| wanted == name)).collect())
+}
+
+/// Replays the known seeds, as many at once as there are cores, and hunts for bugs whose seed has changed. Returns how
+/// many are found as they are known.
+fn replay(binary: &Path, wanted: &[Known<'_>]) -> Result<usize, PlantError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (next, (teller, told)) = (AtomicUsize::new(0), mpsc::channel());
+    let verdicts: Vec<(&str, Verdict)> = std::thread::scope(|scope| {
+        for _ in 0..cores {
+            let (teller, next) = (teller.clone(), &next);
+            scope.spawn(move || {
+                while let Some((name, finding)) = wanted.get(next.fetch_add(1, Relaxed)) {
+                    drop(teller.send(proves(binary, name, *finding).map(|verdict| (*name, verdict))));
+                }
+            });
+        }
+        drop(teller);
+        told.into_iter().collect::<Result<_, _>>()
+    })?;
+    let mut found = 0;
+    for (name, verdict) in &verdicts {
+        match verdict {
+            Verdict::Found => found += 1,
+            Verdict::Changed(how) => {
+                let hunted = run(binary, Some(name), Seeds::First(SHORT_HUNT))?;
+                say(&format!("CHANGED {name}: {how}; {}", advice(name, &hunted, SHORT_HUNT)));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Replays a bug's known seed.
+fn proves(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Verdict, PlantError> {
+    let Some(known) = known else { return Ok(Verdict::Changed(format!("{LIST} knows no seed that finds it"))) };
+    let started = Instant::now();
+    let verdict = verdict(known, &run(binary, Some(name), Seeds::One(known.seed))?);
+    if verdict == Verdict::Found {
+        let (Finding { seed, check }, seconds) = (known, started.elapsed().as_secs_f64());
+        say(&format!("found   {name:40} seed {seed:4} {seconds:5.1} s  {check}"));
+    }
+    Ok(verdict)
+}
+
+/// Runs seeds for each bug until one fails. Returns how many bugs are found.
+fn hunt(options: &Options, binary: &Path, wanted: &[Known<'_>]) -> Result<usize, PlantError> {
+    let mut found = 0;
+    for (name, _) in wanted {
+        let started = Instant::now();
+        let hunted = run(binary, Some(name), Seeds::First(options.seeds))?;
+        let seconds = started.elapsed().as_secs_f64();
+        match &hunted {
+            Ended::Found(Finding { seed, check }) => {
+                found += 1;
+                say(&format!("found   {name:40} seed {seed:4} {seconds:5.1} s  {check}"));
+            }
+            Ended::Passed => say(&format!(
+                "MISSED  {name:40} in {} seeds, {seconds:.1} s: add the check that would see it, or raise --seeds",
+                options.seeds
+            )),
+            Ended::Crashed(why) => {
+                say(&format!("MISSED  {name:40} the simulation ended ({why}): correct its `replace` in {LIST}"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Says a line; nobody may be listening.
+fn say(line: &str) {
+    drop(writeln!(stdout(), "{line}"));
+}
