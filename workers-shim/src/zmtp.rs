@@ -100,17 +100,13 @@ impl Connection {
         check_greeting(&theirs)?;
         put_frame(&mut connection.unsent, COMMAND, &ready(own));
         connection.flush().await?;
-        loop {
-            match connection.frame().await? {
-                (flags, body) if flags & COMMAND == 0 || body.first() != Some(&5) => {
-                    return Err(ZmtpError::Protocol("no READY command"));
-                }
-                (_, body) if body.starts_with(b"\x05READY") => {
-                    let known = socket_type(&body[6..]).is_some_and(|theirs| own.peers().contains(&theirs));
-                    return if known { Ok(connection) } else { Err(ZmtpError::Protocol("another type of socket")) };
-                }
-                _ => return Err(ZmtpError::Protocol("the handshake was refused")),
+        match connection.frame().await? {
+            (COMMAND, body) if body.starts_with(b"\x05READY") => {
+                let known = socket_type(&body[6..]).is_some_and(|theirs| own.peers().contains(&theirs));
+                if known { Ok(connection) } else { Err(ZmtpError::Protocol("another type of socket")) }
             }
+            (COMMAND, _) => Err(ZmtpError::Protocol("the handshake was refused")),
+            _ => Err(ZmtpError::Protocol("no READY command")),
         }
     }
 
@@ -305,7 +301,7 @@ pub(crate) fn take_frame(unread: &mut BytesMut) -> Result<Option<(u8, Bytes)>, Z
         return Ok(None);
     }
     unread.advance(head);
-    Ok(Some((flags, unread.split_to(length).freeze())))
+    Ok(Some((flags & !LONG, unread.split_to(length).freeze())))
 }
 
 #[cfg(test)]

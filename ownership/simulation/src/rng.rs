@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rand_xoshiro::SplitMix64;
-use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng};
 
 /// A stream of SplitMix64. What it draws is part of what a seed means, and never changes.
 #[derive(Clone, Debug)]

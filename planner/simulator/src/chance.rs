@@ -1,7 +1,7 @@
 //! The only source of chance: one seed.
 
 use rand_xoshiro::SplitMix64;
-use rand_xoshiro::rand_core::{Rng as _, SeedableRng as _};
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 /// SplitMix64. Its stream is part of what a seed means and never changes.
 #[derive(Clone, Debug)]

@@ -78,7 +78,7 @@ impl ApiError {
     /// `{"error": {"message", "type", "param", "code"}}`.
     fn openai(&self) -> Value {
         let Shape { kind, code, .. } = self.shape();
-        error_object(&self.to_string(), kind, (self.param(), code))
+        error_object(&format!("{self}"), kind, (self.param(), code))
     }
 
     /// OpenAI's event as its reference has it, and the error's object beside it: clients raise that and would hand on

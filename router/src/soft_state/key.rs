@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use strum::{AsRefStr, VariantArray};
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::TenantId;
 
 /// What is remembered.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, AsRefStr, VariantArray)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, AsRefStr, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// Which worker made a response.

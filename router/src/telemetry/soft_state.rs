@@ -16,10 +16,10 @@ families! {
     /// Counted where it happens, gauges when scraped; clones share their values.
     #[derive(Clone, Debug)]
     pub struct SoftStateMetrics {
-        lookups: IntCounterVec = "soft_state_lookups_total" {kind = KINDS.map(Kind::as_str), outcome = LOOKUPS},
+        lookups: IntCounterVec = "soft_state_lookups_total" {kind = KINDS.map(<&str>::from), outcome = LOOKUPS},
             "Lookups of soft state, by where they ended.";
         lookup_seconds: Histogram = "soft_state_lookup_seconds" [FINE_SECONDS], "Time that lookups waited for Redis.";
-        writes: IntCounterVec = "soft_state_writes_total" {kind = KINDS.map(Kind::as_str), outcome = WRITES},
+        writes: IntCounterVec = "soft_state_writes_total" {kind = KINDS.map(<&str>::from), outcome = WRITES},
             "Writes of soft state to Redis, by outcome.";
         standing: IntGaugeVec = "soft_state_standing" {standing}, "1 for how Redis stands: alone, up, slow or gone.";
         resolved: IntCounterVec = "soft_state_resolved_total" {outcome = ["resolved", "incomplete"]},
@@ -47,7 +47,7 @@ impl SoftStateMetrics {
 
     /// How Redis stands now; none where there is none.
     pub fn standing(&self, standing: Option<Standing>) {
-        let holds = standing.map_or("alone", Standing::as_str);
+        let holds = standing.map_or("alone", Into::into);
         for name in STANDINGS {
             self.standing.with_label_values(&[name]).set(i64::from(name == holds));
         }
@@ -55,11 +55,11 @@ impl SoftStateMetrics {
 
     /// A lookup ended.
     pub fn looked_up(&self, kind: Kind, outcome: &str) {
-        self.lookups.with_label_values(&[kind.as_str(), outcome]).inc();
+        self.lookups.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
 
     /// A write ended.
     pub fn written(&self, kind: Kind, outcome: &str) {
-        self.writes.with_label_values(&[kind.as_str(), outcome]).inc();
+        self.writes.with_label_values(&[kind.as_ref(), outcome]).inc();
     }
 }

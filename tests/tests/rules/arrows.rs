@@ -48,7 +48,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
 ];
 
 const PURE: [&str; 7] = ["vocabulary", "ledger", "planner", "simulator", "residency", "engine-model", "prefix"];
-const EFFECTFUL: [&str; 9] =
+const EFFECTFUL: [&str; 8] =
     ["tokio", "hyper", "reqwest", "axum", "openraft", "futures", "parking_lot", "tracing-subscriber"];
 
 #[test]

@@ -1,7 +1,7 @@
 //! Chance from a seed: equal seeds choose equal faults.
 
 use rand_xoshiro::SplitMix64;
-use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng};
 
 /// A generator of choices.
 #[derive(Clone, Debug)]
