@@ -11,8 +11,18 @@ from contextlib import closing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-BINARY = Path(os.environ.get("OWNERSERVE_BIN", ROOT / "target/release/ownerserve"))
 LOGS = ROOT / "target/test-logs/processes"
+
+
+def _binary() -> Path:
+    """Returns the program under test: OWNERSERVE_BIN, else a release build, else a build of the suites' profile."""
+    if named := os.environ.get("OWNERSERVE_BIN"):
+        return Path(named).absolute()
+    release = ROOT / "target/release/ownerserve"
+    return release if release.exists() else ROOT / "target/ci/ownerserve"
+
+
+BINARY = _binary()
 
 _running: list["Process"] = []
 
