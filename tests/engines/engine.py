@@ -72,6 +72,8 @@ class Engine:
         self.env = {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
             "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+            # Compiled modules and what vLLM knows of a model's class are kept for the next engine.
+            "PYTHONDONTWRITEBYTECODE": "", "VLLM_CACHE_ROOT": str(HOME / "vllm"),
             # Less memory.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # Forced calls as plain JSON of their schema: only that grammar can do without white space, which has no end.
