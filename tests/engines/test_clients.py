@@ -39,8 +39,8 @@ def serve(engines):
     serve.stop()
 
 
-def findings(program: str, url: str) -> dict:
-    runner = "node" if program.endswith(".cjs") else str(PYTHON)
+def findings(program: str, url: str, python: Path) -> dict:
+    runner = "node" if program.endswith(".cjs") else str(python)
     env = {**os.environ, "NODE_PATH": str(INSTALLED / "node_modules"), "PYTHONDONTWRITEBYTECODE": "1"}
     ended = subprocess.run([runner, str(CLIENTS / program), url], capture_output=True, text=True, timeout=400, env=env)
     assert ended.returncode == 0, f"{program} at {url}:\n{ended.stderr[-3000:]}"
@@ -62,9 +62,14 @@ def plain(found, left_out=OWN):
 
 @pytest.mark.parametrize("program", LEAST)
 def test_a_client_finds_behind_serve_what_it_finds_at_the_engine(engines, serve, program):
+    finds_the_same(program, engines[0].url, serve.url, PYTHON)
+
+
+def finds_the_same(program: str, engine: str, serve: str, python: Path) -> None:
+    """Asserts that a client finds the same at both URLs."""
     straight, through = (
-        {name: plain(found, OWN | LOST.get(name, set())) for name, found in findings(program, url).items()}
-        for url in (engines[0].url, serve.url))
+        {name: plain(found, OWN | LOST.get(name, set())) for name, found in findings(program, url, python).items()}
+        for url in (engine, serve))
     assert len(straight) >= LEAST[program], list(straight)
     assert list(through) == list(straight)
     differ = {name: (expected, through[name]) for name, expected in straight.items() if through[name] != expected}

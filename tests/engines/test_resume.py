@@ -8,12 +8,13 @@ import signal
 import statistics
 import time
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import pytest
-from engine import known_exactly, listed
-from harness.cluster import Serve, get_json, metric
+from engine import Engine, known_exactly, listed
+from harness.cluster import Serve, metric
 from harness.processes import until
-from harness.talk import TEXT, busy, prose
+from harness.talk import TEXT, busy, decisions, prose
 from streams import Stream, differences
 
 # In all nine of the cells together, a hundred and some.
@@ -91,6 +92,40 @@ def was_broken(phase: str, receipt: dict, victim: str) -> bool:
     return False
 
 
+@dataclass
+class Loss:
+    """An engine that is lost in the midst of streams, and the one that is left."""
+
+    phase: str
+    fault: str
+    victim: Engine
+    other: Engine
+
+
+def lose(loss: Loss, serve, first: int, count: int) -> tuple[list[Stream], list[float]]:
+    """All streams, which are numbered from `first` and have ended, and how long those paused that the loss broke."""
+    phase, victim, other = loss.phase, loss.victim, loss.other
+    known_exactly(serve)
+    id = next(line["id"] for line in listed(serve) if line["endpoint"] == victim.url)
+    streams = [stream_of(serve.url, phase, first + number) for number in range(count)]
+    with busy(other, clients=BUSY, words=10) if phase == "transfer" else nullcontext():
+        if phase == "transfer":
+            until("the load is known", lambda: sum(line["load"]["running"] for line in listed(serve)) >= BUSY, 60)
+        for stream in streams:
+            stream.start()
+        hit_when(phase, (victim, other), victim)
+        since = hit(loss.fault, victim)
+        for stream in streams:
+            stream.join(150)
+        assert not any(stream.is_alive() for stream in streams), "a client hangs"
+    receipts = {line["request"]: line for line in decisions(serve, count)}
+    broken = [stream for stream in streams if was_broken(phase, receipts[stream.request], id)]
+    assert broken, [receipts[stream.request]["attempts"] for stream in streams]
+    paused = [stream.paused(since) for stream in broken]
+    print(f"{phase} {loss.fault}: {len(broken)} of {count} streams were broken, the longest pause {max(paused):.2f} s")
+    return streams, paused
+
+
 @pytest.mark.parametrize("phase", STREAMS)
 def test_an_engine_is_lost_in_the_midst_of_streams_and_not_missed(engines, phase, capsys):
     victim = engines[0] if phase == "transfer" else engines[1]
@@ -98,28 +133,11 @@ def test_an_engine_is_lost_in_the_midst_of_streams_and_not_missed(engines, phase
     took, noise = [], []
     with serving(engines, phase) as serve:
         for cell, fault in enumerate(FAULTS):
-            known_exactly(serve)
-            id = next(line["id"] for line in listed(serve) if line["endpoint"] == victim.url)
             first = 1000 * (1 + list(STREAMS).index(phase)) + 100 * cell
-            streams = [stream_of(serve.url, phase, first + number) for number in range(STREAMS[phase])]
-            with busy(other, clients=BUSY, words=10) if phase == "transfer" else nullcontext():
-                if phase == "transfer":
-                    until("the load is known", lambda: sum(line["load"]["running"] for line in listed(serve)) >= BUSY, 60)
-                for stream in streams:
-                    stream.start()
-                hit_when(phase, engines, victim)
-                since = hit(fault, victim)
-                for stream in streams:
-                    stream.join(150)
-                assert not any(stream.is_alive() for stream in streams), "a client hangs"
-            receipts = {line["request"]: line for line in get_json(f"{serve.operator}/ownerserve/v1/decisions?limit={len(streams)}")["decisions"]}
-            broken = [stream for stream in streams if was_broken(phase, receipts[stream.request], id)]
-            assert broken, [receipts[stream.request]["attempts"] for stream in streams]
-            paused = [stream.paused(since) for stream in broken]
+            streams, paused = lose(Loss(phase, fault, victim, other), serve, first, STREAMS[phase])
             took += paused
             mend(fault, engines, victim, serve)
             noise += differences(other, streams)
-            print(f"{phase} {fault}: {len(broken)} of {len(streams)} streams were broken, the longest pause {max(paused):.2f} s")
     percentile = statistics.quantiles(took, n=100, method="inclusive") if len(took) > 1 else took * 99
     with capsys.disabled():
         print(f"\n{phase}: {len(took)} streams went on: p50 {percentile[49]:.2f} s, p99 {percentile[98]:.2f} s; rounding: {noise or 'none'}")
