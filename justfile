@@ -1,8 +1,8 @@
-# `just verify` never writes; `just fix` does. `./test` runs everything there is.
-# One profile for everything, so that build scripts and macros are built once.
+# `just verify` never writes; `just fix` does. `./test` is the gate, `./test --deep` everything.
+# Suites share one build, the profile `ci`; what measures and what ships is built with `release`.
 
 # What a reviewer wants to be true before reading.
-verify: format lint doc rules
+verify: format lint unit doc deny
 
 # Formatting, checked.
 format:
@@ -10,41 +10,32 @@ format:
 
 # Lints; a warning is an error.
 lint:
-    cargo clippy --release --locked --workspace --all-targets -- -D warnings
+    cargo clippy --profile ci --locked --workspace --all-targets --all-features -- -D warnings
 
-# Documentation, with its examples run.
+# Documentation; a warning is an error.
 doc:
-    RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps
-    cargo test -q --release --locked --workspace --doc
+    RUSTDOCFLAGS="-D warnings" cargo doc --profile ci --locked --workspace --no-deps
 
-# Arrows, sizes, habits, licences.
+# Arrows, habits, budgets.
 rules:
-    cargo test --release --locked --workspace --test rules
+    cargo nextest run --cargo-profile ci --locked --workspace -E 'binary(rules)'
+
+# Licences, sources and banned crates; the test `dependencies` holds the tree to the same file without the tool.
+deny:
+    cargo deny --locked check bans licenses sources
 
 # What a tool can put right.
 fix:
     cargo fmt --all
-    cargo clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
-    cargo build --release --workspace --bins
-    target/release/ratchet tighten
+    cargo clippy --profile ci --workspace --all-targets --all-features --fix --allow-dirty --allow-staged
 
-# Records what is above a measure of STYLE.md; defend the diff.
-ratchet: build
-    target/release/ratchet accept
-
-# The binary.
+# Binaries as the suites use them.
 build:
-    cargo build --release --locked --workspace --bins
+    cargo build --profile ci --locked --workspace --bins
 
 # Unit and crate tests.
-unit:
-    #!/usr/bin/env bash
-    set -euo pipefail
-    if cargo nextest --version >/dev/null 2>&1; then
-        cargo nextest run --release --locked --workspace --no-fail-fast
-    else
-        cargo test --release --locked --workspace --lib --bins --tests --no-fail-fast
-    fi
+unit *options:
+    cargo nextest run --cargo-profile ci --locked --workspace --no-fail-fast {{options}}
 
 # The quorum under faults, so many seeds of them; `just simulate 1 --seed N` replays one.
 simulate seeds="1000" *options:
@@ -57,16 +48,21 @@ planted *options:
     cargo build --profile ci --locked --workspace --bin plant-bugs
     target/ci/plant-bugs {{options}}
 
-# Everything, as CI does.
+# The gate, or some suites.
 test *suites:
     ./test {{suites}}
 
+# What ships, and what measures it.
+release:
+    cargo build --release --locked
+    cargo build --release --locked -p tests --features bench --bins
+
 # What the proxy adds, beside a direct connection and HAProxy.
-bench *options: build
+bench *options: release
     target/release/bench {{options}}
 
 # What a durable write, a lookup and a snapshot cost, beside this disk's fdatasync and beside etcd.
-bench-ledger *options: build
+bench-ledger *options: release
     target/release/bench_ledger {{options}}
 
 # What a lookup costs among 2 M blocks at 32 workers, what events and blocks do, and lookups while 1 M events come in.
@@ -93,15 +89,15 @@ residency requests="10000":
 
 # Prompts of random conversations in all committed families, put together and whole, so many conversations.
 incremental cases="20000":
-    PROPTEST_CASES={{cases}} cargo test --release --locked -p prefix --lib incremental_prompts_equal_whole_ones
+    PROPTEST_CASES={{cases}} cargo test --profile ci --locked -p prefix --lib incremental_prompts_equal_whole_ones
 
 # What it costs to know a step's prompt and who holds it, as its context grows.
-bench-prefix *options: build
+bench-prefix *options: release
     target/release/bench_prefix {{options}}
 
 # Partitions, kills, full disks and damaged logs under load, in network namespaces; `--quick` does each once.
 nemesis *options: build
-    target/release/nemesis {{options}}
+    target/ci/nemesis {{options}}
 
 # Recorded agent sessions over simulated workers, with a live view.
 demo *options:

@@ -29,6 +29,9 @@ _running: list["Process"] = []
 
 # From here on the system gives ports to whoever connects or asks for any: engines do, a hundred times, while they start.
 FIRST_GIVEN = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+# Test processes that run side by side choose from ports of their own.
+SLICES = 8
+SLICE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % SLICES
 _chosen: set[int] = set()
 
 
@@ -38,7 +41,7 @@ def free_ports(count: int) -> list[int]:
     for _ in range(1_000 * count):
         if len(ports) == count:
             return ports
-        port = choice.randrange(min(10_000, FIRST_GIVEN // 2), FIRST_GIVEN)
+        port = choice.randrange(min(10_000, FIRST_GIVEN // 2), FIRST_GIVEN) // SLICES * SLICES + SLICE
         with socket.socket() as held:
             try:
                 held.bind(("127.0.0.1", port))
