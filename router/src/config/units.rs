@@ -87,13 +87,14 @@ impl<'de> Deserialize<'de> for Span {
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let size = match Written::deserialize(deserializer) {
-            Ok(Written::Number(number)) if (0.0..1e18).contains(&number) => Some(number as u64),
-            Ok(Written::Text(text)) => text.trim().parse::<ByteSize>().ok().map(|size| size.as_u64()),
-            _ => None,
+        const ACCEPTED: &str = "a size like \"512KiB\", \"64MiB\", \"1GiB\" or a number of bytes";
+        let (size, written) = match Written::deserialize(deserializer) {
+            Ok(Written::Number(number)) => ((0.0..1e18).contains(&number).then_some(number as u64), number.to_string()),
+            Ok(Written::Text(text)) => (text.trim().parse::<ByteSize>().ok().map(|size| size.as_u64()), format!("{text:?}")),
+            Err(_) => (None, "this".into()),
         };
-        let accepted = "accepted is a size like \"512KiB\", \"64MiB\", \"1GiB\" or a number of bytes";
-        size.and_then(|size| usize::try_from(size).ok()).map(Self).ok_or_else(|| D::Error::custom(accepted))
+        let size = size.and_then(|size| usize::try_from(size).ok()).map(Self);
+        size.ok_or_else(|| D::Error::custom(format!("{written} is not {ACCEPTED}")))
     }
 }
 

@@ -1,7 +1,6 @@
 //! From lines to checked records: what every form of trace has in common.
 
-use std::time::SystemTime;
-
+use chrono::NaiveDateTime;
 use serde::Deserialize;
 use vocabulary::{Micros, Tokens};
 
@@ -101,8 +100,10 @@ impl Place<'_> {
 
 /// `YYYY-MM-DD HH:MM:SS.fraction`, or the same as RFC 3339 has it in UTC, since 1970; none when it is something else.
 pub(crate) fn time_of(text: &str) -> Option<Micros> {
-    let time = humantime::parse_rfc3339_weak(text).ok()?;
-    time.duration_since(SystemTime::UNIX_EPOCH).ok().map(Micros::of)
+    let text = text.strip_suffix('Z').unwrap_or(text);
+    let parse = |format| NaiveDateTime::parse_from_str(text, format);
+    let time = parse("%Y-%m-%d %H:%M:%S%.f").or_else(|_| parse("%Y-%m-%dT%H:%M:%S%.f")).ok()?;
+    u64::try_from(time.and_utc().timestamp_micros()).ok().map(Micros)
 }
 
 #[cfg(test)]
