@@ -23,7 +23,6 @@ const SECTOR: u64 = 512;
 
 pub(crate) type Record = RaftLogRecord<WalTypes>;
 
-/// One file of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ChunkFile {
     pub(crate) path: PathBuf,
@@ -38,7 +37,6 @@ pub(crate) struct TornEnd {
     pub(crate) path: PathBuf,
     /// Where the incomplete record begins in the file.
     pub(crate) at: u64,
-    /// Bytes from there on.
     pub(crate) bytes: u64,
     pub(crate) cause: String,
 }

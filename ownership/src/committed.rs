@@ -22,7 +22,6 @@ use crate::node_folder::{Found, Identity, write_durably};
 const COMMITTED: usize = 16;
 const SIZE: usize = 48;
 
-/// What the marks say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Marked {
     /// The last entry that was committed and durable here.
@@ -74,7 +73,6 @@ impl Marks {
         Ok(Self { file, path: path.to_owned(), owner, now })
     }
 
-    /// What they say.
     pub(crate) fn marked(&self) -> Marked {
         self.now.lock().marked
     }
@@ -115,7 +113,6 @@ impl Marks {
         format!("marks of {:016x}", self.owner)
     }
 
-    /// Where they lie.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

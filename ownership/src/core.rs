@@ -59,7 +59,6 @@ impl fmt::Debug for Core {
     }
 }
 
-/// What a core is made of.
 pub(crate) struct Parts {
     pub(crate) raft: Raft<Types, Machine>,
     pub(crate) registry: Arc<Registry>,
@@ -74,9 +73,7 @@ pub(crate) struct Parts {
 /// What a node knows of its leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Known {
-    /// There is none now.
     Nobody,
-    /// It is this one.
     Leader(NodeId),
     /// Raft has stopped here: nothing will be known any more.
     Stopped,

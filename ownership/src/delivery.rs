@@ -23,7 +23,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// What a leader says to a batch of another node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Submitted {
-    /// One for each submission.
     Outcomes(Vec<Outcome>),
     /// It does not lead.
     NotTaken,
@@ -47,11 +46,9 @@ enum Batch {
     Encoded(Bytes),
 }
 
-/// An attempt that was sent.
 enum Attempt {
     /// To this node's own proposer.
     Here(oneshot::Receiver<Proposed>),
-    /// To another node.
     There(NodeId, Pending),
 }
 
@@ -60,7 +57,6 @@ enum Attempt {
 enum Attempts {
     /// As often as needed: its serials say whether it was executed.
     Any,
-    /// Once.
     One,
 }
 

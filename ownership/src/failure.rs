@@ -51,7 +51,6 @@ pub(crate) struct Reversion {
 /// What a log lacks. Written down, since such a node must not vote again: it may have forgotten votes as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Reverted {
-    /// The last entry that is there.
     last: u64,
     /// The last one that the leader knew to be there.
     acknowledged: u64,
@@ -74,7 +73,6 @@ impl Reversion {
         at.duration_since(*self.since.lock().get_or_insert(at)) >= CONTRADICTED
     }
 
-    /// Notes that it is so.
     fn confirmed(&self) {
         *self.since.lock() = None;
     }

@@ -15,11 +15,9 @@ use crate::committed::{Durable, Marks};
 use crate::raft::Types;
 use crate::wal::WalTypes;
 
-/// Who waits.
 pub(crate) enum Waiter {
     /// Raft itself, for an append.
     Raft(IOFlushed<Types>),
-    /// One of its calls.
     Call(oneshot::Sender<io::Result<()>>),
 }
 

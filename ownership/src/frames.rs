@@ -8,7 +8,6 @@ use std::io::{self, Read, Write};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The longest payload.
 pub(crate) const PAYLOAD: usize = 256 << 10;
 const HEADER: usize = 12;
 
@@ -16,7 +15,6 @@ fn sum(number: u64, payload: &[u8]) -> u64 {
     xxh3_64_with_seed(payload, number << 32 ^ payload.len() as u64)
 }
 
-/// Writes frames.
 pub(crate) struct FrameWriter<W> {
     to: W,
     number: u64,
@@ -33,7 +31,6 @@ impl<W: Write> FrameWriter<W> {
         if self.payload.is_empty() { Ok(()) } else { self.emit() }
     }
 
-    /// Ends the stream.
     pub(crate) fn end(mut self) -> io::Result<W> {
         self.cut()?;
         self.emit()?;

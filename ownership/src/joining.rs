@@ -37,7 +37,6 @@ pub(crate) struct Application {
     address: String,
 }
 
-/// What it is given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Admission {
     cluster: ClusterId,

@@ -56,7 +56,6 @@ impl LogStore {
         Ok((index(state.purged()), index(state.last())))
     }
 
-    /// Bytes of log on disk.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().map_or(0, |shared| shared.wal.on_disk_size())
     }

@@ -72,7 +72,6 @@ enum Appends {
     OneByOne,
 }
 
-/// The way to one node.
 pub(crate) struct Way {
     registry: Arc<Registry>,
     target: NodeId,

@@ -34,7 +34,6 @@ struct Contact {
     is_told: bool,
 }
 
-/// What there is to tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Turn {
     Lost,

@@ -129,7 +129,6 @@ impl NodeFolder {
         }
     }
 
-    /// What of the ledger is in it.
     pub(crate) fn found(&self) -> Result<Found, OwnershipError> {
         let log = self.path("log");
         let has_chunks = match fs::read_dir(&log) {
@@ -140,7 +139,6 @@ impl NodeFolder {
         Ok(if has_chunks || self.path("snapshot").exists() { Found::Ledger } else { Found::Nothing })
     }
 
-    /// A file or folder in it.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }

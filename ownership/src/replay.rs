@@ -41,7 +41,6 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
-    /// Adds a record.
     pub(crate) fn take(&mut self, record: &Record, stands: Stands) -> Result<(), Misfit> {
         let leads = stands == Stands::First;
         if leads && !matches!(record, WALRecord::Checkpoint(_)) {

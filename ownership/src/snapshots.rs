@@ -38,7 +38,6 @@ const UNSYNCED: u64 = 8 << 20;
 pub(crate) struct Head {
     /// Whose it is; not known of the first layout.
     pub(crate) cluster: Option<ClusterId>,
-    /// How far it goes.
     pub(crate) meta: SnapshotMeta,
     /// Seconds since 1970 when it was written, for people and for `restore`.
     pub(crate) written: u64,
@@ -48,7 +47,6 @@ pub(crate) struct Head {
 pub(crate) struct Whole {
     pub(crate) head: Head,
     pub(crate) ledger: Ledger,
-    /// Which layout.
     pub(crate) layout: u8,
     pub(crate) bytes: u64,
 }
@@ -144,7 +142,6 @@ impl SnapshotFile {
     }
 }
 
-/// The head of a snapshot.
 pub(crate) fn head(file: &mut File, path: &Path) -> Result<Head, OwnershipError> {
     match layout(file, path)? {
         1 => {

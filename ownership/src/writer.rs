@@ -24,7 +24,6 @@ use crate::delivery::{Delivery, open_client};
 use crate::error::SubmitError;
 use crate::node_folder::random;
 
-/// Commands in one batch.
 const BATCH: usize = 256;
 
 /// Batches on their way at once: one is being made durable, and one is ready to be the next. What is submitted meanwhile
@@ -117,16 +116,12 @@ enum Next {
 enum Pace {
     /// No room for another one.
     Full,
-    /// Not yet.
     Early,
-    /// It is due.
     Due,
 }
 
-/// What there is to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
-    /// Commands that were taken.
     Taken,
     /// What may come from the queue.
     Queue,
@@ -192,11 +187,9 @@ enum ClientIs {
     New,
     /// It is being opened, and the batch that waits for it comes next; nothing else is sent meanwhile.
     Opening,
-    /// Known.
     Open,
 }
 
-/// A batch that was answered.
 struct Answered {
     first: u64,
     answers: Vec<Answer>,
@@ -206,11 +199,8 @@ struct Answered {
 
 /// What became of the client of a batch before it was sent.
 enum Opened {
-    /// It was open as this one.
     Before(ClientId),
-    /// It was opened for it.
     As(ClientId),
-    /// It could not be.
     Not,
 }
 

@@ -9,7 +9,6 @@ use crate::{Inputs, rendezvous};
 /// The prompt's leading tokens at one worker, at the rank of it that has most of them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Holding {
-    /// That rank.
     pub(crate) rank: DpRank,
     /// Believed to be there, in whole chain blocks.
     pub(crate) held: Tokens,

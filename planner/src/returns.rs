@@ -47,7 +47,6 @@ impl Habit {
     }
 }
 
-/// What was learned.
 #[derive(Clone, Debug)]
 pub(crate) struct Returns([Gaps; Habit::COUNT]);
 
@@ -90,7 +89,6 @@ impl Returns {
 pub(crate) struct Idle(usize);
 
 impl Idle {
-    /// The longest.
     pub(crate) const LONGEST: Self = Self(CLASSES - 1);
 
     /// After so long, where it is no longer than this.

@@ -21,7 +21,6 @@ pub(crate) struct Standing<'a> {
     pub(crate) again: Again,
     /// Its parallel shape, where it is known.
     pub(crate) shape: Option<ParallelShape>,
-    /// Its memory.
     pub(crate) room: Room<'a>,
     /// What pushing all its victims out costs, once that was asked for.
     pub(crate) beyond: OnceCell<Beyond>,

@@ -169,7 +169,6 @@ impl Helpers {
     }
 }
 
-/// The helpers of every fabric and shape.
 pub(crate) struct Fabrics<'a>(Vec<(Place<'a>, Helpers)>);
 
 type Place<'a> = (&'a str, Option<ParallelShape>);

@@ -49,7 +49,6 @@ pub struct Tenancy {
     told: Option<Vec<RankMemory>>,
 }
 
-/// One life of a worker.
 #[derive(Clone, Debug)]
 struct Worker {
     incarnation: Incarnation,
@@ -62,7 +61,6 @@ struct Worker {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     habit: Habit,
-    /// Its own.
     answers: Answers,
     /// The most that it had after a step.
     most: Tokens,

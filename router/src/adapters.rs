@@ -23,7 +23,6 @@ pub(crate) struct Odd {
     told: Told,
 }
 
-/// Who names them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Told {
     ByEngines,

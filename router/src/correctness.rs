@@ -132,7 +132,6 @@ const MOST_LINKS: usize = 1 << 16;
 enum Share {
     /// A link's first.
     First,
-    /// All others.
     Again,
 }
 

@@ -28,10 +28,8 @@ pub enum Where<'a> {
     Only(WorkerId),
 }
 
-/// What is to be learned from the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Learn {
-    /// Nothing.
     Nothing,
     /// The id of the response that the worker made, and what it says where its transcript is kept.
     Response,

@@ -36,7 +36,6 @@ struct Union<'a> {
     data: Vec<&'a RawValue>,
 }
 
-/// All models.
 pub(crate) async fn list(gateway: &Gateway) -> Result<Response, ApiError> {
     let entries = union(gateway).await?;
     let data = entries.iter().map(|(_, entry)| &**entry).collect();
@@ -44,7 +43,6 @@ pub(crate) async fn list(gateway: &Gateway) -> Result<Response, ApiError> {
     Ok(json(text))
 }
 
-/// One model.
 pub(crate) async fn one(gateway: &Gateway, wanted: &str) -> Result<Response, ApiError> {
     let entries = union(gateway).await?;
     let found = entries.into_iter().find(|(id, _)| id == wanted);

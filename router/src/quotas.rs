@@ -48,7 +48,6 @@ impl TenantConfig {
     }
 }
 
-/// What is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 enum Unit {

@@ -355,7 +355,6 @@ impl SimulateArgs {
     }
 }
 
-/// One run.
 fn world<'a>(kept: &Kept, (trace, kind): (&'a Trace, PolicyKind), setup: Setup) -> Result<World<'a>, SetupError> {
     let world = World::new(trace, kind, setup)?.keeping(kept.cache);
     Ok(match &kept.model {

@@ -125,7 +125,6 @@ impl<R: AsyncRuntime> Witness for Feed<R> {
     }
 }
 
-/// How far a watcher has read.
 struct Reading<R: AsyncRuntime> {
     feed: Weak<Feed<R>>,
     published: Receiver<R>,

@@ -10,7 +10,6 @@ use ledger::{Expire, Ledger};
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{Incarnation, WorkerId};
 
-/// Workers of which signs are kept.
 const MAX_WORKERS: usize = 4_096;
 
 /// A life of a worker, by name.

@@ -94,7 +94,6 @@ impl Scope {
         Self(xxh3_64(&[&short[..8], name].concat()))
     }
 
-    /// As it was read.
     pub(crate) fn from_hash(hash: u64) -> Self {
         Self(hash)
     }

@@ -8,7 +8,6 @@ use crate::artifact::Scope;
 use crate::radix::Radix;
 use crate::stored::{Artifacts, Kept};
 
-/// The index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Boundaries(Radix<u128, (), 64>);
 
@@ -25,7 +24,6 @@ impl Boundaries {
         self.0.remove(&entry(prefix, scope, id));
     }
 
-    /// What keeps a prefix in a scope.
     pub(crate) fn keeper<'a>(&self, prefix: PrefixId, scope: Scope, artifacts: &'a Artifacts) -> Option<Kept<'a>> {
         let mut from = key(prefix, scope);
         loop {

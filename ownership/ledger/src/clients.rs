@@ -9,15 +9,11 @@ use crate::outcome::Outcome;
 /// One boot of one node.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub(crate) struct Client {
-    /// Which node.
     pub(crate) node: NodeId,
-    /// When it opened.
     pub(crate) epoch: Epoch,
-    /// When it last wrote.
     pub(crate) wrote: Epoch,
     /// The lowest serial whose outcome is still known, or that may still be executed.
     floor: ClientSerial,
-    /// What it was answered lately.
     outcomes: Answers,
 }
 
@@ -60,9 +56,7 @@ impl Answers {
 /// How much of what a client was answered is remembered. The newest outcome always is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep {
-    /// So many outcomes.
     pub(crate) outcomes: u32,
-    /// So many bytes of them.
     pub(crate) bytes: u64,
 }
 

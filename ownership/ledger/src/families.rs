@@ -19,7 +19,6 @@ const MOST_FORKS: usize = 64;
 struct Descent {
     /// The eldest ancestor that is known by name, open or not.
     root: SessionId,
-    /// Forks from there.
     forks: usize,
 }
 

@@ -72,20 +72,16 @@ pub(crate) struct Indexes {
     pub(crate) idle: OrdSet<(LedgerTime, ArtifactId)>,
     /// Copies by their end.
     pub(crate) replicas: OrdSet<(LedgerTime, ArtifactId, Owner)>,
-    /// Intents by their end.
     pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
-    /// Extents by group.
     pub(crate) groups: OrdSet<(GroupId, ArtifactId)>,
     /// The same by their last write.
     pub(crate) warmth: OrdSet<(GroupId, LedgerTime, ArtifactId)>,
-    /// What each tenant has.
     pub(crate) usage: OrdMap<TenantId, Usage>,
     /// What many records share.
     pub(crate) interned: Interned,
 }
 
 impl Indexes {
-    /// The indexes of these records.
     pub(crate) fn of(records: &Records) -> Self {
         let mut index = Self::default();
         for worker in records.workers.values() {

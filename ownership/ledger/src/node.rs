@@ -47,9 +47,7 @@ impl Node {
 /// What a ledger above level 1 holds besides the records of level 1.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub(crate) struct Cluster {
-    /// The feature level.
     pub(crate) level: u32,
-    /// The last id that was given to a node.
     pub(crate) last_node: NodeId,
     /// Nodes, retired ones included.
     pub(crate) nodes: OrdMap<NodeId, Arc<Node>>,

@@ -16,7 +16,6 @@ use crate::record::{Head, Session};
 const PARENT: u8 = 1;
 const OWNER: u8 = 2;
 
-/// Whose a session is and which model it talks to.
 type Names = (TenantId, ModelId);
 
 /// A packed session, beside the names that others have too.
@@ -78,7 +77,6 @@ impl Stored {
     }
 }
 
-/// The table.
 #[derive(Clone, Default)]
 pub(crate) struct Sessions {
     table: Radix<[u64; 2], Stored, 16>,
@@ -109,7 +107,6 @@ impl Sessions {
         self.table.iter().map(|(key, stored)| stored.unpack(id(*key)))
     }
 
-    /// All from an id on.
     pub(crate) fn iter_from(&self, from: SessionId) -> impl Iterator<Item = Session> {
         self.table.iter_from(&key(from)).map(|(key, stored)| stored.unpack(id(*key)))
     }

@@ -249,7 +249,6 @@ mod panics {
 
     static HOOK: Once = Once::new();
 
-    /// Notes panics from now on.
     pub(super) fn watch() {
         LAST.set(None);
         HOOK.call_once(|| {

@@ -14,7 +14,6 @@ use vocabulary::{
 
 use crate::rng::Rng;
 
-/// Sessions that the script writes.
 const SESSIONS: u64 = 6;
 
 /// An owner: the first rank of a worker's life.

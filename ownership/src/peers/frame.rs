@@ -16,7 +16,6 @@ const HEADER: usize = 14;
 /// Memory that a declared length gets before its bytes are there.
 const FIRST_READ: usize = 64 << 10;
 
-/// What a frame means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -32,15 +31,12 @@ pub(crate) enum Kind {
     Done = 5,
     /// The exchange failed; the payload says why.
     Fail = 6,
-    /// Are you there?
     Ping = 7,
-    /// Yes.
     Pong = 8,
     /// A question that is complete as it is.
     Ask = 9,
 }
 
-/// One frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Frame {
     pub(crate) kind: Kind,

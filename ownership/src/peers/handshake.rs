@@ -27,7 +27,6 @@ const MAX_HELLO: u32 = 4 << 10;
 pub(crate) enum Lane {
     /// Votes, heartbeats and log entries.
     Raft,
-    /// Snapshots.
     Bulk,
     /// Commands on their way to the leader, and what else waits for the quorum.
     Call,
@@ -35,7 +34,6 @@ pub(crate) enum Lane {
     Topic,
 }
 
-/// Who calls.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) protocol: u32,
@@ -49,7 +47,6 @@ pub(crate) struct Hello {
     pub(crate) lane: Lane,
 }
 
-/// Who answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     pub(crate) cluster: ClusterId,
@@ -57,7 +54,6 @@ pub(crate) struct Welcome {
     pub(crate) levels: Levels,
 }
 
-/// Writes one message of the handshake.
 pub(crate) async fn say<W: AsyncWrite + Unpin>(to: &mut W, message: &impl Serialize) -> io::Result<()> {
     let body = rmp_serde::to_vec_named(message).map_err(io::Error::other)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?;
@@ -69,7 +65,6 @@ pub(crate) async fn say<W: AsyncWrite + Unpin>(to: &mut W, message: &impl Serial
     to.flush().await
 }
 
-/// Reads one message of the handshake.
 pub(crate) async fn hear<T: DeserializeOwned, R: AsyncRead + Unpin>(from: &mut R) -> io::Result<T> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut magic = [0u8; 8];

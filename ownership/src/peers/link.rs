@@ -37,9 +37,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Silence after which a connection is given up, or a write that does not get through.
 const DEAD: Duration = Duration::from_secs(4);
 
-/// Who waits for what.
 enum Waiting {
-    /// One answer.
     One(oneshot::Sender<Result<Bytes, PeerError>>),
     /// A sequence of answers.
     Many(mpsc::Sender<Result<Bytes, PeerError>>),
@@ -131,7 +129,6 @@ impl Pending {
     }
 }
 
-/// The answers of a conversation.
 pub(crate) type Answers = mpsc::Receiver<Result<Bytes, PeerError>>;
 
 /// The asking side of a conversation. Dropped, it says that nothing more comes: else the other side would wait for it

@@ -4,7 +4,6 @@ use strum::VariantArray as _;
 
 use crate::peers::Topic;
 
-/// What is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum Method {
@@ -27,7 +26,6 @@ pub(crate) enum Method {
     Admit = 19,
     /// A new node that has written its id down asks to be added; a known one tells its new address.
     Enrol = 20,
-    /// A change of the membership.
     Change = 21,
     /// Who belongs to the cluster, as the leader knows it.
     Members = 22,

@@ -42,7 +42,6 @@ impl Misses {
         untold
     }
 
-    /// A node was talked with.
     pub(crate) fn met(&mut self, node: NodeId) {
         self.all.remove(&node);
     }

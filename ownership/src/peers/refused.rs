@@ -35,7 +35,6 @@ impl Refused {
         Some(untold)
     }
 
-    /// Notes that a node came in.
     pub(crate) fn came_in(&mut self, node: Option<NodeId>) {
         self.told.remove(&node);
     }

@@ -80,9 +80,7 @@ impl Replies {
     }
 }
 
-/// Who answers.
 pub(crate) trait Answerer: Send + Sync + 'static {
-    /// Answers one exchange of a caller that was let in.
     fn answer(self: Arc<Self>, caller: Hello, exchange: Exchange) -> BoxFuture<'static, ()>;
 }
 

@@ -34,7 +34,6 @@ pub(crate) type Greeted = Result<Welcome, Refusal>;
 
 /// What a link needs to know to dial.
 pub(crate) trait Directions: Send + Sync {
-    /// Where the node is now.
     fn address(&self, node: NodeId) -> Option<String>;
     /// What this node says first.
     fn hello(&self, to: Option<NodeId>, lane: Lane) -> Hello;
@@ -62,12 +61,10 @@ pub(crate) enum Missed {
     Other(String),
 }
 
-/// Whom to dial.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Whom {
     /// A node, wherever it is now.
     Node(NodeId),
-    /// Whoever is there.
     Address(String),
 }
 

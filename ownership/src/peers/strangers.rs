@@ -10,12 +10,10 @@ use crate::peers::seldom::Seldom;
 pub(crate) struct Strangers(Seldom);
 
 impl Strangers {
-    /// How many there were.
     pub(crate) fn count(&self) -> u64 {
         self.0.count()
     }
 
-    /// One more.
     pub(crate) fn came(&self, from: SocketAddr, why: &str) {
         if let Some(unsaid) = self.0.note(Instant::now()) {
             tracing::warn!(%from, why, unsaid, "a caller did not come in as another node: TLS refused it");

@@ -2,7 +2,6 @@
 
 use tokio::task::JoinHandle;
 
-/// A task that ends with its handle.
 #[derive(Debug)]
 pub(crate) struct Task(pub(crate) JoinHandle<()>);
 

@@ -30,7 +30,6 @@ pub struct KvModel {
 enum Ways {
     /// As much is loaded as can be.
     Load,
-    /// The cheapest.
     Cheapest,
 }
 

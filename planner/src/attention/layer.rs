@@ -118,7 +118,6 @@ pub(super) struct Sizes {
     pub(super) ratio: u64,
     /// Bytes of one entry; 0 where only a window is kept.
     pub(super) entry: Bytes,
-    /// Bytes of one index entry.
     pub(super) index: Bytes,
     /// Bytes of one uncompressed token.
     pub(super) raw: Bytes,

@@ -32,7 +32,6 @@ pub struct AttentionSpec {
     /// Of all windows together, when they are full.
     full_windows: Bytes,
     longest_window: Tokens,
-    /// Sum of all windows.
     window_depth: Tokens,
 }
 

@@ -69,7 +69,6 @@ impl Line {
         }
     }
 
-    /// Who is evicted first.
     pub(super) fn first(&self) -> Option<&Idle> {
         self.oldest.first()
     }

@@ -13,7 +13,6 @@ use crate::returns::Habit;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tenants(HashMap<SessionId, Vec<(Owner, Tenant)>>);
 
-/// What a session has at a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tenant {
     /// Without what others had there before.
@@ -38,7 +37,6 @@ pub(super) struct Rank {
     idle: Line,
 }
 
-/// One rank with its tenants.
 pub(super) struct Place<'a> {
     pub(super) at: Owner,
     pub(super) rank: &'a mut Rank,
@@ -46,7 +44,6 @@ pub(super) struct Place<'a> {
 }
 
 impl Tenants {
-    /// Where a session has something.
     pub(super) fn of(&self, session: SessionId) -> &[(Owner, Tenant)] {
         self.0.get(&session).map_or(&[], Vec::as_slice)
     }

@@ -21,11 +21,9 @@ pub(crate) struct Visit<'a> {
 /// One rank's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room<'a> {
-    /// What nobody has.
     pub(crate) free: Tokens,
     /// What the session itself has there.
     pub(crate) own: Tokens,
-    /// What other sessions have that are idle.
     pub(crate) others_idle: Tokens,
     /// Of `own`, what the step does not find again: of a history that was rewritten. It is evicted when its turn comes, and
     /// nobody misses it.

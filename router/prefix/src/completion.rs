@@ -6,7 +6,6 @@ use serde_json::value::RawValue;
 
 use crate::{FallbackReason, PrefixError};
 
-/// One prompt of a completion request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum OnePrompt {
     Text(String),

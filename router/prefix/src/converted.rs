@@ -150,7 +150,6 @@ impl<'a> Message<'a> {
 enum Content<'a> {
     Text(Cow<'a, str>),
     Parts(Vec<Part<'a>>),
-    /// As the client sent it.
     Sent(&'a RawValue),
 }
 

@@ -36,7 +36,6 @@ pub struct ModelFiles<'a> {
 }
 
 impl<'a> ModelTextSource<'a> {
-    /// The files themselves.
     pub(crate) fn files(self) -> Result<ModelFiles<'a>, PrefixError> {
         match self {
             Self::Files(files) => Ok(files),

@@ -96,7 +96,6 @@ const FEW: usize = 12;
 pub(crate) struct Fields(Vec<(Value, Value)>);
 
 impl Fields {
-    /// Its entries.
     pub(crate) fn entries(&self) -> &[(Value, Value)] {
         &self.0
     }

@@ -29,7 +29,6 @@ const DECIDES: [&str; 9] = [
 /// A chat body that has been walked over.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatLayout<'a> {
-    /// All of it.
     pub(crate) body: &'a [u8],
     /// After the opening of the list of messages.
     start: usize,

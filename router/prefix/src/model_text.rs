@@ -42,7 +42,6 @@ pub struct ModelText {
     limits: Limits,
 }
 
-/// A rendered prompt.
 #[derive(Debug)]
 pub(crate) struct Rendered {
     pub(crate) text: String,

@@ -11,7 +11,6 @@ use strum::{AsRefStr, EnumString, VariantArray};
 /// System messages that may stand before the first other one.
 const MOST_LEADS: usize = 4;
 
-/// Whose message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, AsRefStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Role {
@@ -53,7 +52,6 @@ impl Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) role: Role,
-    /// Where it ends in the body.
     pub(crate) end: usize,
     /// Whether it is nothing but one text, so that another text may stand for it.
     pub(crate) plain: bool,
@@ -64,7 +62,6 @@ pub(crate) struct Place {
 /// The messages of a body from some place on.
 #[derive(Debug)]
 pub(crate) struct Scan {
-    /// Where they begin.
     pub(crate) start: usize,
     pub(crate) messages: Vec<Place>,
     /// Where the list of all messages has been closed.
@@ -142,7 +139,6 @@ impl Scan {
             .fold(before, |asked, message| asked.then(message.role))
     }
 
-    /// The last message of a user.
     pub(crate) fn last_user(&self) -> Option<usize> {
         self.messages.iter().rposition(|message| message.role == Role::User)
     }

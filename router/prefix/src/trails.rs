@@ -193,7 +193,6 @@ impl Trails {
         Some(Found { trail, id, known, leading, rung })
     }
 
-    /// Forgets a trail.
     pub(crate) fn remove(&self, found: &Found<'_>) {
         self.shelf().remove(found.id);
     }

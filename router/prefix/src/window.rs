@@ -36,7 +36,6 @@ const OTHER_TIMES: [i64; 2] = [13 * 3600 + 61, 19 * 3600 + 32 * 60 + 17];
 /// What the template is shown of what stands before the messages: system prompt and tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heads {
-    /// That there are some.
     Elided,
     /// All of it: it may come again further down.
     Real,
@@ -49,7 +48,6 @@ pub(crate) enum Turn {
     Same,
     /// No, but an answer without calls ends the turn: templates may drop its thoughts.
     Answered,
-    /// Yes.
     Next,
 }
 
@@ -92,7 +90,6 @@ impl Follows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Windowing {
     pub(crate) kind: TemplateKind,
-    /// By what follows the cut.
     proven: [Option<Heads>; Follows::ALL.len()],
     /// Whether the day stands in the prompt.
     pub(crate) dated: bool,
@@ -151,7 +148,6 @@ pub(crate) struct Cut {
     pub(crate) gap: Arc<str>,
     /// Which special token begins at the cut.
     pub(crate) token: usize,
-    /// All that follows the cut.
     pub(crate) rest: String,
     /// What it took of the template engine's steps to see it.
     pub(crate) steps: u64,
@@ -169,7 +165,6 @@ impl Cut {
         Ok(self.ids.get_or_init(|| ids.into()))
     }
 
-    /// Estimated bytes of it.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.gap.len() + self.rest.len() + size_of_val(self.ids.get().map_or(&[][..], |ids| ids))
     }

@@ -38,7 +38,6 @@ struct Gap {
     tried: Tried,
 }
 
-/// What was sent in a gap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Tried {
     /// Nothing yet.
@@ -49,7 +48,6 @@ pub(super) enum Tried {
     Sent(WorkerId),
 }
 
-/// All of them.
 #[derive(Debug)]
 pub(super) struct Gaps(LruCache<SessionId, Gap>);
 

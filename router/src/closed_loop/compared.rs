@@ -77,7 +77,6 @@ impl Compared {
         }
     }
 
-    /// For people.
     pub(super) fn table(&self) -> String {
         let word = |holds: bool| if holds { "PASS" } else { "SHORT" }.to_owned();
         let title = ["figure", "simulated", "live", "difference", "aim", ""].map(str::to_owned);
@@ -113,7 +112,6 @@ impl Compared {
     }
 }
 
-/// Of one order.
 fn first_token(both: &Both) -> Pair {
     let live = &both.seen.first_tokens;
     let mean = live.iter().sum::<f64>() / live.len().max(1) as f64;

@@ -23,21 +23,18 @@ const WORDS: u64 = 4_000;
 /// Between two looks at the processes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What was seen so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     /// Engine seconds until the first token, of the steps that count: until fewer sessions run than were asked for.
     pub(super) first_tokens: Vec<f64>,
     /// The same of all steps, summed.
     pub(super) all_first_tokens: f64,
-    /// Steps that are over.
     pub(super) steps: usize,
     /// What went wrong.
     pub(super) errors: Vec<String>,
     cut: bool,
 }
 
-/// One live run.
 #[derive(Clone)]
 pub(super) struct Live {
     trace: Arc<Trace>,
@@ -61,7 +58,6 @@ impl Live {
         Self { trace, load, slower, proxy, client: Client::new(), next: Arc::default(), seen: Arc::default(), over }
     }
 
-    /// What was seen.
     pub(super) fn seen(&self) -> Seen {
         self.seen.lock().clone()
     }

@@ -134,7 +134,6 @@ fn usual_pause() -> Span {
     Span::seconds(10)
 }
 
-/// Most names.
 const MOST_NAMES: usize = 64;
 
 impl Default for DiscoveryConfig {

@@ -51,7 +51,6 @@ pub fn paced(bytes: Bytes, bandwidth: u64) -> Duration {
     Duration::from_secs_f64((bytes.0 as f64 / bandwidth.max(1) as f64).min(LONGEST))
 }
 
-/// As it is written.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {

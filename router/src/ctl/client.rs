@@ -59,7 +59,6 @@ impl Waits {
     }
 }
 
-/// An answer.
 #[derive(Debug)]
 pub(crate) struct Got {
     pub(crate) json: Value,

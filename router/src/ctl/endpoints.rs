@@ -15,7 +15,6 @@ pub(crate) async fn ask_all(client: &Client, path: &str) -> Vec<Value> {
     at_all(client, async |client| client.get(path).await).await
 }
 
-/// What each endpoint says to a write.
 pub(crate) async fn write_all(client: &Client, request: Request) -> Vec<Value> {
     let Request { method, path, body, .. } = &request;
     at_all(client, async |client| client.write((method.clone(), path), body, None).await).await
@@ -78,7 +77,6 @@ fn endpoint(answer: &Value) -> String {
     word(answer.get("endpoint"))
 }
 
-/// Which endpoints belong to which cluster.
 pub(crate) fn clusters(answers: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
     let mut found = BTreeMap::<_, BTreeSet<_>>::new();
     for answer in answers {

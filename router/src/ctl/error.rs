@@ -8,7 +8,6 @@ pub(crate) struct Stays {
     /// The worker's.
     pub(crate) endpoint: String,
     pub(crate) sessions: u64,
-    /// Why the last one of them stays.
     pub(crate) why: String,
 }
 

@@ -228,7 +228,6 @@ fn attempts(receipt: &Value, names: &Names) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// What a step waited for.
 fn waited(waited: &Value) -> String {
     let until = match waited["until"].as_str() {
         Some("room") => "until there was room",

@@ -11,7 +11,6 @@ use super::output::{Output, note};
 use super::table::{Columns, aligned, lines, row, table, word};
 use crate::config::units::Span;
 
-/// Lines of the largest page.
 const LARGEST_PAGE: u16 = 1_000;
 
 /// Which part of a list.
@@ -66,12 +65,10 @@ pub(crate) enum ConsistencyArg {
     Linearizable,
 }
 
-/// A list of the API.
 #[derive(Debug)]
 pub(crate) struct List {
     /// Its path, and the name of its lines in the answer.
     pub(crate) name: &'static str,
-    /// How it is shown.
     pub(crate) columns: Columns,
 }
 
@@ -122,7 +119,6 @@ fn tell_ejected(line: &mut Value) {
 }
 
 impl List {
-    /// Prints it.
     pub(crate) async fn show(
         &self,
         client: &Client,
@@ -165,7 +161,6 @@ async fn pages(
     unreachable!("pages are counted without end")
 }
 
-/// All lines of a list.
 pub(super) async fn all(client: &Client, (name, filter): (&str, &[(&str, String)])) -> Result<Vec<Value>, CtlError> {
     let query = [filter, &[("limit", LARGEST_PAGE.to_string())]].concat();
     let answer = pages(client, (name, &query), (None, usize::MAX)).await?;
@@ -188,7 +183,6 @@ pub(crate) async fn show_one(
     Ok(())
 }
 
-/// Every field by its path.
 pub(crate) fn fields(path: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     match value {
@@ -202,7 +196,6 @@ pub(crate) fn fields(path: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
     }
 }
 
-/// The fork tree of a session.
 pub(crate) async fn show_tree(client: &Client, session: SessionId, output: Output) -> Result<(), CtlError> {
     let got = client.get(&format!("sessions/{session}/tree")).await?;
     let branch = |branch: &Value| {

@@ -263,7 +263,6 @@ impl CtlCommand {
     }
 }
 
-/// Runs one command.
 pub(crate) async fn run(args: &CtlArgs) -> ExitCode {
     match command(args).await {
         Ok(()) => ExitCode::SUCCESS,

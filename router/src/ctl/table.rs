@@ -11,7 +11,6 @@ pub(crate) type Columns = &'static str;
 const WIDEST: usize = 80;
 const WIDEST_LAST: usize = 1_000;
 
-/// The lines as a table.
 pub(crate) fn table(columns: Columns, lines: &[Value]) -> String {
     let columns: Vec<_> = columns.split(", ").filter_map(|column| column.split_once(" /")).collect();
     let widest = |at: usize| if at + 1 == columns.len() { WIDEST_LAST } else { WIDEST };

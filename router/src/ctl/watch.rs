@@ -18,7 +18,6 @@ use super::lists::with_query;
 use super::output::{Output, written};
 use super::table::word;
 
-/// Longest event.
 const LONGEST: usize = 16 << 20;
 /// Between two tries where an answer brought nothing.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -37,7 +36,6 @@ pub(crate) struct WatchArgs {
     count: Option<u64>,
 }
 
-/// Where a watch is.
 #[derive(Debug)]
 struct Place {
     /// The first revision that was not told yet; none until an answer says where "now" was.
@@ -46,7 +44,6 @@ struct Place {
     left: u64,
 }
 
-/// How one connection ended.
 #[derive(PartialEq, Eq, Debug)]
 enum End {
     /// Everything that was asked for was told, or nobody listens any more.
@@ -164,7 +161,6 @@ async fn nobody_reads() {
     std::future::pending().await
 }
 
-/// At which revision an answer was given.
 fn revision(headers: &HeaderMap) -> Option<u64> {
     headers.get("ownerserve-revision")?.to_str().ok()?.parse().ok()
 }

@@ -143,11 +143,9 @@ pub(crate) struct Request {
     pub(crate) fence: FenceFrom,
 }
 
-/// Where the fence comes from.
 pub(crate) enum FenceFrom {
     /// None is needed.
     Nowhere,
-    /// This epoch.
     Given(EpochArg),
     /// What a read of this path says now.
     Read(String),
@@ -218,7 +216,6 @@ impl WriteCommand {
     }
 }
 
-/// A new group of these artifacts.
 pub(crate) fn new_group(artifacts: &[ArtifactId]) -> Request {
     let artifacts: Vec<String> = artifacts.iter().map(ArtifactId::to_string).collect();
     post("groups", json!({"artifacts": artifacts}))

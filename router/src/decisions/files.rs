@@ -10,7 +10,6 @@ use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
-/// What is written to.
 pub(super) const CURRENT: &str = "decisions.jsonl";
 
 /// Most bytes of one file, unpacked; a reader holds one at a time.
@@ -22,9 +21,7 @@ const MOST_READ: u64 = 64 << 20;
 /// How much the log may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bound {
-    /// All files together.
     pub(super) all: u64,
-    /// The one that is written to.
     pub(super) current: u64,
 }
 
@@ -35,12 +32,10 @@ impl Bound {
     }
 }
 
-/// One file of the log.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Segment {
     /// When its first record arrived; the one that is written to is the newest of all.
     pub(super) first: u64,
-    /// And its last.
     pub(super) last: u64,
     pub(super) path: PathBuf,
 }

@@ -61,9 +61,7 @@ impl Default for DecisionsConfig {
 pub(crate) struct Head {
     /// The form of the lines behind it.
     pub(crate) version: u32,
-    /// The release that wrote them.
     pub(crate) release: String,
-    /// The policy that was in force.
     pub(crate) policy: Policy,
     /// What else the planner is told and does not change.
     #[serde(flatten)]
@@ -142,7 +140,6 @@ pub struct DecisionLog<'a> {
     pub metrics: &'a DecisionMetrics,
 }
 
-/// What a search found.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// Receipts, the newest first.

@@ -57,11 +57,9 @@ pub(super) fn search(folder: &Path, (wanted, limit): (&Wanted, usize), search: &
     complete
 }
 
-/// What was found so far.
 #[derive(Debug, Default)]
 pub(super) struct Search {
     pub(super) receipts: Vec<Box<RawValue>>,
-    /// Of these requests.
     pub(super) requests: HashSet<RequestId>,
 }
 
@@ -137,7 +135,6 @@ pub(crate) struct Known {
     pub(crate) session: SessionId,
 }
 
-/// How it was served.
 #[derive(Clone, Copy, Deserialize, Debug)]
 pub(crate) struct Tried {
     pub(crate) action: Action,
@@ -145,7 +142,6 @@ pub(crate) struct Tried {
     pub(crate) decode: WorkerId,
 }
 
-/// What came of it.
 #[derive(Clone, Copy, Deserialize, Debug)]
 pub(crate) struct Saw {
     pub(crate) ending: Ending,

@@ -10,23 +10,16 @@ use crate::pipeline::steering::Mode;
 /// What a decision must be; what is left out may be anything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Wanted {
-    /// Of this request.
     pub(crate) request: Option<RequestId>,
-    /// Of this session.
     pub(crate) session: Option<SessionId>,
-    /// Of this tenant.
     pub(crate) tenant: Option<TenantId>,
-    /// For this model.
     pub(crate) model: Option<ModelId>,
-    /// Decided by.
     pub(crate) mode: Option<Mode>,
-    /// Of this kind.
     pub(crate) step: Option<StepKind>,
     /// Served by this action.
     pub(crate) action: Option<Action>,
     /// With this worker in one of its legs.
     pub(crate) worker: Option<WorkerId>,
-    /// That ended so.
     pub(crate) ending: Option<Ending>,
     /// Arrived at this time or later, milliseconds since 1970.
     pub(crate) since: Option<u64>,

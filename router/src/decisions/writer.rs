@@ -31,7 +31,6 @@ const TELL: Duration = Duration::from_secs(60);
 /// Longest wait at the end for what waits to be written.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
-/// One line.
 #[derive(Serialize)]
 struct Line<'a> {
     receipt: &'a Receipt,

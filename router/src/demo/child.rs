@@ -15,9 +15,7 @@ use tokio::process::{Child, ChildStdin, Command};
 
 /// The flag that makes `serve` and `sim-worker` end with their parent.
 pub(super) const EXIT_WITH_PARENT: &str = "--exit-with-parent";
-/// Log lines kept of each child.
 const KEPT_LINES: usize = 20;
-/// Bytes kept of each line.
 const KEPT_BYTES: usize = 400;
 /// How long a killed child may take to be gone.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
@@ -32,7 +30,6 @@ pub fn exit_with_parent() {
     });
 }
 
-/// A running child.
 pub(super) struct Process {
     /// What it is, for messages.
     pub name: String,

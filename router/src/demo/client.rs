@@ -22,7 +22,6 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest page or error body that is read.
 const LARGEST_PAGE: usize = 8 << 20;
-/// The longest line of a stream.
 const LONGEST_LINE: usize = 1 << 20;
 /// How much of an error body is shown.
 const SHOWN: usize = 300;

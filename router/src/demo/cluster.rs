@@ -48,7 +48,6 @@ pub(crate) fn profile() -> Profile {
     toml::from_str(PROFILE).expect("the profile that is compiled in was tested")
 }
 
-/// How a cluster is to be.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub roles: Vec<Role>,
@@ -63,14 +62,12 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The demo's.
     pub(crate) fn demo(policy: Policy, speed_up: f64) -> Self {
         let roles = ROLES.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, *count)).collect();
         Self { roles, profile: PROFILE, policy, settings: &[], speed_up }
     }
 }
 
-/// One worker process.
 pub(crate) struct Worker {
     pub role: Role,
     /// Its OpenAI endpoint and `/metrics`.
@@ -78,7 +75,6 @@ pub(crate) struct Worker {
     process: Process,
 }
 
-/// A cluster that answers.
 pub(crate) struct Cluster {
     pub workers: Vec<Worker>,
     /// Where clients talk to.

@@ -42,7 +42,6 @@ pub(crate) enum CorpusError {
 pub(super) enum Pause {
     /// The first step: nobody.
     None,
-    /// A tool call.
     Tool,
     /// A person who reads and types.
     Person,
@@ -66,9 +65,7 @@ pub(super) struct Turn {
 /// What a turn does with the history so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum History {
-    /// Goes on.
     Extends,
-    /// Is forgotten.
     Restarts,
 }
 

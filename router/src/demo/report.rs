@@ -40,7 +40,6 @@ pub(super) struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    /// The figures of the run.
     pub(super) fn figures(&self) -> Figures {
         let served = || self.steps.iter().filter_map(|step| step.outcome.as_ref().ok());
         let first_tokens: Vec<_> = served().map(|served| served.first_token).collect();
@@ -103,7 +102,6 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Adds one run.
     pub(super) fn add(&mut self, policy: Policy, figures: Figures) {
         self.runs.push((policy, figures));
     }

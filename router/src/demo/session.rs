@@ -15,7 +15,6 @@ use super::think::Tempo;
 /// The model that simulated workers serve.
 const MODEL: &str = "tiny";
 
-/// What one step came to.
 #[derive(Debug)]
 pub(super) struct Step {
     pub session: usize,
@@ -33,7 +32,6 @@ pub(super) struct Tally {
     pub over: usize,
 }
 
-/// The sessions of one run.
 #[derive(Clone)]
 pub(super) struct Script {
     pub dialogues: Arc<Vec<Dialogue>>,

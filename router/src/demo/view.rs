@@ -34,7 +34,6 @@ pub(super) struct Moment<'a> {
 }
 
 impl Moment<'_> {
-    /// The moment in one line.
     pub(super) fn line(&self) -> String {
         let first = self.first_tokens();
         format!(
@@ -50,7 +49,6 @@ impl Moment<'_> {
         )
     }
 
-    /// The moment as a screen.
     pub(super) fn screen(&self) -> Vec<String> {
         let first = self.first_tokens();
         let seen: u64 = self.served().map(|served| served.cached_tokens).sum();
@@ -139,7 +137,6 @@ impl View {
         View { screen: screen(), moments: 0 }
     }
 
-    /// Shows a moment.
     pub(super) fn show(&mut self, moment: &Moment) {
         if !self.screen.is_hidden() {
             self.screen.set_message(moment.screen().join("\n"));

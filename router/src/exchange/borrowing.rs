@@ -36,7 +36,6 @@ pub struct Borrower {
 
 /// Why a neighbour's imprint is of no use.
 enum Useless {
-    /// Not all is known there.
     NotKnown,
     /// For this reason, a word for the metrics.
     Because(&'static str),

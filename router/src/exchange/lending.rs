@@ -37,7 +37,6 @@ struct Loan {
 }
 
 impl Lending {
-    /// Answers one question.
     pub(super) async fn answer(
         &self,
         fleet: &Fleet,

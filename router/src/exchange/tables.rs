@@ -26,7 +26,6 @@ const HEARTBEAT: Duration = Duration::from_millis(250);
 /// How long one is waited for. The next one says all of it again.
 const PATIENCE: Duration = Duration::from_millis(800);
 
-/// What a neighbour was told.
 #[derive(Default)]
 struct Told {
     flows: Option<(Arc<[Flow]>, Instant)>,

@@ -124,7 +124,6 @@ impl Window {
     }
 }
 
-/// The workers that answered for one model.
 #[derive(Debug, Default)]
 struct Answered(BTreeMap<WorkerId, Window>);
 
@@ -163,7 +162,6 @@ impl Signs {
     }
 }
 
-/// What is to be told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum News {
     Disagrees,

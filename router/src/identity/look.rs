@@ -15,7 +15,6 @@ use crate::telemetry::identity::IdentityMetrics;
 /// Steps that wait to be looked at; others are left out.
 const WAITING: usize = 4;
 
-/// A step to be looked at.
 pub(super) struct Look {
     written: Written,
     /// As the client named it: an adapter has a name of its own.

@@ -110,7 +110,6 @@ impl Membership {
         self.failing.lock().iter().map(|((source, _), why)| (*source, why.clone())).collect()
     }
 
-    /// A worker registers for so long.
     pub(crate) fn register(&self, worker: WorkerConfig, ttl: Duration) -> Result<Came, NoRoom> {
         let mut registered = self.registered.lock();
         let came = registered.register(worker, ttl, Instant::now())?;

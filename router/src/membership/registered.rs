@@ -15,14 +15,12 @@ pub(crate) struct Registered {
     most: usize,
 }
 
-/// One worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     pub(crate) worker: WorkerConfig,
     pub(crate) until: Instant,
 }
 
-/// What a registration came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Came {
     New,
@@ -43,7 +41,6 @@ impl Registered {
         Self { all: BTreeMap::new(), most }
     }
 
-    /// The worker is there for so long.
     pub(crate) fn register(&mut self, worker: WorkerConfig, ttl: Duration, now: Instant) -> Result<Came, NoRoom> {
         let id = WorkerId::of_endpoint(worker.endpoint());
         let came = match self.all.get(&id) {
@@ -66,7 +63,6 @@ impl Registered {
         self.all.extract_if(.., |_, registration| registration.until <= now).map(|(_, it)| it.worker).collect()
     }
 
-    /// Everybody.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Registration> {
         self.all.values()
     }

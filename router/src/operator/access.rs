@@ -24,7 +24,6 @@ pub(super) enum Role {
     Operator,
 }
 
-/// Who asks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Who {
     /// As the file calls the token, for the audit log.
@@ -58,7 +57,6 @@ pub enum TokensError {
     },
 }
 
-/// A line of the file.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -81,7 +79,6 @@ struct TokensFile {
 
 type Table = Vec<(Digest, Who)>;
 
-/// The tokens that are accepted now.
 #[derive(Default)]
 pub(super) struct Tokens {
     file: Option<PathBuf>,

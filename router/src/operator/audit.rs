@@ -37,7 +37,6 @@ const ROOM: u64 = 64 << 10;
 /// Most lines a minute for those who have no token: they must not push the others' lines out of the files.
 const STRANGERS: u32 = 60;
 
-/// One write.
 #[derive(Serialize)]
 pub(super) struct Line<'a> {
     /// Wall clock, milliseconds since 1970.
@@ -52,15 +51,12 @@ pub(super) struct Line<'a> {
     key: &'a str,
     /// The body as sent; what is too long or not JSON is left out.
     body: Option<Value>,
-    /// What it was based on.
     if_match: Option<&'a str>,
     /// `done`, `repeated` when it was done before under its key, or the problem's word.
     outcome: &'static str,
-    /// The HTTP status.
     status: u16,
     /// The request's id, as in the answer.
     request: &'a str,
-    /// Where it came from.
     remote: Option<SocketAddr>,
 }
 

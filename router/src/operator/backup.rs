@@ -13,7 +13,6 @@ use super::fresh::REVISION;
 use super::problem::{Kind, Problem};
 use crate::gateway::Gateway;
 
-/// Bytes of one piece.
 const PIECE: usize = 64 << 10;
 
 /// Writes a snapshot of this node's ledger and streams it: what `ownerserve ctl snapshot verify` and `restore` read.

@@ -53,7 +53,6 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// As JSON.
     pub(super) fn json(&self) -> &str {
         self.json.get().map_or("{}", String::as_str)
     }

@@ -97,7 +97,6 @@ pub(super) struct Emptyings {
 }
 
 impl Emptyings {
-    /// How far the worker is.
     pub(super) fn progress(&self, worker: WorkerId) -> EmptyingProgress {
         self.workers.lock().get(&worker).map(|entry| entry.progress.clone()).unwrap_or_default()
     }

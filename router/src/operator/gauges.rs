@@ -17,7 +17,6 @@ use crate::guardrail::Arm;
 use crate::membership::Source;
 use crate::pipeline::steering::Mode;
 
-/// Writes all of it.
 pub(super) fn refresh(gateway: &Gateway) {
     process(gateway);
     ledger(gateway);

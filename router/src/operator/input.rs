@@ -16,7 +16,6 @@ use super::words::TENANT_LENGTH;
 use crate::error::ApiError;
 use crate::server::{BodyLimits, read_body};
 
-/// The query.
 pub(super) struct Asked<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {

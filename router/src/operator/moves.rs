@@ -198,7 +198,6 @@ fn left_behind(session: &Session) -> String {
     )
 }
 
-/// What is to be moved.
 struct Moving {
     tenant: TenantId,
     point: Point,

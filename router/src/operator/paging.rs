@@ -50,7 +50,6 @@ pub(super) struct Listed {
     next: Option<String>,
 }
 
-/// One page to be filled.
 #[derive(Clone, Debug)]
 pub(super) struct Page<K> {
     limit: usize,

@@ -160,7 +160,6 @@ impl Problem {
         Self { kind, detail: detail.into(), cause: None, epoch: None, owner: None, oldest: None }
     }
 
-    /// With what is accepted.
     pub(super) fn and(mut self, accepted: &str) -> Self {
         self.detail.push_str("; ");
         self.detail.push_str(accepted);
@@ -172,12 +171,10 @@ impl Problem {
         Self { cause: Some(cause), ..self }
     }
 
-    /// With the epoch that is current.
     pub(super) fn at(self, epoch: Epoch) -> Self {
         Self { epoch: Some(epoch), ..self }
     }
 
-    /// With who owns it.
     pub(super) fn owned(self, owner: Owner) -> Self {
         Self { owner: Some(owner), ..self }
     }
@@ -192,7 +189,6 @@ impl Problem {
         &self.detail
     }
 
-    /// Which kind.
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }

@@ -22,11 +22,9 @@ use super::access::Who;
 use super::fresh::REVISION;
 use super::problem::{Kind, Problem};
 
-/// The header.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// On an answer that was given before.
 pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// Longest key.
 pub(super) const LONGEST_KEY: usize = 128;
 /// Most writes that are remembered, how long, and the largest answer of one.
 const MOST: usize = 4096;
@@ -114,7 +112,6 @@ struct Shelf {
 /// How a write under a key begins.
 #[derive(Debug)]
 enum Begin {
-    /// It is new.
     New,
     /// What was asked under the key before, and how that stands.
     Known(Digest, State),

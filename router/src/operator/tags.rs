@@ -60,11 +60,9 @@ pub(super) fn is_known(headers: &http::HeaderMap, tag: &HeaderValue) -> bool {
 /// What a write says it was based on: `If-Match`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fence {
-    /// Nothing.
     Absent,
     /// `*`: whatever is there now.
     Any,
-    /// What was granted at this epoch.
     Granted(Epoch),
 }
 

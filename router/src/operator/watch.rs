@@ -168,7 +168,6 @@ struct Watcher {
     kinds: Option<BTreeSet<KeyKind>>,
     /// Whether its token is still good.
     is_let_in: Box<dyn Fn() -> bool + Send>,
-    /// How far it was told.
     seen: u64,
     /// When it was sent something last.
     told: Instant,

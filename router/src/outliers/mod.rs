@@ -118,7 +118,6 @@ struct Record {
     cause: Cause,
     /// How often it was ejected; less the longer it is well.
     times: u32,
-    /// When it came back.
     back: Instant,
 }
 
@@ -136,7 +135,6 @@ impl Record {
         }
     }
 
-    /// Why it is to be ejected.
     fn why(&self, config: &OutlierConfig) -> Option<Cause> {
         let share = u64::from(u8::from(config.failure_percentage));
         let (failed, all) = self.window.sum();
@@ -147,7 +145,6 @@ impl Record {
         is_too_many.then_some(Cause::FailureRate)
     }
 
-    /// For how long.
     fn eject(&mut self, cause: Cause, (config, now): (&OutlierConfig, Instant)) -> Duration {
         if cause != Cause::Trial {
             let forgiven = now.saturating_duration_since(self.back).as_millis() / config.interval.0.as_millis().max(1);

@@ -209,7 +209,6 @@ fn query(prefixed: &Prefixed) -> Query<'_> {
     Query { scope, session: prefixed.named, chain: &prefixed.prompt.chain, preamble: Blocks::ZERO }
 }
 
-/// Whose step it is.
 fn place(gateway: &Gateway, view: &Ledger, (prefixed, found): (&Prefixed, &Found)) -> Place {
     let place = Place::in_view(found, prefixed.named, SessionId(prefixed.request.incoming.id.0));
     let unapplied = gateway.unapplied();

@@ -8,7 +8,6 @@ use vocabulary::{Blocks, Owner, PrefixId, SessionId};
 
 use crate::exchange::unapplied::{Finished, Unapplied};
 
-/// Whose step it is.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     /// The session: the named one, the one that the chain extends, or a new one.

@@ -88,9 +88,7 @@ impl Readbacks {
 /// What a prefill leg can fetch.
 #[derive(Debug)]
 pub struct Back {
-    /// With which parameters.
     pub(super) readback: Readback,
-    /// From whom.
     pub(super) keeper: WorkerId,
     /// Counts what comes of it.
     pub(super) fates: IntCounterVec,

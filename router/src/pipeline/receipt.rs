@@ -241,7 +241,6 @@ pub struct Receipts {
 #[derive(Debug, Default)]
 struct Ring {
     receipts: VecDeque<Arc<Receipt>>,
-    /// Of all of them.
     candidates: usize,
 }
 

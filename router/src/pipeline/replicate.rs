@@ -181,7 +181,6 @@ impl Pair<'_> {
 
 /// Why a prefix did not move.
 enum Gone {
-    /// A leg failed.
     Failed(LegError),
     /// The source offered nothing.
     NothingToSend,

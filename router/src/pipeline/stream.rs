@@ -103,9 +103,7 @@ struct Events {
     leg: Leg,
 }
 
-/// Who answers.
 enum Leg {
-    /// A worker.
     Answering(Box<Answering>),
     /// Nobody yet, after it broke off.
     Resuming(BoxFuture<'static, Result<Rest, ApiError>>),
@@ -119,7 +117,6 @@ struct Answering {
     finish: Finish,
 }
 
-/// What came from a worker.
 enum Came {
     Piece(Bytes),
     End(Remark, Option<WorkerBodyError>),
@@ -268,7 +265,6 @@ impl Events {
         finish.end(Ending::Broken, self.usage());
     }
 
-    /// The number of an event that is added.
     fn number(&self) -> u64 {
         self.listener.as_ref().map_or(0, Listener::next_number)
     }

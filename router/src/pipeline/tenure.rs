@@ -46,7 +46,6 @@ impl Now<'_> {
         &self.kept.tenancy
     }
 
-    /// Who waits.
     pub(super) fn turns(&mut self) -> &mut Turns {
         &mut self.kept.turns
     }

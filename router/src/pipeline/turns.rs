@@ -26,7 +26,6 @@ pub(super) struct Turns {
     round: Round,
 }
 
-/// Who is to be asked now.
 #[derive(Debug)]
 struct Round {
     /// In their turn. The first one was called, and asks.
@@ -132,7 +131,6 @@ impl Place {
         }
     }
 
-    /// What came of it until now.
     pub(super) fn waited(&self, until: Until) -> Waited {
         Waited { time: Micros::of(self.since.elapsed()), costs_others: self.costs_others, until }
     }

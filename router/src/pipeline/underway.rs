@@ -40,7 +40,6 @@ struct Tried {
     planned: Option<Planned>,
     /// Every finished try, the newest last.
     attempts: Vec<Attempt>,
-    /// Who failed.
     excluded: Vec<WorkerId>,
     /// How the last try failed, and what the client is told when nothing else can be tried.
     failed: Option<(Remark, ApiError)>,
@@ -69,7 +68,6 @@ pub struct Break {
 
 /// What the client has of an answer that broke off.
 struct Begun {
-    /// When its first byte was there.
     first_byte: Option<Instant>,
     status: u16,
     broke: Instant,

@@ -18,7 +18,6 @@ use crate::gateway::Gateway;
 use crate::incoming::new_request_id;
 use crate::upstream::UpstreamError;
 
-/// Tokens that are compared.
 const TOKENS: u32 = 4;
 const PATH: &str = "/v1/completions";
 
@@ -27,11 +26,9 @@ const PATH: &str = "/v1/completions";
 pub(crate) struct Transfer {
     /// From where, and to where.
     pub(crate) link: BarredLink,
-    /// To which rank.
     pub(crate) rank: DpRank,
     /// How much of the prompt's beginning; none when all of it.
     pub(crate) blocks: Option<Blocks>,
-    /// What for.
     pub(crate) action: Action,
 }
 
@@ -87,7 +84,6 @@ fn bar(gateway: &Gateway, barred: Barred) {
     }
 }
 
-/// One transfer to be checked.
 struct Check<'a> {
     gateway: &'a Arc<Gateway>,
     transfer: Transfer,

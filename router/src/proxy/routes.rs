@@ -4,7 +4,6 @@ use http::Method;
 
 use crate::incoming::Endpoint;
 
-/// How a path is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Served {
     /// Planned and executed by the pipeline.
@@ -17,13 +16,11 @@ pub(super) enum Served {
     StoredResponse,
     /// The union of the workers' models.
     Models,
-    /// One of them.
     OneModel,
     /// Always well.
     Alive,
     /// Well when a worker is.
     Ready,
-    /// Not served.
     Unknown,
 }
 
@@ -39,7 +36,6 @@ impl Served {
 pub(super) struct Route {
     /// As axum writes patterns; also the label in metrics.
     pub(super) path: &'static str,
-    /// How it is served.
     pub(super) served: Served,
     /// The methods it takes, as the header `Allow` lists them.
     pub(super) allow: &'static str,

@@ -40,7 +40,6 @@ impl Allowance {
         Self { per_minute, supply, level, at: now, left: per_minute as f64 }
     }
 
-    /// The quota.
     pub(crate) fn per_minute(&self) -> u64 {
         self.per_minute
     }

@@ -13,7 +13,6 @@ use crate::soft_state::{Key, Kind, Leased, SoftState};
 
 /// The header. Clients of OpenAI's make send it of their own accord, the same when they try again.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Longest key that counts.
 const LONGEST_KEY: usize = 256;
 /// How often a minute a request may be sent again for nothing: it cannot be known whether the one before still runs.
 const REPEATS_PER_MINUTE: u64 = 2;
@@ -31,7 +30,6 @@ pub(super) struct Named {
 pub(super) struct Charge {
     /// Of its body: another body is another request.
     pub(super) body: u128,
-    /// Taken from the quota.
     pub(super) taken: Tokens,
     /// Of these, what was counted as used.
     pub(super) used: Tokens,
@@ -81,7 +79,6 @@ impl Named {
         matches!(leased, Leased::Granted { units: 1, .. })
     }
 
-    /// It was charged so far.
     pub(super) fn note(&self, charge: Charge) {
         self.state.put(self.charge.clone(), charge.written());
     }

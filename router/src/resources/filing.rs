@@ -96,7 +96,6 @@ impl Filing {
         Some(Self { gateway, request, session, worker, status, reading, first_byte: None, broken: false })
     }
 
-    /// A piece of the answer.
     pub(crate) fn piece(&mut self, data: &Bytes) {
         self.first_byte.get_or_insert_with(Instant::now);
         self.reading.piece(data);

@@ -10,7 +10,6 @@ use super::{IdSniffer, Resources};
 use crate::incoming::Incoming;
 use crate::quotas::{Came, Reserved};
 
-/// Which form the answer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
     /// One JSON object.
@@ -46,7 +45,6 @@ impl Listener {
         self.numbers.next()
     }
 
-    /// A piece of the answer.
     pub(crate) fn piece(&mut self, data: &[u8]) {
         if let Some(id) = self.sniffer.feed(data) {
             self.resources.learn(&self.tenant, &id, self.worker);

@@ -102,7 +102,6 @@ pub(crate) struct History {
 pub(crate) enum Before {
     /// There is none: the history is complete.
     Nothing,
-    /// This response.
     Response(String),
 }
 

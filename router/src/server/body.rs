@@ -20,7 +20,6 @@ use crate::error::{ApiError, shortened};
 pub(crate) struct BodyLimits {
     /// Most bytes, decompressed.
     pub(crate) bytes: usize,
-    /// Longest pause.
     pub(crate) pause: Duration,
     /// Longest time altogether.
     pub(crate) total: Duration,

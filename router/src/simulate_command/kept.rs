@@ -67,7 +67,6 @@ impl Kept {
         self.model.as_ref().map_or_else(|| trace.clone(), |model| model.weigh(trace.clone()))
     }
 
-    /// What was chosen here.
     pub(super) fn note(&self) -> Option<String> {
         let model = self.model.as_ref().filter(|_| self.cache == Some(Cache::Cost))?;
         Some(match model.checkpoints() {

@@ -26,7 +26,6 @@ pub(crate) enum ReportError {
     Unwritable { path: PathBuf, source: std::io::Error },
 }
 
-/// What a file is written from.
 type Written = fn(&Report) -> String;
 
 /// Where the page goes; the others have its name with another ending.
@@ -62,7 +61,6 @@ impl ReportFiles {
         ]
     }
 
-    /// Writes all of them.
     pub(super) fn write(&self, report: &Report) -> Result<(), ReportError> {
         self.all().into_iter().try_for_each(|(path, text)| {
             let written = whole(&path, &text(report));

@@ -17,7 +17,6 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// What is timed from now on.
     pub(super) fn times(&self, policy: &'static str) {
         self.policy.set(policy);
     }

@@ -89,7 +89,6 @@ impl Breaker {
     }
 }
 
-/// Who asked Redis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Asked {
     /// A request, or what follows from one.

@@ -56,7 +56,6 @@ impl Key {
     }
 }
 
-/// What all keys of a namespace begin with.
 pub(super) fn of_namespace(namespace: &str) -> String {
     format!("ownerserve:{VERSION}:{namespace}")
 }

@@ -4,14 +4,12 @@ use super::SoftState;
 use super::breaker::Standing;
 use super::key::{Key, of_namespace};
 
-/// What was leased.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Leased {
     /// So many, and so many are left.
     Granted {
         /// For this router; below zero what it has given back.
         units: i64,
-        /// For all.
         left: u64,
     },
     /// Nobody could be asked.

@@ -21,7 +21,6 @@ const CONNECT: Duration = Duration::from_secs(1);
 /// How much longer than a request those may wait for whom nobody waits.
 const PATIENCE: u32 = 10;
 
-/// Why there is no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NoAnswer {
     /// It was not asked: it is known not to answer, or too many wait for it.
@@ -44,7 +43,6 @@ impl NoAnswer {
     }
 }
 
-/// One Redis.
 pub(super) struct Link {
     client: Client,
     place: String,
@@ -90,7 +88,6 @@ impl Link {
         })
     }
 
-    /// How Redis stands.
     pub(super) fn standing(&self) -> Standing {
         self.breaker.lock().standing()
     }

@@ -27,7 +27,6 @@ pub(super) struct Held {
     pub(super) origin: Origin,
 }
 
-/// Bounded memory.
 #[derive(Debug)]
 pub(super) struct Memory {
     limit: usize,

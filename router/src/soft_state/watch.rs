@@ -42,7 +42,6 @@ impl Write {
 /// What a write may do to what is there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
-    /// Replace it.
     Anything,
     /// Nothing: others may have forgotten it meanwhile.
     Nothing,

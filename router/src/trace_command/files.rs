@@ -9,7 +9,6 @@ use simulator::trace::{Reader, Trace, TraceError};
 
 /// The most bytes of a trace, all its files together, after decompression.
 const LARGEST: u64 = 768 << 20;
-/// The most files of a folder.
 const MOST: usize = 100_000;
 /// What a trace's name ends with, `.gz` behind it or not.
 const ENDINGS: [&str; 3] = [".json", ".jsonl", ".csv"];

@@ -13,7 +13,6 @@ use crate::decisions::{Entry, Tried};
 use crate::pipeline::receipt::Ending;
 use crate::pipeline::steering::Mode;
 
-/// Of the steps of one side.
 #[derive(Clone, Debug, Default)]
 struct Side {
     first_token: Vec<f64>,
@@ -28,7 +27,6 @@ pub(super) struct Totals {
     pub(super) first_token_mean: f64,
     pub(super) first_token_p50: f64,
     pub(super) first_token_p99: f64,
-    /// Prompt tokens that are computed.
     pub(super) computed_tokens: u64,
     /// Bytes that move between workers.
     pub(super) moved_bytes: u64,
@@ -74,7 +72,6 @@ pub(super) struct Comparison {
     pub(super) modes: Modes,
     /// Of these, the steps that could be compared; others were not planned, or served in a way that was not priced.
     pub(super) compared: usize,
-    /// Sessions of these.
     pub(super) sessions: usize,
     /// Steps that nobody could serve in the other fleet.
     pub(super) unservable: u64,
@@ -97,7 +94,6 @@ pub(super) struct Comparison {
 pub(super) struct Change {
     /// The policy in place of the recorded one.
     pub(super) policy: Option<Policy>,
-    /// Workers that are not there.
     pub(super) without: Vec<WorkerId>,
     /// Factors on every worker's prefill rate and every link's rate.
     pub(super) prefill: Option<f64>,
@@ -232,7 +228,6 @@ impl Comparing {
         &self.workers
     }
 
-    /// What it comes to.
     pub(super) fn done(self) -> Comparison {
         let [shadow, sticky, own] = [Mode::Shadow, Mode::Sticky, Mode::Own].map(|mode| self.modes[mode as usize]);
         let foretold = |(action, pairs): (Action, Vec<(f64, f64)>)| Some((action, foretold(&pairs)?));

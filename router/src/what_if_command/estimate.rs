@@ -9,7 +9,6 @@ use vocabulary::SessionId;
 /// A mean per step with its 95 % confidence interval.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub(super) struct Estimate {
-    /// The mean.
     pub(super) mean: f64,
     /// How far the interval goes to either side; none with fewer than two sessions.
     pub(super) within: Option<f64>,
@@ -26,7 +25,6 @@ impl BySession {
         (*sum, *steps) = (*sum + value, *steps + 1.0);
     }
 
-    /// Of how many sessions.
     pub(super) fn sessions(&self) -> usize {
         self.0.len()
     }

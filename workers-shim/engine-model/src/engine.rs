@@ -34,7 +34,6 @@ struct Life {
     root: u64,
     /// The latest time that it was told.
     clock: Micros,
-    /// Requests taken so far.
     requests: u64,
     dead: bool,
 }

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::voice::{Fingerprint, Voice};
 
-/// A block of this pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BlockId(pub(crate) u32);
 

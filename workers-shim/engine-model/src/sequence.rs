@@ -24,7 +24,6 @@ pub(crate) struct Sequence {
     pub(crate) counts: Counts,
 }
 
-/// Its KV.
 pub(crate) struct Memory {
     keys: CacheKeys,
     root: u64,
@@ -40,7 +39,6 @@ pub(crate) struct Memory {
     context: Fingerprint,
 }
 
-/// Its numbers.
 #[derive(Clone, Default)]
 pub(crate) struct Counts {
     pub(crate) prompt: usize,

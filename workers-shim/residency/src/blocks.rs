@@ -38,7 +38,6 @@ struct Node {
     copies: Brief,
 }
 
-/// A block that is to be placed.
 pub(crate) struct Placing<'a> {
     pub(crate) name: EngineHash,
     /// None at the start of a chain.
@@ -48,15 +47,12 @@ pub(crate) struct Placing<'a> {
     pub(crate) inner: &'a [BlockHash],
 }
 
-/// All of them.
 #[derive(Default)]
 pub(crate) struct Blocks {
     nodes: Vec<Node>,
     free: Vec<u32>,
     names: Names,
-    /// Of blocks that have many.
     children: Children,
-    /// Stumps by their end.
     stumps: MixMap<BlockHash, u32>,
     /// Copies that do not fit into a node.
     many: MixMap<u32, Copies>,
@@ -110,7 +106,6 @@ impl Blocks {
         At(at)
     }
 
-    /// The copies of a block that had none.
     pub(crate) fn begin(&mut self, At(at): At, copies: Copies, out: &mut Vec<Change>) {
         self.count(at, copies);
         for tier in TIERS {

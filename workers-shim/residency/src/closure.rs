@@ -36,12 +36,10 @@ impl Closure {
         self.holed = true;
     }
 
-    /// It no longer is.
     pub(crate) fn drop_slower(&mut self) {
         self.slower -= 1;
     }
 
-    /// The shape now.
     pub(crate) fn shape(&self) -> Shape {
         if self.holes == 0 && self.slower == 0 { Shape::Whole } else { Shape::Holed }
     }

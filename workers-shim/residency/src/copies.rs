@@ -5,7 +5,6 @@ use vocabulary::Tier;
 use crate::event::SpecKind;
 use crate::holders::{plane, tier};
 
-/// Copies of one kind in one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) tier: Tier,
@@ -13,7 +12,6 @@ pub(crate) struct Place {
     pub(crate) kind: SpecKind,
 }
 
-/// How many of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
     pub(crate) place: Place,
@@ -25,7 +23,6 @@ pub(crate) struct Counted {
 pub(crate) struct Brief(u16);
 
 impl Brief {
-    /// No copies.
     pub(crate) const NONE: Self = Self(0);
     /// More than fits here: they are counted elsewhere.
     pub(crate) const ELSEWHERE: Self = Self(u16::MAX);

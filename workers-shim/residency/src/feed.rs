@@ -32,7 +32,6 @@ enum Step {
     Changes(Vec<Change>, usize),
     /// All blocks at once are gone: a new place is taken, the old one swept later.
     Anew(Gone),
-    /// Gone for good.
     Leave(Gone),
     Know(Knowledge),
     Shape(Shape),

@@ -26,7 +26,6 @@ pub(crate) fn tier(plane: usize) -> Tier {
     [Tier::Hbm, Tier::Host, Tier::Disk][plane]
 }
 
-/// The number of a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Number(pub(crate) u32);
 
@@ -88,13 +87,11 @@ struct Step {
     to: Number,
 }
 
-/// Steps that are remembered.
 const STEPS: u32 = 8;
 const FORGOTTEN: Step = Step { from: Number(u32::MAX), turn: Turn(0), to: Number::NONE };
 /// Sets that are looked at for each new one.
 const LOOKS: usize = 4;
 
-/// All sets.
 pub(crate) struct Sets {
     /// The empty one first.
     sets: Vec<Set>,

@@ -147,7 +147,6 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
         }
     }
 
-    /// Takes what is there.
     pub(crate) fn remove(&mut self, hash: u64) {
         let Some((found, slot)) = self.locate(hash) else { return };
         let mut at = self.home(hash);
@@ -171,7 +170,6 @@ impl<const SKIPPED: u32> Table<SKIPPED> {
         }
     }
 
-    /// All that there are.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
         self.buckets.iter().flat_map(Bucket::entries)
     }

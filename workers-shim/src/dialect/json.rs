@@ -51,7 +51,6 @@ pub enum JsonError {
 pub(super) struct Field {
     /// The name without its quotes, escapes and all.
     pub(super) name: Range<usize>,
-    /// The value.
     pub(super) value: Range<usize>,
 }
 

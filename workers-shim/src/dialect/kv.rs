@@ -276,7 +276,6 @@ pub(super) fn reserved() -> impl Iterator<Item = &'static str> {
     Spoken::ALL.iter().flat_map(|spoken| spoken.dialect().reserved().iter().copied())
 }
 
-/// A value as JSON.
 fn json(value: serde_json::Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }

@@ -335,7 +335,6 @@ fn set(splice: &mut Splice<'_>, fields: kv::Fields) {
 
 const USAGE: &[u8] = br#"{"include_usage":true}"#;
 
-/// A text as JSON.
 pub(super) fn text(text: &str) -> Cow<'static, [u8]> {
     Cow::Owned(serde_json::to_vec(text).expect("a text is always JSON"))
 }

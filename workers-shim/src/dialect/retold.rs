@@ -32,7 +32,6 @@ enum Turn {
     Again,
 }
 
-/// What is left of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
     Something,

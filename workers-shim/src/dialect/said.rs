@@ -81,7 +81,6 @@ impl Lost {
 /// What becomes of an event on its way to the client.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Passage {
-    /// It passes as it is.
     Same,
     /// It is left out.
     Hidden,

@@ -251,7 +251,6 @@ impl SseScanner {
         }
     }
 
-    /// Reads one event.
     fn event(&mut self, event: Bytes) -> Passage {
         // The rest of an engine's answer that told that it failed.
         let mut passage = if self.failure.is_some() { Passage::Hidden } else { Passage::Same };

@@ -33,7 +33,6 @@ pub(crate) struct Following {
     pub(crate) client: reqwest::Client,
     /// Where events go.
     pub(crate) index: SharedIndex,
-    /// How they are read.
     pub(crate) rules: RulesOf,
     /// How much is remembered of what was routed to workers without events.
     pub(crate) routed: RoutedLimits,
@@ -100,7 +99,6 @@ fn misfit(rules: &SourceRules, block: Tokens) -> Doubt {
     Doubt::Misfit { model: rules.namespace.model.clone(), block, chain: rules.block }
 }
 
-/// One life of a worker.
 #[derive(Clone)]
 struct Worker {
     member: Arc<Member>,
@@ -123,7 +121,6 @@ impl Worker {
         self.member.seen().models.iter().find_map(|model| (self.with.rules)(model))
     }
 
-    /// Why no events are heard.
     fn why_guessed(&self, sources: &[EventSource]) -> Doubt {
         if sources.is_empty() {
             return Doubt::Silent;

@@ -49,7 +49,6 @@ pub trait Imprints: Send + Sync {
     fn fetch(&self, wanted: Wanted) -> BoxFuture<'static, Option<Imprint>>;
 }
 
-/// Who asks for an imprint.
 pub(crate) type Asked = oneshot::Sender<Option<Exported>>;
 
 /// The ranks of one worker that can be asked.

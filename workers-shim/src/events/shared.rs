@@ -33,7 +33,6 @@ struct Guesses {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// There are no events.
     Guessed,
     /// Events say better what is known by its tokens. No block of bytes is ever one of theirs, so that both never meet.
     Observed,
@@ -160,7 +159,6 @@ impl SharedIndex {
         self.forget(worker, Mode::Guessed);
     }
 
-    /// The worker left.
     pub(crate) fn dismiss(&self, worker: WorkerId) {
         let mut all = self.guesses.lock();
         if let Some(mut guesses) = all.remove(&worker) {

@@ -164,7 +164,6 @@ impl Sources {
         self.0.lock().doubts = sources.iter().map(unheard).collect();
     }
 
-    /// No source is followed.
     pub(super) fn follow_none(&self, why: Doubt) {
         *self.0.lock() = State { doubts: BTreeMap::new(), why_none: why };
     }
@@ -176,7 +175,6 @@ impl Sources {
         }
     }
 
-    /// How many there are.
     pub(crate) fn count(&self) -> SourceCount {
         let state = self.0.lock();
         let is_connected = |doubt: &&Option<Doubt>| !doubt.as_ref().is_some_and(Doubt::is_unheard);

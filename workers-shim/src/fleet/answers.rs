@@ -13,15 +13,12 @@ use crate::scrape::{Scrape, Wakefulness};
 pub(crate) enum Silence {
     /// It does not know the path, or answers something else there.
     Absent,
-    /// 5xx.
     Sick,
-    /// No connection.
     Refused,
     /// Nothing in time, or a connection that broke.
     Broken,
 }
 
-/// An answer to one question.
 pub(crate) type Reply<T> = Result<T, Silence>;
 
 /// A LoRA adapter that an engine lists.

@@ -8,7 +8,6 @@
 //! Of independent samples with this variance the average has `w / (2 - w)` of it, where `w` is 1/5: the value is right
 //! within a factor of `exp(1.96 * sqrt(variance / 9))` in 95 of 100 cases.
 
-/// Weight of a sample.
 pub(super) const WEIGHT: f64 = 0.2;
 /// A sample counts as at most this many times the estimate, or one part in as many of it.
 pub(super) const FURTHEST: f64 = 4.0;
@@ -53,7 +52,6 @@ impl Estimate {
         Self { value, most, variance: 0.0, samples: 0 }
     }
 
-    /// What is believed now.
     pub(super) fn value(&self) -> f64 {
         self.value
     }
@@ -70,7 +68,6 @@ impl Estimate {
         self.value = (self.value * ratio.powf(WEIGHT)).clamp(1.0, self.most);
     }
 
-    /// How sure that is.
     pub(super) fn confidence(&self) -> Confidence {
         let spread = || (1.96 * (self.variance * WEIGHT / (2.0 - WEIGHT)).sqrt()).exp();
         Confidence { samples: self.samples, within: (self.samples >= LEAST_SAMPLES).then(spread) }

@@ -62,7 +62,6 @@ pub(super) struct Mark {
 }
 
 impl Counters {
-    /// What the counters say now.
     pub(super) fn mark(&self) -> Mark {
         // Ends are read before starts, so that no request seems to have ended before it began.
         let (finished, begun) = (self.finished.load(Relaxed), self.begun.load(Relaxed));

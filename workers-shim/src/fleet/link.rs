@@ -29,7 +29,6 @@ pub(super) struct LinkEstimate {
 }
 
 impl LinkEstimate {
-    /// Begins with a profile.
     pub(super) fn new(start: &LinkProfile) -> Self {
         Self {
             fixed: Estimate::new(start.fixed_us as f64, f64::MAX),

@@ -32,7 +32,6 @@ pub(crate) struct Seen {
     version: (Incarnation, Arc<str>),
     /// With whom it exchanges KV.
     fabric: Option<Arc<str>>,
-    /// In which dialect.
     pub(super) speech: Speech,
     scrape: Arc<Scrape>,
     mark: Mark,
@@ -61,7 +60,6 @@ enum Duty {
     Forgotten,
 }
 
-/// One worker.
 pub(crate) struct Member {
     pub(crate) id: WorkerId,
     pub(crate) spec: WorkerSpec,

@@ -145,7 +145,6 @@ impl Overlay {
         self.routers.iter().map(|(router, spoken)| (*router, now.saturating_duration_since(spoken.at))).collect()
     }
 
-    /// The sums by worker.
     pub(super) fn sums(&self) -> BTreeMap<WorkerId, Others> {
         let mut sums = BTreeMap::new();
         for flow in self.routers.values().flat_map(|spoken| &spoken.table.flows) {

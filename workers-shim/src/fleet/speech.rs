@@ -10,7 +10,6 @@ use super::probe::get_url;
 use crate::dialect::{Meeting, Place, Spoken, Transfer, Unmet};
 use crate::scrape::Scrape;
 
-/// What was learnt of it.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Speech {
     pub(super) spoken: Spoken,

@@ -28,7 +28,6 @@ const FASTEST_TOKEN: Micros = Micros(20);
 pub(super) struct Observation {
     /// Prompt tokens that it computed, where no other prompt was in the way; 0 where one was.
     pub(super) computed: Tokens,
-    /// From dispatch to the first token.
     pub(super) first_token: Micros,
     /// Answers generated there meanwhile, this one included.
     pub(super) batch: u32,
@@ -65,7 +64,6 @@ impl SpeedEstimate {
         self.learn_decode(seen);
     }
 
-    /// The speeds now.
     pub(super) fn speeds(&self) -> Speeds {
         Speeds {
             prefill_tokens_per_second: self.prefill.value(),

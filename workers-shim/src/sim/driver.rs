@@ -22,9 +22,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// What a request's client is told.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Update {
-    /// One more token.
     Token(u32),
-    /// The end.
     Finished(Finish),
 }
 
@@ -122,7 +120,6 @@ impl Driver {
         done
     }
 
-    /// Counts and latencies now.
     pub(crate) fn measures(&self) -> (Stats, Latencies) {
         let state = self.shared.state.lock();
         (state.engine.stats(), state.latencies.clone())

@@ -55,7 +55,6 @@ struct Batch {
     payload: Bytes,
 }
 
-/// The sockets' side of a publisher.
 pub(crate) struct Sockets {
     events: TcpListener,
     replay: TcpListener,

@@ -15,7 +15,6 @@ use tokio::sync::watch;
 /// How far the legs of one transfer are.
 #[derive(Clone, PartialEq, Debug, Default)]
 enum Stage {
-    /// One of them is here.
     #[default]
     Open,
     /// The source has computed the prompt.
@@ -27,7 +26,6 @@ enum Stage {
 /// Where the legs of transfers meet.
 #[derive(Clone)]
 pub(crate) struct Rooms {
-    /// The engine that computes.
     engine: Arc<str>,
     /// How long one leg waits for the other.
     patience: Duration,

@@ -29,7 +29,6 @@ use super::rooms::Rooms;
 use super::side_channel::{self, Producer};
 use super::speech::voice_of;
 
-/// Connections at a time.
 const CONNECTIONS: usize = 4096;
 /// A client that takes longer for its headers is cut off.
 const HEADER_PATIENCE: Duration = Duration::from_secs(30);

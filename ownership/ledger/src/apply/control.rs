@@ -16,7 +16,6 @@ use crate::record::Worker;
 /// Nodes remembered, retired ones included; beyond it the one that was retired first is forgotten.
 pub(crate) const MAX_NODES: usize = 1_024;
 
-/// Tenants with a quota.
 pub(crate) const MAX_QUOTAS: usize = 1 << 16;
 
 /// Bytes of a node's address.

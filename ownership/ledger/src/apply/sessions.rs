@@ -8,7 +8,6 @@ use crate::ledger::Ledger;
 use crate::outcome::{Movement, Outcome, Refusal};
 use crate::record::{Head, Intent, Session};
 
-/// Intents remembered for one session.
 const MAX_INTENTS: usize = 8;
 
 impl Ledger {
@@ -69,7 +68,6 @@ impl Ledger {
         self.advance(Advance { session: fork.child, head: fork.at, replaces: None, intent: None })
     }
 
-    /// A place as a head of the session.
     fn head_at(&self, session: &Session, place: Place) -> Result<Head, Unresolved> {
         let artifact = self.resolve(place)?;
         if artifact.origin.tenant != session.tenant || artifact.origin.model != session.model {

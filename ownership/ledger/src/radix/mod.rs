@@ -31,7 +31,6 @@ impl<const N: usize> Digits for [u64; N] {
     }
 }
 
-/// The map.
 #[derive(Clone)]
 pub(crate) struct Radix<K, V, const MAX: usize> {
     root: Slot<K, V>,
@@ -146,7 +145,6 @@ impl<K: Digits, V: Clone, const MAX: usize> Radix<K, V, MAX> {
         }
     }
 
-    /// The first entry.
     pub(crate) fn first(&self) -> Option<(&K, &V)> {
         self.iter().next()
     }
@@ -213,7 +211,6 @@ impl<K: Digits, V: Clone> Branch<K, V> {
         (after.trailing_zeros() as usize + 1).min(SLOTS - place)
     }
 
-    /// A branch in the place of a full leaf.
     fn over<const MAX: usize>(full: Leaf<K, V>, depth: u32) -> Slot<K, V> {
         let mut branch = Branch { starts: 1, slots: std::array::from_fn(|_| Slot::empty()) };
         branch.split::<MAX>(0, depth, full);

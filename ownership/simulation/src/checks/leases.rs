@@ -30,7 +30,6 @@ pub struct Leases {
     office: Leadership,
     promised: BTreeMap<Life, Duration>,
     lives: BTreeMap<WorkerId, Incarnation>,
-    /// Workers for whose leases an end was proposed.
     ending: BTreeSet<WorkerId>,
     /// When the entry that is being applied was proposed.
     entry: Option<Duration>,

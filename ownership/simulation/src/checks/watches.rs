@@ -19,7 +19,6 @@ const SHOWN: &str = "what a watch tells, the view shows";
 pub struct Told {
     /// All before this revision.
     pub revision: u64,
-    /// So many changes of it.
     changes: usize,
 }
 

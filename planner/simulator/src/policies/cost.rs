@@ -10,7 +10,6 @@ pub(super) fn dynamo(ask: &Ask<'_>, fleet: &Fleet<'_>, worker: usize) -> Tokens 
     load.prompt + ask.missing(worker) + load.context + ask.step.prompt
 }
 
-/// The least cost.
 pub(super) struct Dynamo;
 
 impl Policy for Dynamo {

@@ -73,7 +73,6 @@ pub struct Fleet<'a> {
 }
 
 impl Fleet<'_> {
-    /// All workers.
     pub(crate) fn all(&self) -> std::ops::Range<usize> {
         0..self.workers.len()
     }

@@ -44,7 +44,6 @@ pub(super) struct Own {
     tenancy: Tenancy,
     /// Sessions between two steps, where something is sent ahead.
     gaps: Gaps,
-    /// Steps that wait.
     queue: Queue<StepRef>,
     /// Whether the world was asked to look at them.
     looks_again: bool,

@@ -3,7 +3,6 @@
 use super::Cell;
 use super::cells::with_confidence;
 
-/// What is compared.
 const FIGURES: [&str; 13] = [
     "ttft_mean_s",
     "ttft_p95_s",

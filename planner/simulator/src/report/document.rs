@@ -132,7 +132,6 @@ impl Report {
         loads
     }
 
-    /// The cells of one load.
     pub(super) fn at(&self, load: f64) -> Vec<&Cell> {
         self.cells.iter().filter(|cell| cell.load.total_cmp(&load).is_eq()).collect()
     }

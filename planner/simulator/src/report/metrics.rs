@@ -27,7 +27,6 @@ pub struct Metric {
 pub(super) enum Seen {
     /// In the table, with its confidence.
     Surely,
-    /// In the table.
     InTable,
     /// In files only.
     InFull,
@@ -121,7 +120,6 @@ const RESTORE_HOST_S: &str = "seconds of such a step's time to first token, mean
 const FORETOLD_BIAS: &str =
     "median of (foretold - seen) / seen of the same: below zero, steps took longer than they were priced";
 
-/// In gigabytes.
 fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
 }

@@ -26,7 +26,6 @@ pub struct Restores {
 }
 
 impl Restores {
-    /// One more step.
     pub(crate) fn add(&mut self, step: &Restore) {
         self.steps += 1;
         self.split.compute += step.compute;

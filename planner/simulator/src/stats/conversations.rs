@@ -20,10 +20,8 @@ pub(super) struct Place {
     pub(super) gap: Option<f64>,
 }
 
-/// The conversations so far.
 #[derive(Default)]
 pub(super) struct Conversations {
-    /// How many steps each has.
     pub(super) steps: Vec<f64>,
     pub(super) gaps: Vec<f64>,
     /// Of recorded times: the run where a prompt ended, its conversation and time.

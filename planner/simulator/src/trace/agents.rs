@@ -9,5 +9,4 @@ mod weave;
 pub(super) use decided::{BLOCK as DECIDED_BLOCK, Decided, read as decisions};
 pub(super) use forms::{document, lines};
 
-/// Tokens in a block.
 pub(super) const BLOCK: u32 = 64;

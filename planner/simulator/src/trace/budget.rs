@@ -6,7 +6,6 @@ use super::error::{Place, TraceError};
 /// at most, and eight times what five hundred recorded sessions of coding agents come to.
 const MOST: usize = 1 << 25;
 
-/// What is left of it.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: usize,

@@ -48,7 +48,6 @@ pub enum Fault {
     Empty,
 }
 
-/// Where in which file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     pub(crate) file: &'a str,

@@ -97,7 +97,6 @@ impl Workload {
     }
 }
 
-/// A session in the making.
 struct Making<'a> {
     of: &'a Workload,
     chance: Chance,

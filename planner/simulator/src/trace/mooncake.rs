@@ -9,7 +9,6 @@ use super::radix::Radix;
 use super::record::{json, lines};
 use super::{Reader, Session, Step};
 
-/// Tokens in a block.
 pub(super) const BLOCK: u32 = 512;
 
 const ACCEPTED: &str = r#"{"timestamp": MILLISECONDS, "input_length": TOKENS, "output_length": TOKENS, "hash_ids": [ID, ...]} on each line"#;

@@ -27,9 +27,7 @@ struct Node {
 pub(crate) struct Preamble<'a> {
     /// What tells one preamble from another.
     pub(crate) key: u64,
-    /// How many blocks it has.
     pub(crate) blocks: u32,
-    /// The list that begins with it.
     pub(crate) list: usize,
     /// Runs of preambles of earlier trees, by key and blocks.
     pub(crate) known: &'a mut HashMap<(u64, u32, u32), RunId>,

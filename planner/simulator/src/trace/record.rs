@@ -10,7 +10,6 @@ use super::error::{Fault, Place, TraceError};
 const LONGEST: u64 = 1 << 24;
 /// The longest time, in seconds: ten years.
 pub(crate) const LATEST: f64 = 315_576_000.0;
-/// The most requests of one file.
 pub(crate) const MOST_REQUESTS: usize = 1 << 24;
 
 /// Lines that hold something, with their number.

@@ -13,7 +13,6 @@ use super::radix::Radix;
 use super::record::{json, lines};
 use super::{Reader, Session, Step};
 
-/// Tokens in a block of text.
 pub(super) const BLOCK: u32 = 16;
 /// Characters of a token, as the usage counters of recorded transcripts have it.
 const CHARACTERS: f64 = 4.1;

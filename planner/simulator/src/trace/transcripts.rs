@@ -85,7 +85,6 @@ struct Transcript<'a> {
     by_message: HashMap<(String, bool), usize>,
 }
 
-/// One session a file.
 pub(super) fn read(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
     let mut transcript = Transcript::default();
     for (place, line) in lines(file, text) {

@@ -13,7 +13,6 @@ use crate::trace::Step;
 /// So much is sent ahead at once.
 const MOST_AT_ONCE: usize = 4;
 
-/// What was sent ahead.
 #[derive(Default)]
 pub(super) struct Aheads {
     under_way: HashMap<usize, Sending>,
@@ -91,7 +90,6 @@ impl World<'_> {
         self.events.add(arrives, Event::Brought(number));
     }
 
-    /// What was sent ahead is there.
     pub(super) fn brought(&mut self, number: usize) {
         let Some(Sending { from, to, for_whom, runs: sent, lent }) = self.links.ahead.under_way.remove(&number) else {
             return;

@@ -25,7 +25,6 @@ pub(super) enum Event {
     Brought(usize),
 }
 
-/// The events to come.
 #[derive(Default)]
 pub(super) struct Events {
     heap: BinaryHeap<Reverse<(Seconds, u64, Event)>>,

@@ -28,7 +28,6 @@ impl Late {
         self.workers[worker].coming.extend(changes.into_iter().map(|(run, has)| (now, run, has)));
     }
 
-    /// What is known by now.
     pub(super) fn pass(&mut self, now: Seconds) {
         for Known { has, coming } in &mut self.workers {
             while let Some((_, run, there)) = coming.pop_front_if(|(at, ..)| at.0 + self.by.0 <= now.0) {

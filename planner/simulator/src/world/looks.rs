@@ -8,7 +8,6 @@ use engine_model::runs::{RunEngine, RunId, Runs};
 use super::StepRef;
 use crate::trace::Step;
 
-/// What was seen so far.
 #[derive(Default)]
 pub(super) struct Looks {
     /// The latest prompts of sessions that are not over, each agent's.

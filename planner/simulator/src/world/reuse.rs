@@ -56,7 +56,6 @@ impl Reused {
         again
     }
 
-    /// Runs are computed.
     pub(super) fn computes(&mut self, path: &[RunId]) {
         path.iter().for_each(|run| self.known[run.0 as usize] = true);
     }

@@ -43,7 +43,6 @@ impl Script {
         (session < self.sessions).then_some(session)
     }
 
-    /// The steps that a session begins with.
     pub(super) fn begin(&mut self, number: usize, session: &Session) -> Vec<usize> {
         let mut followers = vec![Vec::new(); session.steps.len()];
         for (index, step) in session.steps.iter().enumerate() {

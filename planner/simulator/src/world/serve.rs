@@ -31,7 +31,6 @@ impl Job {
 }
 
 impl World<'_> {
-    /// What happened in an engine.
     pub(super) fn record(&mut self, worker: usize, happenings: Vec<Happening>) {
         for happening in happenings {
             match happening {

@@ -16,9 +16,7 @@ pub(super) struct Stages {
     pub(super) fetched: Seconds,
     /// The prompt began.
     begun: Seconds,
-    /// The prompt was computed.
     pub(super) computed: Seconds,
-    /// The first token was there.
     pub(super) first_token: Seconds,
     /// Shares of the prompt's time: loading from the host tier, from disk.
     from_host: f64,

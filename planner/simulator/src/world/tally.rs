@@ -19,7 +19,6 @@ const LOOK_EVERY: usize = 400;
 /// At most so many new tokens make a step a small one.
 const SMALL: Tokens = Tokens(1_024);
 
-/// The counts.
 #[derive(Default)]
 pub(super) struct Tally {
     /// Which steps are small: they go on from others, and their own session had nearly all of them before.

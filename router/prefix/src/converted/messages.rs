@@ -16,7 +16,6 @@ use crate::{ChatBody, ModelText, PrefixError, WallTime};
 /// Where a template takes system turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SystemPlace {
-    /// Where they stand.
     Anywhere,
     /// At the head only, so that all are moved there.
     Head,

@@ -56,7 +56,6 @@ struct Declared<'a> {
     parameters: Option<&'a RawValue>,
     strict: Option<bool>,
     defer_loading: Option<bool>,
-    /// Of a namespace.
     #[serde(borrow, default)]
     tools: Option<Vec<Declared<'a>>>,
 }

@@ -44,7 +44,6 @@ fn leaders(answers: &[Value]) -> Option<&Value> {
     answers.iter().find(|answer| answer["error"].is_null() && knows_all(&answer["answer"]))
 }
 
-/// How far the leader itself is.
 fn at_leader(leader: &Value) -> Option<u64> {
     lines(&leader["answer"]["members"]).iter().find(|member| member["is_leader"] == true)?["matched"].as_u64()
 }

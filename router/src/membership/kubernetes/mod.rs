@@ -29,7 +29,6 @@ const WATCH: u64 = 240;
 const SILENCE: Duration = Duration::from_secs(WATCH + 30);
 /// Between two requests that failed: the first pause, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Largest list.
 const MOST_LISTED: usize = 32 << 20;
 /// Largest line of a watch.
 const LONGEST_LINE: usize = 4 << 20;
@@ -81,7 +80,6 @@ fn hint(status: u16) -> &'static str {
     }
 }
 
-/// How a watch ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Ended {
     /// In time. The next one goes on after this version.
@@ -311,7 +309,6 @@ fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, KubernetesError> {
     Ok(serde_json::from_slice(body)?)
 }
 
-/// The lines of a watch.
 struct Lines {
     answer: Response,
     begun: BytesMut,

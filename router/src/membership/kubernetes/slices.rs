@@ -9,7 +9,6 @@ use crate::config::{PortOf, WorkerUrl};
 /// Most slices of a service: a hundred endpoints each, as Kubernetes cuts them.
 const MOST_SLICES: usize = 256;
 
-/// What a list of slices says.
 #[derive(Debug, Deserialize)]
 pub(super) struct SliceList {
     #[serde(default)]
@@ -26,7 +25,6 @@ pub(super) struct ListMeta {
     pub(super) resource_version: String,
 }
 
-/// One slice.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EndpointSlice {
@@ -72,9 +70,7 @@ struct Port {
 pub(super) enum Change {
     /// A slice that is new or was there before the watch began.
     Added(EndpointSlice),
-    /// A slice that is another now.
     Modified(EndpointSlice),
-    /// A slice that is gone.
     Deleted(EndpointSlice),
     /// Nothing changed up to a version.
     Bookmark(Bookmark),
@@ -113,7 +109,6 @@ pub(super) enum SlicesError {
 pub(super) struct Slices(BTreeMap<String, EndpointSlice>);
 
 impl Slices {
-    /// As a list has them.
     pub(super) fn of(list: Vec<EndpointSlice>) -> Result<Self, SlicesError> {
         let mut slices = Self::default();
         list.into_iter().try_for_each(|slice| slices.put(slice))?;
@@ -126,7 +121,6 @@ impl Slices {
         if self.0.len() > MOST_SLICES { Err(SlicesError::TooMany) } else { Ok(()) }
     }
 
-    /// One is gone.
     pub(super) fn remove(&mut self, slice: &EndpointSlice) {
         self.0.remove(&slice.metadata.name);
     }

@@ -14,7 +14,6 @@ pub(super) struct Disk {
     tier: Tier,
     speed: DiskSpeed,
     usage: DiskUse,
-    /// When all that is to be written is.
     written: Seconds,
     /// Runs that were read at least once.
     read: Vec<bool>,

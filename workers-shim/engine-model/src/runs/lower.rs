@@ -55,7 +55,6 @@ impl Lower {
         }
     }
 
-    /// Whether there is none.
     pub(super) fn is_none(&self) -> bool {
         self.host.is_none() && self.disk.is_none()
     }

@@ -2,7 +2,6 @@
 
 use crate::mix::MixMap;
 
-/// A few children.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Few {
     /// [`MANY`] where they are counted elsewhere.
@@ -19,7 +18,6 @@ impl Few {
     pub(super) const NONE: Self = Self { all: 0, serving: 0 };
 }
 
-/// Many children.
 #[derive(Clone, Copy)]
 struct Many {
     all: u32,

@@ -7,7 +7,6 @@ use crate::table::{Table, gather, random, spread};
 /// Bits that number the parts.
 const PARTS: u32 = 8;
 
-/// All names.
 pub(super) struct Names {
     parts: Box<[Table<PARTS>]>,
     len: usize,
@@ -51,7 +50,6 @@ impl Names {
         self.len += 1;
     }
 
-    /// Takes a name that is there.
     pub(super) fn remove(&mut self, name: EngineHash) {
         let (part, hash) = self.part(name);
         self.parts[part].remove(hash);

@@ -108,7 +108,6 @@ fn digest_of(rules: &SourceRules) -> PrefixId {
     root.extend_bytes(rules.seed, &rules.block.0.to_le_bytes()).extend_bytes(rules.seed, &[removal])
 }
 
-/// Of a chunk and all before it.
 fn digest_after(before: PrefixId, chunk: &[u8]) -> PrefixId {
     before.extend_bytes(Seed(u64::from(VERSION)), chunk)
 }

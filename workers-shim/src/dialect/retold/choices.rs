@@ -61,7 +61,6 @@ impl Retold {
         Ok(rest)
     }
 
-    /// What is told once.
     pub(super) fn once(&mut self, place: &str, what: &str) -> Result<Left, Lost> {
         let mark = self.tape.mark(place, what)?;
         Ok(if mark == Mark::Known { Left::Nothing } else { Left::Something })

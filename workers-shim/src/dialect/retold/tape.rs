@@ -52,7 +52,6 @@ pub(super) enum Mark {
     Known,
 }
 
-/// All of it.
 #[derive(Debug, Default)]
 pub(super) struct Tape {
     texts: BTreeMap<String, Reel<u8>>,
@@ -63,7 +62,6 @@ pub(super) struct Tape {
     size: usize,
 }
 
-/// What is told once.
 #[derive(Debug)]
 struct Told {
     what: u64,
@@ -128,7 +126,6 @@ impl Tape {
         }
     }
 
-    /// A name is kept.
     pub(super) fn keep(&mut self, name: &str) {
         self.size += name.len() + PLACE;
     }

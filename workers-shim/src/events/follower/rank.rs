@@ -36,11 +36,8 @@ pub(super) enum End {
     Misfit(Tokens),
 }
 
-/// What was last told of a rank.
 struct Told {
-    /// Engine blocks.
     blocks: u64,
-    /// How they are known.
     knowledge: Knowledge,
     /// Whether the log says that it is not heard.
     is_unheard: bool,
@@ -48,7 +45,6 @@ struct Told {
     is_holed: bool,
 }
 
-/// One rank of one life.
 pub(super) struct Rank {
     pub(super) worker: Worker,
     pub(super) source: EventSource,
@@ -190,7 +186,6 @@ impl Rank {
         }
     }
 
-    /// A message of the live stream.
     async fn live(&mut self, message: Option<Message>) -> Result<(), End> {
         let log = &self.worker.member.events;
         let Some(message) = message else {

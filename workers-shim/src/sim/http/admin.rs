@@ -25,7 +25,6 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> StatusCode {
     if app.driver.is_dead() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
-/// The version.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": VERSION}))
 }
@@ -46,7 +45,6 @@ pub(crate) async fn load(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"server_load": stats.running + stats.waiting + stats.pulling}))
 }
 
-/// The model and its adapters.
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     let mut data = vec![model(&app, &app.model, Value::Null)];
     data.extend(app.state.adapters.lock().names().map(|name| model(&app, name, json!(app.model))));
@@ -66,7 +64,6 @@ fn model(app: &App, name: &str, parent: Value) -> Value {
     })
 }
 
-/// Where KV events are told.
 pub(crate) async fn kv_event_sources(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"0": {
         "enable_kv_cache_events": true,
@@ -77,7 +74,6 @@ pub(crate) async fn kv_event_sources(State(app): State<Arc<App>>) -> Json<Value>
     }}))
 }
 
-/// Forget the prefix cache.
 pub(crate) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response {
     app.administered();
     let cleared = app.driver.with(|engine, _| engine.reset_prefix_cache());
@@ -100,7 +96,6 @@ pub(crate) async fn wake_up(State(app): State<Arc<App>>) -> StatusCode {
     StatusCode::OK
 }
 
-/// Whether it sleeps.
 pub(crate) async fn is_sleeping(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"is_sleeping": app.state.asleep.load(Ordering::Relaxed)}))
 }

@@ -16,7 +16,6 @@ use super::transfer_fields::producer_cached;
 pub(crate) struct Ask {
     /// As the client named it.
     pub(crate) model: String,
-    /// The id of the answer.
     pub(crate) id: String,
     /// Answers to one prompt.
     pub(crate) choices: u32,
@@ -30,7 +29,6 @@ pub(crate) struct Ask {
     longest: Option<u32>,
     sampling: Sampling,
     pub(crate) cache: CacheUse,
-    /// Which leg of a transfer it is.
     pub(crate) leg: Leg,
     report: Report,
 }
@@ -54,7 +52,6 @@ pub(crate) struct CacheUse {
 pub(crate) enum Delivery {
     /// At once, when it is whole.
     Whole,
-    /// As events.
     Stream,
     /// As events, usage last.
     StreamWithUsage,

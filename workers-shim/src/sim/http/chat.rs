@@ -22,7 +22,6 @@ use super::generate::{Answer, begin, whole};
 use super::sse::{Script, data, stream_answer};
 use super::totals::Totals;
 
-/// The route.
 pub(crate) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
     let fields = Fields::parse(&body)?;
     let limits = ["max_completion_tokens", "max_tokens"];

@@ -19,7 +19,6 @@ pub(crate) struct Part {
     pub(crate) end: Option<End>,
 }
 
-/// How an answer ended.
 pub(crate) struct End {
     pub(crate) reason: &'static str,
     /// The stop text, if one ended it.

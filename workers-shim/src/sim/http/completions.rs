@@ -23,7 +23,6 @@ use super::totals::Totals;
 /// Answer length where a completion names none: OpenAI's.
 const DEFAULT_TOKENS: u32 = 16;
 
-/// The route.
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     headers: HeaderMap,

@@ -33,7 +33,6 @@ impl Fields {
         &self.body
     }
 
-    /// A field that is there and not null.
     pub(crate) fn get(&self, name: &'static str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
     }

@@ -22,7 +22,6 @@ pub(crate) async fn begin(app: &App, ask: &mut Ask, prompts: &[Vec<u32>]) -> Res
     .collect()
 }
 
-/// A whole answer.
 pub(crate) struct Answer {
     pub(crate) choices: Vec<(Part, End)>,
     pub(crate) totals: Totals,
@@ -30,7 +29,6 @@ pub(crate) struct Answer {
     pub(crate) params: Value,
 }
 
-/// Wait for all choices.
 pub(crate) async fn whole(app: &App, ask: &Ask, choices: Vec<Choice>) -> Result<Answer, Fault> {
     let choices = try_join_all(choices.into_iter().map(Choice::whole)).await?;
     let mut totals = Totals::new(ask.remote_cached);

@@ -31,10 +31,7 @@ pub(crate) enum Part {
     /// Nothing, or what its parameters say by themselves.
     Own(Transfer),
     /// It computes for the leg that comes to this room.
-    Source {
-        /// The room.
-        room: String,
-    },
+    Source { room: String },
     /// It fetches what is computed for this room.
     Target {
         /// Where the source is asked for it.

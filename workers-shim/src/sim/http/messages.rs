@@ -21,7 +21,6 @@ use super::generate::{begin, whole};
 use super::sse::{Script, named, stream_answer};
 use super::totals::Totals;
 
-/// The route.
 pub(crate) async fn messages(app: State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Response {
     match answer(&app, &headers, &body).await {
         Ok(response) => response,

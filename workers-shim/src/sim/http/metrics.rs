@@ -11,7 +11,6 @@ use engine_model::Stats;
 use super::{App, metrics_sglang};
 use crate::dialect::Spoken;
 
-/// The route.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render(&app)).into_response()
 }

@@ -131,7 +131,6 @@ impl App {
     }
 }
 
-/// All routes.
 pub(crate) fn routes(app: Arc<App>, body_limit: usize) -> Router {
     let served = Router::new()
         .route("/v1/chat/completions", post(chat::chat))

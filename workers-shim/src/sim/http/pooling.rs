@@ -20,7 +20,6 @@ const WIDTH: u64 = 64;
 /// Texts of one request.
 const MOST_INPUTS: usize = 1024;
 
-/// The route of embeddings.
 pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
     let fields = Fields::parse(&body)?;
     let model = model_of(&app, &fields)?;
@@ -46,7 +45,6 @@ pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Resu
     })))
 }
 
-/// The route of reranking.
 pub(crate) async fn rerank(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
     let fields = Fields::parse(&body)?;
     let model = model_of(&app, &fields)?;

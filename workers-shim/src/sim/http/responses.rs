@@ -32,10 +32,8 @@ pub(crate) struct Kept {
 
 /// Responses that are kept, oldest first.
 pub(crate) type Store = std::collections::VecDeque<Kept>;
-/// How many.
 const KEPT: usize = 256;
 
-/// The route.
 pub(crate) async fn responses(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, Fault> {
     let fields = Fields::parse(&body)?;
     let mut ask = Ask::read(&app, (&headers, &fields), &["max_output_tokens"], "resp_")?;
@@ -59,7 +57,6 @@ pub(crate) async fn responses(State(app): State<Arc<App>>, headers: HeaderMap, b
     Ok(Json(body).into_response())
 }
 
-/// The route of a kept response.
 pub(crate) async fn kept(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Fault> {
     Ok(Json(find(&app, &id)?.body).into_response())
 }

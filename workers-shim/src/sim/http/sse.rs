@@ -33,7 +33,6 @@ pub(crate) fn data(value: &impl Serialize) -> String {
     format!("data: {}\n\n", serde_json::to_string(value).expect("answers are texts, numbers and lists of them"))
 }
 
-/// An event with one.
 pub(crate) fn named(name: &str, value: &Value) -> String {
     format!("event: {name}\ndata: {value}\n\n")
 }
@@ -44,7 +43,6 @@ struct Telling<S> {
     choices: SelectAll<BoxStream<'static, Told>>,
     script: S,
     totals: Totals,
-    /// Choices of one prompt.
     per_prompt: u32,
     opened: bool,
     over: bool,

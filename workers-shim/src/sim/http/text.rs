@@ -28,7 +28,6 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result
     })))
 }
 
-/// Tokens to text.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Fault> {
     let fields = Fields::parse(&body)?;
     app.adapter_of(fields.text("model")?.unwrap_or(&app.model))?;

@@ -12,7 +12,6 @@ use vocabulary::Tokens;
 pub(crate) struct Identity {
     /// Its engine id, new with every life.
     pub(crate) engine: Arc<str>,
-    /// Where its side channel listens.
     pub(crate) side_channel: SocketAddr,
 }
 

@@ -14,7 +14,6 @@ pub(super) struct Chains {
 }
 
 impl Chains {
-    /// The prefix of no blocks.
     pub(super) const ROOT: PrefixId = PrefixId(1);
 
     /// Of all runs, in blocks of `block` tokens.

@@ -16,7 +16,6 @@ use crate::trace::Step;
 #[derive(Default)]
 pub(super) struct Gaps(BTreeMap<(usize, u32), Waiting>);
 
-/// One of them.
 #[derive(Clone)]
 pub(super) struct Waiting {
     after: StepRef,
@@ -26,7 +25,6 @@ pub(super) struct Waiting {
 }
 
 impl Gaps {
-    /// A step is over.
     pub(super) fn begins(&mut self, after: StepRef, step: &Step) {
         let expected = Step { prompt: step.prompt + step.answer, ..step.clone() };
         self.0.insert((after.session, step.agent), Waiting { after, expected, is_sent: false });

@@ -50,7 +50,6 @@ pub(super) struct Asked<'a> {
     pub(super) fresh: SessionId,
     /// The whole blocks of the prompt.
     pub(super) path: &'a [RunId],
-    /// Tokens of the prompt.
     pub(super) prompt: Tokens,
 }
 
@@ -87,7 +86,6 @@ impl Quorum {
         quorum
     }
 
-    /// The ledger.
     pub(super) fn ledger(&self) -> &Ledger {
         &self.ledger
     }

@@ -13,7 +13,6 @@ const RIGHT: f64 = 58.0;
 const ROW: f64 = 21.0;
 const THICK: f64 = 15.0;
 
-/// One bar.
 pub(super) struct Bar {
     /// Of a policy, or of a way to manage the cache.
     pub(super) name: Cow<'static, str>,
@@ -21,7 +20,6 @@ pub(super) struct Bar {
     pub(super) parts: Vec<f64>,
 }
 
-/// What the bars are of.
 pub(super) struct Bars<'a> {
     /// What the drawing shows, for those who do not see it.
     pub(super) title: String,
@@ -33,7 +31,6 @@ pub(super) struct Bars<'a> {
 }
 
 impl Bars<'_> {
-    /// The drawing.
     pub(super) fn plot(&self, bars: &[Bar]) -> String {
         let height = ROW * bars.len() as f64 + 24.0;
         let title = escaped(&self.title);

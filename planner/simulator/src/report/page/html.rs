@@ -47,7 +47,6 @@ pub(super) fn folded(name: &str, rows: &[Vec<String>]) -> String {
     format!("<details><summary>Table: {}</summary>{}</details>", escaped(name), table(name, rows))
 }
 
-/// A drawing below its name.
 pub(super) fn figure(name: &str, drawing: &str) -> String {
     format!("<figure><figcaption>{}</figcaption>{drawing}</figure>", escaped(name))
 }

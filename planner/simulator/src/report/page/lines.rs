@@ -14,7 +14,6 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 44.0;
 
-/// One axis with its name.
 pub(super) struct Axis {
     name: String,
     scale: Scale,

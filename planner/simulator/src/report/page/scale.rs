@@ -3,13 +3,11 @@
 /// How places follow values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Steps {
-    /// Evenly.
     Even,
     /// By their logarithm: values above zero only.
     Logarithmic,
 }
 
-/// One axis.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Scale {
     from: f64,

@@ -73,7 +73,6 @@ struct Facts {
     reused: u64,
 }
 
-/// One served step.
 #[derive(Clone, Copy)]
 struct Served {
     at: Micros,

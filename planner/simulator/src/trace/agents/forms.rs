@@ -81,7 +81,6 @@ struct SubAgent<'a> {
     system_tokens: Option<IgnoredAny>,
 }
 
-/// One session a file.
 pub(in crate::trace) fn document(reader: &mut Reader, file: &str, text: &str) -> Result<(), TraceError> {
     let place = Place { file, line: 1 };
     let document: Document<'_> = json(place, text, DOCUMENT)?;

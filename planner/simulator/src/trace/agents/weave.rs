@@ -24,7 +24,6 @@ pub(super) struct Told {
     pub(super) ids: BlockIds,
 }
 
-/// One agent of a session.
 pub(super) struct Agent {
     parent: Option<usize>,
     /// Tokens of the tools that its prompts begin with.

@@ -20,7 +20,6 @@ type At = (usize, usize);
 #[derive(Default)]
 pub(super) struct Shared {
     radix: Radix,
-    /// Of each session.
     told: Vec<Told>,
     /// Those that were longer than all before them, with their blocks.
     longest: Vec<(u32, At)>,
