@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use consensus::{Levels, Room, raft_config};
 use openraft::Config;
+use smart_default::SmartDefault;
 
 use crate::error::OwnershipError;
 use crate::node_folder::ClusterId;
@@ -63,7 +64,7 @@ impl Options {
 }
 
 /// How a node takes part in a cluster. The default stands alone.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, SmartDefault)]
 pub struct Peering {
     /// Where other nodes call this one, `host:port`; port 0 lets the system choose. Without it the node stands alone.
     pub listen: Option<String>,
@@ -73,6 +74,7 @@ pub struct Peering {
     /// was begun goes on with that, and a new one founds a cluster.
     pub join: Vec<String>,
     /// How long a new node may ask before it gives up.
+    #[default(Duration::from_secs(60))]
     pub join_within: Duration,
     /// Certificates, for connections that only members can make; none leaves them plain.
     pub tls: Option<TlsFiles>,
@@ -80,33 +82,22 @@ pub struct Peering {
     pub timers: Timers,
 }
 
-impl Default for Peering {
-    fn default() -> Self {
-        let (listen, advertise, join, timers) = (None, None, Vec::new(), Timers::default());
-        Self { listen, advertise, join, join_within: Duration::from_secs(60), tls: None, timers }
-    }
-}
-
 /// When a silent leader is replaced.
 ///
 /// A follower waits for `election_max`, then for a random time from `election_min` to `election_max`, before it asks
 /// the others whether they miss the leader too. So a lost leader is replaced after about `election_max` plus the
 /// shortest of the voters' random times.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct Timers {
     /// How often a leader shows that it is there.
+    #[default(Duration::from_millis(250))]
     pub heartbeat: Duration,
     /// The shortest random wait.
+    #[default(Duration::from_millis(500))]
     pub election_min: Duration,
     /// The longest random wait; also how long a leader's word holds.
+    #[default(Duration::from_millis(1_000))]
     pub election_max: Duration,
-}
-
-impl Default for Timers {
-    fn default() -> Self {
-        let millis = Duration::from_millis;
-        Self { heartbeat: millis(250), election_min: millis(500), election_max: millis(1_000) }
-    }
 }
 
 impl Timers {

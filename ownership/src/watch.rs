@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use consensus::{Applied, Feed, Unreadable, Witness};
 use ledger::Ledger;
 use openraft::impls::TokioRuntime;
+use smart_default::SmartDefault;
 
 use crate::counters::Counters;
 use crate::failure::Reversion;
@@ -14,27 +15,16 @@ use crate::failure::Reversion;
 const CAPACITY: usize = 1 << 16;
 
 /// Sees what the state machine does, for counters and watchers.
-#[derive(Debug)]
+#[derive(Debug, SmartDefault)]
 pub(crate) struct Observer {
     pub(crate) counters: Arc<Counters>,
+    #[default(Arc::new(Feed::new(CAPACITY)))]
     pub(crate) feed: Arc<Feed<TokioRuntime>>,
     /// What ended it, if this release is too old.
     pub(crate) unreadable: OnceLock<Unreadable>,
     pub(crate) reversion: Reversion,
     /// What of the data directory is gone.
     pub(crate) gone: OnceLock<PathBuf>,
-}
-
-impl Default for Observer {
-    fn default() -> Self {
-        Self {
-            counters: Arc::default(),
-            feed: Arc::new(Feed::new(CAPACITY)),
-            unreadable: OnceLock::new(),
-            reversion: Reversion::default(),
-            gone: OnceLock::new(),
-        }
-    }
 }
 
 impl Witness for Observer {

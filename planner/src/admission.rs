@@ -9,6 +9,7 @@
 mod queue;
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use vocabulary::{Micros, Tokens};
 
 use crate::holding::Holding;
@@ -22,21 +23,18 @@ pub use queue::{Asking, Queue};
 const MOST_TIMES: f64 = 200.0;
 
 /// When steps wait.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Admission {
     /// Others' computing that a step may cause and start at once all the same.
+    #[default(Micros(3_000_000))]
     pub tolerated: Micros,
     /// The longest that a step waits, whatever it costs others; with 0 none waits.
+    #[default(Micros(300_000_000))]
     pub longest: Micros,
     /// So many steps wait at most; one more starts.
+    #[default(1_024)]
     pub most: usize,
-}
-
-impl Default for Admission {
-    fn default() -> Self {
-        Self { tolerated: Micros(3_000_000), longest: Micros(300_000_000), most: 1_024 }
-    }
 }
 
 /// What a step does next.

@@ -5,6 +5,7 @@
 //! the replicate of a candidate that the step itself might have taken.
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use vocabulary::{Blocks, Bytes, DpRank, Health, Knowledge, Micros, Overlap, Tier, WorkerId};
 
 use crate::cost::Prices;
@@ -15,31 +16,23 @@ use crate::table::Table;
 use crate::{Candidate, Claim, Handoff, Inputs, Rule, Sources, plan};
 
 /// What a move has to be worth, and what it keeps away from.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 pub struct AheadBounds {
     /// What is saved, by what is paid, at the least.
+    #[default(2.0)]
     pub margin: f64,
     /// What is left of the savings, at the least.
+    #[default(Micros(20_000))]
     pub least: Micros,
     /// A target whose queue is longer is left alone.
+    #[default(Micros(500_000))]
     pub queue: Micros,
     /// The same of a source that sends when the turn of its request comes: it computes nothing for that, but the KV comes late.
+    #[default(Micros(5_000_000))]
     pub source_queue: Micros,
     /// The most that moves at once.
+    #[default(Bytes(16 << 30))]
     pub bytes: Bytes,
-}
-
-impl Default for AheadBounds {
-    /// Twice the price and 20 ms; targets with half a second of prompts are busy, and sources with five; 16 GiB.
-    fn default() -> Self {
-        Self {
-            margin: 2.0,
-            least: Micros(20_000),
-            queue: Micros(500_000),
-            source_queue: Micros(5_000_000),
-            bytes: Bytes(16 << 30),
-        }
-    }
 }
 
 /// What becomes of ownership.

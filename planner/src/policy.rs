@@ -1,6 +1,7 @@
 //! Prices and switches of a deployment.
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use vocabulary::{Knowledge, Micros, Tokens};
 
 use crate::{Action, Admission, Thresholds};
@@ -29,25 +30,30 @@ impl Rule {
 }
 
 /// How the planner chooses. Weights that are negative or not finite count as zero.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     /// Who chooses.
+    #[default(Rule::Own)]
     pub rule: Rule,
     /// Where kinds of step begin.
     pub thresholds: Thresholds,
     /// Actions that are switched off. Colocated prefill cannot be: every step must be servable.
     pub disabled: Vec<Action>,
     /// `lambda`: microseconds for each MiB of device memory taken from others.
+    #[default(200.0)]
     pub lambda: f64,
     /// `mu`: microseconds of price for each microsecond that answers, and prompts that come later, lose at the worker that answers.
     /// Where a prompt holds them up for long it tends to one, and what they lose at a handoff's source, and when they come back
     /// for what was pushed out, counts in full, with a `mu` of 0 as well.
+    #[default(0.3)]
     pub mu: f64,
     /// Microseconds of price for each microsecond that others will spend on computing again what a step pushes out of
     /// device memory.
+    #[default(0.7)]
     pub eviction: f64,
     /// The most that a session is expected to add where it is new, beyond the step itself; what it is expected to add is learnt.
+    #[default(Tokens(35_000))]
     pub growth: Tokens,
     /// What transfers may take beyond their link's time.
     pub transfer: TransferRisk,
@@ -62,31 +68,10 @@ pub struct Policy {
     /// When steps wait rather than push out others' KV.
     pub admission: Admission,
     /// Prefill rate of a worker whose rate is unknown, in tokens a second.
+    #[default(2_000.0)]
     pub unknown_prefill_tokens_per_second: f64,
     /// Context at which a token costs twice as much to compute as the first one does; 0 takes every token as equal.
     pub attention_doubles_at: Tokens,
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            rule: Rule::Own,
-            thresholds: Thresholds::default(),
-            disabled: Vec::new(),
-            lambda: 200.0,
-            mu: 0.3,
-            eviction: 0.7,
-            growth: Tokens(35_000),
-            transfer: TransferRisk::default(),
-            sources: Sources::default(),
-            trust: Trust::default(),
-            overload: Overload::default(),
-            tiers: Tiers::default(),
-            admission: Admission::default(),
-            unknown_prefill_tokens_per_second: 2_000.0,
-            attention_doubles_at: Tokens::ZERO,
-        }
-    }
 }
 
 impl Policy {
@@ -97,19 +82,15 @@ impl Policy {
 }
 
 /// What transfers may take beyond their link's time: links have queues of their own that nobody tells of.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct TransferRisk {
     /// Of any transfer.
+    #[default(Micros(100_000))]
     pub fixed: Micros,
     /// Share of the time that the bytes take.
+    #[default(0.5)]
     pub share: f64,
-}
-
-impl Default for TransferRisk {
-    fn default() -> Self {
-        Self { fixed: Micros(100_000), share: 0.5 }
-    }
 }
 
 /// When a source sends what it holds.
@@ -124,19 +105,15 @@ pub enum Sources {
 }
 
 /// The share of believed blocks that is expected to be found, by what is known of the worker. 0 to 1.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Trust {
     /// Events were lost and not yet made good.
+    #[default(0.9)]
     pub degraded: f64,
     /// Guessed from routing, ownership or another router's intent.
+    #[default(0.8)]
     pub fallback: f64,
-}
-
-impl Default for Trust {
-    fn default() -> Self {
-        Self { degraded: 0.9, fallback: 0.8 }
-    }
 }
 
 impl Trust {
@@ -152,37 +129,29 @@ impl Trust {
 }
 
 /// Marks above which a session is moved away from its owner rather than lent.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overload {
     /// Time that a step would wait there.
+    #[default(Micros(2_000_000))]
     pub queue: Micros,
     /// KV blocks in use, 0 to 1.
+    #[default(0.95)]
     pub kv_usage: f64,
 }
 
-impl Default for Overload {
-    fn default() -> Self {
-        Self { queue: Micros(2_000_000), kv_usage: 0.95 }
-    }
-}
-
 /// What lies below device memory, and how fast blocks come back from there.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tiers {
     /// What a worker's host memory holds of what was evicted, in tokens; 0 where nothing falls into it.
     pub host_tokens: Tokens,
     /// From host memory.
+    #[default(20e9)]
     pub host_bytes_per_second: f64,
     /// From disk or a shared store.
+    #[default(3e9)]
     pub disk_bytes_per_second: f64,
-}
-
-impl Default for Tiers {
-    fn default() -> Self {
-        Self { host_tokens: Tokens::ZERO, host_bytes_per_second: 20e9, disk_bytes_per_second: 3e9 }
-    }
 }
 
 #[cfg(test)]

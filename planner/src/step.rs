@@ -1,6 +1,7 @@
 //! What kind of step a request is. A label for people, metrics and the planner; it never decides by itself.
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use strum::VariantArray as _;
 use vocabulary::{Blocks, Micros, Tokens};
 
@@ -99,21 +100,18 @@ impl StepFacts {
 }
 
 /// Where one kind of step ends and the next begins.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Thresholds {
     /// More new tokens than this are many.
+    #[default(Tokens(4_096))]
     pub long: Tokens,
     /// Percent of the prompt that must be reused for a long step to be a tool output and not a new prefix.
+    #[default(50)]
     pub reused_percent: u8,
     /// A pause longer than this is a long one.
+    #[default(Micros(60_000_000))]
     pub cold: Micros,
-}
-
-impl Default for Thresholds {
-    fn default() -> Self {
-        Self { long: Tokens(4_096), reused_percent: 50, cold: Micros(60_000_000) }
-    }
 }
 
 /// The kind of a step. The most specific wins: continuation, then fork, then cold resume, then by size.

@@ -9,17 +9,20 @@ use parking_lot::Mutex;
 use planner::{Action, BarredLink};
 use serde::Deserialize;
 use serde_json::Value;
+use smart_default::SmartDefault;
 use strum::{AsRefStr, VariantArray};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::Tokens;
 
 /// Section `[correctness]`.
-#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct CorrectnessConfig {
     /// Of so many transfers over a link one is checked, the first one included; 0 checks none.
+    #[default(16)]
     pub one_in: u32,
     /// Where an engine's two likeliest next tokens are not further apart than this, as log-probabilities, it may say either.
+    #[default(1e-4)]
     pub noise: f64,
 }
 
@@ -27,12 +30,6 @@ impl CorrectnessConfig {
     /// What cannot be, and what is accepted.
     pub fn problem(self) -> Option<(&'static str, &'static str)> {
         (!(0.0..=1.0).contains(&self.noise)).then_some(("correctness.noise", "accepted is 0.0 to 1.0"))
-    }
-}
-
-impl Default for CorrectnessConfig {
-    fn default() -> Self {
-        Self { one_in: 16, noise: 1e-4 }
     }
 }
 
@@ -176,17 +173,12 @@ struct Turns {
 }
 
 /// What this router's checks have shown since it started.
-#[derive(Debug)]
+#[derive(Debug, SmartDefault)]
 pub struct Correctness {
     turns: Mutex<Turns>,
     barred: Mutex<Vec<Barred>>,
+    #[default(Arc::new(Semaphore::new(1)))]
     place: Arc<Semaphore>,
-}
-
-impl Default for Correctness {
-    fn default() -> Self {
-        Self { turns: Mutex::default(), barred: Mutex::default(), place: Arc::new(Semaphore::new(1)) }
-    }
 }
 
 impl Correctness {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Deserialize;
+use smart_default::SmartDefault;
 
 use crate::pipeline::steering::Percent;
 
@@ -16,19 +17,15 @@ const FULL_AFTER: Duration = Duration::from_secs(60);
 const PARTS: u64 = 100;
 
 /// Section `[retries]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetryConfig {
     /// Tries after the first, of all requests.
+    #[default(Percent::try_from(20).expect("20 is one"))]
     pub percent: Percent,
     /// Tries beyond that, at once. A worker that dies with so many answers under way has all of them go on elsewhere.
+    #[default(256)]
     pub burst: u32,
-}
-
-impl Default for RetryConfig {
-    fn default() -> Self {
-        Self { percent: Percent::try_from(20).expect("20 is one"), burst: 256 }
-    }
 }
 
 /// How many tries are left.

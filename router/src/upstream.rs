@@ -18,37 +18,31 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
+use smart_default::SmartDefault;
 use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
 
 use crate::config::units::Span;
 
 /// Section `[upstream]`: how workers are reached.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpstreamConfig {
     /// Longest time to open a connection.
+    #[default(Span::seconds(2))]
     pub connect_timeout: Span,
     /// Longest time until a worker begins its answer. Answers that are not streamed begin when they are complete.
+    #[default(Span::seconds(3600))]
     pub answer_timeout: Span,
     /// Longest pause inside an answer.
+    #[default(Span::seconds(600))]
     pub pause_timeout: Span,
     /// How long an idle connection is kept. Below the engines' own limit (uvicorn: 5 s), or requests meet closed ones.
+    #[default(Span::seconds(4))]
     pub idle_timeout: Span,
     /// Most idle connections to one worker.
+    #[default(512)]
     pub idle_connections: usize,
-}
-
-impl Default for UpstreamConfig {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Span::seconds(2),
-            answer_timeout: Span::seconds(3600),
-            pause_timeout: Span::seconds(600),
-            idle_timeout: Span::seconds(4),
-            idle_connections: 512,
-        }
-    }
 }
 
 /// A request for a worker, whole.

@@ -1,55 +1,50 @@
 //! How much the ledger holds, and for how long.
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use vocabulary::Micros;
 
+const HOUR: u64 = 3_600_000_000;
+
 /// Bounds on every table. Part of the state, so that all nodes agree on them.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, SmartDefault)]
 pub struct Limits {
     /// Workers, retired ones included.
+    #[default(4_096)]
     pub workers: u32,
     /// Sessions; beyond it the one that was idle longest is closed.
+    #[default(1 << 20)]
     pub sessions: u32,
     /// Extents; beyond it the coldest unreferenced ones go.
+    #[default(1 << 21)]
     pub artifacts: u32,
     /// Heads of one session; beyond it the coldest goes.
+    #[default(16)]
     pub heads: u32,
     /// Copies of one extent; beyond it the one that ends first goes.
+    #[default(64)]
     pub replicas: u32,
     /// Sessions with intents.
+    #[default(1 << 16)]
     pub intents: u32,
     /// Boots of nodes that may write.
+    #[default(64)]
     pub clients: u32,
     /// Outcomes remembered for each of them.
+    #[default(1_024)]
     pub outcomes: u32,
     /// Commands in a batch.
+    #[default(1_024)]
     pub batch: u32,
     /// Records that one entry's sweep may touch.
+    #[default(64)]
     pub sweep: u32,
     /// How long an untouched session is remembered.
+    #[default(Micros(24 * HOUR))]
     pub session_idle: Micros,
     /// How long an unreferenced extent is remembered.
+    #[default(Micros(HOUR))]
     pub artifact_idle: Micros,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        const HOUR: Micros = Micros(3_600_000_000);
-        Self {
-            workers: 4_096,
-            sessions: 1 << 20,
-            artifacts: 1 << 21,
-            heads: 16,
-            replicas: 64,
-            intents: 1 << 16,
-            clients: 64,
-            outcomes: 1_024,
-            batch: 1_024,
-            sweep: 64,
-            session_idle: HOUR * 24,
-            artifact_idle: HOUR,
-        }
-    }
 }
 
 impl Limits {

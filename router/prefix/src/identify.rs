@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use smart_default::SmartDefault;
 use vocabulary::{Bytes, Chain, Namespace, PrefixId, RootKeys, Seed, Tokens};
 
 use crate::canonical::canonical;
@@ -16,22 +17,20 @@ use crate::{
 const DETAIL_CHARS: usize = 300;
 
 /// Bounds on what one request may cost here.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, SmartDefault)]
 pub struct Limits {
     /// Bytes of a rendered prompt, and of canonical bytes.
+    #[default(Bytes(16 << 20))]
     pub rendered: Bytes,
     /// Instructions of the template engine a rendering.
+    #[default(20_000_000)]
     pub template_steps: u64,
     /// Prompts of one completion request.
+    #[default(1024)]
     pub prompts: usize,
     /// Memory for token ids of text segments seen before; 0 turns the cache off.
+    #[default(Bytes(64 << 20))]
     pub segment_cache: Bytes,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { rendered: Bytes(16 << 20), template_steps: 20_000_000, prompts: 1024, segment_cache: Bytes(64 << 20) }
-    }
 }
 
 /// What an [`Identifier`] is made of.

@@ -1,16 +1,18 @@
 //! Section `[ahead]`: what is sent to other workers between two steps.
 
 use serde::Deserialize;
+use smart_default::SmartDefault;
 
 use crate::config::units::Size;
 
 /// Whether prefixes move while nobody asks for them, and how much.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct AheadConfig {
     /// Whether any does.
     pub enabled: bool,
     /// Most KV that is sent a second, on the average.
+    #[default(Size::mebibytes(256))]
     pub bandwidth: Size,
 }
 
@@ -18,11 +20,5 @@ impl AheadConfig {
     /// What is out of bounds, and what is accepted.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         (!self.bandwidth.is_bandwidth()).then_some(("ahead.bandwidth", Size::ACCEPTED_BANDWIDTH))
-    }
-}
-
-impl Default for AheadConfig {
-    fn default() -> Self {
-        Self { enabled: false, bandwidth: Size::mebibytes(256) }
     }
 }

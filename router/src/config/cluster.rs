@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use ownership::{Peering, Timers, TlsFiles};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use smart_default::SmartDefault;
 
 use super::units::Span;
 
 /// Section `[cluster]`. Without `listen` the router keeps its ledger alone.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterConfig {
     /// Where other nodes call this one, `HOST:PORT`. Also `--node-listen`.
@@ -19,14 +20,18 @@ pub struct ClusterConfig {
     /// Members to ask for admission when the data directory is new. Also `--join`.
     pub join: Addresses,
     /// How long a new node asks before it gives up.
+    #[default(Span(Peering::default().join_within))]
     pub join_within: Span,
     /// Certificates; without them connections between nodes are plain.
     pub tls: Option<TlsConfig>,
     /// How often a leader shows that it is there.
+    #[default(Span(Timers::default().heartbeat))]
     pub heartbeat: Span,
     /// The shortest wait for a leader that does not.
+    #[default(Span(Timers::default().election_min))]
     pub election_min: Span,
     /// The longest; a lost leader is replaced after at most about twice this.
+    #[default(Span(Timers::default().election_max))]
     pub election_max: Span,
     /// The highest feature level to work at. For tests of mixed releases.
     pub max_level: Option<u32>,
@@ -42,23 +47,6 @@ pub struct TlsConfig {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-}
-
-impl Default for ClusterConfig {
-    fn default() -> Self {
-        let Timers { heartbeat, election_min, election_max } = Timers::default();
-        Self {
-            listen: None,
-            advertise: None,
-            join: Addresses::default(),
-            join_within: Span(Peering::default().join_within),
-            tls: None,
-            heartbeat: Span(heartbeat),
-            election_min: Span(election_min),
-            election_max: Span(election_max),
-            max_level: None,
-        }
-    }
 }
 
 impl ClusterConfig {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use smart_default::SmartDefault;
 use vocabulary::Role;
 
 use super::units::{Size, Span};
@@ -10,7 +11,7 @@ use crate::auth::Secret;
 use crate::membership::MOST_WORKERS;
 
 /// Section `[discovery]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiscoveryConfig {
     /// A file of `[[workers]]`, or of `{"workers": [...]}` where it ends in `.json`, read anew when it changes.
@@ -20,21 +21,17 @@ pub struct DiscoveryConfig {
     /// Services whose ready endpoints are workers, `[[discovery.kubernetes]]`.
     pub kubernetes: Vec<KubernetesConfig>,
     /// Most workers that are registered over the operators' API at a time; with 0 none can.
+    #[default(256)]
     pub registrations: usize,
 }
 
 /// Section `[drain]`.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct DrainConfig {
     /// Most KV that is moved a second when sessions are moved away from a worker, on the average.
+    #[default(Size::mebibytes(1024))]
     pub bandwidth: Size,
-}
-
-impl Default for DrainConfig {
-    fn default() -> Self {
-        Self { bandwidth: Size::mebibytes(1024) }
-    }
 }
 
 impl DrainConfig {
@@ -135,12 +132,6 @@ fn usual_pause() -> Span {
 }
 
 const MOST_NAMES: usize = 64;
-
-impl Default for DiscoveryConfig {
-    fn default() -> Self {
-        Self { workers_file: None, dns: Vec::new(), kubernetes: Vec::new(), registrations: 256 }
-    }
-}
 
 impl DiscoveryConfig {
     /// Whether workers are found anywhere but in the configuration.

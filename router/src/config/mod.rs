@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use planner::{Action, Actions, Policy, Rule};
 use serde::Deserialize;
+use smart_default::SmartDefault;
 use toml::{Table, Value};
 use vocabulary::Micros;
 
@@ -86,36 +87,27 @@ pub struct Config {
 }
 
 /// Section `[steering]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct SteeringConfig {
     /// Who decides: `own`, `shadow` or `sticky`.
     pub mode: Mode,
     /// In mode `own`, the share of sessions that it applies to, 0 to 100.
+    #[default(Percent::ALL)]
     pub rollout_percent: Percent,
     /// What routes where the planner does not: `session_pinning`, `round_robin` or `match_rate_minus_load`.
+    #[default(Rule::SessionPinning)]
     pub bypass: Rule,
 }
 
-impl Default for SteeringConfig {
-    fn default() -> Self {
-        Self { mode: Mode::default(), rollout_percent: Percent::ALL, bypass: Rule::SessionPinning }
-    }
-}
-
 /// Section `[guardrail]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct GuardrailConfig {
     /// In mode `own`, the share of sessions that are planned and served by the bypass all the same, so that actions which
     /// make the others slower are found and switched off; 0 to 50, and 0 compares nothing.
+    #[default(Percent::NONE)]
     pub control_percent: Percent,
-}
-
-impl Default for GuardrailConfig {
-    fn default() -> Self {
-        Self { control_percent: Percent::NONE }
-    }
 }
 
 /// Section `[models.NAME]`.
@@ -137,12 +129,14 @@ pub struct ModelConfig {
 }
 
 /// Section `[ledger]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct LedgerConfig {
     /// Folder of the durable log and its snapshots; made if missing. Also `--data-dir`.
+    #[default(PathBuf::from("ownerserve-data"))]
     pub data_dir: PathBuf,
     /// How long a worker stays an owner without being reached.
+    #[default(units::Span::seconds(15))]
     pub lease: units::Span,
     /// Artifacts that the ledger shall hold, where that is more than it does; it never holds fewer than before.
     pub artifacts: Option<u32>,
@@ -150,18 +144,6 @@ pub struct LedgerConfig {
     pub sessions: Option<u32>,
     /// What happens when the log can no longer be written: `serve` goes on with the last view, `stop` ends the process.
     pub on_failure: OnFailure,
-}
-
-impl Default for LedgerConfig {
-    fn default() -> Self {
-        Self {
-            data_dir: PathBuf::from("ownerserve-data"),
-            lease: units::Span::seconds(15),
-            artifacts: None,
-            sessions: None,
-            on_failure: OnFailure::default(),
-        }
-    }
 }
 
 /// Why a configuration was refused.

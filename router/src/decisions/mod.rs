@@ -16,6 +16,7 @@ use std::sync::Arc;
 use planner::{AttentionSpec, Case, ParallelShape, Policy};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use smart_default::SmartDefault;
 use vocabulary::{ModelId, RequestId, WorkerId};
 
 use crate::config::units::Size;
@@ -31,10 +32,11 @@ pub(crate) use wanted::Wanted;
 use writer::Writer;
 
 /// Section `[decisions]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct DecisionsConfig {
     /// Most bytes of the decision log in the data directory, 1 MiB or more; 0 keeps none.
+    #[default(Size::mebibytes(256))]
     pub log: Size,
 }
 
@@ -47,12 +49,6 @@ impl DecisionsConfig {
         let is_none = self.log == Size(0);
         (!is_none && self.log < Self::LEAST)
             .then_some(("decisions.log", "accepted is 0, which keeps none, or 1MiB and more"))
-    }
-}
-
-impl Default for DecisionsConfig {
-    fn default() -> Self {
-        Self { log: Size::mebibytes(256) }
     }
 }
 

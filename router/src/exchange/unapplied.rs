@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ownership::ledger::{Command, Custody, Origin, Point, Scope, StepCommit};
+use smart_default::SmartDefault;
 use vocabulary::{Blocks, Chain, NodeId, Owner, PrefixId, SessionId};
 
 /// How long a step that the ledger has is remembered where the view does not show it: another node may have applied it
@@ -115,20 +116,15 @@ pub struct Taken {
     pub branch: Option<Arc<Finished>>,
 }
 
-/// How much is remembered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How much is remembered. By default 64 MiB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct Limits {
     /// Sessions.
+    #[default(1 << 16)]
     pub sessions: usize,
     /// Blocks of all their chains; each takes 16 bytes.
+    #[default(4 << 20)]
     pub blocks: usize,
-}
-
-impl Default for Limits {
-    /// 64 MiB.
-    fn default() -> Self {
-        Self { sessions: 1 << 16, blocks: 4 << 20 }
-    }
 }
 
 #[derive(Clone, Debug, Default)]

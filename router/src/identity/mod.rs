@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use prefix::{Rung, Trails};
 use serde::Deserialize;
+use smart_default::SmartDefault;
 use vocabulary::{Bytes, Tokens};
 
 use crate::checkpoints::Checkpoints;
@@ -23,19 +24,15 @@ use agreement::Agreement;
 use look::{Look, Looks};
 
 /// Section `[identity]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct IdentityConfig {
     /// Memory for what conversations leave for their next step; 0 has every prompt computed as a whole.
+    #[default(Size::mebibytes(256))]
     pub memory: Size,
     /// One step in so many is encoded again as a whole and compared; none where it is 0.
+    #[default(256)]
     pub look_every: u64,
-}
-
-impl Default for IdentityConfig {
-    fn default() -> Self {
-        Self { memory: Size::mebibytes(256), look_every: 256 }
-    }
 }
 
 /// What is known of conversations, and the looks at whether it holds.

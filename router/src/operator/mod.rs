@@ -44,6 +44,7 @@ use std::path::PathBuf;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use serde::Deserialize;
+use smart_default::SmartDefault;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -54,10 +55,11 @@ pub use desk::{Desk, DeskError};
 pub use problem::{Kind, Problem};
 
 /// Section `[operator]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct OperatorConfig {
     /// Where to listen; also `--operator-listen`.
+    #[default(SocketAddr::from(([127, 0, 0, 1], 9464)))]
     pub listen: SocketAddr,
     /// File of bearer tokens with their roles, re-read when it changes. Without one no token is asked for.
     ///
@@ -70,18 +72,8 @@ pub struct OperatorConfig {
     /// The certificate that is shown; without one the listener speaks plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Most bytes of the audit log, older files included.
+    #[default(Size::mebibytes(64))]
     pub audit_size: Size,
-}
-
-impl Default for OperatorConfig {
-    fn default() -> Self {
-        Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 9464)),
-            tokens_file: None,
-            tls: None,
-            audit_size: Size::mebibytes(64),
-        }
-    }
 }
 
 /// The operators' routes.

@@ -1,29 +1,38 @@
 //! Section `[outliers]`: when a worker is ejected, for how long, and how many may be.
 
 use serde::Deserialize;
+use smart_default::SmartDefault;
 
 use crate::config::units::Span;
 use crate::pipeline::steering::Percent;
 
 /// When a worker whose requests fail takes none. Names as Envoy's where they mean the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutlierConfig {
     /// Failures one after another that eject it; 0 ejects none for that.
+    #[default(5)]
     pub consecutive_failures: u32,
     /// The share of failures that ejects it; 0 ejects none for that.
+    #[default(Percent::try_from(50).expect("50 is one"))]
     pub failure_percentage: Percent,
     /// Over how long the share is taken: of this span and the one before.
+    #[default(Span::seconds(10))]
     pub interval: Span,
     /// Fewest requests that make a share.
+    #[default(20)]
     pub request_volume: u32,
     /// How long it is out, times how often it was; also how long a trial request is waited for.
+    #[default(Span::seconds(10))]
     pub base_ejection_time: Span,
     /// The longest.
+    #[default(Span::seconds(300))]
     pub max_ejection_time: Span,
     /// The largest share of the fleet that is out at once, yet one where it is not 0; 0 ejects none.
+    #[default(Percent::try_from(50).expect("50 is one"))]
     pub max_ejection_percent: Percent,
     /// Requests that find out at once whether it is well.
+    #[default(1)]
     pub trial_requests: u32,
 }
 
@@ -45,21 +54,5 @@ impl OutlierConfig {
         }
         let is_bounded = (1..=100).contains(&self.trial_requests);
         (!is_bounded).then_some(("outliers.trial_requests", "accepted is 1 to 100"))
-    }
-}
-
-impl Default for OutlierConfig {
-    fn default() -> Self {
-        let half = || Percent::try_from(50).expect("50 is one");
-        Self {
-            consecutive_failures: 5,
-            failure_percentage: half(),
-            interval: Span::seconds(10),
-            request_volume: 20,
-            base_ejection_time: Span::seconds(10),
-            max_ejection_time: Span::seconds(300),
-            max_ejection_percent: half(),
-            trial_requests: 1,
-        }
     }
 }

@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 use prometheus::IntGauge;
 use serde::Deserialize;
+use smart_default::SmartDefault;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -31,38 +32,31 @@ pub use tls::{Tls, TlsConfig, TlsError};
 const WAITING: u32 = 1024;
 
 /// Section `[proxy]`: the listener for clients.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProxyConfig {
     /// Where to listen.
+    #[default(SocketAddr::from(([127, 0, 0, 1], 8080)))]
     pub listen: SocketAddr,
     /// Largest body of a request, decompressed.
+    #[default(Size::mebibytes(64))]
     pub body_limit: Size,
     /// Longest time for a request's headers, counted from the opened connection or the end of the last answer; also
     /// how long an idle connection is kept.
+    #[default(Span::seconds(60))]
     pub header_timeout: Span,
     /// Longest pause inside a request's body.
+    #[default(Span::seconds(30))]
     pub body_pause: Span,
     /// Longest time for a whole body.
+    #[default(Span::seconds(300))]
     pub body_timeout: Span,
     /// Most open connections; more wait in the kernel's queue.
+    #[default(16_384)]
     pub connections: usize,
     /// Longest time that running requests get when the process is asked to end.
+    #[default(Span::seconds(30))]
     pub drain_timeout: Span,
-}
-
-impl Default for ProxyConfig {
-    fn default() -> Self {
-        Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            body_limit: Size::mebibytes(64),
-            header_timeout: Span::seconds(60),
-            body_pause: Span::seconds(30),
-            body_timeout: Span::seconds(300),
-            connections: 16_384,
-            drain_timeout: Span::seconds(30),
-        }
-    }
 }
 
 /// What one listener allows.

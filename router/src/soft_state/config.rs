@@ -2,12 +2,13 @@
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 use serde::de::{Deserialize, Deserializer, Error};
+use smart_default::SmartDefault;
 
 use crate::auth::Secret;
 use crate::config::units::{Size, Span};
 
 /// Section `[soft_state]`.
-#[derive(Clone, Debug, serde::Deserialize)]
+#[derive(Clone, Debug, serde::Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct SoftStateConfig {
     /// Redis or Valkey that all routers share. Without one each router remembers for itself.
@@ -15,26 +16,17 @@ pub struct SoftStateConfig {
     /// What these routers' keys begin with; the cluster's id when missing. Routers share what they have in common here.
     pub namespace: Option<String>,
     /// Longest time that a request waits for Redis, each time it asks.
+    #[default(Span::millis(30))]
     pub timeout: Span,
     /// Memory for it in each router.
+    #[default(Size::mebibytes(256))]
     pub memory: Size,
     /// How long responses are remembered after they were made or last used.
+    #[default(Span::seconds(24 * 3600))]
     pub ttl: Span,
     /// Largest transcript of one response that is kept; 0 keeps none.
+    #[default(Size::mebibytes(1))]
     pub transcript: Size,
-}
-
-impl Default for SoftStateConfig {
-    fn default() -> Self {
-        Self {
-            redis: None,
-            namespace: None,
-            timeout: Span::millis(30),
-            memory: Size::mebibytes(256),
-            ttl: Span::seconds(24 * 3600),
-            transcript: Size::mebibytes(1),
-        }
-    }
 }
 
 impl SoftStateConfig {

@@ -1,73 +1,66 @@
 //! How fast and how large an engine is. Read from a file; `check` before use.
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use vocabulary::{Bytes, Micros};
 
 use crate::ModelError;
 
-/// Speeds and capacities of one engine. Times are engine time, before any speed-up.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+/// Speeds and capacities of one engine, by default small and quick. Times are engine time, before any speed-up.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct Profile {
     /// Prompt tokens computed a second.
+    #[default(20_000.0)]
     pub prefill_tokens_per_second: f64,
     /// Fixed cost of every step.
+    #[default(Micros(500))]
     pub step_overhead_us: Micros,
     /// Time of a decode step of one request.
+    #[default(Micros(10_000))]
     pub decode_step_us: Micros,
     /// What each further running request adds to it.
+    #[default(Micros(200))]
     pub decode_slowdown_us: Micros,
     /// Tokens in a block.
+    #[default(16)]
     pub block_tokens: u32,
     /// Blocks in the pool.
+    #[default(4096)]
     pub blocks: u32,
     /// Most requests in the batch.
+    #[default(64)]
     pub max_running: u32,
     /// Most requests that wait.
+    #[default(4096)]
     pub max_waiting: u32,
     /// Token budget of a step; longer prompts are cut into chunks.
+    #[default(2048)]
     pub step_tokens: u32,
     /// Longest prompt and answer together.
+    #[default(32_768)]
     pub context_tokens: u32,
     /// Answer length where a chat request names none.
+    #[default(128)]
     pub answer_tokens: u32,
     /// KV bytes of a token.
+    #[default(Bytes(131_072))]
     pub kv_bytes_per_token: Bytes,
     /// Rate at which KV comes in.
+    #[default(5e9)]
     pub link_bytes_per_second: f64,
     /// Fixed cost of a transfer.
+    #[default(Micros(2_000))]
     pub link_latency_us: Micros,
     /// How long blocks are kept for a consumer that does not come.
+    #[default(Micros(30_000_000))]
     pub lease_us: Micros,
     /// How long a consumer keeps prompt and answer for the next turn's producer.
+    #[default(Micros(480_000_000))]
     pub answer_lease_us: Micros,
     /// How long a consumer tries a producer that does not answer.
+    #[default(Micros(18_800_000))]
     pub dead_peer_us: Micros,
-}
-
-impl Default for Profile {
-    /// Small and quick: a laptop's idea of an engine.
-    fn default() -> Self {
-        Self {
-            prefill_tokens_per_second: 20_000.0,
-            step_overhead_us: Micros(500),
-            decode_step_us: Micros(10_000),
-            decode_slowdown_us: Micros(200),
-            block_tokens: 16,
-            blocks: 4096,
-            max_running: 64,
-            max_waiting: 4096,
-            step_tokens: 2048,
-            context_tokens: 32_768,
-            answer_tokens: 128,
-            kv_bytes_per_token: Bytes(131_072),
-            link_bytes_per_second: 5e9,
-            link_latency_us: Micros(2_000),
-            lease_us: Micros(30_000_000),
-            answer_lease_us: Micros(480_000_000),
-            dead_peer_us: Micros(18_800_000),
-        }
-    }
 }
 
 impl Profile {

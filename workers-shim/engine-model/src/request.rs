@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use vocabulary::Tokens;
 
 /// A request within one engine's life.
@@ -49,24 +50,20 @@ pub enum Report {
 }
 
 /// How an answer is drawn and when it ends.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, SmartDefault)]
 pub struct Sampling {
     /// At most so many tokens.
+    #[default(16)]
     pub max_tokens: u32,
     /// No end before so many tokens.
     pub min_tokens: u32,
     /// Whether the model may end the answer.
+    #[default(Ending::Natural)]
     pub ending: Ending,
     /// Stands for seed and temperature; none is greedy.
     pub salt: Option<u64>,
     /// Tokens that end the answer too.
     pub stop: Vec<u32>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { max_tokens: 16, min_tokens: 0, ending: Ending::Natural, salt: None, stop: Vec::new() }
-    }
 }
 
 /// Whether the model may end the answer.

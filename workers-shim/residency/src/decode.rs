@@ -3,6 +3,7 @@
 //! Unknown fields and events are stepped over; a field of the wrong type refuses the whole batch, so that nothing is
 //! half applied.
 
+use smart_default::SmartDefault;
 use vocabulary::DpRank;
 
 use crate::cursor::{Cursor, Item};
@@ -32,22 +33,20 @@ pub enum DecodeError {
 }
 
 /// What one message may contain.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct Limits {
     /// Bytes of the message.
+    #[default(64 << 20)]
     pub bytes: usize,
     /// Events in it.
+    #[default(100_000)]
     pub events: u32,
     /// Blocks in one event.
+    #[default(1 << 18)]
     pub blocks: u32,
     /// Characters of a salt or an adapter name.
+    #[default(4096)]
     pub text: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { bytes: 64 << 20, events: 100_000, blocks: 1 << 18, text: 4096 }
-    }
 }
 
 /// Reads one message: `[timestamp, [event, ...], rank?]`.

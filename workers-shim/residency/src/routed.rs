@@ -4,24 +4,21 @@
 
 use std::collections::VecDeque;
 
+use smart_default::SmartDefault;
 use vocabulary::{BlockHash, Chain, Micros, Tier};
 
 use crate::index::Change;
 use crate::mix::MixMap;
 
 /// How much and how long is remembered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct RoutedLimits {
     /// Chain blocks: about what the worker's cache can hold.
+    #[default(1 << 16)]
     pub blocks: usize,
     /// Since the last use.
+    #[default(Micros(600_000_000))]
     pub age: Micros,
-}
-
-impl Default for RoutedLimits {
-    fn default() -> Self {
-        Self { blocks: 1 << 16, age: Micros(600_000_000) }
-    }
 }
 
 struct Touch {

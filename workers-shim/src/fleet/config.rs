@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use smart_default::SmartDefault;
 use vocabulary::{Bytes, Micros, ModelId, Role, Speeds, Tokens};
 
 use crate::dialect::Spoken;
@@ -56,15 +57,18 @@ pub enum EventsAt {
     Ignored,
 }
 
-/// A class of machine, from a profile file.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+/// A class of machine, from a profile file; by default a mid-size model on one current accelerator.
+#[derive(Clone, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerProfile {
     /// Prompt tokens computed a second, alone.
+    #[default(10_000.0)]
     pub prefill_tokens_per_second: f64,
     /// Microseconds of a decode step of a small batch.
+    #[default(15_000)]
     pub decode_step_us: u64,
     /// Microseconds that one more running request adds to it.
+    #[default(150)]
     pub decode_slowdown_us: u64,
     /// Bytes of KV a token; where it is missing the engine's own figures, then 128 KiB.
     pub kv_bytes_per_token: Option<u64>,
@@ -85,11 +89,12 @@ pub enum Transfers {
     Off,
 }
 
-/// The way KV comes to a worker.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+/// The way KV comes to a worker. By default RDMA at 100 Gbit/s, half of it used.
+#[derive(Clone, PartialEq, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct LinkProfile {
     /// Whether it exchanges KV at all.
+    #[default(Transfers::Auto)]
     pub transfers: Transfers,
     /// Workers exchange KV only with those of an equal fabric; from the engine's own figures where it is missing.
     pub fabric: Option<String>,
@@ -98,36 +103,11 @@ pub struct LinkProfile {
     /// URL of Mooncake's bootstrap server; port 8998 of its host where it is missing.
     pub bootstrap: Option<String>,
     /// Microseconds of any transfer.
+    #[default(20_000)]
     pub fixed_us: u64,
     /// Rate after that.
+    #[default(6e9)]
     pub bytes_per_second: f64,
-}
-
-impl Default for WorkerProfile {
-    /// A mid-size model on one current accelerator.
-    fn default() -> Self {
-        Self {
-            prefill_tokens_per_second: 10_000.0,
-            decode_step_us: 15_000,
-            decode_slowdown_us: 150,
-            kv_bytes_per_token: None,
-            link: LinkProfile::default(),
-        }
-    }
-}
-
-impl Default for LinkProfile {
-    /// RDMA at 100 Gbit/s, half of it used.
-    fn default() -> Self {
-        Self {
-            transfers: Transfers::Auto,
-            fabric: None,
-            dialect: None,
-            bootstrap: None,
-            fixed_us: 20_000,
-            bytes_per_second: 6e9,
-        }
-    }
 }
 
 impl WorkerProfile {
@@ -145,29 +125,22 @@ impl WorkerProfile {
 }
 
 /// How often and how patiently workers are asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct Pace {
     /// Between two probes of a healthy worker.
+    #[default(Duration::from_secs(1))]
     pub every: Duration,
     /// Between two probes of one that just failed; doubles up to `every`.
+    #[default(Duration::from_millis(100))]
     pub again: Duration,
     /// The longest wait for one answer.
+    #[default(Duration::from_secs(2))]
     pub patience: Duration,
     /// Probes in a row that may time out or break before a worker counts as unreachable. One refused connection, or
     /// one 5xx of its health page, is enough.
+    #[default(2)]
     pub timeouts: u32,
     /// Prompt tokens assumed for a request of others where the engine tells no mean.
+    #[default(Tokens(1024))]
     pub usual_prompt: Tokens,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            every: Duration::from_secs(1),
-            again: Duration::from_millis(100),
-            patience: Duration::from_secs(2),
-            timeouts: 2,
-            usual_prompt: Tokens(1024),
-        }
-    }
 }

@@ -6,56 +6,69 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use engine_model::Profile;
+use smart_default::SmartDefault;
 use vocabulary::Role;
 
 use crate::dialect::Spoken;
 
 /// Everything about one simulated worker.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, SmartDefault)]
 pub struct SimOptions {
     /// HTTP; port 0 takes any free one.
+    #[default(ANY)]
     pub listen: SocketAddr,
     /// The name under which the model is served.
+    #[default("tiny".to_owned())]
     pub model: String,
     /// LoRA adapters on top of it, each served under its name; at most 64.
     pub adapters: Vec<String>,
     /// A label: it changes what the worker says of itself, not what it can do.
+    #[default(Role::Hybrid)]
     pub role: Role,
     /// How fast and how large.
     pub profile: Profile,
     /// Engine seconds that pass in a real one.
+    #[default(1.0)]
     pub speed_up: f64,
     /// KV events.
     pub events: EventOptions,
     /// Where the KV side channel listens; the address is handed to consumers.
+    #[default(ANY)]
     pub side_channel: SocketAddr,
     /// How it hands KV over.
     pub handing: HandingOptions,
     /// What goes wrong with KV on its way to consumers.
     pub transfer_fault: TransferFault,
     /// Largest request body in bytes.
+    #[default(64 << 20)]
     pub body_limit: usize,
 }
 
 /// How a worker hands KV over.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, SmartDefault)]
 pub struct HandingOptions {
     /// The dialect; there is no simulated store.
+    #[default(Spoken::Nixl)]
     pub dialect: Spoken,
     /// Where the bootstrap server listens; port 0 takes any free one.
+    #[default(ANY)]
     pub bootstrap: SocketAddr,
     /// How long one leg of a transfer waits for the other, in real time.
+    #[default(Duration::from_secs(30))]
     pub patience: Duration,
 }
 
 /// How KV events are told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, SmartDefault)]
 pub struct EventOptions {
     /// Where live events are published; port 0 takes any free one.
+    #[default(ANY)]
     pub listen: SocketAddr,
     /// Where replay is asked for; port 0 takes any free one.
+    #[default(ANY)]
     pub replay: SocketAddr,
     /// Batches kept for replay.
+    #[default(10_000)]
     pub buffer: usize,
     /// First frame of every message; none for vLLM's `kv@ADDRESS@MODEL`.
     pub topic: Option<String>,
@@ -118,33 +131,3 @@ impl FromStr for TransferFault {
 }
 
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-impl Default for SimOptions {
-    fn default() -> Self {
-        Self {
-            listen: ANY,
-            model: "tiny".to_owned(),
-            adapters: Vec::new(),
-            role: Role::Hybrid,
-            profile: Profile::default(),
-            speed_up: 1.0,
-            events: EventOptions::default(),
-            side_channel: ANY,
-            handing: HandingOptions::default(),
-            transfer_fault: TransferFault::default(),
-            body_limit: 64 << 20,
-        }
-    }
-}
-
-impl Default for HandingOptions {
-    fn default() -> Self {
-        Self { dialect: Spoken::Nixl, bootstrap: ANY, patience: Duration::from_secs(30) }
-    }
-}
-
-impl Default for EventOptions {
-    fn default() -> Self {
-        Self { listen: ANY, replay: ANY, buffer: 10_000, topic: None, fault: EventFault::default() }
-    }
-}

@@ -2,6 +2,7 @@
 
 use engine_model::runs::{RunId, Runs};
 use serde::Serialize;
+use smart_default::SmartDefault;
 use vocabulary::Tokens;
 
 use super::Spread;
@@ -21,18 +22,14 @@ pub struct Forks {
 }
 
 /// What counts as a repeated prefix.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug, SmartDefault)]
 pub struct RepetitionOf {
     /// Runs that fewer prompts go through are pruned.
+    #[default(2)]
     pub visits: u32,
     /// A prefix must be longer than so many tokens.
+    #[default(1_024)]
     pub longer_than: u64,
-}
-
-impl Default for RepetitionOf {
-    fn default() -> Self {
-        Self { visits: 2, longer_than: 1_024 }
-    }
 }
 
 /// How much of the traffic begins alike: what is left of the tree of prompts when rarely visited runs are pruned.

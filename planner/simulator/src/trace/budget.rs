@@ -1,20 +1,17 @@
 //! How much a trace may come to: a small file can say "all of before, and one more" a hundred thousand times.
 
+use smart_default::SmartDefault;
+
 use super::error::{Place, TraceError};
 
 /// Entries of prompts' paths and runs of their block ids, of all files together. Half a gigabyte of runs
 /// at most, and eight times what five hundred recorded sessions of coding agents come to.
 const MOST: usize = 1 << 25;
 
-#[derive(Debug)]
+#[derive(Debug, SmartDefault)]
 pub(crate) struct Budget {
+    #[default(MOST)]
     left: usize,
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self { left: MOST }
-    }
 }
 
 impl Budget {

@@ -2,27 +2,26 @@
 
 use std::collections::{HashMap, HashSet};
 
+use smart_default::SmartDefault;
 use vocabulary::{Micros, Tokens};
 
 use super::{Arrivals, Step, Trace};
 
 /// What of each session is replayed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, SmartDefault)]
 pub struct Limits {
     /// Steps whose prompt and answer exceed it are left out, and those that wait for them.
+    #[default(Tokens(128_000))]
     pub context: Tokens,
     /// At most so many steps of a session.
+    #[default(150)]
     pub steps: usize,
     /// Sessions with fewer steps left are left out.
+    #[default(3)]
     pub shortest: usize,
     /// Pauses are at most so long.
+    #[default(Micros(300_000_000))]
     pub longest_pause: Micros,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { context: Tokens(128_000), steps: 150, shortest: 3, longest_pause: Micros(300_000_000) }
-    }
 }
 
 /// What is wrong with a list of sessions.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use smart_default::SmartDefault;
 
 use super::{
     Call, CallFunction, Chat, ChatForm, Content, Converted, Message, Part, Tool, ToolFunction, malformed, media, raw,
@@ -21,19 +22,15 @@ pub(crate) enum SystemPlace {
     Head,
 }
 
-/// What vLLM finds out about a template when it starts, before it converts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What vLLM finds out about a template when it starts, before it converts. By default there is no template: its prompts
+/// are known by their bytes, which shall only grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub(crate) struct MessagesHabits {
+    #[default(SystemPlace::Anywhere)]
     pub(crate) system: SystemPlace,
     /// The `reasoning_effort` that stands for `thinking.type: disabled`.
+    #[default("low")]
     pub(crate) disabled: &'static str,
-}
-
-impl Default for MessagesHabits {
-    /// Of a model without a template: its prompts are known by their bytes, which shall only grow.
-    fn default() -> Self {
-        Self { system: SystemPlace::Anywhere, disabled: "low" }
-    }
 }
 
 impl MessagesHabits {
