@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use derive_where::derive_where;
 use openraft::async_runtime::instant::Instant;
 use openraft::errors::{LinearizableReadError, RaftError};
 use openraft::raft::ReadPolicy;
@@ -28,13 +29,8 @@ pub enum Consistency {
 
 /// Since when a node's view is known to hold everything that was acknowledged before.
 #[derive(Debug)]
+#[derive_where(Default)]
 pub struct Freshness<I>(Mutex<Option<I>>);
-
-impl<I> Default for Freshness<I> {
-    fn default() -> Self {
-        Self(Mutex::new(None))
-    }
-}
 
 impl<I: Instant> Freshness<I> {
     /// How old the view may be at most; none before it was ever confirmed.

@@ -1,5 +1,6 @@
 //! The office of a leader: its clock, and what it does by itself once a tick, as pure functions of what it sees.
 
+use derive_where::derive_where;
 use ledger::{Command, Expire, Ledger, Limits, RenewLease};
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{Incarnation, LedgerTime, Micros, WorkerId};
@@ -11,13 +12,8 @@ const MAX_EXPIRIES: usize = 256;
 
 /// The office of a node, while it has one. Every term is an office of its own, with a clock of its own.
 #[derive(Debug)]
+#[derive_where(Default)]
 pub struct Office<I = std::time::Instant>(Option<(u64, LeaderClock<I>)>);
-
-impl<I> Default for Office<I> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
 
 impl<I: Instant> Office<I> {
     /// Follows Raft: takes office in the term in which this node leads, and leaves it when it does not.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use derive_where::derive_where;
 use ledger::{Expire, Ledger};
 use openraft::async_runtime::instant::Instant;
 use vocabulary::{Incarnation, WorkerId};
@@ -17,15 +18,10 @@ type Life = (WorkerId, Incarnation);
 
 /// The last sign of each worker.
 #[derive(Debug)]
+#[derive_where(Default)]
 pub struct Signs<I = std::time::Instant> {
     last: BTreeMap<WorkerId, (Incarnation, I)>,
     untold: BTreeMap<WorkerId, Incarnation>,
-}
-
-impl<I> Default for Signs<I> {
-    fn default() -> Self {
-        Self { last: BTreeMap::new(), untold: BTreeMap::new() }
-    }
 }
 
 impl<I: Instant> Signs<I> {

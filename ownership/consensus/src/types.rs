@@ -1,9 +1,9 @@
 //! The types that Raft works with here.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use derive_where::derive_where;
 use ledger::{Entry, Outcome};
 use openraft::impls::{BoxedErrorSource, InlineBatch, ProgressResponder, leader_id_adv};
 use openraft::vote::RaftLeaderId;
@@ -22,6 +22,7 @@ pub struct Proposal(pub Arc<Entry>);
 pub struct Answers(pub Vec<Outcome>);
 
 /// Everything that Raft is generic over, on the runtime `R`.
+#[derive_where(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Types<R>(PhantomData<fn() -> R>);
 
 type LeaderId = leader_id_adv::LeaderId<u64, u64>;
@@ -63,45 +64,4 @@ impl<R: AsyncRuntime> RaftTypeConfig for Types<R> {
     where
         T: OptionalSend + 'static;
     type ErrorSource = BoxedErrorSource;
-}
-
-// By hand, because a derive would ask the same of the runtime.
-impl<R> fmt::Debug for Types<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Types")
-    }
-}
-
-impl<R> Clone for Types<R> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<R> Copy for Types<R> {}
-
-impl<R> Default for Types<R> {
-    fn default() -> Self {
-        Self(PhantomData)
-    }
-}
-
-impl<R> PartialEq for Types<R> {
-    fn eq(&self, _other: &Self) -> bool {
-        true
-    }
-}
-
-impl<R> Eq for Types<R> {}
-
-impl<R> PartialOrd for Types<R> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<R> Ord for Types<R> {
-    fn cmp(&self, _other: &Self) -> std::cmp::Ordering {
-        std::cmp::Ordering::Equal
-    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use consensus::{Snapshot, Types, Vote};
+use derive_where::derive_where;
 use futures::channel::oneshot;
 use openraft::errors::{NetworkError, RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
@@ -102,17 +103,12 @@ where
 type Waiting<T> = Arc<std::sync::Mutex<Option<oneshot::Sender<Result<T, Unanswered>>>>>;
 
 /// The way back to who asked.
+#[derive_where(Clone)]
 struct Answer<T> {
     world: Arc<World>,
     from: Peer,
     to: Peer,
     tx: Waiting<T>,
-}
-
-impl<T> Clone for Answer<T> {
-    fn clone(&self) -> Self {
-        Self { world: self.world.clone(), from: self.from, to: self.to, tx: self.tx.clone() }
-    }
 }
 
 impl<T: Send + 'static> Answer<T> {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
+use derive_where::derive_where;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -14,14 +15,9 @@ type Running<K, T> = Mutex<HashMap<K, watch::Receiver<Option<T>>>>;
 
 /// Runs under way, by what they are for.
 #[derive(Debug)]
+#[derive_where(Default)]
 pub struct SingleFlight<K, T> {
     running: Arc<Running<K, T>>,
-}
-
-impl<K, T> Default for SingleFlight<K, T> {
-    fn default() -> Self {
-        Self { running: Arc::default() }
-    }
 }
 
 impl<K, T> SingleFlight<K, T>

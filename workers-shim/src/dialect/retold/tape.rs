@@ -3,22 +3,18 @@
 
 use std::collections::BTreeMap;
 
+use derive_where::derive_where;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dialect::said::Lost;
 
 /// What was told at one place.
 #[derive(Debug)]
+#[derive_where(Default)]
 struct Reel<T> {
     told: Vec<T>,
     /// Of it, what came again.
     again: usize,
-}
-
-impl<T> Default for Reel<T> {
-    fn default() -> Self {
-        Self { told: Vec::new(), again: 0 }
-    }
 }
 
 impl<T: PartialEq + Clone> Reel<T> {
