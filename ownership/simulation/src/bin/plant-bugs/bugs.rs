@@ -6,12 +6,11 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::error::PlantError;
+use crate::Result;
 
 /// The list, from the repository's root.
 pub(crate) const LIST: &str = "ownership/simulation/planted/bugs.toml";
 
-/// All bugs.
 #[derive(Debug)]
 pub(crate) struct Bugs {
     /// Every change of every bug, in the order of the list.
@@ -23,7 +22,6 @@ pub(crate) struct Bugs {
 /// A seed, and the check that fails there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Finding {
-    /// The seed.
     pub(crate) seed: u64,
     /// The name of the check, as the simulation says it.
     pub(crate) check: String,
@@ -54,33 +52,26 @@ pub(crate) struct Edit {
     pub(crate) replace: String,
 }
 
-impl Edit {
-    /// What finds the bug, where this edit is the one that says it.
-    fn finding(&self) -> Result<Option<Option<Finding>>, PlantError> {
-        let name = || self.name.clone();
-        match (&self.what, self.seed, &self.check) {
-            (None, None, None) => Ok(None),
-            (None, ..) => Err(PlantError::SeedWithoutWhat { name: name() }),
-            (Some(_), None, None) => Ok(Some(None)),
-            (Some(_), Some(seed), Some(check)) => Ok(Some(Some(Finding { seed, check: check.clone() }))),
-            (Some(_), ..) => Err(PlantError::HalfAFinding { name: name() }),
-        }
-    }
-}
-
-/// Reads the list.
-pub(crate) fn read(text: &str) -> Result<Bugs, PlantError> {
-    let List { bug: edits } = toml::from_str(text).map_err(|source| PlantError::List(Box::new(source)))?;
+pub(crate) fn read(text: &str) -> Result<Bugs> {
+    let List { bug: edits } = toml::from_str(text).map_err(|error| format!("{LIST} cannot be read: {error}"))?;
     let mut known = BTreeMap::new();
-    for edit in &edits {
-        if let Some(finding) = edit.finding()?
-            && known.insert(edit.name.clone(), finding).is_some()
-        {
-            return Err(PlantError::SaidTwice { name: edit.name.clone() });
+    for Edit { name, what, seed, check, .. } in &edits {
+        let finding = match (what, *seed, check) {
+            (None, None, None) => continue,
+            (None, ..) => Err("`seed` and `check` stand at an edit without `what`; move them beside it in"),
+            (Some(_), None, None) => Ok(None),
+            (Some(_), Some(seed), Some(check)) => Ok(Some(Finding { seed, check: check.clone() })),
+            (Some(_), ..) => Err("`seed` and `check` belong together; add the other one, or remove both, in"),
+        };
+        let finding = finding.map_err(|why| format!("{name}: {why} {LIST}"))?;
+        if known.insert(name.clone(), finding).is_some() {
+            return Err(format!("{name}: two edits say what it is; leave `what` at one of them in {LIST}").into());
         }
     }
     match edits.iter().find(|edit| !known.contains_key(&edit.name)) {
-        Some(edit) => Err(PlantError::WithoutWhat { name: edit.name.clone() }),
+        Some(Edit { name, .. }) => {
+            Err(format!("{name}: no edit says what it is; give one of them `what` in {LIST}").into())
+        }
         None => Ok(Bugs { edits, known }),
     }
 }

@@ -1,6 +1,6 @@
 //! The copy of the sources that bugs are edited into. The sources that are shipped are read, and never written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::process::Command;
 use toml::{Table, Value};
 
 use crate::bugs::{Bugs, Edit, LIST, read};
-use crate::error::PlantError;
+use crate::{Result, at};
 
 /// Crates whose sources are copied.
 const CRATES: [&str; 4] = ["ownership/vocabulary", "ownership/ledger", "ownership/consensus", "ownership/simulation"];
@@ -20,7 +20,6 @@ const FOLDER: &str = "copy";
 /// The binary of the copy.
 const BINARY: &str = "simulate-planted";
 
-/// Added to the vocabulary of the copy.
 const CHOOSER: &str = r#"
 /// Which planted bug is switched on.
 pub mod planted {
@@ -39,7 +38,7 @@ pub mod planted {
 type Files = BTreeMap<PathBuf, String>;
 
 /// Copies, edits and builds. Returns the binary, and the bugs that are in it.
-pub(crate) fn plant() -> Result<(PathBuf, Bugs), PlantError> {
+pub(crate) fn plant() -> Result<(PathBuf, Bugs)> {
     let root = root()?;
     let copy = root.join("target/planted");
     let (sources, bugs) = edited(&root)?;
@@ -50,19 +49,22 @@ pub(crate) fn plant() -> Result<(PathBuf, Bugs), PlantError> {
     // The features of all members, as wherever the whole workspace is built: no dependency is built for the copy alone.
     build.args(["build", "--profile", "ci", "--offline", "--locked", "--workspace", "--bin", BINARY]);
     build.current_dir(&copy).env("CARGO_TARGET_DIR", root.join("target"));
-    match build.status().map_err(PlantError::at(build.get_program()))?.success() {
-        true => Ok((root.join("target/ci").join(BINARY), bugs)),
-        false => Err(PlantError::Build),
+    if build.status().map_err(at(build.get_program()))?.success() {
+        return Ok((root.join("target/ci").join(BINARY), bugs));
     }
+    Err(format!(
+        "the edited copy does not build; correct `replace` in {LIST} of the bug that stands where the compiler points"
+    )
+    .into())
 }
 
-fn root() -> Result<PathBuf, PlantError> {
+fn root() -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    root.canonicalize().map_err(PlantError::at(root))
+    root.canonicalize().map_err(at(root))
 }
 
 /// The sources with every bug in them, and the bugs.
-fn edited(root: &Path) -> Result<(Files, Bugs), PlantError> {
+fn edited(root: &Path) -> Result<(Files, Bugs)> {
     let bugs = read(&text_of(root, LIST)?)?;
     let mut files = sources(root)?;
     for edit in &bugs.edits {
@@ -80,7 +82,7 @@ fn edited(root: &Path) -> Result<(Files, Bugs), PlantError> {
 }
 
 /// The sources as they are shipped.
-fn sources(root: &Path) -> Result<Files, PlantError> {
+fn sources(root: &Path) -> Result<Files> {
     let mut files = Files::new();
     for name in CRATES {
         read_all(root, Path::new(name), &mut files)?;
@@ -88,13 +90,13 @@ fn sources(root: &Path) -> Result<Files, PlantError> {
     Ok(files)
 }
 
-fn text_of(root: &Path, file: impl AsRef<Path>) -> Result<String, PlantError> {
+fn text_of(root: &Path, file: impl AsRef<Path>) -> Result<String> {
     let path = root.join(file);
-    fs::read_to_string(&path).map_err(PlantError::at(path))
+    fs::read_to_string(&path).map_err(at(path))
 }
 
-fn read_all(root: &Path, folder: &Path, files: &mut Files) -> Result<(), PlantError> {
-    let at = || PlantError::at(root.join(folder));
+fn read_all(root: &Path, folder: &Path, files: &mut Files) -> Result<()> {
+    let at = || at(root.join(folder));
     for entry in fs::read_dir(root.join(folder)).map_err(at())? {
         let entry = entry.map_err(at())?;
         let path = folder.join(entry.file_name());
@@ -107,39 +109,36 @@ fn read_all(root: &Path, folder: &Path, files: &mut Files) -> Result<(), PlantEr
     Ok(())
 }
 
-fn edit_file(files: &mut Files, edit: &Edit) -> Result<(), PlantError> {
+fn edit_file(files: &mut Files, edit: &Edit) -> Result<()> {
     let Edit { name, file, find, replace, .. } = edit;
-    let (name, path) = (|| name.clone(), || file.clone());
-    let text = files.get_mut(file).ok_or_else(|| PlantError::NoFile { name: name(), file: path() })?;
-    let places = text.matches(find.as_str()).count();
-    if places != 1 {
-        return Err(PlantError::Places { name: name(), file: path(), places });
+    let path = file.display();
+    let text = files.get_mut(file).ok_or_else(|| format!("{name}: there is no {path}; correct `file` in {LIST}"))?;
+    match text.matches(find.as_str()).count() {
+        1 => *text = text.replacen(find, replace, 1),
+        places => {
+            let why = "change it so that it stands once, in";
+            return Err(format!("{name}: `find` stands {places} times in {path}; {why} {LIST}").into());
+        }
     }
-    *text = text.replacen(find, replace, 1);
     Ok(())
 }
 
 /// The manifests of the whole workspace: its profiles, its lock file, and members that are empty where they are not copied.
-fn workspace(root: &Path) -> Result<Files, PlantError> {
+fn workspace(root: &Path) -> Result<Files> {
     let text = text_of(root, "Cargo.toml")?;
-    let (manifest, members) = moved(&text).map_err(broken("Cargo.toml"))?;
+    let (manifest, members) = moved(&text)?;
     let mut files = Files::from([("Cargo.toml".into(), manifest), ("Cargo.lock".into(), text_of(root, "Cargo.lock")?)]);
     for member in members.iter().filter(|member| !CRATES.contains(&member.as_str())) {
         let file = Path::new(member).join("Cargo.toml");
-        let hollow = hollow(&text_of(root, &file)?).map_err(broken(&file))?;
+        let hollow = hollow(&text_of(root, &file)?).map_err(|error| format!("{}: {error}", file.display()))?;
         files.insert(Path::new(FOLDER).join(file), hollow);
         files.insert(Path::new(FOLDER).join(member).join("src/lib.rs"), String::new());
     }
     Ok(files)
 }
 
-fn broken(file: impl Into<PathBuf>) -> impl FnOnce(toml::de::Error) -> PlantError {
-    let file = file.into();
-    move |error| PlantError::Manifest { file, detail: error.to_string() }
-}
-
 /// The workspace's manifest with its members in the copy's folder, and the members as they were.
-fn moved(text: &str) -> Result<(String, Vec<String>), toml::de::Error> {
+fn moved(text: &str) -> Result<(String, Vec<String>)> {
     let mut table: Table = text.parse()?;
     let mut members = Vec::new();
     if let Some(Value::Table(workspace)) = table.get_mut("workspace") {
@@ -161,7 +160,7 @@ fn in_folder(path: &Value) -> Value {
 }
 
 /// A member's manifest without its targets: what it depends on decides the features of all dependencies.
-fn hollow(text: &str) -> Result<String, toml::de::Error> {
+fn hollow(text: &str) -> Result<String> {
     let mut table: Table = text.parse()?;
     table.retain(|section, _| !["bin", "lib", "test", "bench", "example"].contains(&section));
     if let Some(Value::Table(package)) = table.get_mut("package") {
@@ -171,14 +170,13 @@ fn hollow(text: &str) -> Result<String, toml::de::Error> {
 }
 
 /// Writes what is different, so that nothing is built again for nothing, and removes what is not there any more.
-fn write(copy: &Path, files: &Files) -> Result<(), PlantError> {
+fn write(copy: &Path, files: &Files) -> Result<()> {
     let mut there = Files::new();
     if copy.join(FOLDER).exists() {
         read_all(copy, Path::new(FOLDER), &mut there)?;
     }
-    let gone: BTreeSet<&PathBuf> = there.keys().filter(|path| !files.contains_key(*path)).collect();
-    for path in gone {
-        fs::remove_file(copy.join(path)).map_err(PlantError::at(path))?;
+    for path in there.keys().filter(|path| !files.contains_key(*path)) {
+        fs::remove_file(copy.join(path)).map_err(at(path))?;
     }
     for (path, text) in files {
         let path = copy.join(path);
@@ -186,7 +184,7 @@ fn write(copy: &Path, files: &Files) -> Result<(), PlantError> {
             continue;
         }
         let folder = path.parent().unwrap_or(copy);
-        fs::create_dir_all(folder).and_then(|()| fs::write(&path, text)).map_err(PlantError::at(&path))?;
+        fs::create_dir_all(folder).and_then(|()| fs::write(&path, text)).map_err(at(&path))?;
     }
     Ok(())
 }

@@ -5,11 +5,10 @@
 
 mod bugs;
 mod copy;
-mod error;
 mod trial;
 
 use std::io::{Write, stdout};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -18,8 +17,7 @@ use std::time::Instant;
 use clap::Parser;
 
 use bugs::{Bugs, Finding, LIST};
-use error::PlantError;
-use trial::{Ended, Seeds, Verdict, advice, run, verdict};
+use trial::{Ended, advice, changed};
 
 /// Seeds of a hunt for a bug that its known seed no longer finds.
 const SHORT_HUNT: u64 = 50;
@@ -40,6 +38,17 @@ struct Options {
     bugs: Vec<String>,
 }
 
+/// What keeps bugs from being planted, and what to do about it.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// A failure to read or write a path, or to start it.
+fn at(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Failure {
+    let path = path.into();
+    move |error| format!("{}: {error}", path.display()).into()
+}
+
 /// A bug, and the seed that is known to find it.
 type Known<'a> = (&'a str, Option<&'a Finding>);
 
@@ -55,13 +64,13 @@ fn main() -> ExitCode {
 }
 
 /// True when every bug is found, and nothing is found where there is none.
-fn all_found(options: &Options) -> Result<bool, PlantError> {
+fn all_found(options: &Options) -> Result<bool> {
     let started = Instant::now();
     let (binary, bugs) = copy::plant()?;
     let wanted = wanted(options, &bugs)?;
     say(&format!("the copy is built, {:.1} s", started.elapsed().as_secs_f64()));
     let started = Instant::now();
-    let control = run(&binary, None, Seeds::First(options.control))?;
+    let control = trial::hunt(&binary, None, options.control)?;
     match &control {
         Ended::Passed => {}
         Ended::Found(Finding { seed, check }) => {
@@ -80,9 +89,9 @@ fn all_found(options: &Options) -> Result<bool, PlantError> {
     Ok(found == wanted.len() && control == Ended::Passed)
 }
 
-fn wanted<'a>(options: &Options, bugs: &'a Bugs) -> Result<Vec<Known<'a>>, PlantError> {
+fn wanted<'a>(options: &Options, bugs: &'a Bugs) -> Result<Vec<Known<'a>>> {
     if let Some(name) = options.bugs.iter().find(|name| !bugs.known.contains_key(*name)) {
-        return Err(PlantError::Unknown { name: name.clone() });
+        return Err(format!("there is no bug named {name}; {LIST} names them all").into());
     }
     let all = bugs.known.iter().map(|(name, finding)| (name.as_str(), finding.as_ref()));
     Ok(all.filter(|(name, _)| options.bugs.is_empty() || options.bugs.iter().any(|wanted| wanted == name)).collect())
@@ -90,57 +99,50 @@ fn wanted<'a>(options: &Options, bugs: &'a Bugs) -> Result<Vec<Known<'a>>, Plant
 
 /// Replays the known seeds, as many at once as there are cores, and hunts for bugs whose seed has changed. Returns how
 /// many are found as they are known.
-fn replay(binary: &Path, wanted: &[Known<'_>]) -> Result<usize, PlantError> {
+fn replay(binary: &Path, wanted: &[Known<'_>]) -> Result<usize> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (next, (teller, told)) = (AtomicUsize::new(0), mpsc::channel());
-    let verdicts: Vec<(&str, Verdict)> = std::thread::scope(|scope| {
+    let changes: Vec<(&str, Option<String>)> = std::thread::scope(|scope| {
         for _ in 0..cores {
             let (teller, next) = (teller.clone(), &next);
             scope.spawn(move || {
                 while let Some((name, finding)) = wanted.get(next.fetch_add(1, Relaxed)) {
-                    drop(teller.send(proves(binary, name, *finding).map(|verdict| (*name, verdict))));
+                    drop(teller.send(change(binary, name, *finding).map(|change| (*name, change))));
                 }
             });
         }
         drop(teller);
         told.into_iter().collect::<Result<_, _>>()
     })?;
-    let mut found = 0;
-    for (name, verdict) in &verdicts {
-        match verdict {
-            Verdict::Found => found += 1,
-            Verdict::Changed(how) => {
-                let hunted = run(binary, Some(name), Seeds::First(SHORT_HUNT))?;
-                say(&format!("CHANGED {name}: {how}; {}", advice(name, &hunted, SHORT_HUNT)));
-            }
-        }
+    for (name, how) in changes.iter().filter_map(|(name, change)| Some((name, change.as_ref()?))) {
+        let hunted = trial::hunt(binary, Some(name), SHORT_HUNT)?;
+        say(&format!("CHANGED {name}: {how}; {}", advice(name, &hunted, SHORT_HUNT)));
     }
-    Ok(found)
+    Ok(changes.iter().filter(|(_, change)| change.is_none()).count())
 }
 
-/// Replays a bug's known seed.
-fn proves(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Verdict, PlantError> {
-    let Some(known) = known else { return Ok(Verdict::Changed(format!("{LIST} knows no seed that finds it"))) };
+/// Replays a bug's known seed; how it has changed.
+fn change(binary: &Path, name: &str, known: Option<&Finding>) -> Result<Option<String>> {
+    let Some(known) = known else { return Ok(Some(format!("{LIST} knows no seed that finds it"))) };
     let started = Instant::now();
-    let verdict = verdict(known, &run(binary, Some(name), Seeds::One(known.seed))?);
-    if verdict == Verdict::Found {
-        let (Finding { seed, check }, seconds) = (known, started.elapsed().as_secs_f64());
-        say(&format!("found   {name:40} seed {seed:4} {seconds:5.1} s  {check}"));
+    let change = changed(known, &trial::replay(binary, name, known.seed)?);
+    if change.is_none() {
+        say_found(name, known, started);
     }
-    Ok(verdict)
+    Ok(change)
 }
 
 /// Runs seeds for each bug until one fails. Returns how many bugs are found.
-fn hunt(options: &Options, binary: &Path, wanted: &[Known<'_>]) -> Result<usize, PlantError> {
+fn hunt(options: &Options, binary: &Path, wanted: &[Known<'_>]) -> Result<usize> {
     let mut found = 0;
     for (name, _) in wanted {
         let started = Instant::now();
-        let hunted = run(binary, Some(name), Seeds::First(options.seeds))?;
+        let hunted = trial::hunt(binary, Some(name), options.seeds)?;
         let seconds = started.elapsed().as_secs_f64();
         match &hunted {
-            Ended::Found(Finding { seed, check }) => {
+            Ended::Found(finding) => {
                 found += 1;
-                say(&format!("found   {name:40} seed {seed:4} {seconds:5.1} s  {check}"));
+                say_found(name, finding, started);
             }
             Ended::Passed => say(&format!(
                 "MISSED  {name:40} in {} seeds, {seconds:.1} s: add the check that would see it, or raise --seeds",
@@ -152,6 +154,10 @@ fn hunt(options: &Options, binary: &Path, wanted: &[Known<'_>]) -> Result<usize,
         }
     }
     Ok(found)
+}
+
+fn say_found(name: &str, Finding { seed, check }: &Finding, started: Instant) {
+    say(&format!("found   {name:40} seed {seed:4} {:5.1} s  {check}", started.elapsed().as_secs_f64()));
 }
 
 /// Says a line; nobody may be listening.

@@ -4,37 +4,31 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::bugs::{Finding, LIST};
-use crate::error::PlantError;
+use crate::{Result, at};
 
-/// Seeds to run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Seeds {
-    /// One, on one core.
-    One(u64),
-    /// The first so many until one fails, on all cores.
-    First(u64),
-}
-
-/// How a run ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Ended {
-    /// Every seed held.
     Passed,
-    /// A check failed.
     Found(Finding),
     /// The simulation itself ended, and says why if it can.
     Crashed(String),
 }
 
-/// Runs seeds.
-pub(crate) fn run(binary: &Path, bug: Option<&str>, seeds: Seeds) -> Result<Ended, PlantError> {
+/// Runs the first so many seeds until one fails, on all cores.
+pub(crate) fn hunt(binary: &Path, bug: Option<&str>, seeds: u64) -> Result<Ended> {
+    run(binary, bug, &["--until-failure", "--seeds", &seeds.to_string()])
+}
+
+/// Runs one seed on one core.
+pub(crate) fn replay(binary: &Path, bug: &str, seed: u64) -> Result<Ended> {
+    run(binary, Some(bug), &["--threads", "1", "--seeds", "1", "--from", &seed.to_string()])
+}
+
+fn run(binary: &Path, bug: Option<&str>, seeds: &[&str]) -> Result<Ended> {
     let mut command = Command::new(binary);
-    match seeds {
-        Seeds::One(seed) => command.args(["--threads", "1", "--seeds", "1", "--from", &seed.to_string()]),
-        Seeds::First(count) => command.args(["--until-failure", "--seeds", &count.to_string()]),
-    };
+    command.args(seeds);
     command.env_remove("PLANTED_BUG").envs(bug.map(|name| ("PLANTED_BUG", name)));
-    let output = command.output().map_err(PlantError::at(binary))?;
+    let output = command.output().map_err(at(binary))?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(match (text.lines().find_map(finding), output.status.success()) {
         (_, true) => Ended::Passed,
@@ -54,24 +48,15 @@ fn last_line(stdout: &str, stderr: &[u8]) -> String {
     stderr.lines().last().or_else(|| stdout.lines().last()).unwrap_or("it said nothing").to_owned()
 }
 
-/// What the known seed of a bug still proves.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
-    /// It fails by the check that it is known for.
-    Found,
-    /// It does not, or there is none; in these words.
-    Changed(String),
-}
-
-/// Compares how a seed ended with what is known of it.
-pub(crate) fn verdict(known: &Finding, ended: &Ended) -> Verdict {
+/// How a seed ends otherwise than is known of it; none where it fails by the check that it is known for.
+pub(crate) fn changed(known: &Finding, ended: &Ended) -> Option<String> {
     let Finding { seed, check } = known;
-    Verdict::Changed(match ended {
-        Ended::Found(found) if found == known => return Verdict::Found,
-        Ended::Found(found) => format!("seed {seed} fails by \"{}\", no longer by \"{check}\"", found.check),
-        Ended::Passed => format!("seed {seed} passes; it failed by \"{check}\""),
-        Ended::Crashed(why) => format!("seed {seed} ends without a verdict ({why}); it failed by \"{check}\""),
-    })
+    match ended {
+        Ended::Found(found) if found == known => None,
+        Ended::Found(found) => Some(format!("seed {seed} fails by \"{}\", no longer by \"{check}\"", found.check)),
+        Ended::Passed => Some(format!("seed {seed} passes; it failed by \"{check}\"")),
+        Ended::Crashed(why) => Some(format!("seed {seed} ends without a verdict ({why}); it failed by \"{check}\"")),
+    }
 }
 
 /// What to do about a bug whose seed has changed, once a hunt for it has ended.
@@ -102,11 +87,8 @@ mod tests {
 
     #[test]
     fn only_the_known_check_at_the_known_seed_counts_as_found() {
-        assert_eq!(verdict(&known(), &Ended::Found(known())), Verdict::Found);
-        let says = |ended| match verdict(&known(), &ended) {
-            Verdict::Changed(says) => says,
-            Verdict::Found => String::new(),
-        };
+        assert_eq!(changed(&known(), &Ended::Found(known())), None);
+        let says = |ended| changed(&known(), &ended).unwrap();
         let other = Ended::Found(Finding { check: "nothing panics".into(), ..known() });
         assert_eq!(says(other), "seed 7 fails by \"nothing panics\", no longer by \"a view never goes back\"");
         assert_eq!(says(Ended::Passed), "seed 7 passes; it failed by \"a view never goes back\"");
