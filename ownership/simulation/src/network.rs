@@ -7,7 +7,7 @@ use std::time::Duration;
 use consensus::{Snapshot, Types, Vote};
 use derive_where::derive_where;
 use futures::channel::oneshot;
-use openraft::errors::{NetworkError, RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, TransferLeaderResponse,
@@ -157,14 +157,16 @@ fn unreachable(cause: Unanswered) -> RPCError<SimTypes> {
 }
 
 impl Link {
-    async fn call<T, E, F, A>(&self, limit: Duration, serve: F) -> Result<T, RPCError<SimTypes>>
+    async fn call<Q, T, E, F, A>(&self, option: RPCOption, request: Q, serve: F) -> Result<T, RPCError<SimTypes>>
     where
+        Q: Clone + Send + Sync + 'static,
         T: Send + 'static,
         E: std::error::Error + Send + 'static,
-        F: Fn(Arc<Node>) -> A + Send + Sync + 'static,
+        F: Fn(Arc<Node>, Q) -> A + Send + Sync + 'static,
         A: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let said = ask(&self.world, self.ends, limit, serve).await.map_err(unreachable)?;
+        let serve = move |node| serve(node, request.clone());
+        let said = ask(&self.world, self.ends, option.hard_ttl(), serve).await.map_err(unreachable)?;
         // A node that failed says so as a server would: the connection breaks.
         said.map_err(|error| RPCError::Network(NetworkError::new(&error)))
     }
@@ -178,11 +180,7 @@ impl RaftNetworkV2<SimTypes> for Link {
         request: AppendEntriesRequest<SimTypes>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<SimTypes>, RPCError<SimTypes>> {
-        let serve = move |node: Arc<Node>| {
-            let request = request.clone();
-            async move { node.raft.append_entries(request).await }
-        };
-        self.call::<_, RaftError<SimTypes>, _, _>(option.hard_ttl(), serve).await
+        self.call(option, request, |node, request| async move { node.raft.append_entries(request).await }).await
     }
 
     async fn vote(
@@ -190,11 +188,7 @@ impl RaftNetworkV2<SimTypes> for Link {
         request: VoteRequest<SimTypes>,
         option: RPCOption,
     ) -> Result<VoteResponse<SimTypes>, RPCError<SimTypes>> {
-        let serve = move |node: Arc<Node>| {
-            let request = request.clone();
-            async move { node.raft.vote(request).await }
-        };
-        self.call::<_, RaftError<SimTypes>, _, _>(option.hard_ttl(), serve).await
+        self.call(option, request, |node, request| async move { node.raft.vote(request).await }).await
     }
 
     async fn pre_vote(
@@ -202,11 +196,7 @@ impl RaftNetworkV2<SimTypes> for Link {
         request: VoteRequest<SimTypes>,
         option: RPCOption,
     ) -> Result<VoteResponse<SimTypes>, RPCError<SimTypes>> {
-        let serve = move |node: Arc<Node>| {
-            let request = request.clone();
-            async move { node.raft.pre_vote(request).await }
-        };
-        self.call::<_, RaftError<SimTypes>, _, _>(option.hard_ttl(), serve).await
+        self.call(option, request, |node, request| async move { node.raft.pre_vote(request).await }).await
     }
 
     async fn full_snapshot(
@@ -238,10 +228,6 @@ impl RaftNetworkV2<SimTypes> for Link {
         request: TransferLeaderRequest<SimTypes>,
         option: RPCOption,
     ) -> Result<TransferLeaderResponse<SimTypes>, RPCError<SimTypes>> {
-        let serve = move |node: Arc<Node>| {
-            let request = request.clone();
-            async move { node.raft.handle_transfer_leader(request).await }
-        };
-        self.call::<_, openraft::errors::Fatal<SimTypes>, _, _>(option.hard_ttl(), serve).await
+        self.call(option, request, |node, request| async move { node.raft.handle_transfer_leader(request).await }).await
     }
 }
