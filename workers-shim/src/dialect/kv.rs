@@ -36,14 +36,12 @@ pub(crate) trait Dialect: Sync {
     }
 
     /// What the source leg's body carries.
-    fn at_source(&self, meeting: &Meeting) -> Fields {
-        let _ = meeting;
+    fn at_source(&self, _meeting: &Meeting) -> Fields {
         Fields::new()
     }
 
     /// What the target leg's body carries. A handoff is used up: engines give wrong text for one that was used before.
-    fn at_target(&self, meeting: &Meeting, handoff: Option<Handoff>) -> Fields {
-        let _ = (meeting, handoff);
+    fn at_target(&self, _meeting: &Meeting, _handoff: Option<Handoff>) -> Fields {
         Fields::new()
     }
 
@@ -53,39 +51,33 @@ pub(crate) trait Dialect: Sync {
     }
 
     /// What the source leg's body carries besides, to fetch that. It is used up like a handoff.
-    fn read_back(&self, readback: Readback) -> Fields {
-        let _ = readback;
+    fn read_back(&self, _readback: Readback) -> Fields {
         Fields::new()
     }
 
     /// Whether an engine's metrics show that it speaks this.
-    fn shown_by(&self, page: &Scrape) -> bool {
-        let _ = page;
+    fn shown_by(&self, _page: &Scrape) -> bool {
         false
     }
 
     /// What an engine with these metrics lacks for it.
-    fn missing(&self, page: &Scrape) -> Option<&'static str> {
-        let _ = page;
+    fn missing(&self, _page: &Scrape) -> Option<&'static str> {
         None
     }
 
     /// Whether others meet a worker of this role: one that only fetches may have no such place.
-    fn is_met(&self, role: Role) -> bool {
-        let _ = role;
+    fn is_met(&self, _role: Role) -> bool {
         true
     }
 
     /// The URL at which an engine tells where legs meet, and `configured` what stands in the configuration; none where
     /// legs need no such place.
-    fn asks(&self, endpoint: &str, configured: Option<&str>) -> Option<String> {
-        let _ = (endpoint, configured);
+    fn asks(&self, _endpoint: &str, _configured: Option<&str>) -> Option<String> {
         None
     }
 
     /// The place that the answer tells, or what is missing. `asked` is the URL.
-    fn place(&self, asked: &str, answer: &str) -> Result<Place, Unmet> {
-        let _ = (asked, answer);
+    fn place(&self, _asked: &str, _answer: &str) -> Result<Place, Unmet> {
         Ok(Place::default())
     }
 }
@@ -196,22 +188,6 @@ impl Transfer {
     /// Whether its target hands back what it has computed.
     pub fn hands_back(&self) -> HandsBack {
         self.spoken.dialect().hands_back()
-    }
-
-    pub(super) fn read_back(&self, readback: Readback) -> Fields {
-        self.spoken.dialect().read_back(readback)
-    }
-
-    pub(super) fn source_answer(&self) -> SourceAnswer {
-        self.spoken.dialect().source_answer()
-    }
-
-    pub(super) fn at_source(&self) -> Fields {
-        self.spoken.dialect().at_source(&self.meeting)
-    }
-
-    pub(super) fn at_target(&self, handoff: Option<Handoff>) -> Fields {
-        self.spoken.dialect().at_target(&self.meeting, handoff)
     }
 }
 

@@ -27,12 +27,12 @@ pub struct Replica<'a> {
 
 /// The leg at the holder. Its answer's [`Handoff`] goes into [`replicate_decode`] with the same `replica`.
 pub fn replicate_prefill(replica: &Replica<'_>, transfer: &Transfer) -> Bytes {
-    body(replica, transfer.at_source())
+    body(replica, transfer.spoken.dialect().at_source(&transfer.meeting))
 }
 
 /// The leg at the target; the prefix is in its cache when it answers.
 pub fn replicate_decode(replica: &Replica<'_>, (transfer, handoff): (&Transfer, Option<Handoff>)) -> Bytes {
-    body(replica, transfer.at_target(handoff))
+    body(replica, transfer.spoken.dialect().at_target(&transfer.meeting, handoff))
 }
 
 fn body(replica: &Replica<'_>, fields: Fields) -> Bytes {

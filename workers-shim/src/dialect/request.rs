@@ -222,15 +222,15 @@ impl RequestBody {
     /// The leg that computes the prompt for another worker: never streamed (a streaming vLLM does not return the
     /// parameters), and one token where the dialect does not want more.
     pub fn prefill(&self, options: &LegOptions, (transfer, readback): (&Transfer, Option<Readback>)) -> Bytes {
-        let mut splice = self.cleaned(options);
-        if transfer.source_answer() == SourceAnswer::OneToken {
+        let (mut splice, dialect) = (self.cleaned(options), transfer.spoken.dialect());
+        if dialect.source_answer() == SourceAnswer::OneToken {
             self.one_token(&mut splice, options);
         }
         splice.remove("stream_options");
         splice.set("stream", b"false".as_slice());
-        set(&mut splice, transfer.at_source());
+        set(&mut splice, dialect.at_source(&transfer.meeting));
         if let Some(readback) = readback {
-            set(&mut splice, transfer.read_back(readback));
+            set(&mut splice, dialect.read_back(readback));
         }
         splice.finish()
     }
@@ -260,7 +260,7 @@ impl RequestBody {
             // What is handed back is good only where these go on.
             splice.set("return_token_ids", b"true".as_slice());
         }
-        set(&mut splice, transfer.at_target(handoff));
+        set(&mut splice, transfer.spoken.dialect().at_target(&transfer.meeting, handoff));
         splice.finish()
     }
 
@@ -278,7 +278,7 @@ impl RequestBody {
         if options.api == Api::Responses {
             splice.set("store", b"false".as_slice());
         }
-        set(&mut splice, transfer.at_target(Some(handoff)));
+        set(&mut splice, transfer.spoken.dialect().at_target(&transfer.meeting, Some(handoff)));
         splice.finish()
     }
 
