@@ -31,7 +31,7 @@ pub struct Broken {
 }
 
 /// What a check says.
-pub type Checked = Result<(), Broken>;
+pub(crate) type Checked = Result<(), Broken>;
 
 /// Fails a check unless something holds.
 #[macro_export]
@@ -65,7 +65,7 @@ struct Pages {
 
 /// The book. Clones are the same book.
 #[derive(Clone, Debug, Default)]
-pub struct Book(Arc<Mutex<Pages>>);
+pub(crate) struct Book(Arc<Mutex<Pages>>);
 
 impl Book {
     fn lock(&self) -> MutexGuard<'_, Pages> {
@@ -73,26 +73,26 @@ impl Book {
     }
 
     /// Notes what a check says; the first that fails counts.
-    pub fn note(&self, checked: Checked) {
+    pub(crate) fn note(&self, checked: Checked) {
         if let Err(broken) = checked {
             self.lock().broken.get_or_insert(broken);
         }
     }
 
     /// The first property that did not hold.
-    pub fn broken(&self) -> Option<Broken> {
+    pub(crate) fn broken(&self) -> Option<Broken> {
         self.lock().broken.clone()
     }
 
     /// A book that tells the whole story.
-    pub fn telling() -> Self {
+    pub(crate) fn telling() -> Self {
         let book = Self::default();
         book.lock().story = Some(Vec::new());
         book
     }
 
     /// Tells what happened just now, if anybody wants to read it.
-    pub fn tell(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn tell(&self, what: impl FnOnce() -> String) {
         if let Some(story) = &mut self.lock().story
             && story.len() < STORY
         {
@@ -101,68 +101,68 @@ impl Book {
     }
 
     /// The story.
-    pub fn story(&self) -> Vec<String> {
+    pub(crate) fn story(&self) -> Vec<String> {
         self.lock().story.clone().unwrap_or_default()
     }
 
     /// Counts something.
-    pub fn count(&self, what: &'static str) {
+    pub(crate) fn count(&self, what: &'static str) {
         *self.lock().tally.entry(what).or_default() += 1;
     }
 
     /// What was counted.
-    pub fn tally(&self) -> BTreeMap<&'static str, u64> {
+    pub(crate) fn tally(&self) -> BTreeMap<&'static str, u64> {
         self.lock().tally.clone()
     }
 
     /// An entry with this time is on its way, in this office.
-    pub fn proposed(&self, time: LedgerTime, office: Leadership) {
+    pub(crate) fn proposed(&self, time: LedgerTime, office: Leadership) {
         self.lock().leases.proposed(time, office);
     }
 
     /// A leader noted a sign of life in this office.
-    pub fn reported(&self, (worker, incarnation): (WorkerId, Incarnation), office: Leadership) {
+    pub(crate) fn reported(&self, (worker, incarnation): (WorkerId, Incarnation), office: Leadership) {
         self.tell(|| format!("{worker} {incarnation:?} noted in term {} by node {}", office.0, office.1));
         self.lock().leases.reported((worker, incarnation), office);
     }
 
     /// A process holds a leadership.
-    pub fn leads(&self, leadership: Leadership, process: Pid) {
+    pub(crate) fn leads(&self, leadership: Leadership, process: Pid) {
         let checked = self.lock().leaders.check(leadership, process);
         self.note(checked);
     }
 
     /// A leader proposes the end of a lease.
-    pub fn ending(&self, worker: WorkerId) {
+    pub(crate) fn ending(&self, worker: WorkerId) {
         self.tell(|| format!("the end of {worker}'s lease is proposed"));
         self.lock().leases.ending(worker);
     }
 
     /// Somebody is told that this entry is applied.
-    pub fn acknowledged(&self, index: u64) {
+    pub(crate) fn acknowledged(&self, index: u64) {
         let mut pages = self.lock();
         pages.acknowledged.add(true_time(), index);
         *pages.tally.entry("acknowledged entries").or_default() += 1;
     }
 
     /// The highest index that anybody was told is applied.
-    pub fn last_acknowledged(&self) -> u64 {
+    pub(crate) fn last_acknowledged(&self) -> u64 {
         self.lock().acknowledged.last()
     }
 
     /// The highest index that any node applied.
-    pub fn last_applied(&self) -> u64 {
+    pub(crate) fn last_applied(&self) -> u64 {
         self.lock().agreement.last()
     }
 
     /// A node claims something of a view that shows `applied`, seen from a true time.
-    pub fn claims(&self, node: u64, claim: (Claim, Duration), applied: u64) {
+    pub(crate) fn claims(&self, node: u64, claim: (Claim, Duration), applied: u64) {
         let checked = self.lock().acknowledged.check(node, claim, applied);
         self.note(checked);
     }
 
     /// Somebody is told changes; false when one was not to be told.
-    pub fn tells(&self, who: &str, told: &mut Told, changes: &[Change]) -> bool {
+    pub(crate) fn tells(&self, who: &str, told: &mut Told, changes: &[Change]) -> bool {
         let mut pages = self.lock();
         let checked = changes.iter().try_for_each(|change| pages.history.tell(who, told, change));
         let checked = checked.and_then(|()| pages.history.pause(who, told));
@@ -174,12 +174,12 @@ impl Book {
     }
 
     /// Whether somebody was told all that happened up to `index`.
-    pub fn is_told(&self, told: Told, index: u64) -> bool {
+    pub(crate) fn is_told(&self, told: Told, index: u64) -> bool {
         self.lock().history.is_told(told, index)
     }
 
     /// Digest of everything applied.
-    pub fn digest(&self) -> u128 {
+    pub(crate) fn digest(&self) -> u128 {
         self.lock().agreement.digest()
     }
 }
@@ -227,7 +227,7 @@ fn flat<'a>(command: &'a Command, outcome: &'a Outcome) -> Vec<(&'a Command, &'a
 
 /// One node's pen.
 #[derive(Debug)]
-pub struct Probe {
+pub(crate) struct Probe {
     node: u64,
     /// What the node's release can read.
     levels: Levels,
@@ -239,7 +239,7 @@ pub struct Probe {
 
 impl Probe {
     /// The pen of a node whose release can read these levels.
-    pub fn new(node: u64, levels: Levels, (book, feed): (Book, Arc<Feed<Sim>>)) -> Self {
+    pub(crate) fn new(node: u64, levels: Levels, (book, feed): (Book, Arc<Feed<Sim>>)) -> Self {
         Self { node, levels, book, feed, along: Mutex::default() }
     }
 

@@ -23,11 +23,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PERSISTENCE: Duration = Duration::from_secs(20);
 
 /// A client.
-pub struct Client {
+pub(crate) struct Client {
     /// The world.
-    pub world: Arc<World>,
+    pub(crate) world: Arc<World>,
     /// Its own chance.
-    pub rng: Rng,
+    pub(crate) rng: Rng,
     peer: Peer,
     id: ClientId,
     serial: u64,
@@ -37,19 +37,19 @@ pub struct Client {
 
 impl Client {
     /// The `n`th client, not opened yet.
-    pub fn new(world: &Arc<World>, n: u64) -> Self {
+    pub(crate) fn new(world: &Arc<World>, n: u64) -> Self {
         let rng = Rng::stream(world.plan.seed ^ n << 32, "client");
         let (peer, id) = (CLIENTS + n, ClientId(u128::from(CLIENTS + n)));
         Self { world: world.clone(), rng, peer, id, serial: 0, guess: None, last: None }
     }
 
     /// Opens, however long that takes.
-    pub async fn open(&mut self) {
+    pub(crate) async fn open(&mut self) {
         while self.perform(Command::OpenClient(NodeId(1))).await.is_none() {}
     }
 
     /// Has a command executed once. None when no answer came: it may have been, or may still be.
-    pub async fn perform(&mut self, command: Command) -> Option<Acknowledged> {
+    pub(crate) async fn perform(&mut self, command: Command) -> Option<Acknowledged> {
         let submission = Submission { client: self.id, serial: ClientSerial(self.serial), command };
         self.serial += 1;
         let said = self.insist(&submission).await?;
@@ -61,7 +61,7 @@ impl Client {
     }
 
     /// Sends the last answered submission again, as after an answer that was lost.
-    pub async fn repeat(&mut self) {
+    pub(crate) async fn repeat(&mut self) {
         let Some((submission, _)) = self.last.clone() else { return };
         drop(self.insist(&submission).await);
     }
@@ -81,7 +81,7 @@ impl Client {
     }
 
     /// Reads what is linearizable, from any node. None when no answer came.
-    pub async fn read(&mut self) -> Option<Arc<View>> {
+    pub(crate) async fn read(&mut self) -> Option<Arc<View>> {
         let target = self.target()?;
         let serve = |node: Arc<Node>| node.read(Consistency::Linearizable);
         let said = ask(&self.world, (self.peer, target), PATIENCE, serve).await;
@@ -89,14 +89,14 @@ impl Client {
     }
 
     /// Reads from one node what is no older than a bound. True when it answered.
-    pub async fn read_within(&self, target: u64, bound: Duration) -> bool {
+    pub(crate) async fn read_within(&self, target: u64, bound: Duration) -> bool {
         let serve = move |node: Arc<Node>| node.read(Consistency::Bounded(bound));
         let said = ask(&self.world, (self.peer, target), PATIENCE, serve).await;
         matches!(said, Ok(Reply::Said(_)))
     }
 
     /// Sends a message that nobody repeats.
-    pub async fn send<T: Send + 'static, F, A>(&mut self, serve: F) -> Option<T>
+    pub(crate) async fn send<T: Send + 'static, F, A>(&mut self, serve: F) -> Option<T>
     where
         F: Fn(Arc<Node>) -> A + Send + Sync + 'static,
         A: Future<Output = Reply<T>> + Send + 'static,
@@ -107,7 +107,7 @@ impl Client {
     }
 
     /// The view of some node: what a router that runs there would see, however old.
-    pub fn look(&mut self) -> Option<Arc<View>> {
+    pub(crate) fn look(&mut self) -> Option<Arc<View>> {
         let up = self.world.up();
         self.rng.pick(&up).map(|node| node.view())
     }

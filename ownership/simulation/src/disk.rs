@@ -16,7 +16,7 @@ use crate::runtime::true_time;
 
 /// How a process ended, for its disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ending {
+pub(crate) enum Ending {
     /// The process only: what it wrote is kept.
     Killed,
     /// The power: what was not flushed may be lost, from some write on.
@@ -25,7 +25,7 @@ pub enum Ending {
 
 /// One write to the log's file.
 #[derive(Clone, Debug)]
-pub enum Write {
+pub(crate) enum Write {
     /// A vote.
     Vote(Vote),
     /// Entries at the end.
@@ -40,20 +40,20 @@ pub enum Write {
 
 /// What the log's file says.
 #[derive(Clone, Debug, Default)]
-pub struct Log {
+pub(crate) struct Log {
     /// The vote.
-    pub vote: Option<Vote>,
+    pub(crate) vote: Option<Vote>,
     /// Entries by index.
-    pub entries: BTreeMap<u64, LogEntry>,
+    pub(crate) entries: BTreeMap<u64, LogEntry>,
     /// The last entry that was purged.
-    pub purged: Option<LogId>,
+    pub(crate) purged: Option<LogId>,
     /// How far it is committed.
-    pub committed: Option<LogId>,
+    pub(crate) committed: Option<LogId>,
 }
 
 impl Log {
     /// The last entry.
-    pub fn last(&self) -> Option<LogId> {
+    pub(crate) fn last(&self) -> Option<LogId> {
         self.entries.last_key_value().map(|(_, entry)| entry.log_id).or(self.purged)
     }
 
@@ -75,7 +75,7 @@ impl Log {
 
 /// How a disk behaves for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Health {
+pub(crate) enum Health {
     /// As it should.
     Fine,
     /// Flushes take so long at most.
@@ -87,7 +87,7 @@ pub enum Health {
 }
 
 /// A snapshot on disk.
-pub type Kept = (SnapshotMeta, Arc<Vec<u8>>);
+pub(crate) type Kept = (SnapshotMeta, Arc<Vec<u8>>);
 
 #[derive(Debug)]
 struct Platter {
@@ -120,11 +120,11 @@ struct Mark {
 
 /// A disk. Clones are the same disk.
 #[derive(Clone, Debug)]
-pub struct Disk(Arc<Mutex<Platter>>);
+pub(crate) struct Disk(Arc<Mutex<Platter>>);
 
 impl Disk {
     /// An empty disk.
-    pub fn new(rng: Rng) -> Self {
+    pub(crate) fn new(rng: Rng) -> Self {
         Self(Arc::new(Mutex::new(Platter {
             rng,
             durable: Log::default(),
@@ -146,17 +146,17 @@ impl Disk {
     }
 
     /// What a reader sees.
-    pub fn read<T>(&self, look: impl FnOnce(&Log) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Log) -> T) -> T {
         look(&self.lock().cached)
     }
 
     /// Entries in a range.
-    pub fn entries(&self, range: impl RangeBounds<u64>) -> Vec<LogEntry> {
+    pub(crate) fn entries(&self, range: impl RangeBounds<u64>) -> Vec<LogEntry> {
         self.lock().cached.entries.range(range).map(|(_, entry)| entry.clone()).collect()
     }
 
     /// Writes; durable once a flush that began later is done.
-    pub fn write(&self, write: Write) -> io::Result<()> {
+    pub(crate) fn write(&self, write: Write) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
         platter.cached.take(&write);
@@ -166,7 +166,7 @@ impl Disk {
     }
 
     /// Begins a flush: when it will be done, and what it covers.
-    pub fn flush(&self) -> (Duration, u64) {
+    pub(crate) fn flush(&self) -> (Duration, u64) {
         let mut platter = self.lock();
         let now = true_time();
         // Whoever comes while the disk is busy shares the next flush.
@@ -179,7 +179,7 @@ impl Disk {
     }
 
     /// Ends a flush.
-    pub fn flushed(&self, upto: u64) -> io::Result<()> {
+    pub(crate) fn flushed(&self, upto: u64) -> io::Result<()> {
         let mut platter = self.lock();
         if platter.health == Health::FailsToFlush {
             platter.health = Health::Fine;
@@ -195,46 +195,41 @@ impl Disk {
     }
 
     /// How long a write beside the log takes.
-    pub fn latency(&self) -> Duration {
+    pub(crate) fn latency(&self) -> Duration {
         self.lock().latency()
     }
 
     /// How long it takes to write a whole state out; a large one takes seconds.
-    pub fn snapshot_latency(&self) -> Duration {
+    pub(crate) fn snapshot_latency(&self) -> Duration {
         let mut platter = self.lock();
         if platter.rng.chance(300) { platter.rng.millis(200, 6_000) } else { platter.rng.millis(1, 50) }
     }
 
     /// The index up to which the log is surely kept.
-    pub fn durable_upto(&self) -> u64 {
+    pub(crate) fn durable_upto(&self) -> u64 {
         self.lock().durable.last().map_or(0, |last| last.index)
-    }
-
-    /// The entries that a loss of power would leave at least.
-    pub fn durable(&self) -> Log {
-        self.lock().durable.clone()
     }
 
     /// Notes what the quorum committed; the mark is raised to it once it is durable here, and kept for sure after
     /// `sync_mark`.
-    pub fn commit(&self, index: u64) {
+    pub(crate) fn commit(&self, index: u64) {
         let mut platter = self.lock();
         platter.mark.committed = platter.mark.committed.max(index);
     }
 
     /// Keeps the mark for sure.
-    pub fn sync_mark(&self) {
+    pub(crate) fn sync_mark(&self) {
         let mut platter = self.lock();
         platter.mark.kept = platter.mark.written;
     }
 
     /// The committed mark.
-    pub fn mark(&self) -> u64 {
+    pub(crate) fn mark(&self) -> u64 {
         self.lock().mark.written
     }
 
     /// Replaces the snapshot as a whole, unless a newer one is there by now: the log may be purged up to that.
-    pub fn keep(&self, kept: Kept) -> io::Result<()> {
+    pub(crate) fn keep(&self, kept: Kept) -> io::Result<()> {
         let mut platter = self.lock();
         platter.check()?;
         let is_newer = |(there, _): &Kept| there.last_log_id > kept.0.last_log_id;
@@ -245,17 +240,17 @@ impl Disk {
     }
 
     /// The snapshot.
-    pub fn snapshot(&self) -> Option<Kept> {
+    pub(crate) fn snapshot(&self) -> Option<Kept> {
         self.lock().snapshot.clone()
     }
 
     /// Makes it behave otherwise.
-    pub fn set(&self, health: Health) {
+    pub(crate) fn set(&self, health: Health) {
         self.lock().health = health;
     }
 
     /// The life that wrote is over.
-    pub fn end(&self, ending: Ending) {
+    pub(crate) fn end(&self, ending: Ending) {
         let mut platter = self.lock();
         let kept = match ending {
             Ending::Killed if !platter.in_doubt => platter.written,

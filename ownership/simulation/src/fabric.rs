@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::rng::Rng;
 
 /// An end of a link: a node, or a client above [`CLIENTS`].
-pub type Peer = u64;
+pub(crate) type Peer = u64;
 
 /// Where the numbers of clients begin.
-pub const CLIENTS: Peer = 1_000;
+pub(crate) const CLIENTS: Peer = 1_000;
 
 /// What the network does to one message.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// It arrives after these delays; more than one is a duplication.
     Arrives(Vec<Duration>),
     /// It does not arrive.
@@ -22,34 +22,34 @@ pub enum Fate {
 
 /// How the network behaves for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Weather {
+pub(crate) struct Weather {
     /// Messages of 1,000 that are lost.
-    pub loss: u64,
+    pub(crate) loss: u64,
     /// Messages of 1,000 that arrive twice.
-    pub duplication: u64,
+    pub(crate) duplication: u64,
     /// The shortest and the longest delay, in microseconds.
-    pub delay: (u64, u64),
+    pub(crate) delay: (u64, u64),
 }
 
 impl Weather {
     /// A datacenter on a good day.
-    pub const FAIR: Weather = Weather { loss: 0, duplication: 1, delay: (150, 2_000) };
+    pub(crate) const FAIR: Weather = Weather { loss: 0, duplication: 1, delay: (150, 2_000) };
 }
 
 /// What happened so far.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     /// Messages sent.
-    pub sent: u64,
+    pub(crate) sent: u64,
     /// Of them lost, by chance or by a cut.
-    pub lost: u64,
+    pub(crate) lost: u64,
     /// Of them arrived twice.
-    pub doubled: u64,
+    pub(crate) doubled: u64,
 }
 
 /// The network.
 #[derive(Debug)]
-pub struct Fabric {
+pub(crate) struct Fabric {
     rng: Rng,
     weather: Weather,
     cuts: BTreeSet<(Peer, Peer)>,
@@ -58,12 +58,12 @@ pub struct Fabric {
 
 impl Fabric {
     /// A network in fair weather.
-    pub fn new(rng: Rng) -> Self {
+    pub(crate) fn new(rng: Rng) -> Self {
         Self { rng, weather: Weather::FAIR, cuts: BTreeSet::new(), traffic: Traffic::default() }
     }
 
     /// What becomes of the next message.
-    pub fn fate(&mut self, from: Peer, to: Peer) -> Fate {
+    pub(crate) fn fate(&mut self, from: Peer, to: Peer) -> Fate {
         self.traffic.sent += 1;
         if !self.connects(from, to) || self.rng.chance(self.weather.loss) {
             self.traffic.lost += 1;
@@ -82,33 +82,33 @@ impl Fabric {
     }
 
     /// Whether a message gets through from one to the other.
-    pub fn connects(&self, from: Peer, to: Peer) -> bool {
+    pub(crate) fn connects(&self, from: Peer, to: Peer) -> bool {
         !self.cuts.contains(&(from, to))
     }
 
     /// Cuts one direction.
-    pub fn cut(&mut self, from: Peer, to: Peer) {
+    pub(crate) fn cut(&mut self, from: Peer, to: Peer) {
         self.cuts.insert((from, to));
     }
 
     /// Mends one direction.
-    pub fn mend(&mut self, from: Peer, to: Peer) {
+    pub(crate) fn mend(&mut self, from: Peer, to: Peer) {
         self.cuts.remove(&(from, to));
     }
 
     /// Mends everything, and lets the sun shine.
-    pub fn heal(&mut self) {
+    pub(crate) fn heal(&mut self) {
         self.cuts.clear();
         self.weather = Weather::FAIR;
     }
 
     /// Changes the weather.
-    pub fn set(&mut self, weather: Weather) {
+    pub(crate) fn set(&mut self, weather: Weather) {
         self.weather = weather;
     }
 
     /// What happened so far.
-    pub fn traffic(&self) -> Traffic {
+    pub(crate) fn traffic(&self) -> Traffic {
         self.traffic
     }
 }

@@ -15,7 +15,7 @@ use crate::world::World;
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// A process dies.
     Kill,
     /// A machine loses its power.
@@ -59,7 +59,7 @@ impl Fault {
     ];
 
     /// The word for reports.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Fault::Kill => "kills",
             Fault::PowerLoss => "power losses",
@@ -77,7 +77,7 @@ impl Fault {
     }
 
     /// The words of all of them.
-    pub fn names() -> impl Iterator<Item = &'static str> {
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         Self::ALL.into_iter().map(|(fault, _)| fault.name())
     }
 
@@ -95,7 +95,7 @@ impl Fault {
 }
 
 /// Injects faults until it is stopped.
-pub async fn trouble(world: Arc<World>) {
+pub(crate) async fn trouble(world: Arc<World>) {
     let mut rng = Rng::stream(world.plan.seed, "faults");
     loop {
         let (low, high) = world.plan.calm;

@@ -3,27 +3,27 @@
 //!
 //! The same seed is the same run, to the bit. Nothing here reads a real clock or depends on the order of a hash map.
 
-pub mod book;
-pub mod checks;
-pub mod client;
-pub mod disk;
-pub mod fabric;
-pub mod faults;
-pub mod log_store;
-pub mod network;
-pub mod node;
-pub mod onlookers;
-pub mod operator;
-pub mod people;
-pub mod plan;
-pub mod process;
-pub mod releases;
+mod book;
+mod checks;
+mod client;
+mod disk;
+mod fabric;
+mod faults;
+mod log_store;
+mod network;
+mod node;
+mod onlookers;
+mod operator;
+mod people;
+mod plan;
+mod process;
+mod releases;
 pub mod report;
-pub mod rng;
-pub mod run;
-pub mod runtime;
-pub mod script;
-pub mod snapshots;
-pub mod world;
+mod rng;
+mod run;
+mod runtime;
+mod script;
+mod snapshots;
+mod world;
 
 pub use run::{Report, run, tell};

@@ -15,13 +15,13 @@ type SimTypes = Types<Sim>;
 
 /// The log. Clones are handles of the same log.
 #[derive(Clone, Debug)]
-pub struct LogStore {
+pub(crate) struct LogStore {
     disk: Disk,
 }
 
 impl LogStore {
     /// The log on a disk.
-    pub fn on(disk: Disk) -> Self {
+    pub(crate) fn on(disk: Disk) -> Self {
         Self { disk }
     }
 

@@ -28,7 +28,7 @@ const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a question was not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Unanswered {
+pub(crate) enum Unanswered {
     /// Nobody listens there.
     #[error("connection refused")]
     Refused,
@@ -41,7 +41,7 @@ pub enum Unanswered {
 ///
 /// The question travels even when the one who asked is killed meanwhile, and the answer is lost when the one who
 /// answers is.
-pub async fn ask<T, F, A>(
+pub(crate) async fn ask<T, F, A>(
     world: &Arc<World>,
     (from, to): (Peer, Peer),
     limit: Duration,
@@ -128,11 +128,11 @@ impl<T: Send + 'static> Answer<T> {
 
 /// A node's links to the others.
 #[derive(Clone)]
-pub struct Links {
+pub(crate) struct Links {
     /// The world they go through.
-    pub world: Arc<World>,
+    pub(crate) world: Arc<World>,
     /// Whose they are.
-    pub from: u64,
+    pub(crate) from: u64,
 }
 
 impl RaftNetworkFactory<SimTypes> for Links {
@@ -144,7 +144,7 @@ impl RaftNetworkFactory<SimTypes> for Links {
 }
 
 /// A link from one node to another.
-pub struct Link {
+pub(crate) struct Link {
     world: Arc<World>,
     ends: (u64, u64),
 }

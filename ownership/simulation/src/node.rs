@@ -35,19 +35,19 @@ type LeaderId = CommittedLeaderIdOf<SimTypes>;
 type SimMachine = Machine<Snapshots, Probe>;
 
 /// How long a lease is held after a sign of life.
-pub const LEASE: Duration = Duration::from_secs(15);
+pub(crate) const LEASE: Duration = Duration::from_secs(15);
 /// How often leases are renewed and ended.
-pub const TICK: Duration = Duration::from_secs(1);
+pub(crate) const TICK: Duration = Duration::from_secs(1);
 /// Submissions in one entry.
 const BATCH: usize = 8;
 /// How long the first of them waits for more.
 const LINGER: Duration = Duration::from_millis(3);
 /// How long one node waits for another.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a node answers.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Reply<T> {
+pub(crate) enum Reply<T> {
     /// The answer.
     Said(T),
     /// Not here: ask the leader, if it is known. Nothing was done.
@@ -58,11 +58,11 @@ pub enum Reply<T> {
 
 /// A submission that was applied.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Acknowledged {
+pub(crate) struct Acknowledged {
     /// The entry that it lies in.
-    pub index: u64,
+    pub(crate) index: u64,
     /// Its outcome.
-    pub outcome: Outcome,
+    pub(crate) outcome: Outcome,
 }
 
 struct Queued {
@@ -71,17 +71,17 @@ struct Queued {
 }
 
 /// One life of a node.
-pub struct Node {
+pub(crate) struct Node {
     /// Which node.
-    pub id: u64,
+    pub(crate) id: u64,
     /// Its process.
-    pub pid: Pid,
+    pub(crate) pid: Pid,
     /// Raft.
-    pub raft: Raft<SimTypes, SimMachine>,
+    pub(crate) raft: Raft<SimTypes, SimMachine>,
     /// What readers and watchers see.
-    pub shown: Shown,
+    pub(crate) shown: Shown,
     /// What its release can read.
-    pub levels: Levels,
+    pub(crate) levels: Levels,
     world: Arc<World>,
     disk: Disk,
     office: Mutex<Office<Moment>>,
@@ -92,25 +92,25 @@ pub struct Node {
 }
 
 /// What readers and watchers see of a node.
-pub struct Shown {
+pub(crate) struct Shown {
     publisher: Arc<Publisher>,
     /// What watchers are told.
-    pub feed: Arc<Feed<Sim>>,
+    pub(crate) feed: Arc<Feed<Sim>>,
     freshness: Freshness<Moment>,
 }
 
 /// What a node is made of.
-pub struct Parts {
+pub(crate) struct Parts {
     /// Which node.
-    pub id: u64,
+    pub(crate) id: u64,
     /// Its process.
-    pub pid: Pid,
+    pub(crate) pid: Pid,
     /// Which life of it.
-    pub boot: u64,
+    pub(crate) boot: u64,
     /// Its disk.
-    pub disk: Disk,
+    pub(crate) disk: Disk,
     /// What its release can read.
-    pub levels: Levels,
+    pub(crate) levels: Levels,
 }
 
 fn config(plan: &Plan) -> Arc<Config> {
@@ -121,7 +121,7 @@ fn config(plan: &Plan) -> Arc<Config> {
 
 impl Node {
     /// Starts a life, in its own process. Fails as a process would that cannot read or write its disk.
-    pub async fn start(world: &Arc<World>, parts: Parts) -> Option<Arc<Node>> {
+    pub(crate) async fn start(world: &Arc<World>, parts: Parts) -> Option<Arc<Node>> {
         let Parts { id, pid, boot, disk, levels } = parts;
         let publisher = Arc::<Publisher>::default();
         let feed = Arc::new(Feed::new(world.plan.kept.changes));
@@ -153,23 +153,23 @@ impl Node {
     }
 
     /// The world that it runs in.
-    pub fn world(&self) -> &World {
+    pub(crate) fn world(&self) -> &World {
         &self.world
     }
 
     /// The view.
-    pub fn view(&self) -> Arc<View> {
+    pub(crate) fn view(&self) -> Arc<View> {
         self.shown.publisher.view()
     }
 
     /// The leader as far as this node knows.
-    pub fn leader(&self) -> Option<u64> {
+    pub(crate) fn leader(&self) -> Option<u64> {
         self.raft.metrics().borrow_watched().current_leader
     }
 
     /// The leadership that this node holds, once it has applied what earlier leaders wrote. The vote alone does not say:
     /// a restarted leader still has it, and leads no more.
-    pub fn leadership(&self) -> Option<LeaderId> {
+    pub(crate) fn leadership(&self) -> Option<LeaderId> {
         let metrics = self.raft.metrics();
         let (leads, term) = {
             let now = metrics.borrow_watched();
@@ -181,12 +181,12 @@ impl Node {
     }
 
     /// Whether Raft still runs here.
-    pub fn is_well(&self) -> bool {
+    pub(crate) fn is_well(&self) -> bool {
         self.raft.metrics().borrow_watched().running_state.is_ok()
     }
 
     /// Takes a submission, or says who does.
-    pub async fn submit(self: Arc<Self>, submission: Submission) -> Reply<Acknowledged> {
+    pub(crate) async fn submit(self: Arc<Self>, submission: Submission) -> Reply<Acknowledged> {
         if self.leadership().is_none() {
             return Reply::Elsewhere(self.leader().filter(|leader| *leader != self.id));
         }
@@ -202,7 +202,7 @@ impl Node {
     }
 
     /// Notes that a router reached this life of a worker.
-    pub async fn report(self: Arc<Self>, worker: WorkerId, incarnation: Incarnation) -> Reply<()> {
+    pub(crate) async fn report(self: Arc<Self>, worker: WorkerId, incarnation: Incarnation) -> Reply<()> {
         match self.leadership() {
             None => Reply::Elsewhere(self.leader().filter(|leader| *leader != self.id)),
             Some(leader) => {
@@ -216,7 +216,7 @@ impl Node {
     }
 
     /// A view as fresh as asked, and what is said of it is checked.
-    pub async fn read(self: Arc<Self>, consistency: Consistency) -> Reply<Arc<View>> {
+    pub(crate) async fn read(self: Arc<Self>, consistency: Consistency) -> Reply<Arc<View>> {
         let began = true_time();
         if let Err(reply) = self.shown.freshness.meet(consistency, self.catch_up()).await {
             return reply;
@@ -337,19 +337,19 @@ impl Node {
     }
 
     /// The turn to let a node in or to raise the level; none where this node does not lead, or somebody has it.
-    pub fn turn(&self) -> Option<InTurn<'_>> {
+    pub(crate) fn turn(&self) -> Option<InTurn<'_>> {
         self.turn.take(self.leadership()?)
     }
 
     /// Lets a node in as a learner. False where it is not, or nobody knows.
-    pub async fn let_in(&self, id: u64, levels: Levels) -> bool {
+    pub(crate) async fn let_in(&self, id: u64, levels: Levels) -> bool {
         let Some(turn) = self.turn() else { return false };
         let newcomer = Newcomer { id, node: BasicNode::default(), levels };
         turn.let_in(&self.raft, newcomer, || self.view().level()).await.is_ok()
     }
 
     /// Raises the level. False where it is not, or nobody knows.
-    pub async fn raise(&self, turn: &InTurn<'_>, level: u32) -> bool {
+    pub(crate) async fn raise(&self, turn: &InTurn<'_>, level: u32) -> bool {
         let Some((time, leader)) = self.time().filter(|(_, leader)| *leader == turn.leadership()) else { return false };
         self.world.book.proposed(time, (leader.term, leader.node_id));
         let client = ClientId(1 << 127 | u128::from(self.id) << 64 | u128::from(time.0));
@@ -372,7 +372,7 @@ impl Node {
     }
 
     /// Sends a command of this node's own. Nobody waits for its outcome.
-    pub fn submit_own(&self, command: Command) {
+    pub(crate) fn submit_own(&self, command: Command) {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         // Opening again what is open does nothing, and an opening that was lost would cost every renewal.
         for command in [Command::OpenClient(NodeId(self.id)), command] {

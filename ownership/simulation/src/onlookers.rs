@@ -20,13 +20,13 @@ use crate::runtime::Sim;
 use crate::world::World;
 
 /// Watchers.
-pub const WATCHERS: u64 = 2;
+pub(crate) const WATCHERS: u64 = 2;
 
 /// How long a watcher hears nothing before it looks for another node, once all should be well.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Follows the changes over nodes that come and go, until all that was acknowledged at the end was told.
-pub async fn watcher(world: Arc<World>, people: Arc<People>, n: u64) {
+pub(crate) async fn watcher(world: Arc<World>, people: Arc<People>, n: u64) {
     let mut rng = Rng::stream(world.plan.seed ^ n << 32, "watcher");
     let mut watcher = Watcher { who: format!("watcher {n}"), world: world.clone(), told: None };
     loop {
@@ -128,7 +128,7 @@ fn whole(first: Change, watch: &mut Peekable<Watch>) -> Vec<Change> {
 }
 
 /// Reads from nodes what is no older than it can live with, now and then several times in a row.
-pub async fn reader(world: Arc<World>, people: Arc<People>) {
+pub(crate) async fn reader(world: Arc<World>, people: Arc<People>) {
     let mut client = Client::new(&world, 200);
     while !people.is_stopping() {
         Sim::sleep(client.rng.millis(50, 1_500)).await;

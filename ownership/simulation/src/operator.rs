@@ -21,7 +21,7 @@ const MOST: u64 = 9;
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Runs a change in the leader's own process, so that it dies with it.
-pub async fn at_leader<F, A>(world: &Arc<World>, act: F) -> bool
+pub(crate) async fn at_leader<F, A>(world: &Arc<World>, act: F) -> bool
 where
     F: FnOnce(Arc<Node>) -> A,
     A: Future<Output = bool> + Send + 'static,
@@ -33,7 +33,7 @@ where
 }
 
 /// Puts up a node under a number that nobody had; none when there are enough.
-pub async fn put_up(world: &Arc<World>, release: u32) -> Option<u64> {
+pub(crate) async fn put_up(world: &Arc<World>, release: u32) -> Option<u64> {
     let id = world.ids().last().map_or(1, |last| last + 1);
     if id > MOST {
         return None;
@@ -45,7 +45,7 @@ pub async fn put_up(world: &Arc<World>, release: u32) -> Option<u64> {
 }
 
 /// Lets a node that was put up in, as a learner.
-pub async fn let_in(world: &Arc<World>, id: u64) -> bool {
+pub(crate) async fn let_in(world: &Arc<World>, id: u64) -> bool {
     let levels = Levels { lowest: 1, highest: world.release(id) };
     at_leader(world, move |leader| async move { leader.let_in(id, levels).await }).await
         && count(world, "learners joined")
@@ -73,7 +73,7 @@ async fn remove(world: &Arc<World>, id: u64) -> bool {
 }
 
 /// The members as the leader knows them: voters, and all.
-pub fn members(world: &World) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
+pub(crate) fn members(world: &World) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
     use openraft::async_runtime::watch::WatchReceiver;
     let leader = world.leader()?;
     let metrics = leader.raft.metrics();
@@ -86,7 +86,7 @@ pub fn members(world: &World) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
 }
 
 /// Makes changes until it is stopped.
-pub async fn operate(world: Arc<World>) {
+pub(crate) async fn operate(world: Arc<World>) {
     let mut rng = Rng::stream(world.plan.seed, "operator");
     loop {
         Sim::sleep(rng.millis(4_000, 20_000)).await;

@@ -27,7 +27,7 @@ const FIRST_HOLDER: u64 = 900;
 
 /// What clients saw of each thing, and whether they should stop.
 #[derive(Debug, Default)]
-pub struct People {
+pub(crate) struct People {
     histories: Mutex<BTreeMap<u64, Vec<Operation>>>,
     stopping: AtomicBool,
     gone: Mutex<u64>,
@@ -35,27 +35,27 @@ pub struct People {
 
 impl People {
     /// Asks all of them to stop.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stopping.store(true, Relaxed);
     }
 
     /// Whether they were asked to.
-    pub fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Relaxed)
     }
 
     /// How many have stopped.
-    pub fn gone(&self) -> u64 {
+    pub(crate) fn gone(&self) -> u64 {
         *self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One has stopped.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         *self.gone.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
     /// Checks every history; the first that nothing explains.
-    pub fn check(&self) -> Result<usize, Broken> {
+    pub(crate) fn check(&self) -> Result<usize, Broken> {
         let histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
         histories.iter().try_for_each(|(thing, history)| lock::check(&format!("session {thing}"), history))?;
         Ok(histories.values().map(Vec::len).sum())
@@ -80,7 +80,7 @@ impl People {
 }
 
 /// Prepares what is fought for. Nothing else begins before.
-pub async fn prepare(world: &Arc<World>) {
+pub(crate) async fn prepare(world: &Arc<World>) {
     let mut client = Client::new(world, 0);
     client.open().await;
     if !world.plan.changes.releases {
@@ -96,7 +96,7 @@ pub async fn prepare(world: &Arc<World>) {
 }
 
 /// A router: writes steps, and fights now and then.
-pub async fn router(world: Arc<World>, people: Arc<People>, n: u64) {
+pub(crate) async fn router(world: Arc<World>, people: Arc<People>, n: u64) {
     let mut client = Client::new(&world, n);
     client.open().await;
     let mut held = BTreeMap::new();
@@ -174,7 +174,7 @@ async fn look(client: &mut Client, people: &People, thing: u64) {
 }
 
 /// A worker's lives, as a router that probes it reports them.
-pub async fn worker(world: Arc<World>, people: Arc<People>, n: u64) {
+pub(crate) async fn worker(world: Arc<World>, people: Arc<People>, n: u64) {
     let mut client = Client::new(&world, 100 + n);
     client.open().await;
     let mut incarnation = 1;
@@ -199,4 +199,4 @@ pub async fn worker(world: Arc<World>, people: Arc<People>, n: u64) {
 }
 
 /// The longest time in which dead leases must be gone once all is well: a lease, a fail-over, a tick, and their slack.
-pub const GONE_WITHIN: Duration = Duration::from_secs(15 + 10 + 1 + 3);
+pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(15 + 10 + 1 + 3);

@@ -7,51 +7,51 @@ use crate::rng::Rng;
 
 /// A run's size and temper.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The seed.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Voters at the beginning; nodes are numbered from 1.
-    pub voters: BTreeSet<u64>,
+    pub(crate) voters: BTreeSet<u64>,
     /// Learners at the beginning.
-    pub learners: BTreeSet<u64>,
+    pub(crate) learners: BTreeSet<u64>,
     /// How long faults go on.
-    pub chaos: Duration,
+    pub(crate) chaos: Duration,
     /// Clients that write and read.
-    pub clients: u64,
+    pub(crate) clients: u64,
     /// How long a client thinks between two operations, in milliseconds.
-    pub think: (u64, u64),
+    pub(crate) think: (u64, u64),
     /// Workers that live and die.
-    pub workers: u64,
+    pub(crate) workers: u64,
     /// How far a node's clock may drift, in parts per million.
-    pub drift: u64,
+    pub(crate) drift: u64,
     /// What is kept of what is over.
-    pub kept: Kept,
+    pub(crate) kept: Kept,
     /// Raft's heartbeat, and its shortest and longest wait before an election.
-    pub timers: (Duration, (Duration, Duration)),
+    pub(crate) timers: (Duration, (Duration, Duration)),
     /// How long until the next fault, in milliseconds.
-    pub calm: (u64, u64),
+    pub(crate) calm: (u64, u64),
     /// What is changed on purpose meanwhile.
-    pub changes: Changes,
+    pub(crate) changes: Changes,
 }
 
 /// What a node keeps of what is over.
 #[derive(Clone, Copy, Debug)]
-pub struct Kept {
+pub(crate) struct Kept {
     /// Entries between snapshots.
-    pub between_snapshots: u64,
+    pub(crate) between_snapshots: u64,
     /// Entries that stay in the log behind one.
-    pub behind_snapshot: u64,
+    pub(crate) behind_snapshot: u64,
     /// Changes for watchers.
-    pub changes: usize,
+    pub(crate) changes: usize,
 }
 
 /// What operators change while faults go on.
 #[derive(Clone, Copy, Debug)]
-pub struct Changes {
+pub(crate) struct Changes {
     /// Who belongs to the quorum.
-    pub members: bool,
+    pub(crate) members: bool,
     /// The nodes' release, from an older one on.
-    pub releases: bool,
+    pub(crate) releases: bool,
 }
 
 impl Kept {
@@ -64,7 +64,7 @@ impl Kept {
 
 impl Plan {
     /// The plan of a seed.
-    pub fn of(seed: u64) -> Self {
+    pub(crate) fn of(seed: u64) -> Self {
         let mut rng = Rng::stream(seed, "plan");
         let voters = *rng.pick(&[3, 3, 3, 5]).unwrap_or(&3);
         let learners = rng.below(3);

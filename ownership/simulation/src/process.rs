@@ -9,11 +9,11 @@ use std::task::{Context, Poll, Waker};
 
 /// A process of the simulated world. The world itself is one, which is never paused or killed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Pid(usize);
+pub(crate) struct Pid(usize);
 
 impl Pid {
     /// The network, the clients and the schedule.
-    pub const WORLD: Pid = Pid(0);
+    pub(crate) const WORLD: Pid = Pid(0);
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +37,7 @@ thread_local! {
 }
 
 /// Begins a world without processes.
-pub fn reset() {
+pub(crate) fn reset() {
     let old = PROCESSES.with_borrow_mut(std::mem::take);
     drop(old);
     CURRENT.set(Pid::WORLD);
@@ -45,7 +45,7 @@ pub fn reset() {
 }
 
 /// Begins a process whose clock drifts by so many parts per million.
-pub fn begin(drift: i64) -> Pid {
+pub(crate) fn begin(drift: i64) -> Pid {
     PROCESSES.with_borrow_mut(|all| {
         all.push(Process { state: State::Running, drift, parked: Vec::new() });
         Pid(all.len() - 1)
@@ -53,46 +53,46 @@ pub fn begin(drift: i64) -> Pid {
 }
 
 /// Stops a process for good.
-pub fn kill(pid: Pid) {
+pub(crate) fn kill(pid: Pid) {
     wake(pid, State::Dead);
 }
 
 /// Stops a process until it is resumed. Time passes meanwhile, and what arrives for it waits.
-pub fn pause(pid: Pid) {
+pub(crate) fn pause(pid: Pid) {
     let set = |process: &mut Process| process.state = State::Paused;
     PROCESSES.with_borrow_mut(|all| all.get_mut(pid.0).filter(|process| process.state == State::Running).map(set));
 }
 
 /// Lets a paused process run again.
-pub fn resume(pid: Pid) {
+pub(crate) fn resume(pid: Pid) {
     if is_alive(pid) {
         wake(pid, State::Running);
     }
 }
 
 /// Whether a process was not killed; a paused one is alive.
-pub fn is_alive(pid: Pid) -> bool {
+pub(crate) fn is_alive(pid: Pid) -> bool {
     PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state != State::Dead))
 }
 
 /// Whether a process runs.
-pub fn is_running(pid: Pid) -> bool {
+pub(crate) fn is_running(pid: Pid) -> bool {
     PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state == State::Running))
 }
 
 /// The process that runs now.
-pub fn current() -> Pid {
+pub(crate) fn current() -> Pid {
     CURRENT.with_borrow(|pid| *pid)
 }
 
 /// The drift of the clock of the process that runs now.
-pub fn drift() -> i64 {
+pub(crate) fn drift() -> i64 {
     let pid = current();
     PROCESSES.with_borrow(|all| all.get(pid.0).map_or(0, |process| process.drift))
 }
 
 /// Does something as a process: what is spawned meanwhile belongs to it.
-pub fn within<T>(pid: Pid, act: impl FnOnce() -> T) -> T {
+pub(crate) fn within<T>(pid: Pid, act: impl FnOnce() -> T) -> T {
     let _scope = Scope::enter(pid);
     act()
 }
@@ -121,14 +121,14 @@ impl Drop for Scope {
 }
 
 /// A task of a process.
-pub struct Task<F> {
+pub(crate) struct Task<F> {
     pid: Pid,
     future: Option<Pin<Box<F>>>,
 }
 
 impl<F> Task<F> {
     /// A task of the process that runs now.
-    pub fn new(future: F) -> Self {
+    pub(crate) fn new(future: F) -> Self {
         Self { pid: current(), future: Some(Box::pin(future)) }
     }
 

@@ -19,13 +19,13 @@ use crate::runtime::Sim;
 use crate::world::World;
 
 /// The older release's level.
-pub const OLD: u32 = LEVEL - 1;
+pub(crate) const OLD: u32 = LEVEL - 1;
 
 /// How long a node of the older release asks to be let in beside a raise.
 const ASKS_FOR: Duration = Duration::from_millis(60);
 
 /// Swaps releases and raises the level until it is stopped.
-pub async fn change(world: Arc<World>) {
+pub(crate) async fn change(world: Arc<World>) {
     let mut rng = Rng::stream(world.plan.seed, "releases");
     loop {
         Sim::sleep(rng.millis(1_000, 6_000)).await;

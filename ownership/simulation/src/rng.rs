@@ -7,11 +7,11 @@ use rand_xoshiro::rand_core::{RngCore as _, SeedableRng};
 
 /// A stream of SplitMix64. What it draws is part of what a seed means, and never changes.
 #[derive(Clone, Debug)]
-pub struct Rng(SplitMix64);
+pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
     /// A stream of its own for each purpose, so that drawing more for one leaves the others as they were.
-    pub fn stream(seed: u64, purpose: &str) -> Self {
+    pub(crate) fn stream(seed: u64, purpose: &str) -> Self {
         let tag = purpose.bytes().fold(seed ^ 0x9e37_79b9_7f4a_7c15, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
         });
@@ -25,42 +25,42 @@ impl Rng {
     }
 
     /// Another stream, from this one.
-    pub fn fork(&mut self) -> Self {
+    pub(crate) fn fork(&mut self) -> Self {
         Self::from_state(self.draw())
     }
 
     /// 64 bits.
-    pub fn draw(&mut self) -> u64 {
+    pub(crate) fn draw(&mut self) -> u64 {
         self.0.next_u64()
     }
 
     /// Less than `end`; 0 when `end` is.
-    pub fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.draw() % end.max(1)
     }
 
     /// At least `low`, at most `high`.
-    pub fn within(&mut self, low: u64, high: u64) -> u64 {
+    pub(crate) fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high.saturating_sub(low) + 1)
     }
 
     /// True in so many of 1,000 cases.
-    pub fn chance(&mut self, permille: u64) -> bool {
+    pub(crate) fn chance(&mut self, permille: u64) -> bool {
         self.below(1_000) < permille
     }
 
     /// One of them.
-    pub fn pick<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
+    pub(crate) fn pick<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         all.get(self.below(all.len() as u64) as usize)
     }
 
     /// A span between two, in microseconds.
-    pub fn micros(&mut self, low: u64, high: u64) -> Duration {
+    pub(crate) fn micros(&mut self, low: u64, high: u64) -> Duration {
         Duration::from_micros(self.within(low, high))
     }
 
     /// A span between two, in milliseconds.
-    pub fn millis(&mut self, low: u64, high: u64) -> Duration {
+    pub(crate) fn millis(&mut self, low: u64, high: u64) -> Duration {
         Duration::from_millis(self.within(low, high))
     }
 }

@@ -13,17 +13,17 @@ use crate::process;
 
 /// The runtime of all processes.
 #[derive(Debug)]
-pub struct Sim(SimRuntime);
+pub(crate) struct Sim(SimRuntime);
 
 impl Sim {
     /// A runtime whose random numbers follow from the seed.
-    pub fn seeded(seed: u64) -> Self {
+    pub(crate) fn seeded(seed: u64) -> Self {
         Self(SimRuntime::with_seed(seed))
     }
 }
 
 /// True time since the world began, which no process knows.
-pub fn true_time() -> Duration {
+pub(crate) fn true_time() -> Duration {
     SimInstant::now().elapsed_since_start()
 }
 
@@ -31,7 +31,7 @@ const MILLION: i128 = 1_000_000;
 
 /// What a process's monotonic clock shows, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Moment(u64);
+pub(crate) struct Moment(u64);
 
 impl Moment {
     /// The true time that passes while this process's clock passes `span`.

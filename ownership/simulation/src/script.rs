@@ -17,12 +17,12 @@ use crate::rng::Rng;
 const SESSIONS: u64 = 6;
 
 /// An owner: the first rank of a worker's life.
-pub fn owner(worker: u64, incarnation: u64) -> Owner {
+pub(crate) fn owner(worker: u64, incarnation: u64) -> Owner {
     Owner { worker: WorkerId(worker), incarnation: Incarnation(incarnation), rank: DpRank(0) }
 }
 
 /// A registration of a worker's life.
-pub fn register(worker: u64, incarnation: u64, ttl: Micros) -> Command {
+pub(crate) fn register(worker: u64, incarnation: u64, ttl: Micros) -> Command {
     let (role, kind) = (Role::Hybrid, WorkerKind::Engine);
     let models = Arc::from([ModelId::from("tiny")]);
     let spec = WorkerSpec { endpoint: "http://worker".into(), role, kind, models, ranks: 1 };
@@ -31,7 +31,7 @@ pub fn register(worker: u64, incarnation: u64, ttl: Micros) -> Command {
 }
 
 /// Opens a session.
-pub fn open(session: u128) -> Command {
+pub(crate) fn open(session: u128) -> Command {
     let (tenant, model) = (TenantId::default(), ModelId::from("tiny"));
     Command::OpenSession(OpenSession { session: SessionId(session), tenant, model, parent: None })
 }
@@ -52,7 +52,7 @@ fn conversation(session: u64, blocks: u64) -> Vec<(u64, u64)> {
 }
 
 /// The next command of a client that sees `view`, for workers numbered up to `workers`.
-pub fn next(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
+pub(crate) fn next(rng: &mut Rng, view: &ledger::Ledger, workers: u64) -> Command {
     match rng.below(22) {
         20 | 21 => control(rng, view, workers),
         0..=9 => step(rng, view, workers),

@@ -11,11 +11,11 @@ use crate::runtime::Sim;
 
 /// Where a node keeps its snapshot.
 #[derive(Clone, Debug)]
-pub struct Snapshots(Disk);
+pub(crate) struct Snapshots(Disk);
 
 impl Snapshots {
     /// The snapshot on a disk.
-    pub fn on(disk: Disk) -> Self {
+    pub(crate) fn on(disk: Disk) -> Self {
         Self(disk)
     }
 

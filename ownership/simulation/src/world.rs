@@ -33,11 +33,11 @@ struct Slot {
 }
 
 /// The world.
-pub struct World {
+pub(crate) struct World {
     /// How this run goes.
-    pub plan: Plan,
+    pub(crate) plan: Plan,
     /// What happened.
-    pub book: Book,
+    pub(crate) book: Book,
     fabric: Mutex<Fabric>,
     slots: Mutex<BTreeMap<u64, Slot>>,
     lives: Mutex<BTreeMap<u64, Arc<Node>>>,
@@ -54,7 +54,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     /// A world without nodes.
-    pub fn new(plan: Plan, book: Book) -> Arc<Self> {
+    pub(crate) fn new(plan: Plan, book: Book) -> Arc<Self> {
         let mixes = plan.changes.releases;
         let fabric = Mutex::new(Fabric::new(Rng::stream(plan.seed, "network")));
         Arc::new(Self {
@@ -71,22 +71,22 @@ impl World {
     }
 
     /// The network.
-    pub fn fabric(&self) -> MutexGuard<'_, Fabric> {
+    pub(crate) fn fabric(&self) -> MutexGuard<'_, Fabric> {
         lock(&self.fabric)
     }
 
     /// What becomes of a message.
-    pub fn fate(&self, from: Peer, to: Peer) -> Fate {
+    pub(crate) fn fate(&self, from: Peer, to: Peer) -> Fate {
         self.fabric().fate(from, to)
     }
 
     /// Whether a message gets through.
-    pub fn connects(&self, from: Peer, to: Peer) -> bool {
+    pub(crate) fn connects(&self, from: Peer, to: Peer) -> bool {
         self.fabric().connects(from, to)
     }
 
     /// Adds to the digest of everything that happened, in order.
-    pub fn trace(&self, words: &[u64]) {
+    pub(crate) fn trace(&self, words: &[u64]) {
         let mut digest = self.trace.load(Relaxed);
         for word in words {
             digest = (digest.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
@@ -95,70 +95,70 @@ impl World {
     }
 
     /// The digest of everything that happened.
-    pub fn digest(&self) -> u64 {
+    pub(crate) fn digest(&self) -> u64 {
         self.trace.load(Relaxed)
     }
 
     /// The release that is installed on a new node.
-    pub fn newest(&self) -> u32 {
+    pub(crate) fn newest(&self) -> u32 {
         if self.is_raised() { LEVEL } else { OLD }
     }
 
     /// Puts up a node with an empty disk and this release.
-    pub fn add(&self, id: u64, release: u32) {
+    pub(crate) fn add(&self, id: u64, release: u32) {
         let disk = Disk::new(Rng::stream(self.plan.seed ^ id << 32, "disk"));
         lock(&self.slots).insert(id, Slot { disk, pid: None, boots: 0, release });
     }
 
     /// All nodes that were ever put up.
-    pub fn ids(&self) -> Vec<u64> {
+    pub(crate) fn ids(&self) -> Vec<u64> {
         lock(&self.slots).keys().copied().collect()
     }
 
     /// A node's disk.
-    pub fn disk(&self, id: u64) -> Option<Disk> {
+    pub(crate) fn disk(&self, id: u64) -> Option<Disk> {
         lock(&self.slots).get(&id).map(|slot| slot.disk.clone())
     }
 
     /// Whether the level was to be raised.
-    pub fn is_raised(&self) -> bool {
+    pub(crate) fn is_raised(&self) -> bool {
         self.raised.load(Relaxed)
     }
 
     /// The level is to be raised from now on.
-    pub fn raise(&self) {
+    pub(crate) fn raise(&self) {
         self.raised.store(true, Relaxed);
     }
 
     /// The highest feature level that a node's release knows.
-    pub fn release(&self, id: u64) -> u32 {
+    pub(crate) fn release(&self, id: u64) -> u32 {
         lock(&self.slots).get(&id).map_or(LEVEL, |slot| slot.release)
     }
 
     /// Installs another release; the next life of the node runs it.
-    pub fn set_release(&self, id: u64, level: u32) {
+    pub(crate) fn set_release(&self, id: u64, level: u32) {
         if let Some(slot) = lock(&self.slots).get_mut(&id) {
             slot.release = level;
         }
     }
 
     /// A node's process, if one was started and not killed.
-    pub fn pid(&self, id: u64) -> Option<Pid> {
+    pub(crate) fn pid(&self, id: u64) -> Option<Pid> {
         lock(&self.slots).get(&id).and_then(|slot| slot.pid).filter(|pid| process::is_alive(*pid))
     }
 
     /// The present life of a node, if it is up.
-    pub fn life(&self, id: u64) -> Option<Arc<Node>> {
+    pub(crate) fn life(&self, id: u64) -> Option<Arc<Node>> {
         lock(&self.lives).get(&id).filter(|node| process::is_alive(node.pid)).cloned()
     }
 
     /// Every node that is up.
-    pub fn up(&self) -> Vec<Arc<Node>> {
+    pub(crate) fn up(&self) -> Vec<Arc<Node>> {
         lock(&self.lives).values().filter(|node| process::is_alive(node.pid)).cloned().collect()
     }
 
     /// Starts a node whose process is not there. What its disk holds must be enough.
-    pub fn start(self: &Arc<Self>, id: u64) {
+    pub(crate) fn start(self: &Arc<Self>, id: u64) {
         if self.pid(id).is_some() {
             return;
         }
@@ -189,7 +189,7 @@ impl World {
     }
 
     /// Ends a node's process.
-    pub fn end(&self, id: u64, ending: Ending) {
+    pub(crate) fn end(&self, id: u64, ending: Ending) {
         let Some(pid) = self.pid(id) else { return };
         process::kill(pid);
         self.book.tell(|| format!("node {id} ends: {ending:?}"));
@@ -201,7 +201,7 @@ impl World {
     }
 
     /// The node that leads in the highest term, as far as the nodes that are up say so themselves.
-    pub fn leader(&self) -> Option<Arc<Node>> {
+    pub(crate) fn leader(&self) -> Option<Arc<Node>> {
         let leading = |node: &Arc<Node>| node.leadership().map(|leader| (leader.term, leader.node_id));
         self.up()
             .into_iter()
@@ -211,7 +211,7 @@ impl World {
     }
 
     /// Checks what must hold on every node at any time.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         for node in self.up() {
             let metrics = node.raft.metrics();
             let marks = {
@@ -233,7 +233,7 @@ impl World {
     }
 
     /// Somebody is about to be told that an entry is applied: a quorum must keep it.
-    pub fn acknowledging(&self, node: &Node, index: u64) {
+    pub(crate) fn acknowledging(&self, node: &Node, index: u64) {
         let metrics = node.raft.metrics();
         let (effective, committed) = {
             let now = metrics.borrow_watched();

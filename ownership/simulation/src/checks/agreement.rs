@@ -28,14 +28,14 @@ struct Slot {
 
 /// The one history that there may be.
 #[derive(Debug, Default)]
-pub struct Agreement {
+pub(crate) struct Agreement {
     slots: BTreeMap<u64, Slot>,
     newest: Ledger,
 }
 
 impl Agreement {
     /// A node applied an entry. True when it is the first to do so.
-    pub fn applied(&mut self, node: u64, applied: &Applied<'_>) -> Result<bool, Broken> {
+    pub(crate) fn applied(&mut self, node: u64, applied: &Applied<'_>) -> Result<bool, Broken> {
         let index = applied.id.index;
         let leadership = (applied.id.leader_id.term, applied.id.leader_id.node_id);
         let state = index.is_multiple_of(HASH_EVERY).then(|| applied.ledger.state_hash());
@@ -73,7 +73,7 @@ impl Agreement {
     }
 
     /// A node replaced its state by a snapshot's.
-    pub fn installed(&self, node: u64, ledger: &Ledger) -> Checked {
+    pub(crate) fn installed(&self, node: u64, ledger: &Ledger) -> Checked {
         let index = ledger.applied();
         let known = self.slots.get(&index).and_then(|slot| slot.state);
         ensure!(
@@ -84,12 +84,12 @@ impl Agreement {
     }
 
     /// The last index that any node applied.
-    pub fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.slots.last_key_value().map_or(0, |(index, _)| *index)
     }
 
     /// Digest of the whole history.
-    pub fn digest(&self) -> u128 {
+    pub(crate) fn digest(&self) -> u128 {
         let mut digest = Xxh3::new();
         for (index, slot) in &self.slots {
             digest.update(&index.to_le_bytes());

@@ -8,10 +8,10 @@ use crate::ensure;
 const ACKNOWLEDGED: &str = "acknowledged means on disk on a quorum";
 
 /// Which nodes surely keep an entry.
-pub type Keepers = BTreeMap<u64, bool>;
+pub(crate) type Keepers = BTreeMap<u64, bool>;
 
 /// Checks that a quorum of each set of voters keeps entry `index`.
-pub fn check(index: u64, voters: &[BTreeSet<u64>], keepers: &Keepers) -> Checked {
+pub(crate) fn check(index: u64, voters: &[BTreeSet<u64>], keepers: &Keepers) -> Checked {
     let has_quorum = |set: &BTreeSet<u64>| {
         let kept = set.iter().filter(|node| keepers.get(node).copied().unwrap_or(false)).count();
         kept * 2 > set.len()

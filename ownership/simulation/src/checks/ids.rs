@@ -12,14 +12,14 @@ const ONCE: &str = "a node's id is given once";
 
 /// Which folder was given which id.
 #[derive(Debug, Default)]
-pub struct Ids {
+pub(crate) struct Ids {
     given: BTreeMap<u128, NodeId>,
     last: NodeId,
 }
 
 impl Ids {
     /// A command had an outcome.
-    pub fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
+    pub(crate) fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
         let (Command::AdmitNode(AdmitNode { nonce, .. }), Outcome::Admitted { node }) = (command, outcome) else {
             return Ok(());
         };

@@ -13,22 +13,22 @@ const MOST: u32 = 60;
 
 /// What a leader says of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Leads {
+pub(crate) struct Leads {
     /// Its leadership.
-    pub leadership: Leadership,
+    pub(crate) leadership: Leadership,
     /// The entry that made its membership a joint one, if it is.
-    pub joint: Option<u64>,
+    pub(crate) joint: Option<u64>,
     /// The last entry that it knows to be committed.
-    pub committed: u64,
+    pub(crate) committed: u64,
 }
 
 /// Joint configurations of leaders, and how often each was seen with something new committed.
 #[derive(Debug, Default)]
-pub struct Joints(BTreeMap<u64, (Leads, u32)>);
+pub(crate) struct Joints(BTreeMap<u64, (Leads, u32)>);
 
 impl Joints {
     /// Looks at a node.
-    pub fn check(&mut self, node: u64, now: Option<Leads>) -> Checked {
+    pub(crate) fn check(&mut self, node: u64, now: Option<Leads>) -> Checked {
         let Some(now) = now.filter(|now| now.joint.is_some()) else {
             self.0.remove(&node);
             return Ok(());

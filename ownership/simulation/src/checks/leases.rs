@@ -23,7 +23,7 @@ type Life = (WorkerId, Incarnation);
 
 /// What holders were promised.
 #[derive(Debug, Default)]
-pub struct Leases {
+pub(crate) struct Leases {
     /// When entries with this time were proposed: the first of them.
     proposed: BTreeMap<LedgerTime, Duration>,
     /// The highest office that anybody took.
@@ -42,20 +42,20 @@ fn shortest() -> Duration {
 
 impl Leases {
     /// An entry with this time was proposed in an office.
-    pub fn proposed(&mut self, time: LedgerTime, office: Leadership) {
+    pub(crate) fn proposed(&mut self, time: LedgerTime, office: Leadership) {
         self.office = self.office.max(office);
         self.proposed.entry(time).or_insert_with(true_time);
     }
 
     /// A leader noted a sign of life in an office.
-    pub fn reported(&mut self, life: Life, office: Leadership) {
+    pub(crate) fn reported(&mut self, life: Life, office: Leadership) {
         if office >= self.office && !self.ending.contains(&life.0) {
             self.promise(life, true_time());
         }
     }
 
     /// The end of a lease is proposed.
-    pub fn ending(&mut self, worker: WorkerId) {
+    pub(crate) fn ending(&mut self, worker: WorkerId) {
         self.ending.insert(worker);
     }
 
@@ -67,13 +67,13 @@ impl Leases {
 
     /// An entry is applied for the first time, and brings the ledger's clock to `now`. Behind the leader's clock, it
     /// would catch up later, faster than time passes, and whatever is granted here would end early.
-    pub fn applying(&mut self, entry: &Entry, now: LedgerTime) -> Checked {
+    pub(crate) fn applying(&mut self, entry: &Entry, now: LedgerTime) -> Checked {
         self.entry = self.proposed.get(&entry.time).copied();
         ensure!(entry.time <= now, BORROWED, "an entry of {} is applied at {now}", entry.time)
     }
 
     /// One of its commands had an outcome.
-    pub fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
+    pub(crate) fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
         match (command, outcome) {
             (Command::RegisterWorker(worker), Outcome::Granted { .. }) => {
                 self.lives.insert(worker.worker, worker.incarnation);

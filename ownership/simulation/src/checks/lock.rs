@@ -15,14 +15,14 @@ use crate::ensure;
 const LINEARIZABLE: &str = "claims, releases and reads are linearizable";
 
 /// Operations that one history may hold: as many as fit a set of bits.
-pub const MAX_OPERATIONS: usize = 128;
+pub(crate) const MAX_OPERATIONS: usize = 128;
 
 /// Orders that the search looks at before it gives up.
 const MAX_STATES: usize = 400_000;
 
 /// What was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asked {
+pub(crate) enum Asked {
     /// Take it.
     Claim(Owner),
     /// Give it back.
@@ -33,7 +33,7 @@ pub enum Asked {
 
 /// What was said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Said {
+pub(crate) enum Said {
     /// Granted since this epoch.
     Granted(Epoch),
     /// Somebody has it since this epoch.
@@ -48,13 +48,13 @@ pub enum Said {
 
 /// One operation of one client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Operation {
+pub(crate) struct Operation {
     /// What was asked.
-    pub asked: Asked,
+    pub(crate) asked: Asked,
     /// When.
-    pub called: Duration,
+    pub(crate) called: Duration,
     /// What was said, and when; none when no answer came.
-    pub returned: Option<(Duration, Said)>,
+    pub(crate) returned: Option<(Duration, Said)>,
 }
 
 /// A lock as it may be: who has it, since when if that is known, and an epoch that the next one exceeds.
@@ -123,7 +123,7 @@ impl Lock {
 }
 
 /// Checks the history of one thing. Operations beyond [`MAX_OPERATIONS`] must not be there.
-pub fn check(thing: &str, history: &[Operation]) -> Checked {
+pub(crate) fn check(thing: &str, history: &[Operation]) -> Checked {
     let fits = history.len() <= MAX_OPERATIONS;
     ensure!(fits, LINEARIZABLE, "{thing}: {} operations are too many to check", history.len())?;
     let returns: Vec<Duration> =

@@ -1,14 +1,14 @@
 //! What must hold, one property a file. Each takes facts and says whether they may be.
 
-pub mod agreement;
-pub mod durability;
-pub mod ids;
-pub mod joints;
-pub mod leases;
-pub mod levels;
-pub mod lock;
-pub mod order;
-pub mod serials;
-pub mod staleness;
-pub mod tokens;
-pub mod watches;
+pub(crate) mod agreement;
+pub(crate) mod durability;
+pub(crate) mod ids;
+pub(crate) mod joints;
+pub(crate) mod leases;
+pub(crate) mod levels;
+pub(crate) mod lock;
+pub(crate) mod order;
+pub(crate) mod serials;
+pub(crate) mod staleness;
+pub(crate) mod tokens;
+pub(crate) mod watches;

@@ -14,28 +14,28 @@ const RESTART: &str = "what a node wrote brings it up again";
 
 /// How far a node is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Marks {
+pub(crate) struct Marks {
     /// Last purged entry.
-    pub purged: u64,
+    pub(crate) purged: u64,
     /// Last entry in the snapshot.
-    pub snapshot: u64,
+    pub(crate) snapshot: u64,
     /// Last entry applied.
-    pub applied: u64,
+    pub(crate) applied: u64,
     /// Last entry known to be committed.
-    pub committed: u64,
+    pub(crate) committed: u64,
     /// Last entry in the log.
-    pub last: u64,
+    pub(crate) last: u64,
 }
 
 /// Checks one node.
-pub fn check(node: u64, marks: Marks) -> Checked {
+pub(crate) fn check(node: u64, marks: Marks) -> Checked {
     let Marks { purged, snapshot, applied, committed, last } = marks;
     let ordered = purged <= snapshot && snapshot <= applied && applied <= committed && committed <= last;
     ensure!(ordered, ORDER, "node {node}: {marks:?}")
 }
 
 /// What a restarted node finds must reach from its snapshot to what it had committed.
-pub fn check_restart(node: u64, marks: Marks) -> Checked {
+pub(crate) fn check_restart(node: u64, marks: Marks) -> Checked {
     let Marks { purged, snapshot, committed, last, .. } = marks;
     ensure!(
         purged <= snapshot,
@@ -47,32 +47,32 @@ pub fn check_restart(node: u64, marks: Marks) -> Checked {
 }
 
 /// A leadership: the term, and the node that leads in it. Two nodes may lead in one term, the second over the first.
-pub type Leadership = (u64, u64);
+pub(crate) type Leadership = (u64, u64);
 
 /// Which process holds each leadership.
 #[derive(Debug, Default)]
-pub struct Leaders(BTreeMap<Leadership, Pid>);
+pub(crate) struct Leaders(BTreeMap<Leadership, Pid>);
 
 impl Leaders {
     /// A process holds a leadership.
-    pub fn check(&mut self, leadership: Leadership, process: Pid) -> Checked {
+    pub(crate) fn check(&mut self, leadership: Leadership, process: Pid) -> Checked {
         let first = *self.0.entry(leadership).or_insert(process);
         ensure!(first == process, LEADERS, "two lives of node {} lead in term {}", leadership.1, leadership.0)
     }
 }
 
 /// Checks what a node shows when it came up: everything that it knew to be committed.
-pub fn check_recovered(node: u64, applied: u64, committed: u64) -> Checked {
+pub(crate) fn check_recovered(node: u64, applied: u64, committed: u64) -> Checked {
     ensure!(committed <= applied, RECOVERED, "node {node} shows {applied}, it had committed {committed}")
 }
 
 /// How far each life's view was.
 #[derive(Debug, Default)]
-pub struct Views(BTreeMap<(u64, u64), u64>);
+pub(crate) struct Views(BTreeMap<(u64, u64), u64>);
 
 impl Views {
     /// Checks the view of one life of a node.
-    pub fn check(&mut self, life: (u64, u64), applied: u64) -> Checked {
+    pub(crate) fn check(&mut self, life: (u64, u64), applied: u64) -> Checked {
         let before = self.0.insert(life, applied).unwrap_or(0);
         ensure!(before <= applied, FORWARD, "node {} went from {before} to {applied}", life.0)
     }

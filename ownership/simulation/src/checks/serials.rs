@@ -12,11 +12,11 @@ const CHECK: &str = "a replayed serial returns the first outcome";
 
 /// First outcomes.
 #[derive(Debug, Default)]
-pub struct Serials(BTreeMap<(ClientId, ClientSerial), Outcome>);
+pub(crate) struct Serials(BTreeMap<(ClientId, ClientSerial), Outcome>);
 
 impl Serials {
     /// A submission was applied. True when it was applied before.
-    pub fn applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, Broken> {
+    pub(crate) fn applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, Broken> {
         let key = (submission.client, submission.serial);
         // Before a client opens nothing is executed, so nothing is remembered.
         let unopened = matches!(outcome, Outcome::Refused(Refusal::UnknownClient));

@@ -10,7 +10,7 @@ const STATED: &str = "a stated staleness is true";
 
 /// What somebody says of a view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Claim {
+pub(crate) enum Claim {
     /// A read that began then asked for this bound.
     Within(Duration),
     /// It is so old at most.
@@ -19,18 +19,18 @@ pub enum Claim {
 
 /// The highest index that had been acknowledged by a time.
 #[derive(Debug, Default)]
-pub struct Acknowledged(Vec<(Duration, u64)>);
+pub(crate) struct Acknowledged(Vec<(Duration, u64)>);
 
 impl Acknowledged {
     /// Somebody is told that this entry is applied.
-    pub fn add(&mut self, now: Duration, index: u64) {
+    pub(crate) fn add(&mut self, now: Duration, index: u64) {
         if index > self.last() {
             self.0.push((now, index));
         }
     }
 
     /// The highest index of all.
-    pub fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.0.last().map_or(0, |(_, index)| *index)
     }
 
@@ -40,7 +40,7 @@ impl Acknowledged {
     }
 
     /// Checks a claim, seen from `since`, about a view that shows `applied`. Clocks drift by 2 % at most.
-    pub fn check(&self, node: u64, (claim, since): (Claim, Duration), applied: u64) -> Checked {
+    pub(crate) fn check(&self, node: u64, (claim, since): (Claim, Duration), applied: u64) -> Checked {
         let (check, span) = match claim {
             Claim::Within(bound) => (BOUNDED, bound),
             Claim::Age(age) => (STATED, age),

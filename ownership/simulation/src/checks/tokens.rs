@@ -35,11 +35,11 @@ impl From<Subject> for Thing {
 
 /// The newest grant of everything.
 #[derive(Debug, Default)]
-pub struct Tokens(BTreeMap<Thing, (Epoch, Holder)>);
+pub(crate) struct Tokens(BTreeMap<Thing, (Epoch, Holder)>);
 
 impl Tokens {
     /// A command had an outcome.
-    pub fn granted(&mut self, command: &Command, outcome: &Outcome) -> Checked {
+    pub(crate) fn granted(&mut self, command: &Command, outcome: &Outcome) -> Checked {
         let Outcome::Granted { epoch } = outcome else { return Ok(()) };
         let (thing, holder) = match command {
             Command::ClaimOwner(claim) => (claim.subject.into(), Holder::Owner(claim.owner)),

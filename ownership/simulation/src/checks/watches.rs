@@ -16,26 +16,26 @@ const SHOWN: &str = "what a watch tells, the view shows";
 
 /// How far somebody was told.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Told {
+pub(crate) struct Told {
     /// All before this revision.
-    pub revision: u64,
+    pub(crate) revision: u64,
     changes: usize,
 }
 
 impl Told {
     /// Somebody who asks for everything from `revision` on.
-    pub fn before(revision: u64) -> Self {
+    pub(crate) fn before(revision: u64) -> Self {
         Self { revision, changes: 0 }
     }
 }
 
 /// Every change that there was.
 #[derive(Debug, Default)]
-pub struct History(BTreeMap<u64, Vec<(Key, Op)>>);
+pub(crate) struct History(BTreeMap<u64, Vec<(Key, Op)>>);
 
 impl History {
     /// A node applied an entry that changed this.
-    pub fn applied(&mut self, node: u64, index: u64, changes: &[Changed]) -> Checked {
+    pub(crate) fn applied(&mut self, node: u64, index: u64, changes: &[Changed]) -> Checked {
         let changes: Vec<_> = changes.iter().map(|change| (change.key.clone(), change.op)).collect();
         match self.0.get(&index) {
             Some(first) => ensure!(*first == changes, SAME, "node {node} at {index}: {first:?}, then {changes:?}"),
@@ -57,7 +57,7 @@ impl History {
     }
 
     /// Somebody is told a change.
-    pub fn tell(&self, who: &str, told: &mut Told, change: &Change) -> Checked {
+    pub(crate) fn tell(&self, who: &str, told: &mut Told, change: &Change) -> Checked {
         let next = self.next(*told);
         let is_next = next
             .is_some_and(|(at, (key, op))| at.revision == change.revision && *key == change.key && *op == change.op);
@@ -67,7 +67,7 @@ impl History {
     }
 
     /// Nothing more came at once: then what came was whole revisions.
-    pub fn pause(&self, who: &str, told: &mut Told) -> Checked {
+    pub(crate) fn pause(&self, who: &str, told: &mut Told) -> Checked {
         let all = self.0.get(&told.revision).map_or(0, Vec::len);
         ensure!(told.changes == 0 || told.changes == all, WHOLE, "{who} was told {told:?} of {all} changes")?;
         if told.changes > 0 {
@@ -77,25 +77,25 @@ impl History {
     }
 
     /// Whether all that happened up to `index` was told.
-    pub fn is_told(&self, told: Told, index: u64) -> bool {
+    pub(crate) fn is_told(&self, told: Told, index: u64) -> bool {
         self.next(told).is_none_or(|(next, _)| next.revision > index)
     }
 
     /// Somebody reads along whenever something is published: what the view shows must be there to be told.
-    pub fn check_published(&self, who: &str, told: Told, index: u64) -> Checked {
+    pub(crate) fn check_published(&self, who: &str, told: Told, index: u64) -> Checked {
         ensure!(self.is_told(told, index), ORDER, "{who}: {index} is published, and told is {told:?} only")
     }
 }
 
 /// Somebody is cut off by a node that shows `applied`.
-pub fn check_cut(who: &str, told: Told, compacted: Compacted, applied: u64) -> Checked {
+pub(crate) fn check_cut(who: &str, told: Told, compacted: Compacted, applied: u64) -> Checked {
     let Compacted { oldest } = compacted;
     ensure!(oldest > told.revision, COMPACTED, "{who} was told {told:?}, and cut off before {oldest}")?;
     ensure!(oldest <= applied + 1, COMPACTED, "{who} is sent to {oldest} by a node that shows {applied}")
 }
 
 /// Somebody is told of a revision by a node that shows `applied`.
-pub fn check_shown(who: &str, revision: u64, applied: u64) -> Result<(), Broken> {
+pub(crate) fn check_shown(who: &str, revision: u64, applied: u64) -> Result<(), Broken> {
     ensure!(revision <= applied, SHOWN, "{who} was told of {revision}, the view shows {applied}")
 }
 
