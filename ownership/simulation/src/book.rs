@@ -30,7 +30,6 @@ pub struct Broken {
     pub detail: String,
 }
 
-/// What a check says.
 pub(crate) type Checked = Result<(), Broken>;
 
 /// Fails a check unless something holds.
@@ -100,17 +99,14 @@ impl Book {
         }
     }
 
-    /// The story.
     pub(crate) fn story(&self) -> Vec<String> {
         self.lock().story.clone().unwrap_or_default()
     }
 
-    /// Counts something.
     pub(crate) fn count(&self, what: &'static str) {
         *self.lock().tally.entry(what).or_default() += 1;
     }
 
-    /// What was counted.
     pub(crate) fn tally(&self) -> BTreeMap<&'static str, u64> {
         self.lock().tally.clone()
     }
@@ -126,7 +122,6 @@ impl Book {
         self.lock().leases.reported((worker, incarnation), office);
     }
 
-    /// A process holds a leadership.
     pub(crate) fn leads(&self, leadership: Leadership, process: Pid) {
         let checked = self.lock().leaders.check(leadership, process);
         self.note(checked);
@@ -178,7 +173,6 @@ impl Book {
         self.lock().history.is_told(told, index)
     }
 
-    /// Digest of everything applied.
     pub(crate) fn digest(&self) -> u128 {
         self.lock().agreement.digest()
     }

@@ -22,11 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it tries before it gives up.
 const PERSISTENCE: Duration = Duration::from_secs(20);
 
-/// A client.
 pub(crate) struct Client {
-    /// The world.
     pub(crate) world: Arc<World>,
-    /// Its own chance.
     pub(crate) rng: Rng,
     peer: Peer,
     id: ClientId,

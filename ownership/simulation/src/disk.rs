@@ -26,33 +26,25 @@ pub(crate) enum Ending {
 /// One write to the log's file.
 #[derive(Clone, Debug)]
 pub(crate) enum Write {
-    /// A vote.
     Vote(Vote),
-    /// Entries at the end.
     Append(Vec<LogEntry>),
     /// Everything after this entry goes.
     Truncate(Option<LogId>),
     /// Everything up to this entry goes.
     Purge(LogId),
-    /// How far the log is committed.
     Commit(LogId),
 }
 
 /// What the log's file says.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log {
-    /// The vote.
     pub(crate) vote: Option<Vote>,
-    /// Entries by index.
     pub(crate) entries: BTreeMap<u64, LogEntry>,
-    /// The last entry that was purged.
     pub(crate) purged: Option<LogId>,
-    /// How far it is committed.
     pub(crate) committed: Option<LogId>,
 }
 
 impl Log {
-    /// The last entry.
     pub(crate) fn last(&self) -> Option<LogId> {
         self.entries.last_key_value().map(|(_, entry)| entry.log_id).or(self.purged)
     }
@@ -73,10 +65,8 @@ impl Log {
     }
 }
 
-/// How a disk behaves for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Health {
-    /// As it should.
     Fine,
     /// Flushes take so long at most.
     Slow(Duration),
@@ -86,7 +76,6 @@ pub(crate) enum Health {
     Full,
 }
 
-/// A snapshot on disk.
 pub(crate) type Kept = (SnapshotMeta, Arc<Vec<u8>>);
 
 #[derive(Debug)]
@@ -118,12 +107,10 @@ struct Mark {
     kept: u64,
 }
 
-/// A disk. Clones are the same disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk(Arc<Mutex<Platter>>);
 
 impl Disk {
-    /// An empty disk.
     pub(crate) fn new(rng: Rng) -> Self {
         Self(Arc::new(Mutex::new(Platter {
             rng,
@@ -145,12 +132,10 @@ impl Disk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a reader sees.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&Log) -> T) -> T {
         look(&self.lock().cached)
     }
 
-    /// Entries in a range.
     pub(crate) fn entries(&self, range: impl RangeBounds<u64>) -> Vec<LogEntry> {
         self.lock().cached.entries.range(range).map(|(_, entry)| entry.clone()).collect()
     }
@@ -223,7 +208,6 @@ impl Disk {
         platter.mark.kept = platter.mark.written;
     }
 
-    /// The committed mark.
     pub(crate) fn mark(&self) -> u64 {
         self.lock().mark.written
     }
@@ -239,7 +223,6 @@ impl Disk {
         Ok(())
     }
 
-    /// The snapshot.
     pub(crate) fn snapshot(&self) -> Option<Kept> {
         self.lock().snapshot.clone()
     }

@@ -8,7 +8,6 @@ use crate::rng::Rng;
 /// An end of a link: a node, or a client above [`CLIENTS`].
 pub(crate) type Peer = u64;
 
-/// Where the numbers of clients begin.
 pub(crate) const CLIENTS: Peer = 1_000;
 
 /// What the network does to one message.
@@ -16,11 +15,9 @@ pub(crate) const CLIENTS: Peer = 1_000;
 pub(crate) enum Fate {
     /// It arrives after these delays; more than one is a duplication.
     Arrives(Vec<Duration>),
-    /// It does not arrive.
     Lost,
 }
 
-/// How the network behaves for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Weather {
     /// Messages of 1,000 that are lost.
@@ -36,18 +33,14 @@ impl Weather {
     pub(crate) const FAIR: Weather = Weather { loss: 0, duplication: 1, delay: (150, 2_000) };
 }
 
-/// What happened so far.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Traffic {
-    /// Messages sent.
     pub(crate) sent: u64,
     /// Of them lost, by chance or by a cut.
     pub(crate) lost: u64,
-    /// Of them arrived twice.
     pub(crate) doubled: u64,
 }
 
-/// The network.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     rng: Rng,
@@ -86,12 +79,10 @@ impl Fabric {
         !self.cuts.contains(&(from, to))
     }
 
-    /// Cuts one direction.
     pub(crate) fn cut(&mut self, from: Peer, to: Peer) {
         self.cuts.insert((from, to));
     }
 
-    /// Mends one direction.
     pub(crate) fn mend(&mut self, from: Peer, to: Peer) {
         self.cuts.remove(&(from, to));
     }
@@ -102,12 +93,10 @@ impl Fabric {
         self.weather = Weather::FAIR;
     }
 
-    /// Changes the weather.
     pub(crate) fn set(&mut self, weather: Weather) {
         self.weather = weather;
     }
 
-    /// What happened so far.
     pub(crate) fn traffic(&self) -> Traffic {
         self.traffic
     }

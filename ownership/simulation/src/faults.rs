@@ -13,12 +13,9 @@ use crate::rng::Rng;
 use crate::runtime::Sim;
 use crate::world::World;
 
-/// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// A process dies.
     Kill,
-    /// A machine loses its power.
     PowerLoss,
     /// All machines lose their power.
     Blackout,
@@ -32,11 +29,8 @@ pub(crate) enum Fault {
     Flapping,
     /// Messages are lost, doubled, and late.
     Storm,
-    /// A disk is slow.
     SlowDisk,
-    /// A flush fails.
     FailedFlush,
-    /// A disk is full.
     FullDisk,
     /// Leadership is handed to a node that hears nothing of it; nothing is written until that is over.
     FailedHandover,
@@ -58,7 +52,6 @@ impl Fault {
         (Fault::FailedHandover, 4),
     ];
 
-    /// The word for reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Fault::Kill => "kills",
@@ -76,7 +69,6 @@ impl Fault {
         }
     }
 
-    /// The words of all of them.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         Self::ALL.into_iter().map(|(fault, _)| fault.name())
     }

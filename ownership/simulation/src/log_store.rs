@@ -20,7 +20,6 @@ pub(crate) struct LogStore {
 }
 
 impl LogStore {
-    /// The log on a disk.
     pub(crate) fn on(disk: Disk) -> Self {
         Self { disk }
     }

@@ -129,9 +129,7 @@ impl<T: Send + 'static> Answer<T> {
 /// A node's links to the others.
 #[derive(Clone)]
 pub(crate) struct Links {
-    /// The world they go through.
     pub(crate) world: Arc<World>,
-    /// Whose they are.
     pub(crate) from: u64,
 }
 
@@ -143,7 +141,6 @@ impl RaftNetworkFactory<SimTypes> for Links {
     }
 }
 
-/// A link from one node to another.
 pub(crate) struct Link {
     world: Arc<World>,
     ends: (u64, u64),

@@ -45,10 +45,8 @@ const LINGER: Duration = Duration::from_millis(3);
 /// How long one node waits for another.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What a node answers.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Reply<T> {
-    /// The answer.
     Said(T),
     /// Not here: ask the leader, if it is known. Nothing was done.
     Elsewhere(Option<u64>),
@@ -56,12 +54,9 @@ pub(crate) enum Reply<T> {
     Unknown,
 }
 
-/// A submission that was applied.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Acknowledged {
-    /// The entry that it lies in.
     pub(crate) index: u64,
-    /// Its outcome.
     pub(crate) outcome: Outcome,
 }
 
@@ -70,13 +65,9 @@ struct Queued {
     answer: oneshot::Sender<Reply<Acknowledged>>,
 }
 
-/// One life of a node.
 pub(crate) struct Node {
-    /// Which node.
     pub(crate) id: u64,
-    /// Its process.
     pub(crate) pid: Pid,
-    /// Raft.
     pub(crate) raft: Raft<SimTypes, SimMachine>,
     /// What readers and watchers see.
     pub(crate) shown: Shown,
@@ -94,20 +85,14 @@ pub(crate) struct Node {
 /// What readers and watchers see of a node.
 pub(crate) struct Shown {
     publisher: Arc<Publisher>,
-    /// What watchers are told.
     pub(crate) feed: Arc<Feed<Sim>>,
     freshness: Freshness<Moment>,
 }
 
-/// What a node is made of.
 pub(crate) struct Parts {
-    /// Which node.
     pub(crate) id: u64,
-    /// Its process.
     pub(crate) pid: Pid,
-    /// Which life of it.
     pub(crate) boot: u64,
-    /// Its disk.
     pub(crate) disk: Disk,
     /// What its release can read.
     pub(crate) levels: Levels,
@@ -152,17 +137,14 @@ impl Node {
         Some(node)
     }
 
-    /// The world that it runs in.
     pub(crate) fn world(&self) -> &World {
         &self.world
     }
 
-    /// The view.
     pub(crate) fn view(&self) -> Arc<View> {
         self.shown.publisher.view()
     }
 
-    /// The leader as far as this node knows.
     pub(crate) fn leader(&self) -> Option<u64> {
         self.raft.metrics().borrow_watched().current_leader
     }

@@ -19,7 +19,6 @@ use crate::rng::Rng;
 use crate::runtime::Sim;
 use crate::world::World;
 
-/// Watchers.
 pub(crate) const WATCHERS: u64 = 2;
 
 /// How long a watcher hears nothing before it looks for another node, once all should be well.

@@ -39,17 +39,14 @@ impl People {
         self.stopping.store(true, Relaxed);
     }
 
-    /// Whether they were asked to.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Relaxed)
     }
 
-    /// How many have stopped.
     pub(crate) fn gone(&self) -> u64 {
         *self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One has stopped.
     pub(crate) fn leave(&self) {
         *self.gone.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }

@@ -8,23 +8,18 @@ use crate::rng::Rng;
 /// A run's size and temper.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// The seed.
     pub(crate) seed: u64,
     /// Voters at the beginning; nodes are numbered from 1.
     pub(crate) voters: BTreeSet<u64>,
-    /// Learners at the beginning.
     pub(crate) learners: BTreeSet<u64>,
     /// How long faults go on.
     pub(crate) chaos: Duration,
-    /// Clients that write and read.
     pub(crate) clients: u64,
     /// How long a client thinks between two operations, in milliseconds.
     pub(crate) think: (u64, u64),
-    /// Workers that live and die.
     pub(crate) workers: u64,
     /// How far a node's clock may drift, in parts per million.
     pub(crate) drift: u64,
-    /// What is kept of what is over.
     pub(crate) kept: Kept,
     /// Raft's heartbeat, and its shortest and longest wait before an election.
     pub(crate) timers: (Duration, (Duration, Duration)),
@@ -37,18 +32,15 @@ pub(crate) struct Plan {
 /// What a node keeps of what is over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
-    /// Entries between snapshots.
     pub(crate) between_snapshots: u64,
     /// Entries that stay in the log behind one.
     pub(crate) behind_snapshot: u64,
-    /// Changes for watchers.
     pub(crate) changes: usize,
 }
 
 /// What operators change while faults go on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changes {
-    /// Who belongs to the quorum.
     pub(crate) members: bool,
     /// The nodes' release, from an older one on.
     pub(crate) releases: bool,
@@ -63,7 +55,6 @@ impl Kept {
 }
 
 impl Plan {
-    /// The plan of a seed.
     pub(crate) fn of(seed: u64) -> Self {
         let mut rng = Rng::stream(seed, "plan");
         let voters = *rng.pick(&[3, 3, 3, 5]).unwrap_or(&3);

@@ -75,17 +75,14 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state != State::Dead))
 }
 
-/// Whether a process runs.
 pub(crate) fn is_running(pid: Pid) -> bool {
     PROCESSES.with_borrow(|all| all.get(pid.0).is_some_and(|process| process.state == State::Running))
 }
 
-/// The process that runs now.
 pub(crate) fn current() -> Pid {
     CURRENT.with_borrow(|pid| *pid)
 }
 
-/// The drift of the clock of the process that runs now.
 pub(crate) fn drift() -> i64 {
     let pid = current();
     PROCESSES.with_borrow(|all| all.get(pid.0).map_or(0, |process| process.drift))
@@ -120,14 +117,12 @@ impl Drop for Scope {
     }
 }
 
-/// A task of a process.
 pub(crate) struct Task<F> {
     pid: Pid,
     future: Option<Pin<Box<F>>>,
 }
 
 impl<F> Task<F> {
-    /// A task of the process that runs now.
     pub(crate) fn new(future: F) -> Self {
         Self { pid: current(), future: Some(Box::pin(future)) }
     }

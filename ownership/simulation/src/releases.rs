@@ -18,7 +18,6 @@ use crate::rng::Rng;
 use crate::runtime::Sim;
 use crate::world::World;
 
-/// The older release's level.
 pub(crate) const OLD: u32 = LEVEL - 1;
 
 /// How long a node of the older release asks to be let in beside a raise.

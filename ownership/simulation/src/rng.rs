@@ -49,7 +49,6 @@ impl Rng {
         self.below(1_000) < permille
     }
 
-    /// One of them.
     pub(crate) fn pick<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         all.get(self.below(all.len() as u64) as usize)
     }

@@ -11,7 +11,6 @@ use openraft_rt_sim::{SimInstant, SimRuntime};
 
 use crate::process;
 
-/// The runtime of all processes.
 #[derive(Debug)]
 pub(crate) struct Sim(SimRuntime);
 

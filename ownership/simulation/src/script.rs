@@ -30,7 +30,6 @@ pub(crate) fn register(worker: u64, incarnation: u64, ttl: Micros) -> Command {
     Command::RegisterWorker(RegisterWorker { worker, incarnation, spec, ttl })
 }
 
-/// Opens a session.
 pub(crate) fn open(session: u128) -> Command {
     let (tenant, model) = (TenantId::default(), ModelId::from("tiny"));
     Command::OpenSession(OpenSession { session: SessionId(session), tenant, model, parent: None })

@@ -9,12 +9,10 @@ use openraft::AsyncRuntime;
 use crate::disk::Disk;
 use crate::runtime::Sim;
 
-/// Where a node keeps its snapshot.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshots(Disk);
 
 impl Snapshots {
-    /// The snapshot on a disk.
     pub(crate) fn on(disk: Disk) -> Self {
         Self(disk)
     }

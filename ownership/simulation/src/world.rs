@@ -32,11 +32,9 @@ struct Slot {
     release: u32,
 }
 
-/// The world.
 pub(crate) struct World {
     /// How this run goes.
     pub(crate) plan: Plan,
-    /// What happened.
     pub(crate) book: Book,
     fabric: Mutex<Fabric>,
     slots: Mutex<BTreeMap<u64, Slot>>,
@@ -53,7 +51,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl World {
-    /// A world without nodes.
     pub(crate) fn new(plan: Plan, book: Book) -> Arc<Self> {
         let mixes = plan.changes.releases;
         let fabric = Mutex::new(Fabric::new(Rng::stream(plan.seed, "network")));
@@ -70,12 +67,10 @@ impl World {
         })
     }
 
-    /// The network.
     pub(crate) fn fabric(&self) -> MutexGuard<'_, Fabric> {
         lock(&self.fabric)
     }
 
-    /// What becomes of a message.
     pub(crate) fn fate(&self, from: Peer, to: Peer) -> Fate {
         self.fabric().fate(from, to)
     }
@@ -94,7 +89,6 @@ impl World {
         self.trace.store(digest, Relaxed);
     }
 
-    /// The digest of everything that happened.
     pub(crate) fn digest(&self) -> u64 {
         self.trace.load(Relaxed)
     }
@@ -115,17 +109,14 @@ impl World {
         lock(&self.slots).keys().copied().collect()
     }
 
-    /// A node's disk.
     pub(crate) fn disk(&self, id: u64) -> Option<Disk> {
         lock(&self.slots).get(&id).map(|slot| slot.disk.clone())
     }
 
-    /// Whether the level was to be raised.
     pub(crate) fn is_raised(&self) -> bool {
         self.raised.load(Relaxed)
     }
 
-    /// The level is to be raised from now on.
     pub(crate) fn raise(&self) {
         self.raised.store(true, Relaxed);
     }
@@ -152,7 +143,6 @@ impl World {
         lock(&self.lives).get(&id).filter(|node| process::is_alive(node.pid)).cloned()
     }
 
-    /// Every node that is up.
     pub(crate) fn up(&self) -> Vec<Arc<Node>> {
         lock(&self.lives).values().filter(|node| process::is_alive(node.pid)).cloned().collect()
     }

@@ -26,7 +26,6 @@ struct Slot {
     state: Option<u128>,
 }
 
-/// The one history that there may be.
 #[derive(Debug, Default)]
 pub(crate) struct Agreement {
     slots: BTreeMap<u64, Slot>,
@@ -88,7 +87,6 @@ impl Agreement {
         self.slots.last_key_value().map_or(0, |(index, _)| *index)
     }
 
-    /// Digest of the whole history.
     pub(crate) fn digest(&self) -> u128 {
         let mut digest = Xxh3::new();
         for (index, slot) in &self.slots {

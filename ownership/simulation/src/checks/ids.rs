@@ -10,7 +10,6 @@ use crate::ensure;
 
 const ONCE: &str = "a node's id is given once";
 
-/// Which folder was given which id.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     given: BTreeMap<u128, NodeId>,
@@ -18,7 +17,6 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// A command had an outcome.
     pub(crate) fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
         let (Command::AdmitNode(AdmitNode { nonce, .. }), Outcome::Admitted { node }) = (command, outcome) else {
             return Ok(());

@@ -14,7 +14,6 @@ const MOST: u32 = 60;
 /// What a leader says of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Leads {
-    /// Its leadership.
     pub(crate) leadership: Leadership,
     /// The entry that made its membership a joint one, if it is.
     pub(crate) joint: Option<u64>,
@@ -27,7 +26,6 @@ pub(crate) struct Leads {
 pub(crate) struct Joints(BTreeMap<u64, (Leads, u32)>);
 
 impl Joints {
-    /// Looks at a node.
     pub(crate) fn check(&mut self, node: u64, now: Option<Leads>) -> Checked {
         let Some(now) = now.filter(|now| now.joint.is_some()) else {
             self.0.remove(&node);

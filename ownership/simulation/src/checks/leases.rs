@@ -21,7 +21,6 @@ const EARLY: &str = "no lease ends early on the holder's clock";
 
 type Life = (WorkerId, Incarnation);
 
-/// What holders were promised.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     /// When entries with this time were proposed: the first of them.
@@ -41,20 +40,17 @@ fn shortest() -> Duration {
 }
 
 impl Leases {
-    /// An entry with this time was proposed in an office.
     pub(crate) fn proposed(&mut self, time: LedgerTime, office: Leadership) {
         self.office = self.office.max(office);
         self.proposed.entry(time).or_insert_with(true_time);
     }
 
-    /// A leader noted a sign of life in an office.
     pub(crate) fn reported(&mut self, life: Life, office: Leadership) {
         if office >= self.office && !self.ending.contains(&life.0) {
             self.promise(life, true_time());
         }
     }
 
-    /// The end of a lease is proposed.
     pub(crate) fn ending(&mut self, worker: WorkerId) {
         self.ending.insert(worker);
     }
@@ -72,7 +68,6 @@ impl Leases {
         ensure!(entry.time <= now, BORROWED, "an entry of {} is applied at {now}", entry.time)
     }
 
-    /// One of its commands had an outcome.
     pub(crate) fn applied(&mut self, command: &Command, outcome: &Outcome) -> Checked {
         match (command, outcome) {
             (Command::RegisterWorker(worker), Outcome::Granted { .. }) => {

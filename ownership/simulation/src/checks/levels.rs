@@ -8,7 +8,6 @@ use crate::ensure;
 
 const READABLE: &str = "no node is given what its release cannot read";
 
-/// Checks an entry that a node applies.
 pub(crate) fn check_entry(node: u64, levels: Levels, entry: &Entry) -> Checked {
     let read = levels.check(entry);
     ensure!(read.is_ok(), READABLE, "node {node}: {read:?}")
@@ -19,7 +18,6 @@ pub(crate) fn given(node: u64, unreadable: Unreadable) -> Checked {
     ensure!(false, READABLE, "node {node}: {unreadable}")
 }
 
-/// Checks a state that a node takes over.
 pub(crate) fn check_state(node: u64, levels: Levels, ledger: &Ledger) -> Checked {
     ensure!(
         levels.contains(ledger.level()),

@@ -20,21 +20,15 @@ pub(crate) const MAX_OPERATIONS: usize = 128;
 /// Orders that the search looks at before it gives up.
 const MAX_STATES: usize = 400_000;
 
-/// What was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Asked {
-    /// Take it.
     Claim(Owner),
-    /// Give it back.
     Release(Owner, Epoch),
-    /// Look at it.
     Read,
 }
 
-/// What was said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Said {
-    /// Granted since this epoch.
     Granted(Epoch),
     /// Somebody has it since this epoch.
     Owned(Owner, Epoch),
@@ -42,16 +36,12 @@ pub(crate) enum Said {
     Done,
     /// Granted anew meanwhile.
     Stale(Epoch),
-    /// Who has it.
     Holds(Option<Owner>, Epoch),
 }
 
-/// One operation of one client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Operation {
-    /// What was asked.
     pub(crate) asked: Asked,
-    /// When.
     pub(crate) called: Duration,
     /// What was said, and when; none when no answer came.
     pub(crate) returned: Option<(Duration, Said)>,

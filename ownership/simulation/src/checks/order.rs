@@ -12,22 +12,16 @@ const LEADERS: &str = "a leadership ends with the process that held it";
 const RECOVERED: &str = "a restarted node shows what it had committed";
 const RESTART: &str = "what a node wrote brings it up again";
 
-/// How far a node is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Marks {
-    /// Last purged entry.
     pub(crate) purged: u64,
-    /// Last entry in the snapshot.
     pub(crate) snapshot: u64,
-    /// Last entry applied.
     pub(crate) applied: u64,
     /// Last entry known to be committed.
     pub(crate) committed: u64,
-    /// Last entry in the log.
     pub(crate) last: u64,
 }
 
-/// Checks one node.
 pub(crate) fn check(node: u64, marks: Marks) -> Checked {
     let Marks { purged, snapshot, applied, committed, last } = marks;
     let ordered = purged <= snapshot && snapshot <= applied && applied <= committed && committed <= last;
@@ -49,12 +43,10 @@ pub(crate) fn check_restart(node: u64, marks: Marks) -> Checked {
 /// A leadership: the term, and the node that leads in it. Two nodes may lead in one term, the second over the first.
 pub(crate) type Leadership = (u64, u64);
 
-/// Which process holds each leadership.
 #[derive(Debug, Default)]
 pub(crate) struct Leaders(BTreeMap<Leadership, Pid>);
 
 impl Leaders {
-    /// A process holds a leadership.
     pub(crate) fn check(&mut self, leadership: Leadership, process: Pid) -> Checked {
         let first = *self.0.entry(leadership).or_insert(process);
         ensure!(first == process, LEADERS, "two lives of node {} lead in term {}", leadership.1, leadership.0)
@@ -66,12 +58,10 @@ pub(crate) fn check_recovered(node: u64, applied: u64, committed: u64) -> Checke
     ensure!(committed <= applied, RECOVERED, "node {node} shows {applied}, it had committed {committed}")
 }
 
-/// How far each life's view was.
 #[derive(Debug, Default)]
 pub(crate) struct Views(BTreeMap<(u64, u64), u64>);
 
 impl Views {
-    /// Checks the view of one life of a node.
     pub(crate) fn check(&mut self, life: (u64, u64), applied: u64) -> Checked {
         let before = self.0.insert(life, applied).unwrap_or(0);
         ensure!(before <= applied, FORWARD, "node {} went from {before} to {applied}", life.0)

@@ -10,12 +10,10 @@ use crate::ensure;
 
 const CHECK: &str = "a replayed serial returns the first outcome";
 
-/// First outcomes.
 #[derive(Debug, Default)]
 pub(crate) struct Serials(BTreeMap<(ClientId, ClientSerial), Outcome>);
 
 impl Serials {
-    /// A submission was applied. True when it was applied before.
     pub(crate) fn applied(&mut self, submission: &Submission, outcome: &Outcome) -> Result<bool, Broken> {
         let key = (submission.client, submission.serial);
         // Before a client opens nothing is executed, so nothing is remembered.

@@ -29,7 +29,6 @@ impl Acknowledged {
         }
     }
 
-    /// The highest index of all.
     pub(crate) fn last(&self) -> u64 {
         self.0.last().map_or(0, |(_, index)| *index)
     }

@@ -38,7 +38,6 @@ impl From<Subject> for Thing {
 pub(crate) struct Tokens(BTreeMap<Thing, (Epoch, Holder)>);
 
 impl Tokens {
-    /// A command had an outcome.
     pub(crate) fn granted(&mut self, command: &Command, outcome: &Outcome) -> Checked {
         let Outcome::Granted { epoch } = outcome else { return Ok(()) };
         let (thing, holder) = match command {

@@ -14,10 +14,8 @@ const WHOLE: &str = "a watch tells revisions as a whole";
 const COMPACTED: &str = "a watch is cut off only where something is gone, and told where to begin";
 const SHOWN: &str = "what a watch tells, the view shows";
 
-/// How far somebody was told.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Told {
-    /// All before this revision.
     pub(crate) revision: u64,
     changes: usize,
 }
@@ -29,12 +27,10 @@ impl Told {
     }
 }
 
-/// Every change that there was.
 #[derive(Debug, Default)]
 pub(crate) struct History(BTreeMap<u64, Vec<(Key, Op)>>);
 
 impl History {
-    /// A node applied an entry that changed this.
     pub(crate) fn applied(&mut self, node: u64, index: u64, changes: &[Changed]) -> Checked {
         let changes: Vec<_> = changes.iter().map(|change| (change.key.clone(), change.op)).collect();
         match self.0.get(&index) {
@@ -56,7 +52,6 @@ impl History {
         first.or_else(later)
     }
 
-    /// Somebody is told a change.
     pub(crate) fn tell(&self, who: &str, told: &mut Told, change: &Change) -> Checked {
         let next = self.next(*told);
         let is_next = next
