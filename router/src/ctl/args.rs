@@ -1,6 +1,5 @@
 //! What stands for a thing on the command line. Nothing is sent before all of it was read.
 
-use std::fmt;
 use std::str::FromStr;
 
 use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
@@ -8,7 +7,7 @@ use vocabulary::{ArtifactId, Epoch, ParseIdError, SessionId, WorkerId};
 use crate::config::WorkerUrl;
 
 /// A worker, by its id or its URL.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 pub(crate) struct WorkerArg(pub(crate) WorkerId);
 
 /// A text that names no worker.
@@ -30,16 +29,12 @@ impl FromStr for WorkerArg {
     }
 }
 
-impl fmt::Display for WorkerArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// What can be owned: a session or an artifact.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What can be owned: a session or an artifact, shown as the API's path to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 pub(crate) enum SubjectArg {
+    #[display("sessions/{_0}")]
     Session(SessionId),
+    #[display("artifacts/{_0}")]
     Artifact(ArtifactId),
 }
 
@@ -48,16 +43,6 @@ impl FromStr for SubjectArg {
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
         if text.starts_with("a-") { text.parse().map(Self::Artifact) } else { text.parse().map(Self::Session) }
-    }
-}
-
-impl fmt::Display for SubjectArg {
-    /// As the API's path to it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Session(id) => write!(f, "sessions/{id}"),
-            Self::Artifact(id) => write!(f, "artifacts/{id}"),
-        }
     }
 }
 

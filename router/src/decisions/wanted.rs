@@ -4,7 +4,8 @@ use planner::{Action, StepKind};
 use serde::Deserialize;
 use vocabulary::{Micros, ModelId, RequestId, SessionId, TenantId, WorkerId};
 
-use crate::pipeline::receipt::{Ending, Receipt};
+use super::reading::{Known, Tried};
+use crate::pipeline::receipt::{self, Attempt, Ending, Receipt};
 use crate::pipeline::steering::Mode;
 
 /// What a decision must be; what is left out may be anything.
@@ -39,25 +40,13 @@ pub(crate) struct Facts {
     known: Known,
     mode: Mode,
     decision: Option<Kind>,
-    attempts: Vec<Try>,
+    attempts: Vec<Tried>,
     seen: Option<Seen>,
-}
-
-#[derive(Deserialize, Debug)]
-struct Known {
-    session: SessionId,
 }
 
 #[derive(Deserialize, Debug)]
 struct Kind {
     step: StepKind,
-}
-
-#[derive(Clone, Copy, Deserialize, Debug)]
-struct Try {
-    action: Action,
-    prefill: WorkerId,
-    decode: WorkerId,
 }
 
 #[derive(Deserialize, Debug)]
@@ -76,11 +65,7 @@ impl Seen {
 
 impl From<&Receipt> for Facts {
     fn from(receipt: &Receipt) -> Self {
-        let last = |attempt: &crate::pipeline::receipt::Attempt| Try {
-            action: attempt.action,
-            prefill: attempt.prefill,
-            decode: attempt.decode,
-        };
+        let tried = |&Attempt { action, prefill, decode, .. }: &Attempt| Tried { action, prefill, decode };
         Self {
             request: receipt.request,
             at_unix_ms: receipt.at_unix_ms,
@@ -89,11 +74,11 @@ impl From<&Receipt> for Facts {
             known: Known { session: receipt.known.session },
             mode: receipt.mode,
             decision: receipt.decision.as_ref().map(|decision| Kind { step: decision.step }),
-            attempts: receipt.attempts.last().map(last).into_iter().collect(),
-            seen: receipt.seen.map(|seen| Seen {
-                ending: seen.ending,
-                first_token: seen.first_token,
-                total: seen.total,
+            attempts: receipt.attempts.last().map(tried).into_iter().collect(),
+            seen: receipt.seen.map(|receipt::Seen { ending, first_token, total, .. }| Seen {
+                ending,
+                first_token,
+                total,
             }),
         }
     }
