@@ -12,6 +12,7 @@ use vocabulary::WorkerId;
 use super::input::Both;
 use super::problem::Problem;
 use super::words::WorkerWord;
+use crate::correctness::Barred;
 use crate::gateway::Gateway;
 
 /// How transfers are checked, and what that found.
@@ -41,11 +42,11 @@ struct BarredLine {
 
 fn checked(gateway: &Gateway) -> Json<Checked> {
     let barred = gateway.decisions.correctness.barred().into_iter();
-    let line = barred.map(|barred| BarredLine {
-        from: barred.link.from,
-        to: barred.link.to,
-        action: barred.action,
-        since_unix_ms: barred.since_unix_ms,
+    let line = barred.map(|Barred { link: BarredLink { from, to }, action, since_unix_ms }| BarredLine {
+        from,
+        to,
+        action,
+        since_unix_ms,
     });
     Json(Checked { one_in: gateway.config.correctness.one_in, barred: line.collect() })
 }

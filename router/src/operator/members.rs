@@ -58,20 +58,13 @@ struct MemberLine {
 
 impl From<Member> for MemberLine {
     fn from(member: Member) -> Self {
-        let standing = match member.voter {
+        let Member { node, address, voter, is_leader, level, matched, answers } = member;
+        let standing = match voter {
             Standing::Voter => StandingWord::Voter,
             Standing::Learner => StandingWord::Learner,
         };
-        Self {
-            node: member.node,
-            address: member.address,
-            standing,
-            is_leader: member.is_leader,
-            levels: member.level.map(LevelsLine::from),
-            matched: member.matched,
-            answers: member.answers,
-            trouble: None,
-        }
+        let levels = level.map(LevelsLine::from);
+        Self { node, address, standing, is_leader, levels, matched, answers, trouble: None }
     }
 }
 

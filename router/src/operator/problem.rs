@@ -250,17 +250,10 @@ impl From<SubmitError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (status, title) = self.kind.shape();
-        let document = ProblemDocument {
-            kind: self.kind.uri(),
-            title,
-            status: status.as_u16(),
-            detail: self.detail,
-            cause: self.cause,
-            epoch: self.epoch,
-            owner: self.owner,
-            oldest: self.oldest,
-        };
+        let Self { kind, detail, cause, epoch, owner, oldest } = self;
+        let (status, title) = kind.shape();
+        let (kind, status_code) = (kind.uri(), status.as_u16());
+        let document = ProblemDocument { kind, title, status: status_code, detail, cause, epoch, owner, oldest };
         let body = serde_json::to_string(&document).expect("strings and numbers can be written");
         let mut response = (status, body).into_response();
         let headers = response.headers_mut();

@@ -207,20 +207,10 @@ fn number<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u64>, D::Error> 
 
 impl DecisionQuery {
     fn wanted(self) -> Wanted {
-        Wanted {
-            request: None,
-            session: self.session,
-            tenant: self.tenant,
-            model: self.model,
-            mode: self.mode,
-            step: self.step,
-            action: self.action,
-            worker: self.worker,
-            ending: self.ending,
-            since: self.since,
-            until: self.until,
-            slower_than: self.slower_than_us.map(Micros),
-        }
+        let Self { session, tenant, model, mode, step, action, worker, ending, since, until, .. } = self;
+        let slower_than = self.slower_than_us.map(Micros);
+        let request = None;
+        Wanted { request, session, tenant, model, mode, step, action, worker, ending, since, until, slower_than }
     }
 }
 

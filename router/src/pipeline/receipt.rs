@@ -161,23 +161,14 @@ pub enum Remark {
 impl Remark {
     /// Whether the plan's transfer did not take place.
     pub fn nothing_moved(self) -> bool {
-        match self {
-            Remark::PrefillFailed
-            | Remark::PrefillBusy
-            | Remark::NoTransferParameters
-            | Remark::ReplicateFailed
-            | Remark::NoRoomToEncode => true,
-            Remark::DecodeUnreachable
-            | Remark::DecodeFailed
-            | Remark::DecodeBusy
-            | Remark::DecodeTimeout
-            | Remark::DecodeSilent
-            | Remark::BrokeOff
-            | Remark::FellSilent
-            | Remark::EngineFailed
-            | Remark::ReadbackFailed
-            | Remark::SourceRecomputed => false,
-        }
+        matches!(
+            self,
+            Self::PrefillFailed
+                | Self::PrefillBusy
+                | Self::NoTransferParameters
+                | Self::ReplicateFailed
+                | Self::NoRoomToEncode
+        )
     }
 }
 

@@ -8,6 +8,7 @@ use http::StatusCode;
 use planner::{Action, Plan, Start, Verdict};
 use vocabulary::{Micros, Tokens, WorkerId};
 use workers_shim::dialect::Usage;
+use workers_shim::fleet::InFlight;
 
 use super::execute::{Answering, Failed};
 use super::finish::Finish;
@@ -145,6 +146,17 @@ impl Tried {
         drop(trials);
     }
 
+    /// What brings the step to its end by this plan; who answers it, when the first byte was there, and its status.
+    fn finish(
+        self,
+        gateway: Arc<Gateway>,
+        planned: Planned,
+        (in_flight, first_byte, status): (Option<InFlight>, Option<Instant>, u16),
+    ) -> Finish {
+        let Self { step, chosen, attempts, waited, .. } = self;
+        Finish { gateway, step, chosen, planned, attempts, waited, in_flight, first_byte, status }
+    }
+
     /// Tries since the step began, or since its answer broke off.
     fn tries(&self) -> usize {
         self.attempts.len() - self.begun.as_ref().map_or(0, |begun| begun.tries)
@@ -263,19 +275,11 @@ impl Underway {
         }
         let (first_byte, status) = tried
             .begun
+            .take()
             .map_or((Some(answering.first_byte), StatusCode::OK.as_u16()), |begun| (begun.first_byte, begun.status));
-        let finish = Finish {
-            gateway: self.gateway.clone(),
-            step: tried.step,
-            chosen: tried.chosen,
-            planned: tried.planned.expect("an answer has a plan"),
-            attempts: tried.attempts,
-            waited: tried.waited,
-            in_flight: Some(answering.in_flight),
-            first_byte,
-            status,
-        };
-        (answering.opened, finish)
+        let planned = tried.planned.take().expect("an answer has a plan");
+        let in_flight = Some(answering.in_flight);
+        (answering.opened, tried.finish(self.gateway.clone(), planned, (in_flight, first_byte, status)))
     }
 
     fn give_up(&mut self, ending: Ending, status: u16) {
@@ -283,24 +287,13 @@ impl Underway {
         tried.over(&self.gateway, Until::Left);
         tried.blame(&self.gateway, (None, Instant::now()), None);
         // A step that nobody could even plan leaves no receipt: its error is counted by cause.
-        let Some(planned) = tried.planned else { return };
-        let (ending, status, first_byte, usage) = match tried.begun {
+        let Some(planned) = tried.planned.take() else { return };
+        let (ending, status, first_byte, usage) = match tried.begun.take() {
             None => (ending, status, None, None),
             Some(begun) if ending == Ending::ClientLeft => (ending, begun.status, begun.first_byte, begun.usage),
             Some(begun) => (Ending::Broken, begun.status, begun.first_byte, begun.usage),
         };
-        let finish = Finish {
-            gateway: self.gateway.clone(),
-            step: tried.step,
-            chosen: tried.chosen,
-            planned,
-            attempts: tried.attempts,
-            waited: tried.waited,
-            in_flight: None,
-            first_byte,
-            status,
-        };
-        finish.end(ending, usage);
+        tried.finish(self.gateway.clone(), planned, (None, first_byte, status)).end(ending, usage);
     }
 }
 
