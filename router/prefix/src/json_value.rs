@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::python::ExponentFloat;
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectExt, ValueKind};
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 /// Marks the errors of this module inside serde's, whose type carries text only.
 pub(crate) const UNSUPPORTED_NUMBER: &str = "a number that Python reads differently";
@@ -19,21 +19,13 @@ pub(crate) struct JsonValue(pub Value);
 
 impl<'de> Deserialize<'de> for JsonValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        ValueSeed.deserialize(deserializer).map(JsonValue)
+        deserializer.deserialize_any(ValueVisitor).map(JsonValue)
     }
 }
 
-struct ValueSeed;
+struct ValueVisitor;
 
-impl<'de> DeserializeSeed<'de> for ValueSeed {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ValueSeed {
+impl<'de> Visitor<'de> for ValueVisitor {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,7 +65,7 @@ impl<'de> Visitor<'de> for ValueSeed {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(value) = items.next_element_seed(ValueSeed)? {
+        while let Some(JsonValue(value)) = items.next_element()? {
             values.push(value);
         }
         Ok(Value::from(values))
@@ -81,8 +73,8 @@ impl<'de> Visitor<'de> for ValueSeed {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut pairs: Vec<(Value, Value)> = Vec::new();
-        while let Some(key) = entries.next_key_seed(ValueSeed)? {
-            pairs.push((key, entries.next_value_seed(ValueSeed)?));
+        while let Some((JsonValue(key), JsonValue(value))) = entries.next_entry()? {
+            pairs.push((key, value));
         }
         Ok(object(pairs))
     }
