@@ -115,13 +115,9 @@ pub struct Envelope<'a> {
 struct RawEnvelope<'a> {
     #[serde(borrow)]
     model: Option<&'a RawValue>,
-    #[serde(borrow)]
     stream: Option<&'a RawValue>,
-    #[serde(borrow)]
     previous_response_id: Option<&'a RawValue>,
-    #[serde(borrow)]
     background: Option<&'a RawValue>,
-    #[serde(borrow)]
     input: Option<&'a RawValue>,
 }
 

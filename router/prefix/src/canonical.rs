@@ -11,23 +11,15 @@ use serde_json::value::RawValue;
 /// The fields that decide the prompt of a request of any endpoint, unread.
 #[derive(Deserialize)]
 struct RawBody<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     tools: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     documents: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     chat_template: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     chat_template_kwargs: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     system: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     instructions: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     input: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     messages: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     prompt: Option<&'a RawValue>,
 }
 

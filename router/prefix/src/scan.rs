@@ -78,9 +78,7 @@ struct Whole<'a> {
 struct Brief<'a> {
     #[serde(borrow)]
     role: Cow<'a, str>,
-    #[serde(borrow, default)]
     content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     tool_calls: Option<&'a RawValue>,
     name: Option<IgnoredAny>,
 }
@@ -169,7 +167,6 @@ fn is_one_part(content: &str) -> bool {
     struct Part<'a> {
         #[serde(borrow)]
         r#type: Cow<'a, str>,
-        #[serde(borrow)]
         text: &'a RawValue,
     }
     let part = || serde_json::from_str::<[Part<'_>; 1]>(content).ok();

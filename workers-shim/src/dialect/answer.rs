@@ -100,7 +100,6 @@ struct Body<'a> {
     id: Option<Cow<'a, str>>,
     usage: Option<UsageFields>,
     choices: Option<Vec<Choice>>,
-    #[serde(borrow)]
     kv_transfer_params: Option<&'a RawValue>,
 }
 

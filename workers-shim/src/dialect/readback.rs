@@ -60,9 +60,7 @@ struct Parameters<'a> {
     do_remote_decode: Option<bool>,
     #[serde(borrow)]
     remote_request_id: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     remote_engine_id: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     remote_host: Option<Cow<'a, str>>,
     remote_port: Option<u16>,
     remote_block_ids: Option<Vec<Vec<u64>>>,

@@ -50,15 +50,10 @@ impl MessagesHabits {
 struct Body<'a> {
     #[serde(borrow)]
     messages: Vec<Turn<'a>>,
-    #[serde(borrow, default)]
     system: Option<Blocks<'a>>,
-    #[serde(borrow, default)]
     tools: Option<Vec<Declared<'a>>>,
-    #[serde(borrow, default)]
     thinking: Option<Thinking<'a>>,
-    #[serde(borrow, default)]
     output_config: Option<OutputConfig<'a>>,
-    #[serde(borrow, default)]
     chat_template_kwargs: Option<&'a RawValue>,
 }
 
@@ -66,7 +61,6 @@ struct Body<'a> {
 struct Turn<'a> {
     #[serde(borrow)]
     role: Cow<'a, str>,
-    #[serde(borrow)]
     content: Blocks<'a>,
 }
 
@@ -78,7 +72,7 @@ struct Thinking<'a> {
 
 #[derive(Deserialize)]
 struct OutputConfig<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     effort: Option<Cow<'a, str>>,
 }
 
@@ -86,9 +80,7 @@ struct OutputConfig<'a> {
 struct Declared<'a> {
     #[serde(borrow)]
     name: Cow<'a, str>,
-    #[serde(borrow, default)]
     description: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     input_schema: &'a RawValue,
     strict: Option<bool>,
     defer_loading: Option<bool>,
@@ -101,19 +93,12 @@ struct Blocks<'a>(Vec<Block<'a>>, Option<Cow<'a, str>>);
 struct Block<'a> {
     #[serde(borrow)]
     r#type: Cow<'a, str>,
-    #[serde(borrow, default)]
     text: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     thinking: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     id: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     name: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     input: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     tool_use_id: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     content: Option<&'a RawValue>,
 }
 

@@ -19,18 +19,14 @@ const FREEFORM: &str = r#"{"type":"object","properties":{"input":{"type":"string
 struct Body<'a> {
     #[serde(borrow)]
     input: &'a RawValue,
-    #[serde(borrow, default)]
     instructions: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     tools: Option<Vec<Declared<'a>>>,
-    #[serde(borrow, default)]
     reasoning: Option<Reasoning<'a>>,
-    #[serde(borrow, default)]
     chat_template_kwargs: Option<&'a RawValue>,
     previous_response_id: Option<IgnoredAny>,
     previous_input_messages: Option<IgnoredAny>,
     prompt: Option<IgnoredAny>,
-    #[serde(borrow, default = "disabled")]
+    #[serde(default = "disabled")]
     truncation: Option<Cow<'a, str>>,
 }
 
@@ -40,7 +36,7 @@ fn disabled() -> Option<Cow<'static, str>> {
 
 #[derive(Deserialize)]
 struct Reasoning<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     effort: Option<Cow<'a, str>>,
 }
 
@@ -48,49 +44,34 @@ struct Reasoning<'a> {
 struct Declared<'a> {
     #[serde(borrow)]
     r#type: Cow<'a, str>,
-    #[serde(borrow, default)]
     name: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     description: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     parameters: Option<&'a RawValue>,
     strict: Option<bool>,
     defer_loading: Option<bool>,
-    #[serde(borrow, default)]
     tools: Option<Vec<Declared<'a>>>,
 }
 
 #[derive(Deserialize)]
 struct Item<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     r#type: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     role: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     status: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     name: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     namespace: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     arguments: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     input: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     call_id: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     output: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     summary: Option<Vec<Said<'a>>>,
-    #[serde(borrow, default)]
     encrypted_content: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
 struct Said<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     text: Option<Cow<'a, str>>,
 }
 

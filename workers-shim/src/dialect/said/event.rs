@@ -12,13 +12,10 @@ use crate::dialect::answer::UsageFields;
 pub(in crate::dialect) struct Event<'a> {
     #[serde(borrow)]
     pub(super) id: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) created: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) model: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(default)]
     pub(super) choices: Vec<Choice<'a>>,
-    #[serde(borrow)]
     pub(super) prompt_token_ids: Option<&'a RawValue>,
     pub(super) usage: Option<UsageFields>,
 }
@@ -27,15 +24,10 @@ pub(in crate::dialect) struct Event<'a> {
 pub(super) struct Choice<'a> {
     #[serde(borrow)]
     text: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     delta: Option<Delta<'a>>,
-    #[serde(borrow)]
     pub(super) finish_reason: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) stop_reason: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) token_ids: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) prompt_token_ids: Option<&'a RawValue>,
 }
 
@@ -43,11 +35,8 @@ pub(super) struct Choice<'a> {
 struct Delta<'a> {
     #[serde(borrow)]
     content: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
-    #[serde(borrow)]
     reasoning_content: Option<&'a RawValue>,
-    #[serde(borrow)]
     tool_calls: Option<&'a RawValue>,
 }
 

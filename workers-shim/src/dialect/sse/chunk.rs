@@ -19,9 +19,7 @@ pub(super) struct Chunk<'a> {
     pub(super) usage: Option<UsageFields>,
     pub(super) error: Option<EngineError>,
     /// The answer so far of `/v1/responses`, and the head of one of `/v1/messages`; errors have a text of that name.
-    #[serde(borrow)]
     pub(super) response: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) message: Option<&'a RawValue>,
 }
 
