@@ -143,13 +143,3 @@ pub struct RunnerUp {
     /// Its price.
     pub total: Micros,
 }
-
-impl std::fmt::Display for Because {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} prices it at {} us", self.rule.as_str(), self.total)?;
-        match &self.runner_up {
-            Some(next) => write!(f, ", next {} at {} for {} us", next.action, next.worker, next.total),
-            None => f.write_str(", nothing else was allowed"),
-        }
-    }
-}

@@ -122,11 +122,6 @@ impl ModelText {
         self.windowing.as_ref()
     }
 
-    /// Whether prompts of grown conversations can be identified at the cost of what is new.
-    pub fn is_incremental(&self) -> bool {
-        self.windowing.is_some()
-    }
-
     /// The words that the template looks for in what is said.
     pub(crate) fn heeds(&self) -> &[Box<str>] {
         self.template.as_ref().map_or(&[], ChatTemplate::heeds)

@@ -1,7 +1,7 @@
 //! What `identify` returns: the prompt's ids or bytes, its chain of blocks, and how far they can be trusted.
 
 use strum::{AsRefStr, Display, IntoStaticStr, VariantArray};
-use vocabulary::{Chain, Seed, Tokens};
+use vocabulary::Chain;
 
 /// A prompt that has been identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,21 +117,11 @@ impl Prompt {
             Content::Bytes(_) => None,
         }
     }
-
-    /// The chain of this prompt followed by the `answer`'s ids. `None` for a prompt known by its bytes only.
-    pub fn chain_with(&self, seed: Seed, answer: &[u32]) -> Option<Chain> {
-        let rest = [self.tail()?, answer].concat();
-        let more = Chain::over_tokens(self.chain.head(), seed, self.chain.block, &rest);
-        let mut chain = self.chain.clone();
-        chain.ids.extend(more.ids);
-        chain.tokens = Tokens(self.chain.tokens.0 + answer.len() as u64);
-        Some(chain)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use vocabulary::PrefixId;
+    use vocabulary::{PrefixId, Seed, Tokens};
 
     use super::*;
 

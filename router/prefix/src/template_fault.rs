@@ -130,6 +130,6 @@ mod tests {
         let [one, other] = SAID.map(known);
         assert_eq!(one.identity, Identity::Fallback(FallbackReason::TemplateError));
         assert_ne!(one.content, other.content);
-        assert!(!identifier.text().unwrap().is_incremental());
+        assert!(identifier.text().unwrap().windowing().is_none());
     }
 }

@@ -407,7 +407,7 @@ fn a_prompt_that_tells_the_time_because_its_request_asks_for_it_leaves_nothing()
 fn templates_that_count_look_back_or_tell_the_time_are_rendered_as_a_whole() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny");
     let list = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}";
-    let incremental = |template: &str| load(&folder, Some(template)).text().unwrap().is_incremental();
+    let incremental = |template: &str| load(&folder, Some(template)).text().unwrap().windowing().is_some();
     assert!(incremental(list));
     assert!(incremental(&format!("{{{{ strftime_now('%d %b') }}}}{list}")));
     assert!(!incremental(&format!("{{{{ strftime_now('%d %H') }}}}{list}")));

@@ -148,20 +148,9 @@ fn keys_of_the_request_change_the_whole_chain_and_fallback_has_a_root_of_its_own
 }
 
 #[test]
-fn the_chain_with_an_answer_is_the_chain_of_all_ids() {
-    let identifier = identifier();
-    for (prompt, answer) in [(0, 0), (3, 0), (3, 1), (4, 4), (10, 7), (0, 9), (9, 100)] {
-        let ids: Vec<u32> = (0..prompt + answer).collect();
-        let short = identifier.exact(ids[..prompt as usize].to_vec(), RootKeys::default());
-        let long = identifier.exact(ids.clone(), RootKeys::default());
-        assert_eq!(short.chain_with(Seed(7), &ids[prompt as usize..]), Some(long.chain), "{prompt} + {answer}");
-    }
-}
-
-#[test]
-fn a_prompt_known_by_bytes_has_no_chain_with_ids() {
+fn a_prompt_known_by_bytes_has_no_ids() {
     let prompt = identifier_of(None).chat(b"{}", Asked::default());
-    assert_eq!((prompt.tokens(), prompt.chain_with(Seed(7), &[1])), (None, None));
+    assert_eq!(prompt.tokens(), None);
 }
 
 #[test]
