@@ -10,7 +10,6 @@ macro_rules! ensure {
 mod state;
 mod step;
 
-use crate::changes::Changed;
 use crate::ledger::Ledger;
 
 /// A broken invariant.
@@ -66,12 +65,6 @@ pub const STEP: &[(&str, StepCheck)] = &[
     ("a replayed serial returns the first outcome", step::outcomes_stay),
 ];
 
-/// What an entry said that it changed, between the states before and after it.
-pub type ChangeCheck = fn(&Ledger, &Ledger, &[Changed]) -> Checked;
-
-/// Properties of what is told to watchers.
-pub const CHANGES: &[(&str, ChangeCheck)] = &[("every change is told, and nothing else", step::changes_are_told)];
-
 /// Checks one state.
 pub fn check(ledger: &Ledger) -> Result<(), Violation> {
     STATE
@@ -83,10 +76,4 @@ pub fn check(ledger: &Ledger) -> Result<(), Violation> {
 pub fn check_step(before: &Ledger, after: &Ledger) -> Result<(), Violation> {
     let violation = |invariant, broken: Broken| Violation { invariant, detail: broken.0 };
     STEP.iter().try_for_each(|(invariant, check)| check(before, after).map_err(|broken| violation(invariant, broken)))
-}
-
-/// Checks what an entry told of a step.
-pub fn check_changes(before: &Ledger, after: &Ledger, told: &[Changed]) -> Result<(), Violation> {
-    let violation = |invariant, broken: Broken| Violation { invariant, detail: broken.0 };
-    CHANGES.iter().try_for_each(|(invariant, check)| check(before, after, told).map_err(|b| violation(invariant, b)))
 }

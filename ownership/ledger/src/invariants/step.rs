@@ -1,13 +1,8 @@
 //! What must hold from one state to a later one.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use vocabulary::LedgerTime;
-
 use super::{Broken, Checked};
-use crate::changes::{Changed, Key, Op};
 use crate::ledger::Ledger;
-use crate::record::{Lease, Worker};
+use crate::record::Lease;
 
 pub(super) fn one_owner_per_epoch(before: &Ledger, after: &Ledger) -> Checked {
     for old in before.artifacts() {
@@ -83,41 +78,4 @@ pub(super) fn outcomes_stay(before: &Ledger, after: &Ledger) -> Checked {
         ensure!(!old.outcomes().iter().any(differs), "{id}")?;
     }
     Ok(())
-}
-
-/// A record that differs is told, as it is now; a renewed lease is no difference.
-pub(super) fn changes_are_told(before: &Ledger, after: &Ledger, told: &[Changed]) -> Checked {
-    let told: BTreeMap<&Key, Op> = told.iter().map(|change| (&change.key, change.op)).collect();
-    let (old, new) = (keys(before), keys(after));
-    for key in old.union(&new) {
-        let now = if new.contains(key) { Op::Put } else { Op::Gone };
-        let said = told.get(key).copied();
-        ensure!(said == Some(now) || !differs(before, after, key), "{key:?} changed, {said:?} was told")?;
-    }
-    told.iter().try_for_each(|(key, op)| {
-        ensure!((*op == Op::Put) == new.contains(*key), "{key:?} was told {op:?}, and is not")
-    })
-}
-
-fn keys(ledger: &Ledger) -> BTreeSet<Key> {
-    let workers = ledger.workers().map(|worker| Key::Worker(worker.id));
-    let sessions = ledger.sessions().map(|session| Key::Session(session.id));
-    let artifacts = ledger.artifacts().map(|artifact| Key::Artifact(artifact.id));
-    let nodes = ledger.nodes().map(|node| Key::Node(node.id));
-    let quotas = ledger.quotas().map(|(tenant, _)| Key::Quota(tenant.clone()));
-    workers.chain(sessions).chain(artifacts).chain(nodes).chain(quotas).collect()
-}
-
-fn differs(before: &Ledger, after: &Ledger, key: &Key) -> bool {
-    let still = |worker: &Worker| {
-        let lease = if worker.is_live() { Lease::Held { until: LedgerTime::default() } } else { worker.lease };
-        Worker { lease, ..worker.clone() }
-    };
-    match key {
-        Key::Worker(id) => before.worker(*id).map(still) != after.worker(*id).map(still),
-        Key::Session(id) => before.session(*id) != after.session(*id),
-        Key::Artifact(id) => before.artifact(*id) != after.artifact(*id),
-        Key::Node(id) => before.node(*id) != after.node(*id),
-        Key::Quota(tenant) => before.quota(tenant) != after.quota(tenant),
-    }
 }

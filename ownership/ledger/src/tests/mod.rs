@@ -12,6 +12,7 @@ mod planted;
 mod serials;
 mod steps;
 mod stored;
+mod told;
 mod workers;
 
 use std::sync::Arc;
@@ -69,7 +70,7 @@ impl Bench {
         let outcomes = self.ledger.apply(self.index, &entry);
         invariants::check(&self.ledger).unwrap();
         invariants::check_step(&before, &self.ledger).unwrap();
-        invariants::check_changes(&before, &self.ledger, &self.ledger.changed()).unwrap();
+        told::check_changes(&before, &self.ledger, &self.ledger.changed()).unwrap();
         outcomes
     }
 

@@ -176,13 +176,13 @@ fn a_change_that_is_not_told_is_found_and_so_is_one_that_is_made_up() {
     let mut after = planted.good.clone();
     after.put_session(Session { owner: None, ..planted.session.clone() });
     let told = after.changed();
-    invariants::check_changes(&planted.good, &after, &told).unwrap();
-    let silent = invariants::check_changes(&planted.good, &after, &[]).unwrap_err();
+    told::check_changes(&planted.good, &after, &told).unwrap();
+    let silent = told::check_changes(&planted.good, &after, &[]).unwrap_err();
     assert_eq!(silent.invariant, "every change is told, and nothing else");
     let wrong = told.iter().map(|change| Changed { op: Op::Gone, ..change.clone() }).collect::<Vec<_>>();
-    assert!(invariants::check_changes(&planted.good, &after, &wrong).is_err());
+    assert!(told::check_changes(&planted.good, &after, &wrong).is_err());
     let made_up = [Changed { key: Key::Artifact(ArtifactId(1)), op: Op::Put }];
-    assert!(invariants::check_changes(&planted.good, &planted.good, &made_up).is_err());
+    assert!(told::check_changes(&planted.good, &planted.good, &made_up).is_err());
 }
 
 #[test]
