@@ -6,8 +6,7 @@
 mod life;
 mod transfer;
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use vocabulary::Tokens;
@@ -51,39 +50,11 @@ struct Batch {
     /// Tokens that a request would have had it been here since the beginning.
     progress: f64,
     context: u64,
-    answers: BinaryHeap<Reverse<Answering>>,
+    /// Prompts and what is reserved, by the progress at which they are over, as bits: of numbers from zero on these have their
+    /// order; and by their number, for those that end together.
+    answers: BTreeMap<(u64, u64), (Prompt, Tokens)>,
     begun: u64,
 }
-
-#[derive(Debug)]
-struct Answering {
-    /// Over when the batch's progress is here.
-    ends: f64,
-    /// Which of those that end together goes first.
-    number: u64,
-    prompt: Prompt,
-    reserved: Tokens,
-}
-
-impl Ord for Answering {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.ends.total_cmp(&other.ends).then(self.number.cmp(&other.number))
-    }
-}
-
-impl PartialOrd for Answering {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Answering {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Answering {}
 
 /// What was sent to an engine and is not over: its senders' own count, known without asking.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -265,7 +236,7 @@ impl RunEngine {
     /// When something will happen next if nobody calls before; none when nothing will. `settle` comes first.
     pub fn next_event(&self, around: &Around<'_>) -> Option<Seconds> {
         let pace = self.pace(around);
-        let answer = self.batch.answers.peek().map(|Reverse(first)| first.ends - self.batch.progress);
+        let answer = self.batch.answers.keys().next().map(|(ends, _)| f64::from_bits(*ends) - self.batch.progress);
         let answer = answer.map(|tokens| (tokens * pace.token).max(0.0));
         let prompt = self.prefilling.as_ref().map(|now| now.left.max(0.0) / pace.prefill);
         let soonest = [prompt, answer].into_iter().flatten().min_by(f64::total_cmp)?;

@@ -1,10 +1,8 @@
 //! A request's life in one engine: it begins when its memory is there, is computed, is answered, and is over.
 
-use std::cmp::Reverse;
-
 use vocabulary::Tokens;
 
-use super::{Answering, Happening, Prefilling, RunEngine, Started};
+use super::{Happening, Prefilling, RunEngine, Started};
 use crate::runs::{Around, Prefilled, Prompt, Restoring, RunId, Runs, Where};
 
 /// Progress and work within this of their end are there: what rounding leaves.
@@ -19,14 +17,13 @@ impl RunEngine {
         let (clock, progress) = (self.clock.0, self.batch.progress);
         // What is left may take less time than the clock can tell at large values: it is announced for this moment.
         let none_left = |seconds: f64| clock + seconds <= clock;
-        let due = |first: &Answering| {
-            let left = first.ends - progress;
+        let due = |ends: u64| {
+            let left = f64::from_bits(ends) - progress;
             left <= TOKENS_LEFT || none_left(left * pace.token)
         };
-        while self.batch.answers.peek().is_some_and(|Reverse(first)| due(first)) {
-            if let Some(Reverse(over)) = self.batch.answers.pop() {
-                self.finish(around, over, out);
-            }
+        while let Some(first) = self.batch.answers.first_entry().filter(|first| due(first.key().0)) {
+            let over = first.remove();
+            self.finish(around, over, out);
         }
         if let Some(over) = self.prefilling.take_if(|now| now.left <= WORK_LEFT || none_left(now.left / pace.prefill)) {
             self.prefilled(around, over, out);
@@ -124,11 +121,11 @@ impl RunEngine {
         self.batch.begun += 1;
         self.batch.context += (prompt.tokens + Tokens(prompt.answer.0 / 2)).0;
         let ends = self.batch.progress + prompt.answer.0 as f64;
-        self.batch.answers.push(Reverse(Answering { ends, number: self.batch.begun, prompt, reserved }));
+        self.batch.answers.insert((ends.to_bits(), self.batch.begun), (prompt, reserved));
     }
 
-    fn finish(&mut self, around: &mut Around<'_>, over: Answering, out: &mut Vec<Happening>) {
-        let Answering { prompt, reserved, .. } = over;
+    fn finish(&mut self, around: &mut Around<'_>, over: (Prompt, Tokens), out: &mut Vec<Happening>) {
+        let (prompt, reserved) = over;
         let runs = around.runs;
         self.batch.context -= (prompt.tokens + Tokens(prompt.answer.0 / 2)).0;
         self.load.requests -= 1;
