@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -14,9 +15,10 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use futures::stream::poll_fn;
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
-use http_body::{Body as HttpBody, Frame};
+use http_body::Body as _;
 use planner::TransferBar;
 use prefix::SpecialTokens;
 use vocabulary::Tokens;
@@ -72,7 +74,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
             let leg = Leg::of(rest, finish);
             let mut events = Events { client, scanner, ready: VecDeque::new(), several, listener, leg };
             events.take(first);
-            let mut response = Response::new(Body::new(events));
+            let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_piece(cx))));
             *response.status_mut() = head.status;
             *response.headers_mut() = end_to_end(&head.headers);
             // An event may be left out or added, so no announced length could be kept.
@@ -302,17 +304,11 @@ fn so_far(scanner: &SseScanner, finish: &Finish) -> Result<SoFar, Cow<'static, s
     }
 }
 
-impl HttpBody for Events {
-    type Data = Bytes;
-    type Error = WorkerBodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, WorkerBodyError>>> {
+impl Events {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
-                return Poll::Ready(Some(Ok(Frame::data(piece))));
+                return Poll::Ready(Some(Ok(piece)));
             }
             match &mut self.leg {
                 Leg::Over => return Poll::Ready(None),
