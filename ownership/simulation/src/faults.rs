@@ -37,52 +37,36 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    const ALL: [(Fault, u64); 12] = [
-        (Fault::Kill, 5),
-        (Fault::PowerLoss, 5),
-        (Fault::Blackout, 1),
-        (Fault::Pause, 4),
-        (Fault::Partition, 4),
-        (Fault::OneWay, 3),
-        (Fault::Flapping, 2),
-        (Fault::Storm, 3),
-        (Fault::SlowDisk, 2),
-        (Fault::FailedFlush, 2),
-        (Fault::FullDisk, 1),
-        (Fault::FailedHandover, 4),
+    /// Each with how often it is drawn beside the others, and the word for reports.
+    const ALL: [(Fault, u64, &str); 12] = [
+        (Fault::Kill, 5, "kills"),
+        (Fault::PowerLoss, 5, "power losses"),
+        (Fault::Blackout, 1, "blackouts"),
+        (Fault::Pause, 4, "pauses"),
+        (Fault::Partition, 4, "partitions"),
+        (Fault::OneWay, 3, "one-way partitions"),
+        (Fault::Flapping, 2, "flapping links"),
+        (Fault::Storm, 3, "storms"),
+        (Fault::SlowDisk, 2, "slow disks"),
+        (Fault::FailedFlush, 2, "failed flushes"),
+        (Fault::FullDisk, 1, "full disks"),
+        (Fault::FailedHandover, 4, "failed handovers"),
     ];
 
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Fault::Kill => "kills",
-            Fault::PowerLoss => "power losses",
-            Fault::Blackout => "blackouts",
-            Fault::Pause => "pauses",
-            Fault::Partition => "partitions",
-            Fault::OneWay => "one-way partitions",
-            Fault::Flapping => "flapping links",
-            Fault::Storm => "storms",
-            Fault::SlowDisk => "slow disks",
-            Fault::FailedFlush => "failed flushes",
-            Fault::FullDisk => "full disks",
-            Fault::FailedHandover => "failed handovers",
-        }
-    }
-
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-        Self::ALL.into_iter().map(|(fault, _)| fault.name())
+        Self::ALL.into_iter().map(|(.., name)| name)
     }
 
-    fn draw(rng: &mut Rng) -> Fault {
-        let total = Self::ALL.iter().map(|(_, weight)| weight).sum();
+    fn draw(rng: &mut Rng) -> (Fault, &'static str) {
+        let total = Self::ALL.iter().map(|(_, weight, _)| weight).sum();
         let mut at = rng.below(total);
-        for (fault, weight) in Self::ALL {
+        for (fault, weight, name) in Self::ALL {
             if at < weight {
-                return fault;
+                return (fault, name);
             }
             at -= weight;
         }
-        Fault::Kill
+        unreachable!("less than the sum of the weights was drawn")
     }
 }
 
@@ -92,8 +76,8 @@ pub(crate) async fn trouble(world: Arc<World>) {
     loop {
         let (low, high) = world.plan.calm;
         Sim::sleep(rng.millis(low, high)).await;
-        let fault = Fault::draw(&mut rng);
-        world.book.count(fault.name());
+        let (fault, name) = Fault::draw(&mut rng);
+        world.book.count(name);
         world.trace(&[fault as u64]);
         drop(Sim::spawn(inject(world.clone(), fault, rng.fork())));
     }
