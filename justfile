@@ -22,7 +22,8 @@ rules:
 
 # Licences, sources and banned crates; the test `dependencies` holds the tree to the same file without the tool.
 deny:
-    cargo deny --locked check bans licenses sources
+    @PATH="$PWD/target/tools/bin:$PATH" cargo deny --version >/dev/null || { echo "cargo-deny is missing: tests/scripts/setup deny"; exit 1; }
+    PATH="$PWD/target/tools/bin:$PATH" cargo deny --locked check bans licenses sources
 
 # What a tool can put right.
 fix:
