@@ -1,13 +1,9 @@
-//! A strict look at a JSON object that keeps nothing but where its fields stand. What JSON is, `serde_json` says.
+//! A strict walk over JSON text that keeps nothing. It allocates nothing either, whatever the text holds.
 
 use std::ops::Range;
 
-use serde::Deserializer as _;
-use serde::de::{Error as _, MapAccess, Visitor};
-use serde_json::value::RawValue;
-
 /// How deep values may nest.
-pub(super) const DEEPEST: usize = 128;
+pub(super) const DEEPEST: u32 = 128;
 
 /// Why a body is not the JSON object that it must be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -19,12 +15,12 @@ pub enum JsonError {
         offset: usize,
     },
     /// Something stands where it may not, or is missing.
-    #[error("byte {offset}: {why}")]
+    #[error("byte {offset}: expected {expected}")]
     Syntax {
         /// Where.
         offset: usize,
         /// What may stand there.
-        why: String,
+        expected: &'static str,
     },
     /// Values nested too deep.
     #[error("byte {offset}: nested deeper than {DEEPEST} levels")]
@@ -54,73 +50,221 @@ pub(super) struct Field {
     pub(super) value: Range<usize>,
 }
 
-/// The fields of the object that is the whole text, in their order.
-pub(super) fn fields(bytes: &[u8], most: usize) -> Result<Vec<Field>, JsonError> {
-    let text = std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
-    if let Some(offset) = too_deep(bytes) {
-        return Err(JsonError::TooDeep { offset });
-    }
-    let (mut reader, mut fields) = (serde_json::Deserializer::from_str(text), Vec::with_capacity(24));
-    let read = reader.deserialize_map(Fields { text, most, fields: &mut fields }).and_then(|()| reader.end());
-    if fields.len() > most {
-        return Err(JsonError::TooManyFields { most });
-    }
-    read.map(|()| fields).map_err(|error| {
-        let before: usize = text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
-        let why = error.to_string().split(" at line ").next().unwrap_or_default().to_owned();
-        JsonError::Syntax { offset: before + error.column().saturating_sub(1), why }
-    })
+/// A position in a text that is known to be UTF-8.
+pub(super) struct Walker<'a> {
+    bytes: &'a [u8],
+    at: usize,
 }
 
-struct Fields<'a, 'f> {
-    text: &'a str,
-    most: usize,
-    fields: &'f mut Vec<Field>,
-}
-
-impl<'a> Visitor<'a> for Fields<'a, '_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("an object")
+impl<'a> Walker<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
+        std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
+        Ok(Self { bytes, at: 0 })
     }
 
-    fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<(), A::Error> {
-        let place = |raw: &RawValue| {
-            let start = raw.get().as_ptr() as usize - self.text.as_ptr() as usize;
-            start..start + raw.get().len()
-        };
-        while let Some((name, value)) = map.next_entry::<&RawValue, &RawValue>()? {
-            let name = place(name);
-            self.fields.push(Field { name: name.start + 1..name.end - 1, value: place(value) });
-            if self.fields.len() > self.most {
-                return Err(A::Error::custom("too many fields"));
+    fn peek(&self) -> u8 {
+        // Zero is no token, so it stands for the end of the text too.
+        self.bytes.get(self.at).copied().unwrap_or(0)
+    }
+
+    fn expected<T>(&self, expected: &'static str) -> Result<T, JsonError> {
+        Err(JsonError::Syntax { offset: self.at, expected })
+    }
+
+    fn space(&mut self) {
+        while matches!(self.peek(), b' ' | b'\n' | b'\r' | b'\t') {
+            self.at += 1;
+        }
+    }
+
+    /// Walks one object that is the whole text, and shows each of its fields. Returns where the object opens, which is
+    /// the byte after the brace.
+    pub(super) fn whole_object(
+        mut self,
+        mut field: impl FnMut(Field) -> Result<(), JsonError>,
+    ) -> Result<usize, JsonError> {
+        self.space();
+        if self.peek() != b'{' {
+            return self.expected("an object");
+        }
+        let open = self.at + 1;
+        self.object(DEEPEST, &mut field)?;
+        self.space();
+        if self.at < self.bytes.len() {
+            return self.expected("the end of the body");
+        }
+        Ok(open)
+    }
+
+    fn object(&mut self, depth: u32, field: &mut dyn FnMut(Field) -> Result<(), JsonError>) -> Result<(), JsonError> {
+        let depth = self.deeper(depth)?;
+        self.at += 1;
+        self.space();
+        if self.peek() == b'}' {
+            self.at += 1;
+            return Ok(());
+        }
+        loop {
+            self.space();
+            if self.peek() != b'"' {
+                return self.expected("a field name in double quotes");
             }
+            let start = self.at;
+            self.string()?;
+            let name = start + 1..self.at - 1;
+            self.space();
+            if self.peek() != b':' {
+                return self.expected("a colon");
+            }
+            self.at += 1;
+            self.space();
+            let start = self.at;
+            self.value(depth)?;
+            field(Field { name, value: start..self.at })?;
+            self.space();
+            match self.peek() {
+                b',' => self.at += 1,
+                b'}' => break,
+                _ => return self.expected("a comma or a closing brace"),
+            }
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn array(&mut self, depth: u32) -> Result<(), JsonError> {
+        let depth = self.deeper(depth)?;
+        self.at += 1;
+        self.space();
+        if self.peek() == b']' {
+            self.at += 1;
+            return Ok(());
+        }
+        loop {
+            self.space();
+            self.value(depth)?;
+            self.space();
+            match self.peek() {
+                b',' => self.at += 1,
+                b']' => break,
+                _ => return self.expected("a comma or a closing bracket"),
+            }
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn deeper(&self, depth: u32) -> Result<u32, JsonError> {
+        depth.checked_sub(1).ok_or(JsonError::TooDeep { offset: self.at })
+    }
+
+    fn value(&mut self, depth: u32) -> Result<(), JsonError> {
+        match self.peek() {
+            b'"' => self.string(),
+            b'{' => self.object(depth, &mut |_| Ok(())),
+            b'[' => self.array(depth),
+            b'-' | b'0'..=b'9' => self.number(),
+            b't' => self.word(b"true"),
+            b'f' => self.word(b"false"),
+            b'n' => self.word(b"null"),
+            _ => self.expected("a value"),
+        }
+    }
+
+    fn word(&mut self, word: &'static [u8]) -> Result<(), JsonError> {
+        if !self.bytes[self.at..].starts_with(word) {
+            return self.expected("a value");
+        }
+        self.at += word.len();
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), JsonError> {
+        if !self.peek().is_ascii_digit() {
+            return self.expected("a digit");
+        }
+        while self.peek().is_ascii_digit() {
+            self.at += 1;
+        }
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<(), JsonError> {
+        if self.peek() == b'-' {
+            self.at += 1;
+        }
+        if self.peek() == b'0' {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.peek() == b'.' {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.peek(), b'e' | b'E') {
+            self.at += 1;
+            if matches!(self.peek(), b'+' | b'-') {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn string(&mut self) -> Result<(), JsonError> {
+        self.at += 1;
+        loop {
+            self.at += plain_length(&self.bytes[self.at..]);
+            match self.bytes.get(self.at) {
+                Some(b'"') => break,
+                Some(b'\\') => self.escape()?,
+                Some(_) => return self.expected("an escape in place of a control character"),
+                None => return self.expected("a closing double quote"),
+            }
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    /// Lone surrogates pass: what they mean is the engine's business.
+    fn escape(&mut self) -> Result<(), JsonError> {
+        self.at += 1;
+        match self.peek() {
+            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 1,
+            b'u' => {
+                let hex = self.bytes.get(self.at + 1..self.at + 5).unwrap_or_default();
+                if hex.len() < 4 || !hex.iter().all(u8::is_ascii_hexdigit) {
+                    return self.expected("four hexadecimal digits");
+                }
+                self.at += 5;
+            }
+            _ => return self.expected("an escape"),
         }
         Ok(())
     }
 }
 
-/// Where values nest too deep; of text that is no JSON it may tell anything. `serde_json` steps over values of any depth.
-fn too_deep(text: &[u8]) -> Option<usize> {
-    let (mut at, mut depth) = (0, 0_usize);
-    while let Some(byte) = text.get(at) {
-        match byte {
-            b'"' => loop {
-                at += 1 + memchr::memchr2(b'"', b'\\', text.get(at + 1..)?)?;
-                if text[at] == b'"' {
-                    break;
-                }
-                at += 1;
-            },
-            b'{' | b'[' if depth == DEEPEST => return Some(at),
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => depth = depth.saturating_sub(1),
-            _ => {}
+/// How many bytes from here on are neither quote, backslash nor control character; eight at a time.
+fn plain_length(bytes: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGHS: u64 = 0x8080_8080_8080_8080;
+    // The classic zero-byte test; a false alarm needs a true one below it, so the lowest bit is exact.
+    let zeros = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
+    let mut at = 0;
+    while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
+        let word = u64::from_le_bytes(*chunk);
+        let quotes = zeros(word ^ (ONES * u64::from(b'"')));
+        let backslashes = zeros(word ^ (ONES * u64::from(b'\\')));
+        let controls = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
+        let stops = quotes | backslashes | controls;
+        if stops != 0 {
+            return at + stops.trailing_zeros() as usize / 8;
         }
-        at += 1;
+        at += 8;
     }
-    None
+    let stop = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
+    at + bytes[at..].iter().position(stop).unwrap_or(bytes.len() - at)
 }
 
 #[cfg(test)]

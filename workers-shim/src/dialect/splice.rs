@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::json::{self, Field, JsonError};
+use super::json::{Field, JsonError, Walker};
 
 /// Most fields an object may have at its top.
 const MOST_FIELDS: usize = 1024;
@@ -21,8 +21,14 @@ pub struct JsonFields {
 impl JsonFields {
     /// Scans `body` once. Fields in `relied` may stand only once; the last of others' repetitions counts.
     pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
-        let fields = json::fields(&body, MOST_FIELDS)?;
-        let open = 1 + body.iter().position(|byte| *byte == b'{').unwrap_or_default();
+        let mut fields = Vec::with_capacity(24);
+        let open = Walker::new(&body)?.whole_object(|field| {
+            if fields.len() == MOST_FIELDS {
+                return Err(JsonError::TooManyFields { most: MOST_FIELDS });
+            }
+            fields.push(field);
+            Ok(())
+        })?;
         let scanned = Self { body, open, fields };
         match relied.iter().find(|name| scanned.places(name).nth(1).is_some()) {
             Some(name) => Err(JsonError::Duplicate { name: (*name).to_owned() }),
