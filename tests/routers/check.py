@@ -151,14 +151,20 @@ WHERE = {
 
 def at_its_owner(routers, request: str) -> str:
     """Where a step was served: at its session's owner, elsewhere, or in a session that had none yet."""
-    for serve in routers:
-        if status_of(f"{serve.operator}/ownerserve/v1/decisions/{request}") == 200:
-            receipt = get_json(f"{serve.operator}/ownerserve/v1/decisions/{request}")
-            owner = receipt["known"]["owner"]
-            if owner is None:
-                return "none"
-            return "owner" if receipt["attempts"][-1]["decode"] == owner["worker"] else "elsewhere"
-    raise AssertionError(f"no router has a receipt of {request}")
+
+    def receipt():
+        for serve in routers:
+            url = f"{serve.operator}/ownerserve/v1/decisions/{request}"
+            if status_of(url) == 200:
+                return get_json(url)
+        return None
+
+    # A receipt is kept once the stream has ended, which its client sees a moment earlier.
+    kept = until(f"a router has a receipt of {request}", receipt)
+    owner = kept["known"]["owner"]
+    if owner is None:
+        return "none"
+    return "owner" if kept["attempts"][-1]["decode"] == owner["worker"] else "elsewhere"
 
 
 # An hour of agents that think for two minutes, on engines that run 180 times faster.
