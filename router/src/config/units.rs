@@ -89,9 +89,10 @@ impl<'de> Deserialize<'de> for Size {
         const ACCEPTED: &str = "a size like \"512KiB\", \"64MiB\", \"1GiB\" or a number of bytes";
         let (size, written) = match Written::deserialize(deserializer) {
             Ok(Written::Number(number)) => ((0.0..1e18).contains(&number).then_some(number as u64), number.to_string()),
-            Ok(Written::Text(text)) => {
-                (text.trim().parse::<ByteSize>().ok().map(|size| size.as_u64()), format!("{text:?}"))
-            }
+            Ok(Written::Text(text)) => (
+                text.trim().parse::<ByteSize>().ok().map(|size| size.as_u64()).filter(|size| *size < u64::MAX),
+                format!("{text:?}"),
+            ),
             Err(_) => (None, "this".into()),
         };
         let size = size.and_then(|size| usize::try_from(size).ok()).map(Self);
