@@ -17,7 +17,7 @@ use openraft::storage::RaftStateMachine;
 use openraft::{AsyncRuntime, BasicNode, ChangeMembers, Precondition, Raft};
 
 use crate::levels::Levels;
-use crate::types::{Leadership, Proposal, Types};
+use crate::types::{Leadership, LogId, Proposal, Types};
 
 /// A leader's turn to let a node in or to raise the level: each decides on what the other changes.
 #[derive(Debug, Default)]
@@ -102,7 +102,7 @@ impl InTurn<'_> {
         raft: &Raft<Types<R>, M>,
         newcomer: Newcomer,
         level: impl Fn() -> u32 + Send,
-    ) -> Result<(), NotWritten>
+    ) -> Result<LogId, NotWritten>
     where
         R: AsyncRuntime,
         M: RaftStateMachine<Types<R>>,
@@ -112,7 +112,7 @@ impl InTurn<'_> {
         if !newcomer.levels.contains(level) {
             return Err(NotWritten::Level(level));
         }
-        self.add(raft, BTreeMap::from([(newcomer.id, newcomer.node)])).await.map(drop)
+        self.add(raft, BTreeMap::from([(newcomer.id, newcomer.node)])).await.map(|written| written.log_id)
     }
 
     /// Writes an entry, once: no later leader writes it again.

@@ -19,7 +19,7 @@ use crate::joining::Enrolment;
 use crate::members::{Member, MemberChange, MemberError, Standing, next_voters};
 use crate::node_folder::random;
 use crate::peers::{Lane, Method};
-use crate::raft::Types;
+use crate::raft::{LogId, Types};
 
 /// Entries that a learner may be behind when it becomes a voter.
 const MAX_LAG: u64 = 5_000;
@@ -239,10 +239,12 @@ async fn in_turn(core: &Core, Enrolment { node, address, levels }: Enrolment) ->
         None => {
             let newcomer = Newcomer { id: node.0, node: BasicNode::new(&address), levels };
             let let_in = turn.let_in(&core.raft, newcomer, || core.view().level()).await;
-            let_in.map_err(|error| match error {
+            let written = let_in.map_err(|error| match error {
                 NotWritten::Level(level) => MemberError::Level { node, level, levels },
                 error => error.into(),
-            })
+            })?;
+            listed(core, written).await;
+            Ok(())
         }
     }
 }
@@ -253,8 +255,17 @@ fn late(_: Elapsed) -> MemberError {
 
 async fn change_raft(core: &Core, change: ChangeMembers<u64, BasicNode>) -> Result<(), MemberError> {
     // A voter that is replaced stays as a learner.
-    let changed = core.raft.change_membership(change, true).await;
-    changed.map(drop).map_err(|error| NotWritten::from(error).into())
+    let changed = core.raft.change_membership(change, true).await.map_err(NotWritten::from)?;
+    listed(core, changed.log_id).await;
+    Ok(())
+}
+
+/// Waits until `list` shows a membership that is committed: Raft answers whoever made it a moment before it says so.
+async fn listed(core: &Core, written: LogId) {
+    let wait = core.raft.wait(Some(CHANGE_WITHIN));
+    let shows = wait.metrics(|metrics| *metrics.membership_config.log_id() >= Some(written), "the membership");
+    // Where Raft stops meanwhile, the change is made all the same.
+    drop(shows.await);
 }
 
 impl From<NotWritten> for MemberError {
