@@ -159,10 +159,16 @@ def known_exactly(serve) -> None:
         raise AssertionError(f"{late}: {doubts()}") from late
 
 
+def load_of(serve, engine: Engine) -> dict:
+    return next(line["load"] for line in listed(serve) if line["endpoint"] == engine.url)
+
+
 def known_to_be_busy(serve, engine: Engine, clients: int) -> None:
     """Until a router knows that most of so many clients are answered there."""
-    def load():
-        return next(line["load"]["running"] for line in listed(serve) if line["endpoint"] == engine.url)
+    until("the load is known", lambda: load_of(serve, engine)["running"] >= clients - 2, 60)
 
-    until("the load is known", lambda: load() >= clients - 2, 60)
+
+def known_to_be_full(serve, engine: Engine, usage: float) -> None:
+    """Until a router knows that so large a part of its KV cache is in use."""
+    until("the KV cache fills", lambda: load_of(serve, engine)["kv_usage"] >= usage, 60)
 

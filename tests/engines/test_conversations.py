@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine import BLOCK, known_exactly, known_to_be_busy
+from engine import BLOCK, known_exactly, known_to_be_busy, known_to_be_full
 from harness.cluster import Serve, get_json
 from harness.processes import until
 from harness.talk import TEXT, busy, prose, sealed_session
@@ -16,6 +16,10 @@ BYTES_PER_TOKEN = 2 * 2 * 2 * 64 * 4  # layers, keys and values, heads, dimensio
 AT_ONCE = 6
 # Answers that an engine gives to others, so that a step had better leave it.
 BUSY = 10
+# The part of its KV cache from which on an owner is so full that its sessions leave it for good.
+FULL = 0.01
+
+
 @dataclass(frozen=True)
 class Cell:
     """Conversations whose openings have so many words, the engines' roles, and settings: how much those count who would be slowed down,
@@ -32,7 +36,7 @@ CELLS = {
     "handed_over": Cell(30, 700, ("prefill", "decode"), ("planner.mu=50",)),
     "fetched": Cell(32, 700, ("hybrid", "hybrid"), ("planner.mu=10", 'planner.disabled=["remote_prefill","state_migration"]')),
     "moved": Cell(32, 700, ("hybrid", "hybrid"),
-                  ("planner.mu=10", 'planner.disabled=["remote_prefill"]', "planner.overload.kv_usage=0.01")),
+                  ("planner.mu=10", 'planner.disabled=["remote_prefill"]', f"planner.overload.kv_usage={FULL}")),
     "together": Cell(24, 700, ("hybrid", "prefill", "decode"), ("planner.mu=10",)),
 }
 ACTIONS = ("colocated_prefill", "decode_continuation", "remote_prefill", "artifact_fetch", "state_migration", "tail_recompute")
@@ -97,6 +101,8 @@ def converse(engines, name: str, cell: Cell, first: int, served: Counter) -> lis
             for engine in engines:
                 with busy(engine, clients=BUSY, words=10):
                     known_to_be_busy(serve, engine, BUSY)
+                    if name == "moved":
+                        known_to_be_full(serve, engine, FULL)
                     all_step([one for one in all_of if owned[one.name] == engine.url])
                 until("nobody else is served", lambda engine=engine: engine.running() == 0, 60)
         all_step(all_of)
