@@ -65,6 +65,7 @@ async fn without_a_replay_a_worker_is_known_once_nothing_can_be_missing() {
     engine.say(cleared(), false).await;
     let wire = Wire::to(&engine.endpoints.0).await;
     let watch = over(&wire, engine.address, None);
+    watch.until("looked for", |watch| watch.fleet.event_sources(watch.id(0)).unwrap().configured == 1).await;
     // What the fleet shows of a worker follows its sources a moment later.
     watch.until("connected", |watch| heard(watch) == (1, Knowledge::Degraded)).await;
     assert!(watch.doubt().contains("`replay_endpoint`"), "{}", watch.doubt());
