@@ -30,6 +30,9 @@ const LATELY: Duration = Duration::from_secs(2);
 /// How long a voter may take to lead in the place of one that will vote no more.
 const HAND_OVER_WITHIN: Duration = Duration::from_secs(3);
 
+/// How long `list` may lag behind a change that is committed.
+const LISTED_WITHIN: Duration = Duration::from_secs(1);
+
 /// How long a change may take.
 pub(crate) const CHANGE_WITHIN: Duration = Duration::from_secs(30);
 
@@ -262,9 +265,9 @@ async fn change_raft(core: &Core, change: ChangeMembers<u64, BasicNode>) -> Resu
 
 /// Waits until `list` shows a membership that is committed: Raft answers whoever made it a moment before it says so.
 async fn listed(core: &Core, written: LogId) {
-    let wait = core.raft.wait(Some(CHANGE_WITHIN));
+    let wait = core.raft.wait(Some(LISTED_WITHIN));
     let shows = wait.metrics(|metrics| *metrics.membership_config.log_id() >= Some(written), "the membership");
-    // Where Raft stops meanwhile, the change is made all the same.
+    // Later, or where Raft stops meanwhile, the change is made all the same.
     drop(shows.await);
 }
 
