@@ -43,8 +43,7 @@ simulate seeds="1000" *options:
     cargo build --profile ci --locked --workspace --bin simulate-quorum
     target/ci/simulate-quorum --seeds {{seeds}} {{options}}
 
-# Bugs planted into a copy of the sources, each of which the simulation must find: the seeds that are known to, or with
-# `--hunt` the first that does.
+# Plants each known bug into a copy of the sources and replays the recorded seed that finds it; `--hunt` searches from seed 1.
 planted *options:
     cargo build --profile ci --locked --workspace --bin plant-bugs
     target/ci/plant-bugs {{options}}
@@ -85,8 +84,8 @@ fuzz seconds="60" *targets:
     done
 
 # Real vLLM with a small cache against the residency index, so many random requests of them.
-residency requests="10000":
-    RESIDENCY_REQUESTS={{requests}} tests/engines/run -s -k residency
+residency requests="10000": build
+    OWNERSERVE_BIN=$PWD/target/ci/ownerserve RESIDENCY_REQUESTS={{requests}} tests/engines/run -s -k residency
 
 # Prompts of random conversations in all committed families, put together and whole, so many conversations.
 incremental cases="20000":

@@ -1,7 +1,7 @@
 //! Least common multiple.
 
-/// Saturating; an unknown block (0) does not count.
-pub(crate) fn lcm(a: u64, b: u64) -> u64 {
+/// The least common multiple of two block sizes in tokens, saturating; an unknown one (0) does not count.
+pub fn lcm(a: u64, b: u64) -> u64 {
     let gcd = |mut a: u64, mut b: u64| {
         while b != 0 {
             (a, b) = (b, a % b);

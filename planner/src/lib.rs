@@ -43,6 +43,7 @@ pub use check::Illegal;
 pub use choose::plan;
 pub use decision::{Candidate, Decision, NoPlan, Refused, Terms};
 pub use inputs::{Account, Ask, BarredLink, Disabled, Inputs, Promise, SessionView, TransferBar, Transfers};
+pub use lcm::lcm;
 pub use micros::ComputeRate;
 pub use plan::{Because, Claim, Handoff, Leg, MoveReason, Plan, RunnerUp};
 pub use policy::{Overload, Policy, Rule, Sources, Tiers, TransferRisk, Trust};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ownership::View;
 use ownership::ledger::{Ledger, Lineage, Located as Found, Query};
-use planner::{HeadRelation, Promise, SessionView, TransferBar};
+use planner::{HeadRelation, Promise, SessionView, TransferBar, lcm};
 use prefix::Converted;
 use serde::Serialize;
 use vocabulary::{Blocks, Health, Micros, Overlap, Owner, PrefixId, SessionId, Tokens, WorkerView};
@@ -230,15 +230,6 @@ fn sealable(prefixed: &Prefixed, workers: &[WorkerView]) -> Blocks {
     Blocks(chain.blocks().0 / unit * unit)
 }
 
-/// Least common multiple of two that are not zero, saturating.
-fn lcm(a: u64, b: u64) -> u64 {
-    let (mut divisor, mut rest) = (a, b);
-    while rest != 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    (a / divisor).saturating_mul(b)
-}
-
 /// The session that the client says this one was spawned from.
 fn named_parent(request: &Request) -> Option<SessionId> {
     let parent = request.session_key.as_ref()?.parent.as_ref()?;
@@ -256,14 +247,4 @@ fn promises(gateway: &Gateway, view: &Ledger, session: SessionId, prefixed: &Pre
         .filter(|intent| intent.router != gateway.node() && view.is_live(intent.worker))
         .map(|intent| Promise { worker: intent.worker.worker, rank: intent.worker.rank, blocks: shared(intent.base) })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_that_all_engines_share_are_a_multiple_of_each() {
-        assert_eq!([lcm(1, 4), lcm(4, 6), lcm(8, 8), lcm(u64::MAX, 2)], [4, 12, 8, u64::MAX]);
-    }
 }

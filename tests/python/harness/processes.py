@@ -15,11 +15,12 @@ LOGS = ROOT / "target/test-logs/processes"
 
 
 def _binary() -> Path:
-    """Returns the program under test: OWNERSERVE_BIN, else a release build, else a build of the suites' profile."""
+    """Returns the program under test: OWNERSERVE_BIN, else the newer of a release build and one of the suites' profile."""
     if named := os.environ.get("OWNERSERVE_BIN"):
         return Path(named).absolute()
-    release = ROOT / "target/release/ownerserve"
-    return release if release.exists() else ROOT / "target/ci/ownerserve"
+    usual = ROOT / "target/ci/ownerserve"
+    built = [path for path in (usual, ROOT / "target/release/ownerserve") if path.exists()]
+    return max(built, key=lambda path: path.stat().st_mtime, default=usual)
 
 
 BINARY = _binary()

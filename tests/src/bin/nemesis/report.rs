@@ -117,7 +117,7 @@ fn line(out: &mut String, outcome: &Outcome) {
     if !outcome.counts() {
         let _ = writeln!(
             out,
-            "{:26}{} acknowledged writes beside the fault, {CALM_WRITES} are needed",
+            "{:26}{} writes were acknowledged in a window without faults, {CALM_WRITES} are needed: use a quieter machine",
             "", outcome.calm_writes
         );
     }

@@ -15,7 +15,8 @@ use crate::throughput::{Tally, longest_silence, per_second};
 pub(crate) const FAIL_OVER: Duration = Duration::from_secs(4);
 /// How often leases are renewed and ended.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
-/// Writes that are acknowledged without any fault, before and after one: fewer show nothing. A busy machine takes longer for them.
+/// Acknowledged writes in each window without faults, before and after one; with fewer a trial does not count. A busy machine takes
+/// longer for them.
 pub(crate) const CALM_WRITES: u64 = 1_000;
 /// The longest wait for them.
 const LONGEST_CALM: Duration = Duration::from_secs(20);
