@@ -16,6 +16,15 @@ use tokio::time::timeout;
 const MAX_MESSAGE: usize = 16 << 20;
 /// The most frames of one message.
 const MAX_FRAMES: usize = 64;
+/// The longest command in bytes: READY with a few properties, or a PING.
+const MAX_COMMAND: usize = 4 << 10;
+/// The longest context of a PING in bytes, as the specification has it.
+const MAX_CONTEXT: usize = 16;
+/// The most topics that one subscriber asks for, and the longest of them in bytes.
+const MAX_TOPICS: usize = 64;
+const MAX_TOPIC: usize = 256;
+/// Room for one read of a socket.
+const READ: usize = 64 << 10;
 /// The longest handshake with a peer that connects.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -38,8 +47,13 @@ pub(crate) enum ZmtpError {
     /// The peer speaks something else.
     #[error("not ZMTP 3 with the NULL mechanism: {0}")]
     Protocol(&'static str),
+    /// The peer has another kind of socket.
+    #[error("the peer is not a {0} socket; check that the endpoints of events and of replay are not exchanged")]
+    Socket(&'static str),
     /// A message beyond its bound.
-    #[error("a message is longer than {MAX_MESSAGE} bytes or {MAX_FRAMES} frames")]
+    #[error(
+        "a message is longer than {MAX_MESSAGE} bytes or {MAX_FRAMES} frames, or a command longer than {MAX_COMMAND} bytes"
+    )]
     TooLong,
 }
 
@@ -62,13 +76,13 @@ impl SocketType {
         }
     }
 
-    /// Kinds that may be at the other end.
-    fn peers(self) -> [&'static [u8]; 2] {
+    /// Kinds that may be at the other end, the usual one first.
+    fn peers(self) -> [&'static str; 2] {
         match self {
-            Self::Pub => [b"SUB", b"XSUB"],
-            Self::Sub => [b"PUB", b"XPUB"],
-            Self::Router => [b"DEALER", b"REQ"],
-            Self::Dealer => [b"ROUTER", b"REP"],
+            Self::Pub => ["SUB", "XSUB"],
+            Self::Sub => ["PUB", "XPUB"],
+            Self::Router => ["DEALER", "REQ"],
+            Self::Dealer => ["ROUTER", "REP"],
         }
     }
 }
@@ -102,8 +116,9 @@ impl Connection {
         connection.flush().await?;
         match connection.frame().await? {
             (COMMAND, body) if body.starts_with(b"\x05READY") => {
-                let known = socket_type(&body[6..]).is_some_and(|theirs| own.peers().contains(&theirs));
-                if known { Ok(connection) } else { Err(ZmtpError::Protocol("another type of socket")) }
+                let theirs = socket_type(&body[6..]);
+                let is_peer = own.peers().iter().any(|peer| theirs == Some(peer.as_bytes()));
+                if is_peer { Ok(connection) } else { Err(ZmtpError::Socket(own.peers()[0])) }
             }
             (COMMAND, _) => Err(ZmtpError::Protocol("the handshake was refused")),
             _ => Err(ZmtpError::Protocol("no READY command")),
@@ -117,16 +132,19 @@ impl Connection {
             if flags & COMMAND != 0 {
                 // PING carries two bytes of time to live and a context, which PONG returns.
                 if let Some(context) = body.strip_prefix(b"\x04PING").and_then(|rest| rest.get(2..)) {
+                    if context.len() > MAX_CONTEXT {
+                        return Err(ZmtpError::Protocol("a PING with a long context"));
+                    }
                     put_frame(&mut self.unsent, COMMAND, &[b"\x04PONG", context].concat());
                 }
                 continue;
             }
             let (frames, bytes) = &mut self.partial;
             *bytes += body.len();
-            frames.push(body);
-            if frames.len() > MAX_FRAMES || *bytes > MAX_MESSAGE {
+            if frames.len() == MAX_FRAMES || *bytes > MAX_MESSAGE {
                 return Err(ZmtpError::TooLong);
             }
+            frames.push(body);
             if flags & MORE == 0 {
                 return Ok(std::mem::take(&mut self.partial).0);
             }
@@ -159,6 +177,7 @@ impl Connection {
             if let Some(frame) = take_frame(&mut self.unread)? {
                 return Ok(frame);
             }
+            self.unread.reserve(READ);
             if self.stream.read_buf(&mut self.unread).await? == 0 {
                 return Err(ZmtpError::Closed);
             }
@@ -204,7 +223,7 @@ pub(crate) async fn publish(mut connection: Connection, mut live: broadcast::Rec
             asked = connection.recv() => match asked.as_deref() {
                 Ok([change]) => {
                     match change.first() {
-                        Some(1) if topics.len() < MAX_FRAMES => topics.push(change.slice(1..)),
+                        Some(1) if topics.len() < MAX_TOPICS && change.len() <= 1 + MAX_TOPIC => topics.push(change.slice(1..)),
                         Some(0) => topics.retain(|topic| *topic != change[1..]),
                         _ => {}
                     }
@@ -296,7 +315,8 @@ pub(crate) fn take_frame(unread: &mut BytesMut) -> Result<Option<(u8, Bytes)>, Z
         (LONG, _, Some(length)) => (9, u64::from_be_bytes(*length)),
         _ => return Ok(None),
     };
-    let length = usize::try_from(length).ok().filter(|length| *length <= MAX_MESSAGE).ok_or(ZmtpError::TooLong)?;
+    let longest = if flags & COMMAND == 0 { MAX_MESSAGE } else { MAX_COMMAND };
+    let length = usize::try_from(length).ok().filter(|length| *length <= longest).ok_or(ZmtpError::TooLong)?;
     if unread.len() < head + length {
         return Ok(None);
     }
@@ -335,6 +355,8 @@ mod tests {
             assert!(matches!(take_frame(&mut unread), Err(ZmtpError::TooLong)));
             assert!(unread.capacity() < 1 << 10);
         }
+        let command = [COMMAND | LONG, 0, 0, 0, 0, 0, 0, 0x10, 1];
+        assert!(matches!(frames(&command), Err(ZmtpError::TooLong)));
         assert!(matches!(frames(&[0x80, 0]), Err(ZmtpError::Protocol(_))));
     }
 
@@ -368,7 +390,8 @@ mod tests {
         };
         let first = tokio::select! { first = subscriber.recv() => first.unwrap(), () = heard => unreachable!() };
         assert_eq!(first, ["kv@w", "payload"]);
-        assert!(Connection::connect(&endpoint, SocketType::Dealer).await.is_err(), "a DEALER at a publisher");
+        let exchanged = Connection::connect(&endpoint, SocketType::Dealer).await.unwrap_err().to_string();
+        assert!(exchanged.contains("not a ROUTER socket") && exchanged.contains("replay"), "{exchanged}");
 
         let hostile = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("tcp://{}", hostile.local_addr().unwrap());
