@@ -11,12 +11,19 @@ use vocabulary::Bytes;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Span(pub Duration);
 
-/// A size in bytes: `"512KiB"`, `"64MiB"`, `"1GiB"`, `"10MB"`, or a number of bytes.
+/// A size in bytes: `"512KiB"`, `"64MiB"`, `"1GiB"`, `"10MB"`, or a number of bytes. Without the `i`, `"64M"` and `"64MB"` are
+/// 64,000,000 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub usize);
 
 /// Longest span: what the clock and counts of microseconds can hold.
 const LONGEST: Duration = Duration::from_micros(u64::MAX);
+
+/// Units of a span. A month or a year would be a slip: `"5M"` is read as months, where `"5m"` was meant.
+const UNITS: [&str; 22] = [
+    "ns", "nsec", "us", "usec", "ms", "msec", "millis", "s", "sec", "secs", "second", "seconds", "m", "min", "mins",
+    "minute", "minutes", "h", "hour", "hours", "d", "days",
+];
 
 impl Span {
     /// Whole seconds.
@@ -67,6 +74,10 @@ impl std::str::FromStr for Span {
     type Err = NotASpan;
 
     fn from_str(text: &str) -> Result<Self, NotASpan> {
+        let mut units = text.split(|c: char| !c.is_alphabetic()).filter(|unit| !unit.is_empty());
+        if !units.all(|unit| UNITS.contains(&unit)) {
+            return Err(NotASpan);
+        }
         let span = humantime::parse_duration(text).or_else(|_| text.trim().parse().map(Duration::from_secs));
         span.ok().filter(|span| *span <= LONGEST).map(Self).ok_or(NotASpan)
     }
@@ -136,6 +147,8 @@ mod tests {
         for (text, wanted) in [
             ("span = \"fast\"\nsize = 1", "\"30s\""),
             ("span = \"5 fortnights\"\nsize = 1", "\"30s\""),
+            ("span = \"5M\"\nsize = 1", "\"5m\""),
+            ("span = \"1y\"\nsize = 1", "\"5m\""),
             ("span = -1\nsize = 1", "negative"),
             ("span = 1\nsize = \"64MiB2\"", "\"64MiB\""),
             ("span = 1\nsize = true", "\"64MiB\""),
