@@ -13,13 +13,18 @@ const FOLDERS: [&str; 4] = [
     "testdata/models/mistral_like",
 ];
 
-static MODELS: LazyLock<Vec<ModelText>> = LazyLock::new(|| {
-    let load = |folder: &str| {
-        let files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
-        ModelText::load(ModelTextSource::Files(files)).unwrap()
-    };
-    FOLDERS.into_iter().map(load).collect()
-});
+/// Each is loaded when a test first asks for it.
+static MODELS: [LazyLock<ModelText>; 4] = [
+    LazyLock::new(|| load(FOLDERS[0])),
+    LazyLock::new(|| load(FOLDERS[1])),
+    LazyLock::new(|| load(FOLDERS[2])),
+    LazyLock::new(|| load(FOLDERS[3])),
+];
+
+fn load(folder: &str) -> ModelText {
+    let files = ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+    ModelText::load(ModelTextSource::Files(files)).unwrap()
+}
 
 fn from(model: &ModelText, text: &str, known: Option<&Checkpoint>) -> Tokenized {
     tokenize(text, known, (model.tokenizer(), model.digest())).unwrap()

@@ -1,5 +1,5 @@
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -8,8 +8,8 @@ use vocabulary::{Bytes, Namespace, RootKeys, Seed};
 use super::*;
 use crate::{ChatForm, Converted, IdentifierOptions, Limits, ModelFiles, ModelTextSource};
 
-/// Every committed model with a tokenizer and a template.
-static MODELS: LazyLock<Vec<(String, Identifier)>> = LazyLock::new(|| {
+/// Every committed model with a tokenizer and a template, each loaded when a test first asks for it: most need one.
+static MODELS: LazyLock<Vec<(PathBuf, OnceLock<Identifier>)>> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = std::fs::read_dir(root.join("testdata/models")).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = folders
@@ -17,8 +17,16 @@ static MODELS: LazyLock<Vec<(String, Identifier)>> = LazyLock::new(|| {
         .collect();
     folders.push(root.join("../../configs/models/tiny"));
     folders.sort();
-    folders.iter().map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), load(path, None))).collect()
+    folders.into_iter().map(|path| (path, OnceLock::new())).collect()
 });
+
+fn models() -> impl Iterator<Item = (&'static str, &'static Identifier)> {
+    MODELS.iter().map(|(path, loaded)| (name(path), loaded.get_or_init(|| load(path, None))))
+}
+
+fn name(folder: &Path) -> &str {
+    folder.file_name().unwrap().to_str().unwrap()
+}
 
 fn load(folder: &Path, template: Option<&str>) -> Identifier {
     let mut files = ModelFiles::read(folder).unwrap();
@@ -32,7 +40,8 @@ fn load(folder: &Path, template: Option<&str>) -> Identifier {
 }
 
 fn model(name: &str) -> &'static Identifier {
-    &MODELS.iter().find(|(known, _)| known == name).unwrap().1
+    let (path, loaded) = MODELS.iter().find(|(path, _)| path.ends_with(name)).unwrap();
+    loaded.get_or_init(|| load(path, None))
 }
 
 fn trails() -> Trails {
@@ -185,11 +194,11 @@ fn talk() -> Vec<Value> {
 /// How the steps of `talk` up to these messages are known, by family.
 #[track_caller]
 fn check_rungs(talk: &[Value], ends: &[usize], expected: &[(&[&str], &str)]) {
-    for (name, identifier) in MODELS.iter() {
+    for (name, identifier) in models() {
         let trails = trails();
         let rungs = ends.iter().map(|end| step(identifier, &body(&talk[..*end]), memory(&trails)).into());
         let rungs: Vec<&str> = rungs.collect();
-        let family = expected.iter().find(|(names, _)| names.contains(&name.as_str()));
+        let family = expected.iter().find(|(names, _)| names.contains(&name));
         let (_, expected) = family.unwrap_or_else(|| panic!("nothing is expected of {name}"));
         assert_eq!(rungs.join(" "), *expected, "{name}");
     }
@@ -276,7 +285,7 @@ fn what_a_template_takes_for_a_tools_answer_and_late_system_messages_change_noth
     ]);
     let system = json!({"role": "system", "content": "Mind the swans."});
     talk.extend([said("C"), system, user("c"), said("D"), user("d")]);
-    for (_, identifier) in MODELS.iter() {
+    for (_, identifier) in models() {
         for first in 1..talk.len() {
             let trails = trails();
             for end in first..=talk.len() {
@@ -492,7 +501,7 @@ fn the_least_used_go_when_there_are_too_many_bytes() {
 fn many_steps_take_little_memory_beside_the_blocks() {
     let (trails, tiny) = (trails(), model("tiny"));
     let mut messages = vec![user("begin")];
-    for n in 0..300 {
+    for n in 0..150 {
         messages.extend([json!({"role": "assistant", "content": format!("answer {n}")}), user(&format!("again {n}"))]);
         let rung = step(tiny, &body(&messages), memory(&trails));
         assert_eq!(rung, if n == 0 { Rung::Cold } else { Rung::Session });
@@ -569,7 +578,7 @@ fn differs_nowhere(form: ChatForm, first: Vec<Value>, changes: &[Change]) {
             body.to_string()
         }
     };
-    for (_, identifier) in MODELS.iter() {
+    for (_, identifier) in models() {
         let trails = trails();
         let step = |body: &str| checked_as(form, identifier, (body, WallTime::default()), memory(&trails));
         let (mut messages, mut settings) = (first.clone(), 0);

@@ -118,12 +118,15 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Arena) -> Result<Outcome, 
 
 /// Lets the load go on without a fault, until it has shown enough. Returns the writes that were acknowledged meanwhile.
 async fn calm_writes(arena: &Arena) -> u64 {
-    let acknowledged =
-        || arena.history.look(|kept| kept.operations.iter().filter(|one| one.is_acknowledged()).count() as u64);
-    let (began, already) = (Instant::now(), acknowledged());
+    let (began, mut seen) = (Instant::now(), arena.history.look(|kept| kept.operations.len()));
+    let mut writes = 0;
     loop {
         tokio::time::sleep(arena.pace.shortest_calm() / 4).await;
-        let (writes, took) = (acknowledged() - already, began.elapsed());
+        arena.history.look(|kept| {
+            writes += kept.operations[seen..].iter().filter(|one| one.is_acknowledged()).count() as u64;
+            seen = kept.operations.len();
+        });
+        let took = began.elapsed();
         if took >= LONGEST_CALM || (writes >= CALM_WRITES && took >= arena.pace.shortest_calm()) {
             return writes;
         }

@@ -127,7 +127,7 @@ fn a_hit_on_disk_is_slower_than_one_in_the_host_tier_and_faster_than_computing()
 fn whatever_is_done_every_tiers_books_are_right() {
     let mut runs = Runs::default();
     let paths: Vec<Vec<RunId>> = (1..14).map(|n| chain(&mut runs, &[n, 2 * n, 7])).collect();
-    let (mut chance, mut pool) = (Chance(5), RunPool::new(with_disk(120, 90, 150), runs.len()));
+    let (mut chance, mut pool) = (Chance::new(5), RunPool::new(with_disk(120, 90, 150), runs.len()));
     let mut before = DiskUse::default();
     for round in 0..20_000 {
         pool.lower.pass(Seconds(f64::from(round) * 0.02));

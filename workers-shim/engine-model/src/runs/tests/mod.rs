@@ -9,6 +9,8 @@ mod restore;
 mod soak;
 mod timing;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use vocabulary::Tokens;
 
 use crate::runs::{
@@ -137,15 +139,15 @@ fn near(seen: f64, expected: f64) {
     assert!((seen - expected).abs() < 1e-6 * expected.max(1.0), "{seen} is not {expected}");
 }
 
-/// SplitMix64.
-struct Chance(u64);
+/// Numbers drawn from a seed.
+struct Chance(SplitMix64);
 
 impl Chance {
+    fn new(seed: u64) -> Self {
+        Self(SplitMix64::from_seed(seed.to_le_bytes()))
+    }
+
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end.max(1)
+        self.0.next_u64() % end.max(1)
     }
 }

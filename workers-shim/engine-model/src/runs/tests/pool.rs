@@ -120,7 +120,7 @@ fn the_host_tier_forgets_its_oldest_too() {
 fn whatever_is_done_the_books_are_right() {
     let mut runs = Runs::default();
     let paths: Vec<Vec<RunId>> = (1..12).map(|n| chain(&mut runs, &[n, 2 * n, 7])).collect();
-    let (mut chance, mut pool) = (Chance(3), RunPool::new(sizes(120, 40), runs.len()));
+    let (mut chance, mut pool) = (Chance::new(3), RunPool::new(sizes(120, 40), runs.len()));
     let (mut pinned, mut reserved): (Vec<usize>, Vec<u64>) = (Vec::new(), Vec::new());
     for _ in 0..20_000 {
         let path = chance.below(paths.len() as u64) as usize;

@@ -45,7 +45,7 @@ fn removing_all_leaves_nothing_and_it_can_be_filled_again() {
 
 #[test]
 fn it_is_the_list_that_one_would_write_down() {
-    let (mut chance, mut recency, mut list) = (Chance(7), Recency::new(40), VecDeque::new());
+    let (mut chance, mut recency, mut list) = (Chance::new(7), Recency::new(40), VecDeque::new());
     for _ in 0..20_000 {
         let run = chance.below(40) as u32;
         let was = list.iter().position(|other| *other == run);

@@ -9,7 +9,7 @@ struct Soak {
 
 impl Soak {
     fn of(seed: u64, host: u64) -> Self {
-        let (mut chance, mut runs, mut paths) = (Chance(seed), Runs::default(), Vec::<Vec<RunId>>::new());
+        let (mut chance, mut runs, mut paths) = (Chance::new(seed), Runs::default(), Vec::<Vec<RunId>>::new());
         for _ in 0..60 {
             let parent = paths.get(chance.below(paths.len() as u64 + 3) as usize).cloned().unwrap_or_default();
             let keep = chance.below(parent.len() as u64 + 1) as usize;
@@ -23,7 +23,7 @@ impl Soak {
     }
 
     fn run(mut self, seed: u64) -> Self {
-        let mut chance = Chance(seed);
+        let mut chance = Chance::new(seed);
         let mut now = 0.0;
         for ticket in 0..300 {
             now += chance.below(1_000) as f64 / 500.0;
