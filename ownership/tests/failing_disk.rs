@@ -146,7 +146,7 @@ fn a_failed_fdatasync_stops_the_node_and_loses_nothing() {
     }
     let (data, trigger) = (folder.path().join("data"), folder.path().join("fail"));
     let mut acknowledged = None;
-    for life in 0..3u64 {
+    for life in 0..2u64 {
         let mut command = node(&data);
         command.env("LD_PRELOAD", &shim).env("FAIL_SYNC", &trigger);
         let mut node = Node::start(command);

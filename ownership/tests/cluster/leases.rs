@@ -33,6 +33,12 @@ async fn a_lease_lives_on_one_routers_reports_over_a_change_of_the_leader_and_en
     for n in [1, 2] {
         nodes.node(4).submit(register(n)).unwrap().await.unwrap();
     }
+    // The leader acknowledges before a learner's view shows it.
+    eventually("both workers in the learner's view", || async {
+        nodes.node(4).report_alive(WorkerId(1), Incarnation(1));
+        nodes.node(4).view().worker(WorkerId(2)).map(|_| ())
+    })
+    .await;
     let leader = nodes.leader().await;
     nodes.kill(leader).await;
     // Only the learner's router reaches worker 1; nobody reaches worker 2.
