@@ -165,9 +165,15 @@ def test_what_an_upgraded_router_cuts_off_is_not_charged_again(routers, workers)
 def test_an_answer_that_was_delivered_is_charged_again_and_so_is_another_body(routers):
     one, other = routers[0], routers[1]
 
+    def saved() -> float:
+        return total([one, other], "soft_state_writes_total", kind="charge", outcome="saved")
+
     def ask(router: Serve, text: str, key: str) -> int:
+        before = saved()
         answer = exchange(router.port, chat(text), idempotency_key=key)
         assert answer.status == 200
+        # What was charged, and that the answer was delivered, is written behind it.
+        until("the others can know that it was delivered", lambda: saved() >= before + 2)
         return answer.json()["usage"]["total_tokens"]
 
     used = sum(ask(router, "hello", "one-key") for router in (one, other, one))
