@@ -36,7 +36,7 @@ build:
 
 # Unit and crate tests.
 unit *options:
-    cargo nextest run --cargo-profile ci --locked --workspace --no-fail-fast {{options}}
+    cargo nextest run --cargo-profile ci --locked --workspace --no-fail-fast --failure-output final {{options}}
 
 # The quorum under faults, so many seeds of them; `just simulate 1 --seed N` replays one.
 simulate seeds="1000" *options:

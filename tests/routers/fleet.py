@@ -100,7 +100,7 @@ class Routers:
             assert answer.status == 200, answer.status
 
     def hear_each_other(self) -> None:
-        """Every router has heard of what all others have in flight."""
+        """Every router has heard of what all others have in flight, and knows that all workers may own sessions."""
         wanted = len(self.all) - 1
 
         def heard(serve: Serve) -> bool:
@@ -109,6 +109,8 @@ class Routers:
 
         for serve in self.all:
             until(f"{serve.url} hears {wanted} others", lambda serve=serve: heard(serve))
+            leases = len(self.fleet.urls)
+            until(f"{serve.url} sees {leases} leases", lambda serve=serve: serve.metric("leases", state="held") == leases)
 
     def set_mode(self, mode: str, routers: list[Serve] | None = None) -> None:
         for serve in routers or self.all:

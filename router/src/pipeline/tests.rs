@@ -230,6 +230,9 @@ async fn a_step_whose_engine_reads_no_cache_is_planned_for_an_empty_one_and_says
     let front = front_of(&[url(&one), url(&two)], &["models.tiny.text=builtin"]).await;
     let is_exact = || front.gateway.fleet().snapshot().iter().all(|worker| worker.knowledge == Knowledge::Exact);
     until("their events are followed", is_exact).await;
+    // Who has no lease yet owns nothing, and the step leaves no word of it.
+    let both = || front.gateway.directory().view().workers().filter(|worker| worker.is_live()).count() == 2;
+    until("both workers have a lease", both).await;
     let ask = async |fields: Value| {
         let mut body = json!({"model": "tiny", "max_tokens": 2, "prompt": "what is in the sea? ".repeat(100)});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

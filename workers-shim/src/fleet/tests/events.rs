@@ -118,7 +118,8 @@ async fn blocks_that_do_not_fit_the_chain_leave_a_worker_to_guesses() {
     watch.until_exact().await;
     ask(worker.address(), &prompt(1, 40), 1).await;
     watch.until("a misfit", |watch| watch.doubt().contains("`models.tiny.block` to a number that divides 10")).await;
-    assert_eq!(watch.view(0).knowledge, Knowledge::Fallback);
+    // What the fleet shows of a worker follows its sources a moment later.
+    watch.until("guesses", |watch| watch.view(0).knowledge == Knowledge::Fallback).await;
     watch.fleet.note_routed(watch.id(0), DpRank(0), served(&[&chain(&prompt(1, 40))]));
     assert_eq!(watch.depth(&prompt(1, 40)), 10);
 }

@@ -89,7 +89,7 @@ async fn a_worker_whose_process_nobody_can_tell_is_never_known_exactly() {
     engine.say(cleared(), true).await;
     engine.say(stored(2, &prompt(2, 8)), true).await;
     watch.until("heard", |watch| watch.depth(&prompt(2, 8)) == 2).await;
-    assert_eq!(heard(&watch), (1, Knowledge::Degraded));
+    watch.until("in doubt", |watch| heard(watch) == (1, Knowledge::Degraded)).await;
     assert!(watch.doubt().contains("GET /metrics"), "{}", watch.doubt());
     engine.started.store(1_700_000_000, Ordering::Relaxed);
     watch.until_exact().await;
@@ -107,7 +107,7 @@ async fn events_that_were_lost_no_longer_matter_once_the_engine_has_stored_twice
         engine.say(stored(number, &prompt(number as u32, 8)), true).await;
     }
     watch.until("heard", |watch| watch.depth(&prompt(7, 8)) == 2).await;
-    assert_eq!(heard(&watch), (1, Knowledge::Degraded));
+    watch.until("in doubt", |watch| heard(watch) == (1, Knowledge::Degraded)).await;
     let doubt = watch.doubt();
     assert!(doubt.contains("7 of the 8 blocks") && doubt.contains("`buffer_steps`"), "{doubt}");
     engine.say(stored(8, &prompt(8, 8)), true).await;
@@ -115,7 +115,11 @@ async fn events_that_were_lost_no_longer_matter_once_the_engine_has_stored_twice
         engine.say(removed(number), true).await;
     }
     watch.until("heard", |watch| watch.depth(&prompt(3, 8)) == 0).await;
-    assert_eq!(heard(&watch).1, Knowledge::Degraded, "five blocks where there is room for four: a removal was lost");
+    watch
+        .until("five blocks where there is room for four: a removal was lost", |watch| {
+            heard(watch).1 == Knowledge::Degraded
+        })
+        .await;
     engine.say(removed(4), true).await;
     watch.until_exact().await;
     assert_eq!(watch.fleet.doubt(watch.id(0)), None);
@@ -129,7 +133,9 @@ async fn a_message_that_shows_what_was_lost_is_not_made_good_by_what_else_is_in_
     watch.until("connected", |watch| watch.fleet.event_sources(watch.id(0)).unwrap().connected == 1).await;
     engine.say(stored_after(&[(1, Some(99)), (2, None), (3, None)]), true).await;
     watch.until("heard", |watch| watch.depth(&prompt(3, 8)) == 2).await;
-    assert_eq!(heard(&watch).1, Knowledge::Degraded, "the block that the first one hangs on is still there");
+    watch
+        .until("the block that the first one hangs on is still there", |watch| heard(watch).1 == Knowledge::Degraded)
+        .await;
     assert!(watch.doubt().contains("0 of the 2 blocks"), "{}", watch.doubt());
     engine.say(stored_after(&[(4, None), (5, None)]), true).await;
     for number in 2..=4 {
