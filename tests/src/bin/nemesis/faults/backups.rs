@@ -43,6 +43,8 @@ pub(super) async fn backup(arena: &mut Arena) -> Result<Strike, NemesisError> {
         let acknowledged = arena.history.look(|kept| check::newest(&kept.operations));
         let Saved { applied } = save(arena, seat, &file).await?;
         let saved = holdings(arena, &file)?;
+        // The backup may hold what is still to be answered; who was asked notes it once clients have held still.
+        drop(arena.load.pause().await);
         let (history, held) = (arena.history.clone(), saved.clone());
         strike.broken.extend(check::aside(move || check::backed_up(&history.copy(), &held, applied)).await?);
         if seat == leader && applied < acknowledged {
