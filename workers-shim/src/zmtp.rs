@@ -380,15 +380,16 @@ mod tests {
         let mut subscriber = Connection::connect(&endpoint, SocketType::Sub).await.unwrap();
         subscriber.subscribe("kv").await.unwrap();
         let message = |topic: &'static str| Arc::from([Bytes::from(topic), Bytes::from("payload")]);
-        let heard = async {
+        // Until the subscription has come through, nothing is sent.
+        let publishing = tokio::spawn(async move {
             loop {
-                // Until the subscription has come through, nothing is sent.
                 let _ = sender.send(message("other"));
                 let _ = sender.send(message("kv@w"));
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-        };
-        let first = tokio::select! { first = subscriber.recv() => first.unwrap(), () = heard => unreachable!() };
+        });
+        let first = subscriber.recv().await.unwrap();
+        publishing.abort();
         assert_eq!(first, ["kv@w", "payload"]);
         let exchanged = Connection::connect(&endpoint, SocketType::Dealer).await.unwrap_err().to_string();
         assert!(exchanged.contains("not a ROUTER socket") && exchanged.contains("replay"), "{exchanged}");
