@@ -103,6 +103,12 @@ pub enum ApiError {
         /// The limit.
         limit: usize,
     },
+    /// The body inflates to more than any conversation.
+    #[error("The body inflates to more than {most} times its size. Send it plain, or compress it less.")]
+    TooDense {
+        /// How many times its size is accepted.
+        most: usize,
+    },
     /// The body did not arrive in time.
     #[error("The body did not arrive in time. Send it without long pauses.")]
     BodyTimeout,
@@ -227,7 +233,7 @@ impl ApiError {
             Self::UnknownResponse { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("not_found")),
             Self::WrongMethod { .. } => shape(StatusCode::METHOD_NOT_ALLOWED, BAD, Some("method_not_allowed")),
             Self::NotOffered { .. } => shape(StatusCode::NOT_IMPLEMENTED, BAD, Some("not_implemented")),
-            Self::BodyTooLarge { .. } => shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large")),
+            Self::BodyTooLarge { .. } | Self::TooDense { .. } => shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large")),
             Self::BodyTimeout => shape(StatusCode::REQUEST_TIMEOUT, BAD, Some("body_timeout")),
             Self::UnknownEncoding { .. } => {
                 shape(StatusCode::UNSUPPORTED_MEDIA_TYPE, BAD, Some("unsupported_content_encoding"))

@@ -10,6 +10,7 @@ use workers_shim::dialect::{LegOptions, RequestBody, Stripped};
 use crate::error::{Addressee, ApiError};
 use crate::gateway::Gateway;
 use crate::incoming::Incoming;
+use crate::pipeline::aside::Load;
 use crate::relay::{Observer, is_event_stream, relay};
 use crate::resources::filing::Filing;
 use crate::resources::listener::{Form, Listener};
@@ -39,12 +40,16 @@ pub(crate) enum Learn {
 
 /// `request` without what only routers may send, and with the tenant's cache salt: the paths that no plan is made for
 /// lead into the same engines and caches. With what was left out, to be counted once a request.
-pub fn cleaned(gateway: &Gateway, mut request: Incoming) -> Result<(Incoming, Stripped), ApiError> {
-    let body = RequestBody::read(request.body).map_err(ApiError::unreadable)?;
+pub async fn cleaned(gateway: &Gateway, mut request: Incoming) -> Result<(Incoming, Stripped), ApiError> {
     let options = LegOptions { salt: gateway.salts.of(&request.tenant), ..LegOptions::default() };
-    let stripped = body.stripped(&options);
-    request.body = body.plain(&options);
-    Ok((request, stripped))
+    let load = Load::of(&request);
+    let work = move || {
+        let body = RequestBody::read(request.body).map_err(ApiError::unreadable)?;
+        let stripped = body.stripped(&options);
+        request.body = body.plain(&options);
+        Ok((request, stripped))
+    };
+    load.done(&gateway.aside, work).await?
 }
 
 /// Forwards `request` and relays the answer. A worker that cannot be reached, or that breaks before its answer begins,

@@ -21,6 +21,8 @@ use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::following::{Followed, Untaken};
 use crate::membership::Membership;
+use crate::memory::{MemoryBudget, MemoryLimits};
+use crate::pipeline::aside::Aside;
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
@@ -51,6 +53,10 @@ pub struct Gateway {
     pub roster: Arc<Roster>,
     /// Soft state, and what it is used for.
     pub remembered: Remembered,
+    /// Memory of the requests in work.
+    pub memory: Arc<MemoryBudget>,
+    /// Where work that takes long is done.
+    pub aside: Aside,
     rooms: Rooms,
     /// What keeps tenants apart inside the engines.
     pub salts: Salts,
@@ -94,6 +100,12 @@ impl Gateway {
             Some(_) => Salts::separate(config.auth.salt_secret.as_ref()),
             None => Salts::none(),
         };
+        let is_shared = keys.required();
+        let total = config.proxy.memory.0;
+        let tenant = if is_shared { total / 2 } else { total };
+        let memory = MemoryBudget::new(MemoryLimits { total, tenant }, &metrics.memory);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let aside = Aside::new(2 * cores, if is_shared { cores } else { 2 * cores });
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
         let policies = Policies::new(&config);
@@ -117,6 +129,8 @@ impl Gateway {
             metrics,
             steering: LiveSteering::new(config.steering()),
             remembered,
+            memory,
+            aside,
             config,
         })
     }

@@ -2,7 +2,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use vocabulary::{RequestId, TenantId};
 
 use crate::error::{Addressee, ApiError, Words};
+use crate::memory::MemoryReservation;
 use crate::quotas::Reserved;
 use crate::resources::transcript::Addition;
 
@@ -80,6 +81,8 @@ pub struct Incoming {
     pub arrived: Instant,
     /// Tokens taken for it from its tenant's quota, where there is one.
     pub reserved: Option<Reserved>,
+    /// What its body takes of the memory for requests in work; given back with the last clone.
+    pub memory: Option<Arc<MemoryReservation>>,
     /// Of `/v1/responses`: what it adds to the transcript that is kept of its conversation.
     pub(crate) adds: Option<Addition>,
 }
@@ -141,6 +144,15 @@ impl<'a> Envelope<'a> {
             is_detached: raw.input.is_none() || raw.background.is_some_and(|background| background.get() != "false"),
             previous_response_id: text_field("previous_response_id", raw.previous_response_id)?,
         })
+    }
+}
+
+impl Envelope<'_> {
+    /// The same without the body.
+    pub fn owned(self) -> Envelope<'static> {
+        let owned = |text: std::borrow::Cow<'_, str>| std::borrow::Cow::Owned(text.into_owned());
+        let (model, is_detached) = (self.model.map(owned), self.is_detached);
+        Envelope { model, is_detached, previous_response_id: self.previous_response_id.map(owned) }
     }
 }
 

@@ -24,6 +24,7 @@ pub mod guardrail;
 pub mod identity;
 pub mod incoming;
 pub mod membership;
+pub mod memory;
 mod models;
 pub mod operator;
 pub mod outliers;

@@ -42,6 +42,7 @@ use prefix::{Checkpoint, Converted};
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Incoming};
+use crate::memory::MemoryReservation;
 use crate::telemetry::metrics::Metrics;
 use aside::Load;
 use identify::{Found, Named, Prefixed, Unnamed};
@@ -57,7 +58,7 @@ pub async fn serve_generation(
     let mut clock = Steps::begin(&gateway.metrics);
     gateway.policies.retries.earn();
     let salt = gateway.salts.of(&incoming.tenant);
-    let request = parse::parse(incoming, endpoint, salt)?;
+    let request = Load::of(&incoming).done(&gateway.aside, move || parse::parse(incoming, endpoint, salt)).await??;
     gateway.metrics.requests.count_stripped(request.body.stripped(&legs::options(&request)));
     clock.done("parse");
     let (prefixed, chat) = identify(gateway, request).await?;
@@ -95,8 +96,13 @@ async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<(Pr
     let model = gateway.catalog().model(&request.model);
     let has_text = model.identifier.text().is_some();
     let remembered = &gateway.remembered;
-    let request = converted(Unnamed::new(request, model)).await?;
-    let (request, found) = match request.grown(&remembered.identity.trails) {
+    // Trees of values and rendered text are gone when it is identified.
+    let mut derived = request.incoming.memory.as_deref().map(MemoryReservation::beside);
+    if let Some(derived) = &mut derived {
+        derived.grow(request.body.derived_bytes())?;
+    }
+    let (request, found) = grown(gateway, Unnamed::new(request, model)).await?;
+    let (request, found) = match found {
         Some(found) => (request, found),
         None => {
             let incoming = &request.request().incoming;
@@ -108,17 +114,22 @@ async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<(Pr
             whole(gateway, request, known).await?
         }
     };
+    drop(derived);
     let Named { prefixed, known, next, chat } = request.named(found);
     remembered.keep(&prefixed, known, next);
     Ok((prefixed, chat))
 }
 
-/// What comes in another endpoint's words, in those of chat.
-async fn converted(request: Unnamed) -> Result<Unnamed, ApiError> {
-    if !request.is_foreign() {
-        return Ok(request);
-    }
-    Load::of(&request.request().incoming).done(move || request.converted()).await
+/// At the cost of what is new, once what comes in another endpoint's words is put into those of chat. None where it must
+/// be identified as a whole.
+async fn grown(gateway: &Arc<Gateway>, request: Unnamed) -> Result<(Unnamed, Option<Found>), ApiError> {
+    let (load, trails) = (Load::of(&request.request().incoming), gateway.remembered.identity.trails.clone());
+    let work = move || {
+        let request = if request.is_foreign() { request.converted() } else { request };
+        let found = request.grown(&trails);
+        (request, found)
+    };
+    load.done(&gateway.aside, work).await
 }
 
 async fn whole(
@@ -126,12 +137,12 @@ async fn whole(
     request: Unnamed,
     known: Option<Checkpoint>,
 ) -> Result<(Unnamed, Found), ApiError> {
-    let (load, gateway) = (Load::of(&request.request().incoming), gateway.clone());
+    let (load, trails) = (Load::of(&request.request().incoming), gateway.remembered.identity.trails.clone());
     let work = move || {
-        let found = request.whole(&gateway.remembered.identity.trails, known.as_ref());
+        let found = request.whole(&trails, known.as_ref());
         (request, found)
     };
-    load.done(work).await
+    load.done(&gateway.aside, work).await
 }
 
 /// How long each step took.

@@ -22,10 +22,11 @@ use crate::error::{Addressee, ApiError, Cause, Words, shortened};
 use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
 use crate::incoming::{Envelope, Incoming, new_request_id};
+use crate::pipeline::aside::Load;
 use crate::pipeline::serve_generation;
 use crate::quotas::TenantQuotas;
 use crate::resources::serve::{new_response, stored_response};
-use crate::server::{BodyLimits, read_body, refuse};
+use crate::server::{Authentication, BodyLimits, read_body, refuse};
 use counted::Counted;
 use routes::{NOT_OFFERED, ROUTES, Route, Served};
 
@@ -89,7 +90,8 @@ async fn dispatch(
             Err(error) => return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client)),
         },
     };
-    let body = match read_body(&head.headers, body, limits).await {
+    let mut memory = gateway.memory.reservation(&tenant);
+    let body = match read_body(&head.headers, body, (limits, &mut memory, (&gateway.aside, client.request))).await {
         Ok(body) => body,
         Err(error) => {
             if let Some((quotas, counted)) = counted {
@@ -110,7 +112,9 @@ async fn dispatch(
     headers.remove(http::header::CONTENT_ENCODING);
     let path = head.uri.path_and_query().map_or(head.uri.path(), |path| path.as_str()).to_owned();
     let id = client.request;
-    let incoming = Incoming { id, tenant, method: head.method, path, headers, body, arrived, reserved, adds: None };
+    let memory = Some(Arc::new(memory));
+    let method = head.method;
+    let incoming = Incoming { id, tenant, method, path, headers, body, arrived, reserved, memory, adds: None };
     let answer = answer(gateway, route, incoming).await;
     match quotas {
         None => answer,
@@ -149,6 +153,7 @@ fn admit(gateway: &Gateway, route: &Route, head: &http::request::Parts) -> Resul
         _ => {}
     }
     let tenant = gateway.keys.tenant(&head.headers)?;
+    head.extensions.get().map(Authentication::done);
     gateway.metrics.requests.by_tenant.with_label_values(&[&tenant.0]).inc();
     Ok(Admitted::Tenant(tenant))
 }
@@ -167,9 +172,11 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
     match route.served {
         Served::Generation(endpoint) => serve_generation(gateway, endpoint, request).await,
         Served::ByModel => {
-            let (request, stripped) = cleaned(gateway, request)?;
+            let (request, stripped) = cleaned(gateway, request).await?;
             gateway.metrics.requests.count_stripped(stripped);
-            let envelope = Envelope::read(&request.body)?;
+            let body = request.body.clone();
+            let read = move || Envelope::read(&body).map(Envelope::owned);
+            let envelope = Load::of(&request).done(&gateway.aside, read).await??;
             forward(gateway, &request, Where::Model(envelope.model.as_deref()), Learn::Nothing).await
         }
         Served::NewResponse => new_response(gateway, request).await,

@@ -12,9 +12,11 @@ use crate::exchange::keeper;
 use crate::gateway::{Gateway, GatewayError};
 use crate::identity::agreement;
 use crate::operator::{Desk, DeskError};
-use crate::server::{Bound, Server, ServerLimits, Tls, TlsError};
+use crate::server::{Bound, Server, ServerLimits, Tls, TlsConfig, TlsError, UnauthenticatedLimits, descriptors};
 use crate::{adapters, ahead, operator, proxy};
 
+/// Most connections of the operators' listener.
+const OPERATORS: usize = 256;
 /// How often files that are read anew are looked at.
 const FILES_EVERY: Duration = Duration::from_secs(5);
 
@@ -30,9 +32,14 @@ pub enum StartError {
     /// The operators' tokens or audit log were refused.
     #[error(transparent)]
     Desk(#[from] DeskError),
-    /// The operators' listener has no certificate to show.
-    #[error("operator.tls: {0}")]
-    Tls(#[from] TlsError),
+    /// A listener has no certificate to show.
+    #[error("{setting}: {source}")]
+    Tls {
+        /// The setting that names it.
+        setting: &'static str,
+        /// Why.
+        source: TlsError,
+    },
     /// A listener could not be bound.
     #[error("cannot listen on {address} ({setting}): {source}")]
     Listen {
@@ -61,10 +68,15 @@ impl Serving {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         // Whatever can be refused is refused before the ledger founds a cluster, or joins one.
         let (proxy, operator) = (config.proxy.listen, config.operator.listen);
-        let proxy = take(proxy, "proxy.listen")?;
+        let open_files = descriptors::raise_limit();
+        let mut proxy = take(proxy, "proxy.listen")?;
         let mut operator = take(operator, "operator.listen")?;
-        let tls = config.operator.tls.as_ref().map(Tls::load).transpose()?;
-        if let Some(tls) = &tls {
+        let proxy_tls = tls(config.proxy.tls.as_ref(), "proxy.tls")?;
+        let operator_tls = tls(config.operator.tls.as_ref(), "operator.tls")?;
+        if let Some(tls) = &proxy_tls {
+            proxy = proxy.with_tls(tls);
+        }
+        if let Some(tls) = &operator_tls {
             operator = operator.with_tls(tls);
         }
         let certificates = Certificates::look(&config);
@@ -74,7 +86,13 @@ impl Serving {
         let settings = &gateway.config.proxy;
         let limits = ServerLimits {
             header_timeout: settings.header_timeout.0,
-            connections: settings.connections,
+            write_timeout: settings.write_timeout.0,
+            unauthenticated: Some(UnauthenticatedLimits {
+                connections: settings.unauthenticated_connections,
+                per_address: settings.unauthenticated_per_address,
+                timeout: settings.authentication_timeout.0,
+            }),
+            connections: descriptors::connections(settings.connections, open_files),
             drain_timeout: settings.drain_timeout.0,
         };
         let open = gateway.metrics.process.connections.clone();
@@ -84,7 +102,16 @@ impl Serving {
             setting: "proxy.listen",
             source,
         })?;
-        let small = ServerLimits { connections: 256, drain_timeout: Duration::from_secs(1), ..limits };
+        let small = ServerLimits {
+            connections: OPERATORS,
+            unauthenticated: Some(UnauthenticatedLimits {
+                connections: OPERATORS / 2,
+                per_address: OPERATORS / 4,
+                timeout: settings.authentication_timeout.0,
+            }),
+            drain_timeout: Duration::from_secs(1),
+            ..limits
+        };
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
         let operator = Server::start(operator, operator::routes(&desk), small, uncounted)
@@ -98,9 +125,9 @@ impl Serving {
             tokio::spawn(ahead::run(gateway.clone())),
             tokio::spawn(desk.follow_tokens()),
         ];
-        background.extend(
-            tls.map(|tls| tokio::spawn(tls.follow_files(FILES_EVERY, gateway.followed("operator_certificate")))),
-        );
+        for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
+            background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(FILES_EVERY, gateway.followed(what)))));
+        }
         background.extend(certificates.map(|files| tokio::spawn(files.follow(gateway.clone(), FILES_EVERY))));
         let serving = Self { gateway, desk, proxy, operator, background };
         serving.announce();
@@ -162,6 +189,10 @@ impl Serving {
             tracing::warn!("no workers: give --worker URL, or [[workers]] or [discovery] in the configuration");
         }
     }
+}
+
+fn tls(config: Option<&TlsConfig>, setting: &'static str) -> Result<Option<Tls>, StartError> {
+    config.map(Tls::load).transpose().map_err(|source| StartError::Tls { setting, source })
 }
 
 fn take(address: SocketAddr, setting: &'static str) -> Result<Bound, StartError> {

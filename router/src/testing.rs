@@ -74,7 +74,7 @@ impl Drop for Working {
 }
 
 const LIMITS: ServerLimits =
-    ServerLimits { header_timeout: Duration::from_secs(30), connections: 1000, drain_timeout: Duration::from_secs(1) };
+    ServerLimits { header_timeout: Duration::from_secs(30), write_timeout: Duration::from_secs(30), unauthenticated: None, connections: 1000, drain_timeout: Duration::from_secs(1) };
 
 impl Worker {
     /// Serves one model called `model`; answers carry `name`.
@@ -153,6 +153,15 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
         "hang" => std::future::pending().await,
         "hang once" if dies_now(&head.headers) => std::future::pending().await,
         "stream" => stream(worker, working),
+        "flood" => {
+            let piece = bytes::Bytes::from(format!("data: {}\n\n", "x".repeat(64 << 10)));
+            let pieces = futures::stream::repeat_with(move || Ok::<_, std::convert::Infallible>(piece.clone()));
+            let pieces = pieces.map(move |piece| {
+                let _ = &working;
+                piece
+            });
+            ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
+        }
         "two writes" => {
             let pieces = futures::stream::iter(["data: a\n\n", "data: b\n\n"]).then(|piece| async move {
                 tokio::time::sleep(Duration::from_millis(2)).await;

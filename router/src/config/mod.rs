@@ -299,6 +299,9 @@ impl Config {
         if self.proxy.connections == 0 || self.proxy.connections > 1_000_000 {
             return invalid("proxy.connections", "accepted is 1 to 1000000".into());
         }
+        if self.proxy.memory.0 / 8 < self.proxy.body_limit.0 {
+            return invalid("proxy.memory", "accepted is at least eight times proxy.body_limit".into());
+        }
         if !(units::Span::seconds(1)..=units::Span::seconds(3600)).contains(&self.ledger.lease) {
             return invalid("ledger.lease", "accepted is 1s to 1h".into());
         }

@@ -21,8 +21,9 @@ use super::input::body_of;
 use super::problem::{Kind, Problem};
 use super::repeats::{Keyed, REPLAYED};
 use super::tags;
+use crate::gateway::Gateway;
 use crate::incoming::new_request_id;
-use crate::server::Remote;
+use crate::server::{Authentication, Remote};
 
 /// Longest path and query.
 const LONGEST_URI: usize = 8 << 10;
@@ -71,12 +72,15 @@ async fn admit(desk: &Desk, request: Request, (next, id): (Next, &str)) -> Respo
     let who = if OPEN.contains(&&*path) { None } else { Some(desk.tokens.who(&parts.headers)) };
     let mut asked = asked(&parts, &path, id);
     asked.who = who.as_ref().and_then(|who| who.as_ref().ok().cloned());
+    if asked.who.is_some() {
+        parts.extensions.get().map(Authentication::done);
+    }
     let needed = if audited { Role::Operator } else { Role::Read };
     let allowed = who.map_or(Ok(()), |who| who.and_then(|who| may(&who, needed)));
     let allowed = allowed.and_then(|()| desk.document.check_query(&parts, &path));
     let allowed = allowed.map(|()| Request::from_parts(parts, body));
     let request = match allowed {
-        Ok(request) if writes => whole(request, &mut asked).await,
+        Ok(request) if writes => whole(&desk.gateway, request, &mut asked).await,
         other => other.map(|request| (request, None)),
     };
     if !audited {
@@ -162,7 +166,9 @@ fn asked(parts: &Parts, path: &str, id: &str) -> Asked {
 }
 
 /// The write with its whole body, and the key that it may be sent again under.
-async fn whole(request: Request, asked: &mut Asked) -> Result<(Request, Option<Keyed>), Problem> {
+async fn whole(
+    gateway: &Gateway,
+    request: Request, asked: &mut Asked) -> Result<(Request, Option<Keyed>), Problem> {
     let (parts, body) = request.into_parts();
     // Browsers send other types across sites without asking, and ask before they send DELETE.
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
@@ -170,7 +176,7 @@ async fn whole(request: Request, asked: &mut Asked) -> Result<(Request, Option<K
         let wanted = "Send a JSON object, {} where there is nothing to say, with Content-Type: application/json.";
         return Err(Problem::new(Kind::NotJson, wanted));
     }
-    let body = body_of(&parts, body).await?;
+    let body = body_of(gateway, &parts, body).await?;
     asked.body = kept(&body);
     let keyed = Keyed::of(asked.who.as_ref(), &parts, &body)?;
     Ok((Request::from_parts(parts, Body::from(body)), keyed))

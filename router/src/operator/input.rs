@@ -14,6 +14,8 @@ use vocabulary::TenantId;
 use super::problem::{Kind, Problem};
 use super::words::TENANT_LENGTH;
 use crate::error::ApiError;
+use crate::gateway::Gateway;
+use crate::incoming::new_request_id;
 use crate::server::{BodyLimits, read_body};
 
 pub(super) struct Asked<T>(pub(super) T);
@@ -89,12 +91,15 @@ const BODY_LIMITS: BodyLimits = BodyLimits {
 };
 
 /// The whole body of a write.
-pub(super) async fn body_of(parts: &Parts, body: Body) -> Result<Bytes, Problem> {
-    read_body(&parts.headers, body, BODY_LIMITS).await.map_err(|error| {
+pub(super) async fn body_of(gateway: &Gateway, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
+    let mut memory = gateway.memory.reservation(&TenantId::default());
+    let (aside, request) = (&gateway.aside, new_request_id());
+    read_body(&parts.headers, body, (BODY_LIMITS, &mut memory, (aside, request))).await.map_err(|error| {
         let kind = match &error {
             ApiError::BodyTooLarge { .. } => Kind::BodyTooLarge,
             ApiError::BodyTimeout => Kind::BodyTimeout,
             ApiError::UnknownEncoding { .. } => Kind::NotJson,
+            ApiError::Overloaded { .. } => Kind::Overloaded,
             _ => Kind::InvalidBody,
         };
         match kind {

@@ -1,33 +1,100 @@
 //! Work that takes as long as its request is long: of a long one on a thread that may block, so that others need not wait.
+//!
+//! A few such threads work at once, for one tenant at most half of them; the rest waits for its turn.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
-use vocabulary::RequestId;
+use vocabulary::{RequestId, TenantId};
 
 use crate::error::ApiError;
 use crate::incoming::Incoming;
 
-/// Bodies from this on are converted, rendered and tokenized aside.
-const LONG_BODY: usize = 256 << 10;
+/// Bodies from this on are read, converted, rendered and tokenized aside.
+pub(crate) const LONG_BODY: usize = 64 << 10;
+/// Most requests of one tenant that wait for a place.
+const WAITING: usize = 256;
+
+/// Places for long work.
+#[derive(Debug)]
+pub struct Aside {
+    places: Semaphore,
+    of_tenant: usize,
+    tenants: Mutex<HashMap<TenantId, Weak<Queue>>>,
+}
+
+/// The places of one tenant.
+#[derive(Debug)]
+struct Queue {
+    places: Semaphore,
+    waiting: Semaphore,
+}
+
+impl Aside {
+    /// `places` at once, of which one tenant gets `of_tenant`; at least one.
+    pub fn new(places: usize, of_tenant: usize) -> Self {
+        Self { places: Semaphore::new(places.max(1)), of_tenant: of_tenant.max(1), tenants: Mutex::default() }
+    }
+
+    fn queue(&self, tenant: &TenantId) -> Arc<Queue> {
+        let mut tenants = self.tenants.lock();
+        if let Some(queue) = tenants.get(tenant).and_then(Weak::upgrade) {
+            return queue;
+        }
+        tenants.retain(|_, queue| queue.strong_count() > 0);
+        let (places, waiting) = (Semaphore::new(self.of_tenant), Semaphore::new(WAITING));
+        let queue = Arc::new(Queue { places, waiting });
+        tenants.insert(tenant.clone(), Arc::downgrade(&queue));
+        queue
+    }
+
+    /// What `work` gives, once there is a place for it.
+    pub async fn done<T: Send + 'static>(
+        &self,
+        (tenant, request): (&TenantId, RequestId),
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let internal = || ApiError::Internal { request: request.to_string() };
+        let queue = self.queue(tenant);
+        let Ok(waits) = queue.waiting.try_acquire() else {
+            return Err(ApiError::Overloaded { what: "too many long requests of yours wait to be read" });
+        };
+        let of_tenant = queue.places.acquire().await.map_err(|_| internal())?;
+        let place = self.places.acquire().await.map_err(|_| internal())?;
+        drop(waits);
+        let done = spawn_blocking(work).await.map_err(|_| internal());
+        drop((place, of_tenant));
+        done
+    }
+}
 
 /// Whose work, and how much.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Load {
     request: RequestId,
+    tenant: TenantId,
     bytes: usize,
 }
 
 impl Load {
     /// Of this request.
     pub fn of(incoming: &Incoming) -> Self {
-        Self { request: incoming.id, bytes: incoming.body.len() }
+        Self { request: incoming.id, tenant: incoming.tenant.clone(), bytes: incoming.body.len() }
     }
 
     /// What `work` gives.
-    pub async fn done<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+    pub async fn done<T: Send + 'static>(
+        self,
+        aside: &Aside,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
         if self.bytes < LONG_BODY {
             return Ok(work());
         }
-        spawn_blocking(work).await.map_err(|_| ApiError::Internal { request: self.request.to_string() })
+        aside.done((&self.tenant, self.request), work).await
     }
 }
 
@@ -35,13 +102,58 @@ impl Load {
 mod tests {
     use super::*;
 
+    fn load(bytes: usize) -> Load {
+        Load { request: RequestId(1), tenant: TenantId::default(), bytes }
+    }
+
     #[tokio::test]
     async fn work_of_a_long_body_is_done_on_another_thread_and_that_of_a_short_one_here() {
-        let done_on = |bytes| Load { request: RequestId(1), bytes }.done(|| std::thread::current().id());
+        let aside = Aside::new(2, 1);
         let here = std::thread::current().id();
-        assert_eq!(done_on(LONG_BODY - 1).await, Ok(here));
-        assert_ne!(done_on(LONG_BODY).await, Ok(here));
-        let broken = Load { request: RequestId(1), bytes: LONG_BODY }.done(|| panic!("a bug")).await;
+        assert_eq!(load(LONG_BODY - 1).done(&aside, || std::thread::current().id()).await, Ok(here));
+        assert_ne!(load(LONG_BODY).done(&aside, || std::thread::current().id()).await, Ok(here));
+        let broken = load(LONG_BODY).done(&aside, || panic!("a bug")).await;
         assert_eq!(broken, Err::<(), _>(ApiError::Internal { request: RequestId(1).to_string() }));
+        assert_eq!(load(LONG_BODY).done(&aside, || 1).await, Ok(1), "its place was given back");
+    }
+
+    #[tokio::test]
+    async fn a_tenant_whose_work_takes_long_leaves_places_to_others() {
+        let aside = Arc::new(Aside::new(2, 1));
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let (of, at) = (aside.clone(), begun.clone());
+        let long = tokio::spawn(async move {
+            let work = move || {
+                at.notify_one();
+                held.recv().unwrap();
+            };
+            of.done((&TenantId("a".into()), RequestId(1)), work).await
+        });
+        begun.notified().await;
+        let same = TenantId("a".into());
+        let mine = aside.done((&same, RequestId(2)), || ());
+        tokio::pin!(mine);
+        assert!(futures::poll!(&mut mine).is_pending(), "its half is taken");
+        aside.done((&TenantId("b".into()), RequestId(3)), || ()).await.unwrap();
+        release.send(()).unwrap();
+        mine.await.unwrap();
+        long.await.unwrap().unwrap();
+        aside.queue(&TenantId("c".into()));
+        aside.queue(&TenantId("d".into()));
+        assert!(aside.tenants.lock().len() <= 1, "who has nothing to do is forgotten");
+    }
+
+    #[tokio::test]
+    async fn more_than_may_wait_are_refused() {
+        let aside = Aside::new(1, 1);
+        let tenant = TenantId::default();
+        let _place = aside.places.acquire().await.unwrap();
+        let mut waiting: Vec<_> = (0..WAITING).map(|_| Box::pin(aside.done((&tenant, RequestId(1)), || ()))).collect();
+        for one in &mut waiting {
+            assert!(futures::poll!(one).is_pending());
+        }
+        let refused = aside.done((&tenant, RequestId(1)), || ()).await.unwrap_err();
+        assert!(matches!(refused, ApiError::Overloaded { .. }), "{refused}");
     }
 }

@@ -112,7 +112,7 @@ pub async fn locate(gateway: &Gateway, prefixed: Prefixed, chat: Option<Converte
     // A fork, or just another conversation with the same system prompt?
     let load = Load::of(&prefixed.request.incoming);
     let work = move || (preamble(&prefixed, chat.as_ref()), prefixed);
-    let (preamble, prefixed) = load.done(work).await?;
+    let (preamble, prefixed) = load.done(&gateway.aside, work).await?;
     // What was applied meanwhile is no longer among the steps of our own that wait for it.
     Ok(anew(gateway, prefixed, preamble))
 }

@@ -145,6 +145,7 @@ async fn a_preamble_is_found_in_what_a_request_was_converted_to_and_it_is_not_co
             body: body.to_string().into(),
             arrived: Instant::now(),
             reserved: None,
+            memory: None,
             adds: None,
         };
         let request = Unnamed::new(parse::parse(incoming, endpoint, None).unwrap(), model.clone()).converted();

@@ -6,6 +6,9 @@ use http::Request;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 
+use vocabulary::TenantId;
+
+use crate::incoming::new_request_id;
 use crate::testing::{Worker, front, front_of, get, post, raw, read_until, request_bytes, rest, send, until};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -429,4 +432,74 @@ async fn what_only_routers_may_send_is_left_out_on_every_path_and_tenants_are_sa
     assert!(salts.len() == 2 && !salts.contains("guessed"), "one salt a tenant: {salts:?}");
     let stripped = |name| front.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
     assert_eq!(["kv_transfer_params", "kv_cache_report_mode", "cache_salt"].map(stripped), [12, 12, 12]);
+}
+
+#[tokio::test]
+async fn probes_and_short_requests_are_answered_while_the_work_of_long_bodies_is_held_up() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let places = 2 * std::thread::available_parallelism().unwrap().get();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(parking_lot::Mutex::new(held));
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let holding: Vec<_> = (0..places)
+        .map(|_| {
+            let (gateway, held, begun) = (front.gateway.clone(), held.clone(), begun.clone());
+            tokio::spawn(async move {
+                let work = move || {
+                    begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let _ = held.lock().recv();
+                };
+                gateway.aside.done((&TenantId::default(), new_request_id()), work).await
+            })
+        })
+        .collect();
+    until("every place is taken", || begun.load(std::sync::atomic::Ordering::Relaxed) == places).await;
+    let address = front.proxy_address();
+    let long = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"{}\"}}", "x".repeat(100_000));
+    let waiting = tokio::spawn(async move { post(address, CHAT, long).await.status });
+    until("it has arrived", || front.gateway.metrics.requests.in_flight.get() == 1).await;
+    assert_eq!(get(address, "/livez").await.status, 200);
+    assert_eq!(post(address, CHAT, "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"}").await.status, 200);
+    assert!(!waiting.is_finished());
+    drop(release);
+    assert_eq!(waiting.await.unwrap(), 200);
+    for one in holding {
+        one.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn requests_in_work_hold_no_more_memory_than_there_is_and_give_it_back() {
+    let worker = worker().await;
+    let front = front(&[&worker], &["proxy.body_limit=\"1MiB\"", "proxy.memory=\"8MiB\""]).await;
+    let address = front.proxy_address();
+    let large = |behave: &str| {
+        let text = "x".repeat(900_000);
+        format!("{{\"model\":\"tiny\",\"messages\":[],\"behave\":\"{behave}\",\"prompt\":\"{text}\"}}")
+    };
+    let mut held = Vec::new();
+    for at_work in 1..=8 {
+        let body = large("hang");
+        held.push(tokio::spawn(async move { post(address, CHAT, body).await }));
+        until("it is at work", || worker.at_work.count() == at_work).await;
+    }
+    let refused = post(address, CHAT, large("answer")).await;
+    assert_eq!((refused.status, refused.error_code().as_str()), (429, "overloaded"));
+    assert!(refused.headers.contains_key("retry-after"));
+    held.iter().for_each(tokio::task::JoinHandle::abort);
+    until("they are given back", || front.gateway.metrics.memory.reserved.get() == 0).await;
+    assert_eq!(post(address, CHAT, large("answer")).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_tree_of_more_values_than_any_request_has_is_refused_before_it_is_built() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let list = "0,".repeat(3 << 20);
+    let body = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"chat_template_kwargs\":{{\"a\":[{list}0]}}}}");
+    let refused = post(front.proxy_address(), CHAT, body).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("values"), "{}", refused.json());
+    assert!(worker.seen().is_empty());
 }

@@ -19,6 +19,7 @@ use crate::error::{ApiError, shortened};
 use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Envelope, Incoming};
+use crate::pipeline::aside::Load;
 use crate::pipeline::serve_generation;
 use crate::roster::Member;
 use crate::upstream::Outgoing;
@@ -37,9 +38,12 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
         // The answer is read here as it passes.
         request.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    request.adds = Addition::read(&request.body).filter(|_| gateway.remembered.state.transcript_limit() > 0);
-    let body = request.body.clone();
-    let envelope = Envelope::read(&body)?;
+    let (load, body) = (Load::of(&request), request.body.clone());
+    let keeps = gateway.remembered.state.transcript_limit() > 0;
+    let work = move || (keeps.then(|| Addition::read(&body)).flatten(), Envelope::read(&body).map(Envelope::owned));
+    let (adds, envelope) = load.done(&gateway.aside, work).await?;
+    request.adds = adds;
+    let envelope = envelope?;
     let Some(previous) = envelope.previous_response_id.as_deref() else {
         return anywhere(gateway, request, &envelope).await;
     };
@@ -47,7 +51,7 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
     let followed = match maker(gateway, &request, previous).await {
         Ok(maker) if can_answer(gateway, maker) => {
             // What it is prompted with lies there: it is served as it is.
-            let (request, left_out) = cleaned(gateway, request.clone())?;
+            let (request, left_out) = cleaned(gateway, request.clone()).await?;
             stripped = left_out;
             forward(gateway, &request, Where::Only(maker), Learn::Step).await
         }
@@ -78,7 +82,7 @@ async fn anywhere(gateway: &Arc<Gateway>, request: Incoming, envelope: &Envelope
     match envelope.model.as_deref() {
         Some(_) if !envelope.is_detached => serve_generation(gateway, Endpoint::Responses, request).await,
         model => {
-            let (request, stripped) = cleaned(gateway, request)?;
+            let (request, stripped) = cleaned(gateway, request).await?;
             gateway.metrics.requests.count_stripped(stripped);
             forward(gateway, &request, Where::Model(model), Learn::Response).await
         }

@@ -11,9 +11,19 @@ use http::header::{CONTENT_ENCODING, EXPECT};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 use tokio::time::{Instant, timeout, timeout_at};
+use vocabulary::RequestId;
 
 use super::ProxyConfig;
 use crate::error::{ApiError, shortened};
+use crate::memory::MemoryReservation;
+use crate::pipeline::aside::Aside;
+
+/// How many times its size a body may inflate to: conversations reach 10.
+const DENSEST: usize = 32;
+/// What a body of any size may inflate to.
+const ANY_DENSITY: usize = 1 << 20;
+/// A step of inflating.
+const INFLATES_BY: usize = 64 << 10;
 
 /// What a body may take.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +50,12 @@ enum Encoding {
 }
 
 /// Reads all of `body`. Frames are copied once into one allocation; a body of one frame is not copied at all.
-pub(crate) async fn read_body(headers: &HeaderMap, body: Body, limits: BodyLimits) -> Result<Bytes, ApiError> {
+/// Each byte, received or inflated, is taken from `memory` before it is kept.
+pub(crate) async fn read_body(
+    headers: &HeaderMap,
+    body: Body,
+    (limits, memory, aside): (BodyLimits, &mut MemoryReservation, (&Aside, RequestId)),
+) -> Result<Bytes, ApiError> {
     let too_large = ApiError::BodyTooLarge { limit: limits.bytes };
     let encoding = match encoding(headers) {
         Ok(encoding) => encoding,
@@ -49,23 +64,30 @@ pub(crate) async fn read_body(headers: &HeaderMap, body: Body, limits: BodyLimit
     if body.size_hint().lower() > limits.bytes as u64 {
         return Err(refuse(headers, body, limits, too_large));
     }
-    let received = receive(body, limits).await;
-    let bytes = match received {
-        Ok(Either::Left(bytes)) => bytes,
-        Ok(Either::Right(rest)) => return Err(refuse(headers, rest, limits, too_large)),
-        Err(error) => return Err(error),
+    let bytes = match receive(body, (limits, &mut *memory)).await? {
+        Either::Left(bytes) => bytes,
+        Either::Right((rest, error)) => return Err(refuse(headers, rest, limits, error)),
     };
-    match encoding {
-        Encoding::Plain => Ok(bytes),
-        // Up to the body limit has to be inflated: too long for a thread that serves others.
-        packed => tokio::task::spawn_blocking(move || unpack(packed, &bytes, limits.bytes))
-            .await
-            .map_err(|_| ApiError::BodyBroken)?,
+    if encoding == Encoding::Plain {
+        return Ok(bytes);
     }
+    let mut inflated = memory.beside();
+    // Up to the body limit has to be inflated: too long for a thread that serves others.
+    let work = move || {
+        let plain = unpack(encoding, &bytes, (limits.bytes, &mut inflated))?;
+        Ok((plain, inflated))
+    };
+    let (aside, request) = aside;
+    let (plain, inflated) = aside.done((memory.tenant(), request), work).await??;
+    *memory = inflated;
+    Ok(plain)
 }
 
-/// The whole body, or what is left of one that became too large.
-async fn receive(mut body: Body, limits: BodyLimits) -> Result<Either<Bytes, Body>, ApiError> {
+/// The whole body, or what is left of one that became too large, and why it is.
+async fn receive(
+    mut body: Body,
+    (limits, memory): (BodyLimits, &mut MemoryReservation),
+) -> Result<Either<Bytes, (Body, ApiError)>, ApiError> {
     let deadline = Instant::now() + limits.total;
     let expected = usize::try_from(body.size_hint().lower()).unwrap_or(limits.bytes).min(limits.bytes);
     let mut first = Bytes::new();
@@ -78,7 +100,10 @@ async fn receive(mut body: Body, limits: BodyLimits) -> Result<Either<Bytes, Bod
         };
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + whole.len() + data.len() > limits.bytes {
-            return Ok(Either::Right(body));
+            return Ok(Either::Right((body, ApiError::BodyTooLarge { limit: limits.bytes })));
+        }
+        if let Err(error) = memory.grow(data.len()) {
+            return Ok(Either::Right((body, error)));
         }
         if first.is_empty() && whole.is_empty() {
             first = data;
@@ -134,19 +159,49 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, ApiError> {
     Ok(encoding)
 }
 
-/// The decompressed body; a bomb is an error at `limit` bytes, not a full memory.
-fn unpack(encoding: Encoding, packed: &[u8], limit: usize) -> Result<Bytes, ApiError> {
+/// The decompressed body; a bomb is an error at its bounds, not a full memory.
+fn unpack(
+    encoding: Encoding,
+    packed: &[u8],
+    (limit, memory): (usize, &mut MemoryReservation),
+) -> Result<Bytes, ApiError> {
+    match encoding {
+        Encoding::Plain => Ok(Bytes::copy_from_slice(packed)),
+        Encoding::Gzip => {
+            inflated(flate2::read::MultiGzDecoder::new(packed), (packed.len(), limit, "gzip"), memory)
+        }
+        Encoding::Deflate => {
+            inflated(flate2::read::ZlibDecoder::new(packed), (packed.len(), limit, "deflate"), memory)
+        }
+    }
+}
+
+fn inflated(
+    mut reader: impl std::io::Read,
+    (packed, limit, encoding): (usize, usize, &'static str),
+    memory: &mut MemoryReservation,
+) -> Result<Bytes, ApiError> {
+    let dense = packed.saturating_mul(DENSEST).max(ANY_DENSITY);
     let mut plain = Vec::new();
-    let most = limit as u64 + 1;
-    let (read, name) = match encoding {
-        Encoding::Plain => return Ok(Bytes::copy_from_slice(packed)),
-        Encoding::Gzip => (flate2::read::MultiGzDecoder::new(packed).take(most).read_to_end(&mut plain), "gzip"),
-        Encoding::Deflate => (flate2::read::ZlibDecoder::new(packed).take(most).read_to_end(&mut plain), "deflate"),
-    };
-    match read {
-        Err(_) => Err(ApiError::BrokenEncoding { encoding: name }),
-        Ok(_) if plain.len() > limit => Err(ApiError::BodyTooLarge { limit }),
-        Ok(_) => Ok(plain.into()),
+    loop {
+        if plain.len() == plain.capacity() {
+            // As a vector grows, but said before.
+            let more = plain.len().clamp(INFLATES_BY, limit.max(INFLATES_BY));
+            memory.grow(more)?;
+            plain.reserve_exact(more);
+        }
+        let (begun, room) = (plain.len(), plain.capacity() - plain.len());
+        let read = reader.by_ref().take(room.min(INFLATES_BY) as u64).read_to_end(&mut plain);
+        read.map_err(|_| ApiError::BrokenEncoding { encoding })?;
+        if plain.len() > limit {
+            return Err(ApiError::BodyTooLarge { limit });
+        }
+        if plain.len() > dense {
+            return Err(ApiError::TooDense { most: DENSEST });
+        }
+        if plain.len() == begun {
+            return Ok(plain.into());
+        }
     }
 }
 
@@ -154,10 +209,32 @@ fn unpack(encoding: Encoding, packed: &[u8], limit: usize) -> Result<Bytes, ApiE
 mod tests {
     use std::io::Write as _;
 
+    use vocabulary::TenantId;
+
     use super::*;
+    use crate::memory::{MemoryBudget, MemoryLimits};
+    use crate::telemetry::metrics::Metrics;
 
     const LIMITS: BodyLimits =
         BodyLimits { bytes: 1000, pause: Duration::from_millis(50), total: Duration::from_millis(200) };
+
+    async fn read(headers: &HeaderMap, body: Body, limits: BodyLimits) -> Result<Bytes, ApiError> {
+        read_within(headers, body, (limits, 1 << 30)).await.0
+    }
+
+    /// With so much memory for it; and how much of it the body holds.
+    async fn read_within(
+        headers: &HeaderMap,
+        body: Body,
+        (limits, memory): (BodyLimits, usize),
+    ) -> (Result<Bytes, ApiError>, i64) {
+        let metrics = Metrics::default().memory;
+        let budget = MemoryBudget::new(MemoryLimits { total: memory, tenant: memory }, &metrics);
+        let mut memory = budget.reservation(&TenantId::default());
+        let aside = Aside::new(1, 1);
+        let read = read_body(headers, body, (limits, &mut memory, (&aside, RequestId(1)))).await;
+        (read, metrics.reserved.get())
+    }
 
     fn headers(encoding: &str) -> HeaderMap {
         HeaderMap::from_iter([(CONTENT_ENCODING, encoding.parse().unwrap())])
@@ -179,42 +256,68 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_in_pieces_becomes_one_and_one_of_one_piece_is_not_copied() {
-        let body = read_body(&HeaderMap::new(), chunks(vec![(0, b"ab"), (1, b"cd"), (1, b"ef")]), LIMITS).await;
+        let body = read(&HeaderMap::new(), chunks(vec![(0, b"ab"), (1, b"cd"), (1, b"ef")]), LIMITS).await;
         assert_eq!(body.unwrap(), "abcdef");
         let sent = Bytes::from(vec![7u8; 500]);
-        let body = read_body(&HeaderMap::new(), Body::from(sent.clone()), LIMITS).await.unwrap();
+        let body = read(&HeaderMap::new(), Body::from(sent.clone()), LIMITS).await.unwrap();
         assert_eq!(body.as_ptr(), sent.as_ptr());
     }
 
     #[tokio::test]
     async fn long_pauses_and_endless_trickles_time_out() {
         // Much longer than the limit: a machine that is late with both timers would see the piece first.
-        let pause = read_body(&HeaderMap::new(), chunks(vec![(0, b"ab"), (60_000, b"cd")]), LIMITS).await;
+        let pause = read(&HeaderMap::new(), chunks(vec![(0, b"ab"), (60_000, b"cd")]), LIMITS).await;
         assert_eq!(pause, Err(ApiError::BodyTimeout));
-        let trickle = read_body(&HeaderMap::new(), chunks(vec![(40, b"x"); 10]), LIMITS).await;
+        let trickle = read(&HeaderMap::new(), chunks(vec![(40, b"x"); 10]), LIMITS).await;
         assert_eq!(trickle, Err(ApiError::BodyTimeout));
     }
 
     #[tokio::test]
     async fn too_much_is_refused_whether_announced_chunked_or_packed() {
         let limit = Err(ApiError::BodyTooLarge { limit: 1000 });
-        assert_eq!(read_body(&HeaderMap::new(), Body::from(vec![0; 1001]), LIMITS).await, limit);
-        assert_eq!(read_body(&HeaderMap::new(), chunks(vec![(0, &[1; 600]), (0, &[1; 600])]), LIMITS).await, limit);
+        assert_eq!(read(&HeaderMap::new(), Body::from(vec![0; 1001]), LIMITS).await, limit);
+        assert_eq!(read(&HeaderMap::new(), chunks(vec![(0, &[1; 600]), (0, &[1; 600])]), LIMITS).await, limit);
         let bomb = gzip(&vec![0; 1_000_000]);
         assert!(bomb.len() < 1100);
         let bomb = BodyLimits { bytes: 2000, ..LIMITS };
         let packed = Body::from(gzip(&vec![0; 1_000_000]));
-        assert_eq!(read_body(&headers("gzip"), packed, bomb).await, Err(ApiError::BodyTooLarge { limit: 2000 }));
+        assert_eq!(read(&headers("gzip"), packed, bomb).await, Err(ApiError::BodyTooLarge { limit: 2000 }));
     }
 
     #[tokio::test]
     async fn known_encodings_are_unpacked_and_others_named() {
-        let body = read_body(&headers("GZIP"), Body::from(gzip(b"hello")), LIMITS).await;
+        let body = read(&headers("GZIP"), Body::from(gzip(b"hello")), LIMITS).await;
         assert_eq!(body.unwrap(), "hello");
-        let broken = read_body(&headers("deflate"), Body::from("hello"), LIMITS).await;
+        let broken = read(&headers("deflate"), Body::from("hello"), LIMITS).await;
         assert_eq!(broken, Err(ApiError::BrokenEncoding { encoding: "deflate" }));
-        let unknown = read_body(&headers("br"), Body::from("x"), LIMITS).await;
+        let unknown = read(&headers("br"), Body::from("x"), LIMITS).await;
         assert_eq!(unknown, Err(ApiError::UnknownEncoding { encoding: "br".into() }));
-        assert!(read_body(&headers("gzip, gzip"), Body::from("x"), LIMITS).await.is_err());
+        assert!(read(&headers("gzip, gzip"), Body::from("x"), LIMITS).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn every_byte_received_or_inflated_is_taken_from_the_memory_first() {
+        let large = BodyLimits { bytes: 1 << 20, ..LIMITS };
+        let (body, held) = read_within(&HeaderMap::new(), Body::from(vec![b'x'; 1000]), (large, 1000)).await;
+        assert_eq!((body.unwrap().len(), held), (1000, 1000));
+        let (refused, held) = read_within(&HeaderMap::new(), Body::from(vec![b'x'; 1001]), (large, 1000)).await;
+        assert!(matches!(refused, Err(ApiError::Overloaded { .. })));
+        assert_eq!(held, 0);
+        let packed = || Body::from(gzip(&[b'x'; 500_000]));
+        let (body, held) = read_within(&headers("gzip"), packed(), (large, 2 << 20)).await;
+        assert_eq!(body.unwrap().len(), 500_000);
+        assert!((500_000..1_100_000).contains(&held), "what was allocated: {held}");
+        let (refused, _) = read_within(&headers("gzip"), packed(), (large, 300_000)).await;
+        assert!(matches!(refused, Err(ApiError::Overloaded { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_denser_than_any_conversation_is_refused() {
+        let large = BodyLimits { bytes: 64 << 20, ..LIMITS };
+        let bomb = read(&headers("gzip"), Body::from(gzip(&vec![b'0'; 8 << 20])), large).await;
+        assert_eq!(bomb, Err(ApiError::TooDense { most: DENSEST }));
+        let text: String = (0..400_000).map(|n: u32| format!("{:x} ", n.wrapping_mul(2_654_435_761))).collect();
+        let conversation = read(&headers("gzip"), Body::from(gzip(text.as_bytes())), large).await;
+        assert_eq!(conversation.unwrap().len(), text.len());
     }
 }

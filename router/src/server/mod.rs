@@ -5,7 +5,9 @@
 
 mod body;
 mod connection;
+pub(crate) mod descriptors;
 pub(crate) mod tls;
+mod unauthenticated;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,18 +20,30 @@ use hyper_util::rt::TokioTimer;
 use prometheus::IntGauge;
 use serde::Deserialize;
 use smart_default::SmartDefault;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::units::{Size, Span};
 pub(crate) use body::{BodyLimits, read_body, refuse};
+use connection::{Client, Protocol};
 pub use tls::{Tls, TlsConfig, TlsError};
+pub(crate) use unauthenticated::Authentication;
+use unauthenticated::UnauthenticatedConnections;
+pub use unauthenticated::UnauthenticatedLimits;
 
 /// Connections that the kernel holds until they are accepted.
 const WAITING: u32 = 1024;
+/// Most bytes of a request's head.
+const LONGEST_HEAD: usize = 64 << 10;
+/// After so long without a word the kernel asks whether a connection's peer is still there.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
+/// How often a warning of the same kind is logged.
+const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Section `[proxy]`: the listener for clients.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -41,6 +55,10 @@ pub struct ProxyConfig {
     /// Largest body of a request, decompressed.
     #[default(Size::mebibytes(64))]
     pub body_limit: Size,
+    /// Memory of all requests in work: bodies, what they inflate to and what is derived from them. With keys one tenant
+    /// gets half of it.
+    #[default(Size::mebibytes(2048))]
+    pub memory: Size,
     /// Longest time for a request's headers, counted from the opened connection or the end of the last answer; also
     /// how long an idle connection is kept.
     #[default(Span::seconds(60))]
@@ -51,9 +69,23 @@ pub struct ProxyConfig {
     /// Longest time for a whole body.
     #[default(Span::seconds(300))]
     pub body_timeout: Span,
-    /// Most open connections; more wait in the kernel's queue.
+    /// Longest time that a client may take nothing of an answer that is ready for it.
+    #[default(Span::seconds(60))]
+    pub write_timeout: Span,
+    /// Most open connections; more wait in the kernel's queue. Fewer where the process may not open that many files.
     #[default(16_384)]
     pub connections: usize,
+    /// Most connections that have not authenticated; for a new one beyond that the oldest is closed.
+    #[default(1_024)]
+    pub unauthenticated_connections: usize,
+    /// The same of one address (IPv6: of one /64).
+    #[default(256)]
+    pub unauthenticated_per_address: usize,
+    /// How long a connection may stay unauthenticated: TLS handshake and the first request's headers together.
+    #[default(Span::seconds(5))]
+    pub authentication_timeout: Span,
+    /// Certificate and key; without them clients speak plain HTTP.
+    pub tls: Option<TlsConfig>,
     /// Longest time that running requests get when the process is asked to end.
     #[default(Span::seconds(30))]
     pub drain_timeout: Span,
@@ -62,6 +94,10 @@ pub struct ProxyConfig {
 /// What one listener allows.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
+    /// See [`ProxyConfig::write_timeout`].
+    pub write_timeout: Duration,
+    /// Those of connections that have not authenticated; none where whoever connects is known.
+    pub unauthenticated: Option<UnauthenticatedLimits>,
     /// See [`ProxyConfig::header_timeout`].
     pub header_timeout: Duration,
     /// See [`ProxyConfig::connections`].
@@ -110,9 +146,19 @@ impl Server {
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
         let places = Arc::new(Semaphore::new(limits.connections));
-        let accepting =
-            Accepting { places: places.clone(), stopping, limits, open, tls: bound.tls.map(TlsAcceptor::from) };
-        let accepting = tokio::spawn(accept(listener, routes, accepting));
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_headers(256);
+        http.max_buf_size(LONGEST_HEAD);
+        let accepting = Accepting {
+            places: places.clone(),
+            stopping,
+            protocol: Protocol { http, routes, write_timeout: limits.write_timeout },
+            patience: limits.header_timeout,
+            unauthenticated: limits.unauthenticated.map(UnauthenticatedConnections::new),
+            open,
+            tls: bound.tls.map(TlsAcceptor::from),
+        };
+        let accepting = tokio::spawn(accept(listener, accepting));
         Ok(Self { address, stop, accepting, places, limits })
     }
 
@@ -140,59 +186,145 @@ impl Server {
 struct Accepting {
     places: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
-    limits: ServerLimits,
+    protocol: Protocol,
+    /// Longest time until the first request's headers, where connections need not authenticate.
+    patience: Duration,
+    unauthenticated: Option<Arc<UnauthenticatedConnections>>,
     open: IntGauge,
     tls: Option<TlsAcceptor>,
 }
 
-async fn accept(listener: TcpListener, routes: Router, mut accepting: Accepting) {
-    let mut protocol = http1::Builder::new();
-    protocol.timer(TokioTimer::new()).header_read_timeout(accepting.limits.header_timeout).max_headers(256);
+impl Accepting {
+    fn client(&self, stream: &TcpStream) -> Client {
+        let remote = stream.peer_addr().ok().map(Remote);
+        let now = Instant::now();
+        match (&self.unauthenticated, remote) {
+            (Some(all), Some(Remote(address))) => {
+                let (authentication, closed) = all.add(address.ip());
+                let patience = all.timeout().min(self.patience);
+                Client { remote, authentication, closed, authenticates_until: now + patience }
+            }
+            // Its sender is gone: nobody closes it for another one.
+            _ => Client {
+                remote,
+                authentication: Authentication::none(),
+                closed: oneshot::channel().1,
+                authenticates_until: now + self.patience,
+            },
+        }
+    }
+}
+
+/// Counts an open connection, also where its task panics.
+struct OpenConnection(IntGauge);
+
+impl OpenConnection {
+    fn count(open: &IntGauge) -> Self {
+        open.inc();
+        Self(open.clone())
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+async fn accept(listener: TcpListener, mut accepting: Accepting) {
     let mut stopping = accepting.stopping.clone();
+    let mut warnings = RareWarning::default();
     loop {
         let place = tokio::select! {
             place = accepting.places.clone().acquire_owned() => place.expect("the semaphore is never closed"),
             _ = stopping.wait_for(|stop| *stop) => return,
         };
         let stream = tokio::select! {
-            stream = next_stream(&listener) => stream,
+            stream = next_stream(&listener, &mut warnings) => stream,
             _ = accepting.stopping.wait_for(|stop| *stop) => return,
         };
-        let remote = stream.peer_addr().ok().map(Remote);
-        let (serving, stopping) = ((protocol.clone(), routes.clone()), accepting.stopping.clone());
-        let (tls, patience) = (accepting.tls.clone(), accepting.limits.header_timeout);
-        let open = accepting.open.clone();
-        open.inc();
+        let client = accepting.client(&stream);
+        let (protocol, stopping) = (accepting.protocol.clone(), accepting.stopping.clone());
+        let tls = accepting.tls.clone();
+        let open = OpenConnection::count(&accepting.open);
         tokio::spawn(async move {
             match tls {
-                None => connection::drive((stream, remote), serving, stopping).await,
-                Some(tls) => match timeout(patience, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => connection::drive((stream, remote), serving, stopping).await,
-                    Ok(Err(error)) => tracing::debug!(%error, "a client did not speak TLS"),
-                    Err(_) => tracing::debug!("a client's TLS took too long"),
-                },
+                None => connection::drive(stream, client, protocol, stopping).await,
+                Some(tls) => handshaken(stream, tls, (client, protocol, stopping)).await,
             }
-            open.dec();
-            drop(place);
+            drop((open, place));
         });
     }
 }
 
+/// Serves a connection once its TLS handshake is done, which must not take longer than its client may stay unauthenticated.
+async fn handshaken(
+    stream: TcpStream,
+    tls: TlsAcceptor,
+    (mut client, protocol, stopping): (Client, Protocol, watch::Receiver<bool>),
+) {
+    let handshake = timeout_at(client.authenticates_until, tls.accept(stream));
+    tokio::pin!(handshake);
+    let mut is_bounded = true;
+    let handshake = loop {
+        tokio::select! {
+            done = &mut handshake => break done,
+            surplus = &mut client.closed, if is_bounded => match surplus {
+                Ok(()) => return,
+                Err(_) => is_bounded = false,
+            },
+        }
+    };
+    match handshake {
+        Ok(Ok(stream)) => {
+            if !is_bounded {
+                client.closed = oneshot::channel().1;
+            }
+            connection::drive(stream, client, protocol, stopping).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, "a client did not speak TLS"),
+        Err(_) => tracing::debug!("a client's TLS took too long"),
+    }
+}
+
 /// The next client. Errors of `accept` (a client gone again, no file descriptors left) are waited out.
-async fn next_stream(listener: &TcpListener) -> TcpStream {
+async fn next_stream(listener: &TcpListener, warnings: &mut RareWarning) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 // Streamed answers are many small writes; with Nagle's algorithm each could wait 40 ms for an ACK.
-                if stream.set_nodelay(true).is_ok() {
+                let is_set = stream.set_nodelay(true).is_ok();
+                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY);
+                if is_set && SockRef::from(&stream).set_tcp_keepalive(&keepalive).is_ok() {
                     return stream;
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                if let Some(times) = warnings.count(Instant::now()) {
+                    tracing::warn!(%error, times, "connections could not be accepted");
+                }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
+    }
+}
+
+/// Says a warning once in [`WARN_EVERY`], with how often it came since.
+#[derive(Debug, Default)]
+struct RareWarning {
+    said: Option<Instant>,
+    since: u64,
+}
+
+impl RareWarning {
+    /// How often it came, if it is to be said now.
+    fn count(&mut self, now: Instant) -> Option<u64> {
+        self.since += 1;
+        if self.said.is_some_and(|said| now.duration_since(said) < WARN_EVERY) {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.since))
     }
 }
 

@@ -7,7 +7,7 @@ const STREAM: &str = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"beha
 async fn accepted_connections_send_without_delay() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    assert!(next_stream(&listener).await.nodelay().unwrap());
+    assert!(next_stream(&listener, &mut RareWarning::default()).await.nodelay().unwrap());
     drop(client);
 }
 
@@ -80,4 +80,90 @@ async fn what_is_no_http_harms_nobody() {
     assert!(rest(&mut client).await.starts_with("HTTP/1.1 431"));
     assert_eq!(get(front.proxy_address(), "/livez").await.status, 200);
     assert_eq!(post(front.proxy_address(), "/tokenize", "{}").await.status, 200);
+}
+
+#[tokio::test]
+async fn strangers_that_say_nothing_keep_no_client_out_and_are_closed_in_time() {
+    let worker = Worker::start("one", "tiny").await;
+    let settings = [
+        "proxy.connections=8",
+        "proxy.unauthenticated_connections=4",
+        "proxy.unauthenticated_per_address=4",
+        "proxy.authentication_timeout=\"300ms\"",
+    ];
+    let front = front(&[&worker], &settings).await;
+    let address = front.proxy_address();
+    let mut strangers = Vec::new();
+    for _ in 0..40 {
+        strangers.push(raw(address, b"GET /v1/models HTTP/1.1\r\nx-unfinished: ").await);
+    }
+    let begun = std::time::Instant::now();
+    assert_eq!(get(address, "/livez").await.status, 200, "a probe needs no key");
+    assert_eq!(post(address, "/tokenize", "{}").await.status, 200);
+    assert!(begun.elapsed() < Duration::from_secs(20), "nobody waited for a stranger to be timed out");
+    let mut known = raw(address, &request_bytes("/tokenize", "{}")).await;
+    read_until(&mut known, "served_by").await;
+    for stranger in &mut strangers {
+        let answer = rest(stranger).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    }
+    tokio::io::AsyncWriteExt::write_all(&mut known, &request_bytes("/tokenize", "{}")).await.unwrap();
+    read_until(&mut known, "served_by").await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_not_accepted_authenticates_nobody() {
+    let worker = Worker::start("one", "tiny").await;
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "[keys]\n\"sk-a\" = \"a\"\n").unwrap();
+    let file = format!("auth.keys_file={:?}", keys.path());
+    let front = front(&[&worker], &[&file, "proxy.authentication_timeout=\"300ms\""]).await;
+    let mut wrong = raw(front.proxy_address(), &request_bytes("/tokenize", "{}")).await;
+    assert!(rest(&mut wrong).await.starts_with("HTTP/1.1 401 "), "and then it is closed");
+}
+
+#[tokio::test]
+async fn a_reader_that_takes_nothing_is_cut_and_counts_no_longer() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &["proxy.write_timeout=\"200ms\""]).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4 << 10).unwrap();
+    let mut slow = socket.connect(front.proxy_address()).await.unwrap();
+    let body = "{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"behave\":\"flood\"}";
+    tokio::io::AsyncWriteExt::write_all(&mut slow, &request_bytes("/v1/completions", body)).await.unwrap();
+    crate::testing::until("it is served", || worker.at_work.count() == 1).await;
+    crate::testing::until("it is cut", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    crate::testing::until("the worker was told", || worker.at_work.count() == 0).await;
+    drop(slow);
+}
+
+#[tokio::test]
+async fn a_head_is_held_up_to_its_bound_and_not_further() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let head = |bytes: usize| format!("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: {}", "y".repeat(bytes));
+    let mut long = raw(front.proxy_address(), head(LONGEST_HEAD + (8 << 10)).as_bytes()).await;
+    assert!(rest(&mut long).await.starts_with("HTTP/1.1 431 "));
+    let mut fits = raw(front.proxy_address(), format!("{}\r\n\r\n", head(LONGEST_HEAD / 2)).as_bytes()).await;
+    assert!(rest(&mut fits).await.starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn a_warning_that_comes_often_is_said_rarely_and_counted() {
+    let (mut warning, begun) = (RareWarning::default(), Instant::now());
+    assert_eq!(warning.count(begun), Some(1));
+    assert_eq!((warning.count(begun), warning.count(begun)), (None, None));
+    assert_eq!(warning.count(begun + WARN_EVERY), Some(3));
+}
+
+#[test]
+fn a_connection_whose_task_panics_is_no_longer_open() {
+    let open = IntGauge::new("open", "of a test").unwrap();
+    let counted = OpenConnection::count(&open);
+    let panicked = std::thread::spawn(move || {
+        let _open = counted;
+        panic!("a bug");
+    });
+    assert!(panicked.join().is_err());
+    assert_eq!(open.get(), 0);
 }

@@ -30,6 +30,7 @@ families! {
         + cluster: ClusterMetrics, "The quorum that keeps the ledger.";
         + exchange: ExchangeMetrics, "Routers among themselves.";
         + decisions: DecisionMetrics, "The decision log, and prices held against what was seen.";
+        + memory: Memory, "Memory of the requests in work.";
         + process: Process, "This process.";
         + registered: Registered, "Where all of them are; made last.";
     }
@@ -186,6 +187,16 @@ families! {
         level: IntGauge = "ledger_level", "Feature level of the ledger's cluster.";
         tls_refused: IntCounter = "ledger_tls_refused_total",
             "Callers at the address for other nodes that TLS kept out, or that refused this node's certificate.";
+    }
+}
+
+families! {
+    /// Memory of the requests in work.
+    #[derive(Clone, Debug)]
+    pub struct Memory {
+        reserved: IntGauge = "request_memory_bytes", "Memory that requests in work have reserved.";
+        refused: IntCounterVec = "request_memory_refused_total" {scope = ["tenant", "total"]},
+            "Requests that were refused because no memory was left for their tenant, or for anybody.";
     }
 }
 

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 /// How deep values may nest.
 pub(super) const DEEPEST: u32 = 128;
+/// How many values a text may have, names not counted. A prompt of a million token ids has a million.
+pub(super) const MOST_VALUES: usize = 2 << 20;
 
 /// Why a body is not the JSON object that it must be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -34,6 +36,20 @@ pub enum JsonError {
         /// Which.
         name: String,
     },
+    /// A field's name that is longer than any engine's.
+    #[error("byte {offset}: a field's name has more than {most} bytes")]
+    LongName {
+        /// Where.
+        offset: usize,
+        /// How many bytes are accepted.
+        most: usize,
+    },
+    /// More values than any request has: whoever builds a tree of them would need many times the memory of the text.
+    #[error("byte {offset}: more than {MOST_VALUES} values")]
+    TooManyValues {
+        /// Where.
+        offset: usize,
+    },
     /// More fields than any request has.
     #[error("more than {most} fields")]
     TooManyFields {
@@ -54,12 +70,13 @@ pub(super) struct Field {
 pub(super) struct Walker<'a> {
     bytes: &'a [u8],
     at: usize,
+    values: usize,
 }
 
 impl<'a> Walker<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
         std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
-        Ok(Self { bytes, at: 0 })
+        Ok(Self { bytes, at: 0, values: 0 })
     }
 
     fn peek(&self) -> u8 {
@@ -78,11 +95,11 @@ impl<'a> Walker<'a> {
     }
 
     /// Walks one object that is the whole text, and shows each of its fields. Returns where the object opens, which is
-    /// the byte after the brace.
+    /// the byte after the brace, and how many values there are.
     pub(super) fn whole_object(
         mut self,
         mut field: impl FnMut(Field) -> Result<(), JsonError>,
-    ) -> Result<usize, JsonError> {
+    ) -> Result<(usize, usize), JsonError> {
         self.space();
         if self.peek() != b'{' {
             return self.expected("an object");
@@ -93,7 +110,7 @@ impl<'a> Walker<'a> {
         if self.at < self.bytes.len() {
             return self.expected("the end of the body");
         }
-        Ok(open)
+        Ok((open, self.values))
     }
 
     fn object(&mut self, depth: u32, field: &mut dyn FnMut(Field) -> Result<(), JsonError>) -> Result<(), JsonError> {
@@ -159,6 +176,10 @@ impl<'a> Walker<'a> {
     }
 
     fn value(&mut self, depth: u32) -> Result<(), JsonError> {
+        self.values += 1;
+        if self.values > MOST_VALUES {
+            return Err(JsonError::TooManyValues { offset: self.at });
+        }
         match self.peek() {
             b'"' => self.string(),
             b'{' => self.object(depth, &mut |_| Ok(())),

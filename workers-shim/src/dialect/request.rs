@@ -170,6 +170,13 @@ impl RequestBody {
         Ok(Self { fields, xargs, stripped })
     }
 
+    /// How many bytes a tree of all its values and its prompt as text may take beside the body itself.
+    pub fn derived_bytes(&self) -> usize {
+        // A template's value, and the text once more for what is rendered of it.
+        const VALUE: usize = 48;
+        self.fields.body().len() + VALUE * self.fields.values()
+    }
+
     /// The fields, for whoever has to look at more of them.
     pub fn fields(&self) -> &JsonFields {
         &self.fields

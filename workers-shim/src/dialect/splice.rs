@@ -10,11 +10,17 @@ use super::json::{Field, JsonError, Walker};
 /// Most fields an object may have at its top.
 const MOST_FIELDS: usize = 1024;
 
+/// Most bytes of the name of a field at an object's top.
+const LONGEST_NAME: usize = 4096;
+/// Bytes of `\uXXXX`, which stands for at least one byte of text.
+const LONGEST_ESCAPE: usize = 6;
+
 /// A body that is one JSON object, checked throughout, with its top fields' places.
 #[derive(Clone, Debug)]
 pub struct JsonFields {
     body: Bytes,
     open: usize,
+    values: usize,
     fields: Vec<Field>,
 }
 
@@ -22,14 +28,17 @@ impl JsonFields {
     /// Scans `body` once. Fields in `relied` may stand only once; the last of others' repetitions counts.
     pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
         let mut fields = Vec::with_capacity(24);
-        let open = Walker::new(&body)?.whole_object(|field| {
+        let (open, values) = Walker::new(&body)?.whole_object(|field| {
+            if field.name.len() > LONGEST_NAME {
+                return Err(JsonError::LongName { offset: field.name.start, most: LONGEST_NAME });
+            }
             if fields.len() == MOST_FIELDS {
                 return Err(JsonError::TooManyFields { most: MOST_FIELDS });
             }
             fields.push(field);
             Ok(())
         })?;
-        let scanned = Self { body, open, fields };
+        let scanned = Self { body, open, values, fields };
         match relied.iter().find(|name| scanned.places(name).nth(1).is_some()) {
             Some(name) => Err(JsonError::Duplicate { name: (*name).to_owned() }),
             None => Ok(scanned),
@@ -39,6 +48,11 @@ impl JsonFields {
     /// The text that was scanned.
     pub fn body(&self) -> &Bytes {
         &self.body
+    }
+
+    /// How many values the text has, at any depth.
+    pub fn values(&self) -> usize {
+        self.values
     }
 
     /// All fields in their order: the name as a JSON reader reads it, and where its value lies.
@@ -76,10 +90,13 @@ impl JsonFields {
     /// Compares names as a JSON reader would: an escaped letter is that letter.
     fn is_named(&self, field: &Field, name: &str) -> bool {
         let written = &self.body[field.name.clone()];
-        if !written.contains(&b'\\') {
-            return written == name.as_bytes();
+        if written == name.as_bytes() {
+            return true;
         }
-        self.read_name(field).is_some_and(|read| read == name)
+        // Names are asked for many times, and may be as long as a body: what is too short or too long for the name is
+        // not read.
+        let may_be_it = (name.len() + 1..=name.len() * LONGEST_ESCAPE).contains(&written.len());
+        may_be_it && written.contains(&b'\\') && self.read_name(field).is_some_and(|read| read == name)
     }
 
     /// A name with its escapes read; none where they are no text.
@@ -129,7 +146,7 @@ impl<'a> Splice<'a> {
 
     /// The new body; the old bytes themselves when nothing changed.
     pub fn finish(self) -> Bytes {
-        let JsonFields { body, open, fields } = self.fields;
+        let JsonFields { body, open, fields, .. } = self.fields;
         if self.replaced.is_empty() && self.appended.is_empty() {
             return body.clone();
         }

@@ -155,6 +155,7 @@ fn grown(gateway: &crate::gateway::Gateway, model: &Arc<Model>) -> Prefixed {
             body: body.into(),
             arrived: Instant::now(),
             reserved: None,
+            memory: None,
             adds: None,
         };
         Unnamed::new(parse(incoming, Endpoint::ChatCompletions, None).unwrap(), model.clone())

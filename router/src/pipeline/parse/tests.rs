@@ -13,6 +13,7 @@ fn parsed(endpoint: Endpoint, body: &str) -> Result<Request, ApiError> {
         body: body.to_owned().into(),
         arrived: Instant::now(),
         reserved: None,
+        memory: None,
         adds: None,
     };
     parse(incoming, endpoint, None)

@@ -59,6 +59,7 @@ async fn step(gateway: &Arc<Gateway>, endpoint: Endpoint) -> Classified {
         body: body.to_string().into(),
         arrived: Instant::now(),
         reserved: None,
+        memory: None,
         adds: None,
     };
     let request = parse::parse(incoming, endpoint, None).unwrap();

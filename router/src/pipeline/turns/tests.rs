@@ -140,6 +140,7 @@ async fn step(front: &Front, word: &str) -> Classified {
         body: body(word).into(),
         arrived: Instant::now(),
         reserved: None,
+        memory: None,
         adds: None,
     };
     let request = parse::parse(incoming, Endpoint::Completions, None).unwrap();

@@ -128,6 +128,8 @@ async fn disguised(worker: &SimWorker) -> (String, Server) {
     let routes = axum::Router::new().fallback(pass);
     let limits = ServerLimits {
         header_timeout: std::time::Duration::from_secs(30),
+        write_timeout: std::time::Duration::from_secs(30),
+        unauthenticated: None,
         connections: 100,
         drain_timeout: std::time::Duration::from_secs(1),
     };

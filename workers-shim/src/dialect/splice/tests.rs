@@ -138,3 +138,20 @@ fn all_fields_are_told_by_the_names_that_a_reader_reads() {
     let known = [("a", &b"1"[..]), ("b", b"[2]"), ("\\ud800", b"3"), ("a", b"\"x\"")];
     assert_eq!(all, known.map(|(name, value)| (name.to_owned(), value)));
 }
+
+#[test]
+fn a_name_as_long_as_a_body_is_refused_at_once() {
+    let named = |bytes: usize| format!("{{\"\\u0061{}\":1,\"model\":\"m\"}}", "a".repeat(bytes));
+    let read = |text: String| JsonFields::scan(Bytes::from(text), &[]);
+    assert!(matches!(read(named(LONGEST_NAME)), Err(JsonError::LongName { offset: 2, most: LONGEST_NAME })));
+    let fits = read(named(LONGEST_NAME - 6)).unwrap();
+    assert_eq!(fits.get("model"), Some(&b"\"m\""[..]));
+}
+
+#[test]
+fn an_escaped_name_is_read_only_where_it_can_be_the_one_that_is_asked_for() {
+    let fields = scan("{\"\\u006dode\\u006C\":1,\"\\u006d\\u006f\\u0064\\u0065\\u006c\":2,\"\\/\":3}");
+    assert_eq!(fields.places("model").collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(fields.get("/"), Some(&b"3"[..]));
+    assert_eq!(fields.get("mode"), None);
+}

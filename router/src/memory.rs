@@ -1,0 +1,170 @@
+//! Memory of requests in work: their bodies, what these inflate to, and what is derived from them. One budget for all, of
+//! which one tenant gets half where there are several.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus::{IntCounterVec, IntGauge};
+use vocabulary::TenantId;
+
+use crate::error::ApiError;
+use crate::telemetry::metrics::Memory;
+
+/// How much there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryLimits {
+    /// Bytes of all requests together.
+    pub total: usize,
+    /// Bytes of the requests of one tenant.
+    pub tenant: usize,
+}
+
+/// What is in work, and how much more may be.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    limits: MemoryLimits,
+    reserved: Mutex<Reserved>,
+    shown: IntGauge,
+    refused: IntCounterVec,
+}
+
+#[derive(Debug, Default)]
+struct Reserved {
+    total: usize,
+    by_tenant: HashMap<TenantId, usize>,
+}
+
+impl MemoryBudget {
+    /// Nothing is in work.
+    pub fn new(limits: MemoryLimits, metrics: &Memory) -> Arc<Self> {
+        let (shown, refused) = (metrics.reserved.clone(), metrics.refused.clone());
+        Arc::new(Self { limits, reserved: Mutex::default(), shown, refused })
+    }
+
+    /// A reservation of nothing yet, which grows with its request.
+    pub fn reservation(self: &Arc<Self>, tenant: &TenantId) -> MemoryReservation {
+        MemoryReservation { budget: self.clone(), tenant: tenant.clone(), bytes: 0 }
+    }
+
+    fn take(&self, tenant: &TenantId, bytes: usize) -> Result<(), ApiError> {
+        let mut reserved = self.reserved.lock();
+        let total = reserved.total.saturating_add(bytes);
+        let of_tenant = reserved.by_tenant.get(tenant).copied().unwrap_or(0).saturating_add(bytes);
+        let refused = if of_tenant > self.limits.tenant {
+            Some(("tenant", "your requests in work hold all the memory that one tenant may have"))
+        } else if total > self.limits.total {
+            Some(("total", "requests in work hold all the memory there is for them"))
+        } else {
+            None
+        };
+        if let Some((scope, what)) = refused {
+            drop(reserved);
+            self.refused.with_label_values(&[scope]).inc();
+            return Err(ApiError::Overloaded { what });
+        }
+        reserved.total = total;
+        match reserved.by_tenant.get_mut(tenant) {
+            Some(known) => *known = of_tenant,
+            None => _ = reserved.by_tenant.insert(tenant.clone(), of_tenant),
+        }
+        self.shown.set(i64::try_from(total).unwrap_or(i64::MAX));
+        Ok(())
+    }
+
+    fn give_back(&self, tenant: &TenantId, bytes: usize) {
+        let mut reserved = self.reserved.lock();
+        reserved.total -= bytes;
+        if let Some(of_tenant) = reserved.by_tenant.get_mut(tenant) {
+            *of_tenant -= bytes;
+            if *of_tenant == 0 {
+                reserved.by_tenant.remove(tenant);
+            }
+        }
+        self.shown.set(i64::try_from(reserved.total).unwrap_or(i64::MAX));
+    }
+}
+
+/// Memory of one request. Dropping it gives it back.
+#[derive(Debug)]
+pub struct MemoryReservation {
+    budget: Arc<MemoryBudget>,
+    tenant: TenantId,
+    bytes: usize,
+}
+
+impl MemoryReservation {
+    /// Takes so many bytes more, or says that there are not as many.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        if bytes > 0 {
+            self.budget.take(&self.tenant, bytes)?;
+            self.bytes += bytes;
+        }
+        Ok(())
+    }
+
+    /// Gives back what is more than `bytes`.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        if let Some(surplus) = self.bytes.checked_sub(bytes).filter(|surplus| *surplus > 0) {
+            self.budget.give_back(&self.tenant, surplus);
+            self.bytes = bytes;
+        }
+    }
+
+    /// Whose it is.
+    pub fn tenant(&self) -> &TenantId {
+        &self.tenant
+    }
+
+    /// Another one of the same tenant, of nothing yet.
+    pub fn beside(&self) -> Self {
+        self.budget.reservation(&self.tenant)
+    }
+}
+
+impl Drop for MemoryReservation {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics::Metrics;
+
+    fn tenant(name: &str) -> TenantId {
+        TenantId(name.into())
+    }
+
+    #[test]
+    fn one_tenant_gets_its_share_and_all_get_the_total() {
+        let metrics = Metrics::default();
+        let budget = MemoryBudget::new(MemoryLimits { total: 100, tenant: 50 }, &metrics.memory);
+        let (mut a, mut b) = (budget.reservation(&tenant("a")), budget.reservation(&tenant("b")));
+        a.grow(50).unwrap();
+        let over = a.beside().grow(1).unwrap_err();
+        assert_eq!((over.status().as_u16(), over.retry_after().is_some()), (429, true));
+        b.grow(40).unwrap();
+        let mut c = budget.reservation(&tenant("c"));
+        c.grow(11).unwrap_err();
+        c.grow(10).unwrap();
+        let refused = |scope| metrics.memory.refused.with_label_values(&[scope]).get();
+        assert_eq!((metrics.memory.reserved.get(), refused("tenant"), refused("total")), (100, 1, 1));
+        a.shrink_to(20);
+        assert_eq!(metrics.memory.reserved.get(), 70);
+        drop((a, b, c));
+        assert_eq!(metrics.memory.reserved.get(), 0);
+        assert!(budget.reserved.lock().by_tenant.is_empty(), "no tenant is remembered for nothing");
+    }
+
+    #[test]
+    fn what_was_refused_takes_nothing() {
+        let metrics = Metrics::default();
+        let budget = MemoryBudget::new(MemoryLimits { total: 10, tenant: 10 }, &metrics.memory);
+        let mut one = budget.reservation(&tenant("a"));
+        one.grow(8).unwrap();
+        one.grow(usize::MAX).unwrap_err();
+        one.grow(2).unwrap();
+    }
+}

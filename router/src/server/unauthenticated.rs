@@ -1,0 +1,195 @@
+//! Connections that have not authenticated yet: few altogether, few of one address, and not for long.
+//!
+//! Where there are too many, the oldest one is closed: a client that is what it says sends its key at once, so whoever
+//! has waited longest is the least likely to.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// What a listener gives to connections that have not authenticated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnauthenticatedLimits {
+    /// Most of them at once.
+    pub connections: usize,
+    /// Most of one address at once.
+    pub per_address: usize,
+    /// How long one may stay so, its TLS handshake included.
+    pub timeout: Duration,
+}
+
+/// Those of one listener.
+#[derive(Debug)]
+pub(super) struct UnauthenticatedConnections {
+    limits: UnauthenticatedLimits,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    /// The oldest first.
+    by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+impl Open {
+    fn remove(&mut self, id: u64) -> Option<oneshot::Sender<()>> {
+        let (address, close) = self.by_age.remove(&id)?;
+        if let Some(count) = self.by_address.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_address.remove(&address);
+            }
+        }
+        Some(close)
+    }
+
+    fn oldest_of(&self, address: IpAddr) -> Option<u64> {
+        self.by_age.iter().find(|(_, (of, _))| *of == address).map(|(id, _)| *id)
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        self.by_age.first_key_value().map(|(id, _)| *id)
+    }
+}
+
+impl UnauthenticatedConnections {
+    pub(super) fn new(limits: UnauthenticatedLimits) -> Arc<Self> {
+        Arc::new(Self { limits, open: Mutex::default() })
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.limits.timeout
+    }
+
+    /// A new connection of `address`. Another one may be closed for it: that one's receiver gets a message.
+    pub(super) fn add(self: &Arc<Self>, address: IpAddr) -> (Authentication, oneshot::Receiver<()>) {
+        let (close, closed) = oneshot::channel();
+        let address = network_of(address);
+        let mut open = self.open.lock();
+        let surplus = if open.by_address.get(&address).is_some_and(|count| *count >= self.limits.per_address) {
+            open.oldest_of(address)
+        } else if open.by_age.len() >= self.limits.connections {
+            open.oldest()
+        } else {
+            None
+        };
+        if let Some(close) = surplus.and_then(|id| open.remove(id)) {
+            // Its task may have ended already.
+            let _ = close.send(());
+        }
+        let id = open.next;
+        open.next += 1;
+        open.by_age.insert(id, (address, close));
+        *open.by_address.entry(address).or_default() += 1;
+        let place = Place { id, is_taken: AtomicBool::new(true), connections: self.clone() };
+        (Authentication(Some(Arc::new(place))), closed)
+    }
+}
+
+/// An IPv6 host has a whole /64 of addresses.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
+        v4 => v4,
+    }
+}
+
+/// A connection's place among those that have not authenticated; rides on its requests as an extension. Clones are one place,
+/// which the last of them gives back.
+#[derive(Clone, Debug)]
+pub(crate) struct Authentication(Option<Arc<Place>>);
+
+#[derive(Debug)]
+struct Place {
+    id: u64,
+    is_taken: AtomicBool,
+    connections: Arc<UnauthenticatedConnections>,
+}
+
+impl Authentication {
+    /// Of a listener that knows whoever connects.
+    pub(super) fn none() -> Self {
+        Self(None)
+    }
+
+    /// A request of this connection has authenticated: the connection is bounded like any other from now on.
+    pub(crate) fn done(&self) {
+        if let Some(place) = &self.0 {
+            place.give_back();
+        }
+    }
+}
+
+impl Place {
+    fn give_back(&self) {
+        if self.is_taken.swap(false, Ordering::Relaxed) {
+            self.connections.open.lock().remove(self.id);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: UnauthenticatedLimits =
+        UnauthenticatedLimits { connections: 4, per_address: 2, timeout: Duration::from_secs(5) };
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[test]
+    fn an_address_replaces_its_own_oldest_connection_and_nobody_elses() {
+        let all = UnauthenticatedConnections::new(LIMITS);
+        let (_other, mut other) = all.add(address(1));
+        let (_first, mut first) = all.add(address(2));
+        let (_second, mut second) = all.add(address(2));
+        let (_third, mut third) = all.add(address(2));
+        assert_eq!(first.try_recv(), Ok(()), "closed");
+        for open in [&mut other, &mut second, &mut third] {
+            assert_eq!(open.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        }
+    }
+
+    #[test]
+    fn when_all_places_are_taken_the_oldest_connection_is_closed() {
+        let all = UnauthenticatedConnections::new(LIMITS);
+        let mut kept: Vec<_> = (1..=4).map(|last| all.add(address(last))).collect();
+        let _fifth = all.add(address(5));
+        let closed: Vec<_> = kept.iter_mut().map(|(_, closed)| closed.try_recv().is_ok()).collect();
+        assert_eq!(closed, [true, false, false, false]);
+    }
+
+    #[test]
+    fn who_authenticated_or_left_takes_no_place() {
+        let all = UnauthenticatedConnections::new(LIMITS);
+        let (authentication, mut closed) = all.add(address(1));
+        authentication.done();
+        authentication.clone().done();
+        assert_eq!(closed.try_recv(), Err(oneshot::error::TryRecvError::Closed), "never closed for another");
+        drop(all.add(address(1)));
+        assert!(all.open.lock().by_age.is_empty() && all.open.lock().by_address.is_empty());
+    }
+
+    #[test]
+    fn hosts_of_one_ipv6_network_count_as_one() {
+        let network = |text: &str| network_of(text.parse().unwrap());
+        assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:1"));
+        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
+        assert_eq!(network("::ffff:10.0.0.1"), address(1), "a mapped IPv4 address is that address");
+    }
+}
