@@ -156,6 +156,14 @@ pub enum ApiError {
         /// When there is enough for this request.
         after: Duration,
     },
+    /// The tenant has as many requests at work as it may.
+    #[error(
+        "Rate limit reached: {limit} requests at once. Wait for one to end, or ask the operator of this endpoint for more."
+    )]
+    TooManyAtOnce {
+        /// How many may run at once.
+        limit: u32,
+    },
     /// The worker could not be reached, or broke off before it answered.
     #[error("The worker failed: {detail}. Send the request again.")]
     WorkerFailed {
@@ -209,9 +217,10 @@ impl ApiError {
     /// When trying again makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::NoWorker { .. } | Self::Overloaded { .. } | Self::UnsettledResponse { .. } => {
-                Some(Duration::from_secs(1))
-            }
+            Self::NoWorker { .. }
+            | Self::Overloaded { .. }
+            | Self::TooManyAtOnce { .. }
+            | Self::UnsettledResponse { .. } => Some(Duration::from_secs(1)),
             Self::RateLimited { after, .. } => Some(Duration::from_secs(after.as_secs_f64().ceil() as u64)),
             _ => None,
         }
@@ -233,12 +242,15 @@ impl ApiError {
             Self::UnknownResponse { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("not_found")),
             Self::WrongMethod { .. } => shape(StatusCode::METHOD_NOT_ALLOWED, BAD, Some("method_not_allowed")),
             Self::NotOffered { .. } => shape(StatusCode::NOT_IMPLEMENTED, BAD, Some("not_implemented")),
-            Self::BodyTooLarge { .. } | Self::TooDense { .. } => shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large")),
+            Self::BodyTooLarge { .. } | Self::TooDense { .. } => {
+                shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large"))
+            }
             Self::BodyTimeout => shape(StatusCode::REQUEST_TIMEOUT, BAD, Some("body_timeout")),
             Self::UnknownEncoding { .. } => {
                 shape(StatusCode::UNSUPPORTED_MEDIA_TYPE, BAD, Some("unsupported_content_encoding"))
             }
             Self::RateLimited { unit, .. } => shape(StatusCode::TOO_MANY_REQUESTS, unit, Some("rate_limit_exceeded")),
+            Self::TooManyAtOnce { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded")),
             Self::Overloaded { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded")),
             Self::UnsettledResponse { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("unsettled")),
             Self::NoWorker { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("no_worker")),

@@ -4,19 +4,22 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::Bytes;
-use vocabulary::WorkerId;
-use workers_shim::dialect::{LegOptions, RequestBody, Stripped};
+use vocabulary::{Tokens, WorkerId};
+use workers_shim::dialect::{LegOptions, RequestBody, Stripped, Usage};
 
 use crate::error::{Addressee, ApiError};
 use crate::gateway::Gateway;
 use crate::incoming::Incoming;
 use crate::pipeline::aside::Load;
+use crate::quotas::{Came, Reserved};
 use crate::relay::{Observer, is_event_stream, relay};
 use crate::resources::filing::Filing;
 use crate::resources::listener::{Form, Listener};
 use crate::roster::Sent;
 use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
 
+/// Most tokens that a worker may count of a request that no plan was made for.
+const MOST_COUNTED: Tokens = Tokens(16 << 20);
 /// Most workers tried for one request.
 const ATTEMPTS: usize = 3;
 
@@ -68,7 +71,8 @@ pub(crate) async fn forward(
             Ok(answer) => {
                 let (listener, filing) = learning(gateway, request, (learn, worker), &answer);
                 let (gateway, client) = (gateway.clone(), request.addressee());
-                return Ok(relay(answer, Watch { gateway, client, _sent: sent, listener, filing }));
+                let reserved = request.reserved.clone().map(|reserved| (reserved, answer.status().is_success()));
+                return Ok(relay(answer, Watch { gateway, client, _sent: sent, listener, filing, reserved }));
             }
             Err(error) => {
                 tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
@@ -148,9 +152,23 @@ struct Watch {
     _sent: Sent,
     listener: Option<Listener>,
     filing: Option<Filing>,
+    /// What was taken from the tenant's quota, and whether the worker took the request.
+    reserved: Option<(Reserved, bool)>,
 }
 
 impl Observer for Watch {
+    fn ended(&mut self, usage: Option<Usage>, delivered: Tokens) {
+        let Some((reserved, is_taken)) = &self.reserved else { return };
+        let believed = usage.filter(|usage| usage.prompt + usage.completion <= MOST_COUNTED);
+        self.gateway.metrics.requests.usage_disbelieved.inc_by(u64::from(usage != believed));
+        let used = match believed {
+            _ if !is_taken => Tokens::ZERO,
+            Some(usage) => usage.prompt + usage.completion.max(delivered),
+            None => reserved.taken() + delivered,
+        };
+        reserved.settle(used, Came::ToItsEnd);
+    }
+
     fn piece(&mut self, data: &Bytes) {
         if let Some(listener) = &mut self.listener {
             listener.piece(data);

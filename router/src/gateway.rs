@@ -29,6 +29,7 @@ use crate::pipeline::replicate::Flight;
 use crate::pipeline::single_flight::SingleFlight;
 use crate::pipeline::steering::LiveSteering;
 use crate::remembered::Remembered;
+use crate::retries::Share;
 use crate::rooms::{Rooms, RoomsError};
 use crate::roster::{Member, Roster};
 use crate::salts::Salts;
@@ -108,7 +109,7 @@ impl Gateway {
         let aside = Aside::new(2 * cores, if is_shared { cores } else { 2 * cores });
         let cluster = rooms.directory.cluster().to_string();
         let remembered = Remembered::start(&config, &cluster, &metrics)?;
-        let policies = Policies::new(&config);
+        let policies = Policies::new(&config, if is_shared { Share::Half } else { Share::All });
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),
             policy: policies.own(),

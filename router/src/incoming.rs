@@ -2,8 +2,8 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
-use std::sync::{Arc, LazyLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -110,6 +110,8 @@ pub struct Envelope<'a> {
     /// Of `/v1/responses`: whether it is more than a step that is answered now: one that goes on by itself, or one
     /// without input.
     pub is_detached: bool,
+    /// Of `/v1/responses`: whether it goes on by itself.
+    pub is_background: bool,
     /// Of `/v1/responses`: the response that this one follows.
     pub previous_response_id: Option<std::borrow::Cow<'a, str>>,
 }
@@ -139,9 +141,11 @@ impl<'a> Envelope<'a> {
         if raw.stream.is_some_and(|stream| !matches!(stream.get(), "true" | "false" | "null")) {
             return Err(ApiError::field("stream", "true or false is accepted"));
         }
+        let is_background = raw.background.is_some_and(|background| !matches!(background.get(), "false" | "null"));
         Ok(Self {
             model: text_field("model", raw.model)?,
-            is_detached: raw.input.is_none() || raw.background.is_some_and(|background| background.get() != "false"),
+            is_detached: raw.input.is_none() || is_background,
+            is_background,
             previous_response_id: text_field("previous_response_id", raw.previous_response_id)?,
         })
     }
@@ -151,8 +155,8 @@ impl Envelope<'_> {
     /// The same without the body.
     pub fn owned(self) -> Envelope<'static> {
         let owned = |text: std::borrow::Cow<'_, str>| std::borrow::Cow::Owned(text.into_owned());
-        let (model, is_detached) = (self.model.map(owned), self.is_detached);
-        Envelope { model, is_detached, previous_response_id: self.previous_response_id.map(owned) }
+        let (model, previous_response_id) = (self.model.map(owned), self.previous_response_id.map(owned));
+        Envelope { model, previous_response_id, is_detached: self.is_detached, is_background: self.is_background }
     }
 }
 

@@ -56,10 +56,14 @@ pub async fn serve_generation(
     incoming: Incoming,
 ) -> Result<Response, ApiError> {
     let mut clock = Steps::begin(&gateway.metrics);
-    gateway.policies.retries.earn();
+    gateway.policies.retries.earn(&incoming.tenant);
     let salt = gateway.salts.of(&incoming.tenant);
-    let request = Load::of(&incoming).done(&gateway.aside, move || parse::parse(incoming, endpoint, salt)).await??;
+    let mut request =
+        Load::of(&incoming).done(&gateway.aside, move || parse::parse(incoming, endpoint, salt)).await??;
     gateway.metrics.requests.count_stripped(request.body.stripped(&legs::options(&request)));
+    if let Some(reserved) = &mut request.incoming.reserved {
+        reserved.take_answer(request.answer).await?;
+    }
     clock.done("parse");
     let (prefixed, chat) = identify(gateway, request).await?;
     clock.done("identify");

@@ -49,7 +49,9 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -
     let id = new_request_id();
     let client = Addressee { words: Words::of(request.uri().path()), request: id };
     let counted = Counted::begin(gateway.clone(), route.path, arrived);
-    let served = AssertUnwindSafe(dispatch(&gateway, route, request, (client, arrived))).catch_unwind().await;
+    let mut counted = counted;
+    let dispatched = dispatch(&gateway, route, request, (client, arrived, &mut counted));
+    let served = AssertUnwindSafe(dispatched).catch_unwind().await;
     let result = served.unwrap_or_else(|_| {
         tracing::error!(request = %id, path = route.path, "a panic; please report it");
         Err(ApiError::Internal { request: id.to_string() })
@@ -72,7 +74,7 @@ async fn dispatch(
     gateway: &Arc<Gateway>,
     route: &'static Route,
     request: Request,
-    (client, arrived): (Addressee, Instant),
+    (client, arrived, running): (Addressee, Instant, &mut Counted),
 ) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let limits = BodyLimits::from(&gateway.config.proxy);
@@ -85,7 +87,7 @@ async fn dispatch(
     let quotas = gateway.remembered.quotas.of(&tenant).filter(|_| route.served.costs());
     let counted = match &quotas {
         None => None,
-        Some(quotas) => match quotas.take_request(&head.headers).await {
+        Some(quotas) => match admitted_by(quotas, &head.headers, running).await {
             Ok(counted) => Some((quotas, counted)),
             Err(error) => return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client)),
         },
@@ -120,6 +122,16 @@ async fn dispatch(
         None => answer,
         Some(quotas) => Ok(told(&quotas, answer, client)),
     }
+}
+
+/// Counts one request, and holds its place among those that run at once.
+async fn admitted_by(
+    quotas: &TenantQuotas,
+    headers: &http::HeaderMap,
+    running: &mut Counted,
+) -> Result<crate::quotas::Counted, ApiError> {
+    running.holds(quotas.run()?);
+    quotas.take_request(headers).await
 }
 
 /// The answer with what is left of the tenant's quotas.

@@ -18,6 +18,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use prometheus::IntCounter;
 use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use vocabulary::{TenantId, Tokens};
 
 use crate::error::ApiError;
@@ -35,6 +36,8 @@ pub struct TenantConfig {
     pub requests_per_minute: Option<u64>,
     /// Most tokens in a minute, of prompts and answers together.
     pub tokens_per_minute: Option<u64>,
+    /// Most requests that run at once at each router.
+    pub concurrent_requests: Option<u32>,
 }
 
 impl TenantConfig {
@@ -44,7 +47,10 @@ impl TenantConfig {
         if wrong(self.requests_per_minute) {
             return Some("requests_per_minute");
         }
-        wrong(self.tokens_per_minute).then_some("tokens_per_minute")
+        if wrong(self.tokens_per_minute) {
+            return Some("tokens_per_minute");
+        }
+        wrong(self.concurrent_requests.map(u64::from)).then_some("concurrent_requests")
     }
 }
 
@@ -92,7 +98,8 @@ impl Quotas {
             let tokens = meter(Unit::Tokens, config.tokens_per_minute);
             let used = metrics.tenant_tokens.with_label_values(&[&tenant.0]);
             let (state, repeated) = (state.clone(), metrics.quota_repeats.clone());
-            (tenant.clone(), Arc::new(TenantQuotas { tenant, requests, tokens, used, repeated, state }))
+            let running = config.concurrent_requests.map(|most| (most, Arc::new(Semaphore::new(most as usize))));
+            (tenant.clone(), Arc::new(TenantQuotas { tenant, requests, tokens, running, used, repeated, state }))
         };
         Self { tenants: tenants.iter().map(quotas).collect() }
     }
@@ -109,6 +116,8 @@ pub struct TenantQuotas {
     tenant: TenantId,
     requests: Option<Arc<Meter>>,
     tokens: Option<Arc<Meter>>,
+    /// How many may run at once, and the places for them.
+    running: Option<(u32, Arc<Semaphore>)>,
     /// Tokens that were used, each request's once.
     used: IntCounter,
     /// Requests that were sent again for nothing.
@@ -136,6 +145,12 @@ impl TenantQuotas {
             self.take_one().await?;
         }
         Ok(Counted { named, before })
+    }
+
+    /// A place among the tenant's requests that run at once, until it is dropped; none where they are not limited.
+    pub fn run(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let Some((limit, places)) = &self.running else { return Ok(None) };
+        places.clone().try_acquire_owned().map(Some).map_err(|_| ApiError::TooManyAtOnce { limit: *limit })
     }
 
     async fn take_one(&self) -> Result<(), ApiError> {
@@ -185,7 +200,14 @@ impl TenantQuotas {
 }
 
 /// Bytes of a request's body that are taken for one token until it is known better.
-const BYTES_PER_TOKEN: u64 = 4;
+pub(crate) const BYTES_PER_TOKEN: u64 = 4;
+
+/// Most tokens that are taken for an answer before it is there.
+const LONGEST_RESERVED: u64 = 4_096;
+/// What is taken for one whose request says no bound.
+const UNBOUNDED: Tokens = Tokens(256);
+/// So many answers that were taken for in full use up a minute's quota.
+const ANSWERS_A_MINUTE: u64 = 16;
 
 /// Whether a request came before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -233,6 +255,26 @@ impl Reserved {
     /// Whether it was sent before and is not charged again.
     pub fn is_repeated(&self) -> bool {
         self.sent == Sent::Again
+    }
+
+    /// Takes what its answer is expected to use as well, or refuses the request.
+    pub async fn take_answer(&mut self, bound: Option<Tokens>) -> Result<(), ApiError> {
+        let Some(meter) = self.quotas.tokens.clone().filter(|_| self.sent == Sent::First) else { return Ok(()) };
+        let most = (meter.allowance.lock().per_minute() / ANSWERS_A_MINUTE).min(LONGEST_RESERVED);
+        let answer = bound.unwrap_or(UNBOUNDED).min(Tokens(most));
+        meter.take(answer.0).await?;
+        self.charge.taken = self.charge.taken + answer;
+        Ok(())
+    }
+
+    /// Whether its tenant's tokens are limited.
+    pub fn is_metered(&self) -> bool {
+        self.quotas.tokens.is_some()
+    }
+
+    /// What was taken for it.
+    pub fn taken(&self) -> Tokens {
+        self.charge.taken
     }
 
     /// What the request has really used, with what its tries before have. Counts once.

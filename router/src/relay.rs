@@ -6,10 +6,11 @@ use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use workers_shim::dialect::SseScanner;
+use vocabulary::Tokens;
+use workers_shim::dialect::{SseScanner, Usage, usage_at_end};
 
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
@@ -17,6 +18,9 @@ use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 pub trait Observer: Send + 'static {
     /// A piece of the answer's body.
     fn piece(&mut self, data: &Bytes);
+
+    /// The answer is over, whole or not; what its worker counted, where it told, and how much came.
+    fn ended(&mut self, usage: Option<Usage>, delivered: Tokens);
 
     /// The worker broke off; the event that the client gets, in place of silence, when the answer is a stream of them.
     fn broken(&mut self) -> Bytes;
@@ -27,8 +31,8 @@ pub fn relay(answer: http::Response<WorkerBody>, observer: impl Observer + Unpin
     let (head, body) = answer.into_parts();
     let events = is_event_stream(&head.headers);
     let scanner = events.then(SseScanner::new);
-    let ready = VecDeque::new();
-    let mut response = Response::new(Body::new(Relayed { body, observer, scanner, ready, ended: false }));
+    let (ready, tail) = (VecDeque::new(), BytesMut::new());
+    let mut response = Response::new(Body::new(Relayed { body, observer, scanner, tail, ready, ended: false }));
     *response.status_mut() = head.status;
     *response.headers_mut() = end_to_end(&head.headers);
     if events {
@@ -44,16 +48,41 @@ pub fn is_event_stream(headers: &http::HeaderMap) -> bool {
     value.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
 }
 
-struct Relayed<O> {
+struct Relayed<O: Observer> {
     body: WorkerBody,
     observer: O,
     /// Of a stream of events: half an event would keep a client from reading the one that tells of a break.
     scanner: Option<SseScanner>,
+    /// The end of an answer in one piece, where usage stands.
+    tail: BytesMut,
     ready: VecDeque<Bytes>,
     ended: bool,
 }
 
+/// Bytes of an answer's end in which its usage is looked for.
+const TAIL: usize = 16 << 10;
+
+impl<O: Observer> Drop for Relayed<O> {
+    fn drop(&mut self) {
+        let (usage, delivered) = match &self.scanner {
+            Some(scanner) => {
+                let facts = scanner.facts();
+                (facts.usage, Tokens(facts.outputs.saturating_add(facts.unread)))
+            }
+            None => (usage_at_end(&self.tail), Tokens::ZERO),
+        };
+        self.observer.ended(usage, delivered);
+    }
+}
+
 impl<O: Observer> Relayed<O> {
+    fn keep_end(&mut self, data: &Bytes) {
+        let kept = &data[data.len().saturating_sub(TAIL)..];
+        let surplus = (self.tail.len() + kept.len()).saturating_sub(TAIL);
+        let _ = self.tail.split_to(surplus.min(self.tail.len()));
+        self.tail.extend_from_slice(kept);
+    }
+
     fn take(&mut self, data: Bytes) {
         self.observer.piece(&data);
         match &mut self.scanner {
@@ -62,7 +91,10 @@ impl<O: Observer> Relayed<O> {
                 scanner.push(data, &mut passes);
                 self.ready.extend(passes);
             }
-            None => self.ready.push_back(data),
+            None => {
+                self.keep_end(&data);
+                self.ready.push_back(data);
+            }
         }
     }
 }

@@ -3,11 +3,13 @@
 //! A bucket of tokens, one a try. Each request puts a share of one into it, and time does, so that a router with few
 //! requests is not left without any. Pure: time is an argument.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Deserialize;
 use smart_default::SmartDefault;
+use vocabulary::TenantId;
 
 use crate::pipeline::steering::Percent;
 
@@ -32,44 +34,94 @@ pub struct RetryConfig {
 #[derive(Debug)]
 pub struct RetryBudget {
     config: RetryConfig,
-    bucket: Mutex<Bucket>,
+    /// What one tenant may take of the whole.
+    share: Share,
+    buckets: Mutex<Buckets>,
+}
+
+/// How much of what there is one tenant gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Share {
+    /// There is one tenant.
+    All,
+    /// There are others.
+    Half,
+}
+
+#[derive(Debug)]
+struct Buckets {
+    all: Bucket,
+    /// Of tenants that have spent something, as long as their buckets are not full again.
+    tenants: HashMap<TenantId, Bucket>,
 }
 
 #[derive(Debug)]
 struct Bucket {
     parts: u64,
+    most: u64,
     filled: Instant,
+}
+
+impl Bucket {
+    fn full(most: u64, now: Instant) -> Self {
+        Self { parts: most, most, filled: now }
+    }
+
+    fn earn(&mut self, parts: u64) {
+        self.parts = (self.parts + parts).min(self.most);
+    }
+
+    /// What time puts into it.
+    fn advance(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.filled);
+        let earned = u128::from(self.most) * passed.as_millis() / FULL_AFTER.as_millis();
+        if earned > 0 {
+            let earned = u64::try_from(earned).unwrap_or(u64::MAX);
+            self.parts = self.parts.saturating_add(earned).min(self.most);
+            self.filled = now;
+        }
+    }
 }
 
 impl RetryBudget {
     /// A full one.
-    pub fn new(config: RetryConfig) -> Self {
-        let bucket = Bucket { parts: u64::from(config.burst) * PARTS, filled: Instant::now() };
-        Self { config, bucket: Mutex::new(bucket) }
+    pub fn new(config: RetryConfig, share: Share) -> Self {
+        let all = Bucket::full(u64::from(config.burst) * PARTS, Instant::now());
+        Self { config, share, buckets: Mutex::new(Buckets { all, tenants: HashMap::new() }) }
     }
 
-    fn most(&self) -> u64 {
-        u64::from(self.config.burst) * PARTS
-    }
-
-    /// A request came.
-    pub fn earn(&self) {
-        let mut bucket = self.bucket.lock();
-        bucket.parts = (bucket.parts + u64::from(u8::from(self.config.percent))).min(self.most());
-    }
-
-    /// Takes one try; false where none is left.
-    pub fn spend(&self, now: Instant) -> bool {
-        let mut bucket = self.bucket.lock();
-        let passed = now.saturating_duration_since(bucket.filled);
-        let earned = u128::from(self.most()) * passed.as_millis() / FULL_AFTER.as_millis();
-        if earned > 0 {
-            let earned = u64::try_from(earned).unwrap_or(u64::MAX);
-            bucket.parts = bucket.parts.saturating_add(earned).min(self.most());
-            bucket.filled = now;
+    /// A request of this tenant came.
+    pub fn earn(&self, tenant: &TenantId) {
+        let parts = u64::from(u8::from(self.config.percent));
+        let mut buckets = self.buckets.lock();
+        buckets.all.earn(parts);
+        if let Some(bucket) = buckets.tenants.get_mut(tenant) {
+            bucket.earn(parts);
         }
-        let left = bucket.parts.checked_sub(PARTS);
-        bucket.parts = left.unwrap_or(bucket.parts);
+    }
+
+    /// Takes one try of this tenant; false where none is left, for it or for all.
+    pub fn spend(&self, tenant: &TenantId, now: Instant) -> bool {
+        let mut buckets = self.buckets.lock();
+        let Buckets { all, tenants } = &mut *buckets;
+        all.advance(now);
+        if self.share == Share::All {
+            return all.spend();
+        }
+        let most = (all.most / 2 / PARTS).max(1) * PARTS;
+        tenants.retain(|_, bucket| {
+            bucket.advance(now);
+            bucket.parts < bucket.most
+        });
+        let bucket = tenants.entry(tenant.clone()).or_insert_with(|| Bucket::full(most, now));
+        bucket.parts >= PARTS && all.spend() && bucket.spend()
+    }
+}
+
+impl Bucket {
+    fn spend(&mut self) -> bool {
+        let left = self.parts.checked_sub(PARTS);
+        self.parts = left.unwrap_or(self.parts);
         left.is_some()
     }
 }
@@ -79,22 +131,23 @@ mod tests {
     use super::*;
 
     fn budget(percent: u8, burst: u32) -> (RetryBudget, Instant) {
-        let budget = RetryBudget::new(RetryConfig { percent: Percent::try_from(i64::from(percent)).unwrap(), burst });
-        let begun = budget.bucket.lock().filled;
+        let config = RetryConfig { percent: Percent::try_from(i64::from(percent)).unwrap(), burst };
+        let budget = RetryBudget::new(config, Share::All);
+        let begun = budget.buckets.lock().all.filled;
         (budget, begun)
     }
 
     fn spent(budget: &RetryBudget, now: Instant) -> usize {
-        (0..1000).take_while(|_| budget.spend(now)).count()
+        (0..1000).take_while(|_| budget.spend(&TenantId::default(), now)).count()
     }
 
     #[test]
     fn so_many_tries_are_there_at_once_and_then_a_share_of_all_requests() {
         let (budget, begun) = budget(20, 8);
         assert_eq!(spent(&budget, begun), 8);
-        (0..25).for_each(|_| budget.earn());
+        (0..25).for_each(|_| budget.earn(&TenantId::default()));
         assert_eq!(spent(&budget, begun), 5);
-        (0..1000).for_each(|_| budget.earn());
+        (0..1000).for_each(|_| budget.earn(&TenantId::default()));
         assert_eq!(spent(&budget, begun), 8, "what nobody needs is not kept");
     }
 
@@ -102,7 +155,7 @@ mod tests {
     fn time_makes_good_what_was_spent() {
         let (budget, begun) = budget(0, 60);
         assert_eq!(spent(&budget, begun), 60);
-        budget.earn();
+        budget.earn(&TenantId::default());
         assert_eq!(spent(&budget, begun + Duration::from_millis(900)), 0);
         assert_eq!(spent(&budget, begun + Duration::from_secs(10)), 10);
         assert_eq!(spent(&budget, begun + Duration::from_secs(3600)), 60);
@@ -112,7 +165,21 @@ mod tests {
     #[test]
     fn without_a_budget_nothing_is_tried_again() {
         let (budget, begun) = budget(100, 0);
-        budget.earn();
-        assert!(!budget.spend(begun));
+        budget.earn(&TenantId::default());
+        assert!(!budget.spend(&TenantId::default(), begun));
+    }
+
+    #[test]
+    fn one_tenants_failures_leave_half_of_the_tries_to_others() {
+        let config = RetryConfig { percent: Percent::try_from(0).unwrap(), burst: 8 };
+        let budget = RetryBudget::new(config, Share::Half);
+        let begun = budget.buckets.lock().all.filled;
+        let spent = |name: &str, now| (0..100).take_while(|_| budget.spend(&TenantId(name.into()), now)).count();
+        assert_eq!((spent("a", begun), spent("a", begun)), (4, 0));
+        assert_eq!(spent("b", begun), 4);
+        assert_eq!(spent("c", begun), 0, "all of them are gone");
+        let later = begun + FULL_AFTER;
+        assert_eq!(spent("c", later), 4);
+        assert!(budget.buckets.lock().tenants.len() <= 1, "who has a full share is not remembered");
     }
 }

@@ -73,8 +73,13 @@ impl Drop for Working {
     }
 }
 
-const LIMITS: ServerLimits =
-    ServerLimits { header_timeout: Duration::from_secs(30), write_timeout: Duration::from_secs(30), unauthenticated: None, connections: 1000, drain_timeout: Duration::from_secs(1) };
+const LIMITS: ServerLimits = ServerLimits {
+    header_timeout: Duration::from_secs(30),
+    write_timeout: Duration::from_secs(30),
+    unauthenticated: None,
+    connections: 1000,
+    drain_timeout: Duration::from_secs(1),
+};
 
 impl Worker {
     /// Serves one model called `model`; answers carry `name`.

@@ -166,9 +166,7 @@ fn asked(parts: &Parts, path: &str, id: &str) -> Asked {
 }
 
 /// The write with its whole body, and the key that it may be sent again under.
-async fn whole(
-    gateway: &Gateway,
-    request: Request, asked: &mut Asked) -> Result<(Request, Option<Keyed>), Problem> {
+async fn whole(gateway: &Gateway, request: Request, asked: &mut Asked) -> Result<(Request, Option<Keyed>), Problem> {
     let (parts, body) = request.into_parts();
     // Browsers send other types across sites without asking, and ask before they send DELETE.
     let kind = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());

@@ -45,7 +45,14 @@ pub struct Finish {
     pub first_byte: Option<Instant>,
     /// The answer's status.
     pub status: u16,
+    /// Tokens of the answer that reached us, counted by events where the engine does not tell.
+    pub delivered: Tokens,
 }
+
+/// How many times what was expected an engine may count before it is not believed.
+const BELIEVED: u64 = 16;
+/// What an engine may always count: images that a prompt only names, templates, the answer to a request without a bound.
+const ALWAYS_BELIEVED: Tokens = Tokens(65_536);
 
 impl Finish {
     /// Who answers.
@@ -55,6 +62,7 @@ impl Finish {
 
     /// The end. `usage` is what the engine counted.
     pub fn end(mut self, ending: Ending, usage: Option<Usage>) {
+        let usage = usage.filter(|usage| self.believes(usage));
         let counted = usage.map(|usage| self.computed_here(usage));
         // The speed of one worker is not learnt from an answer of two.
         let is_whole = self.attempts.last().is_some() && !self.is_resumed();
@@ -121,13 +129,31 @@ impl Finish {
         reserved.settle(self.used(ending, usage), came);
     }
 
-    /// Tokens that count against the tenant's quota.
+    /// Tokens that count against the tenant's quota: what the engine counted, and of an answer whose end it did not tell at
+    /// least the prompt and what was delivered.
     fn used(&self, ending: Ending, usage: Option<Usage>) -> Tokens {
         match (ending, usage) {
-            (_, Some(usage)) => usage.prompt + usage.completion,
+            (Ending::Complete | Ending::Refused | Ending::Failed, Some(usage)) => usage.prompt + usage.completion,
             (Ending::Refused | Ending::Failed, None) => Tokens::ZERO,
-            (_, None) => self.step.ask.prompt,
+            (_, usage) => {
+                let Usage { prompt, completion, .. } = usage.unwrap_or_default();
+                prompt.max(self.step.ask.prompt) + completion.max(self.delivered)
+            }
         }
+    }
+
+    /// Whether an engine can have counted this. One that cannot is counted, and taken for an engine that counts nothing.
+    fn believes(&self, usage: &Usage) -> bool {
+        let most = |expected: Tokens| Tokens(expected.0.saturating_mul(BELIEVED)).max(ALWAYS_BELIEVED);
+        let asked = self.step.located.prefixed.request.answer.unwrap_or_default();
+        let is_possible = usage.prompt <= most(self.step.ask.prompt)
+            && usage.completion <= most(asked.max(self.delivered)).max(Tokens(BELIEVED * ALWAYS_BELIEVED.0));
+        if !is_possible {
+            self.gateway.metrics.requests.usage_disbelieved.inc();
+            let (prompt, completion) = (usage.prompt.0, usage.completion.0);
+            tracing::warn!(worker = %self.server(), prompt, completion, "a worker counts more tokens than a request can have");
+        }
+        is_possible
     }
 
     /// The usage as it teaches the target's speed: what was pulled from another worker was not computed here, whatever
@@ -398,3 +424,6 @@ fn told_at(worker: WorkerId, block: Tokens, overlaps: &[Overlap]) -> Tokens {
     let there = overlaps.iter().filter(|overlap| overlap.worker == worker);
     there.map(|overlap| overlap.blocks).max().unwrap_or_default().tokens(block)
 }
+
+#[cfg(test)]
+mod tests;

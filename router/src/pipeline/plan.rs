@@ -23,7 +23,7 @@ use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
 use crate::guardrail::Arm;
 use crate::outliers::{Outliers, Trials};
-use crate::retries::RetryBudget;
+use crate::retries::{RetryBudget, Share};
 
 /// The two policies that may be in force for a step, and what is kept between steps.
 #[derive(Debug)]
@@ -43,8 +43,9 @@ pub struct Policies {
 }
 
 impl Policies {
-    /// As configured: the planner's policy, and the rule that routes where the planner does not.
-    pub fn new(config: &Config) -> Self {
+    /// As configured: the planner's policy, and the rule that routes where the planner does not. One tenant gets `share` of the
+    /// tries after the first.
+    pub fn new(config: &Config, share: Share) -> Self {
         let policy = &config.planner;
         let own = Policy { rule: Rule::Own, ..policy.clone() };
         let bypass = Policy { rule: config.steering.bypass, ..policy.clone() };
@@ -53,7 +54,7 @@ impl Policies {
             bypass,
             turn: AtomicU64::new(0),
             account: Account::new(policy.admission),
-            retries: RetryBudget::new(config.retries),
+            retries: RetryBudget::new(config.retries, share),
             outliers: Arc::new(Mutex::new(Outliers::new(config.outliers))),
             ahead: Ahead::new(config.ahead),
             resume: config.resume,

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -36,6 +37,7 @@ use super::vigil::Vigil;
 use crate::error::{Addressee, ApiError};
 use crate::incoming::Endpoint;
 use crate::outliers;
+use crate::quotas::BYTES_PER_TOKEN;
 use crate::resources::listener::{Form, Listener};
 use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
 
@@ -56,6 +58,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
             finish.first_byte = None;
             finish.status = answer.status().as_u16();
             let ending = if answer.status().is_success() { Ending::Complete } else { Ending::Refused };
+            finish.delivered = Tokens(answer.body().len() as u64 / BYTES_PER_TOKEN);
             finish.end(ending, told.usage);
             answer.map(Body::from)
         }
@@ -74,7 +77,7 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
             let leg = Leg::of(rest, finish);
             let mut events = Events { client, scanner, ready: VecDeque::new(), several, listener, leg };
             events.take(first);
-            let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_piece(cx))));
+            let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_guarded(cx))));
             *response.status_mut() = head.status;
             *response.headers_mut() = end_to_end(&head.headers);
             // An event may be left out or added, so no announced length could be kept.
@@ -179,7 +182,7 @@ impl Events {
         if let Some(closing) = self.scanner.closing() {
             self.ready.push_back(closing);
             count(&finish, "complete");
-            return finish.end(Ending::Complete, self.usage());
+            return self.close(finish, (Ending::Complete, self.usage()));
         }
         self.settle(&finish);
         let so_far = so_far(&self.scanner, &finish);
@@ -194,7 +197,7 @@ impl Events {
             }
             let usage = facts.usage;
             self.ready.extend(cut);
-            return finish.end(ending, usage);
+            return self.close(finish, (ending, usage));
         }
         let error = error.map(tracing::field::display);
         tracing::warn!(worker = %finish.server(), how = remark.as_ref(), error, "a worker's stream broke off");
@@ -229,7 +232,7 @@ impl Events {
         let error = ApiError::WorkerFailed {
             detail: "it broke off inside its answer, and no other one could go on with it".into(),
         };
-        let broken = Break { remark, error, after, usage: self.usage() };
+        let broken = Break { remark, error, after, usage: self.usage(), delivered: self.delivered() };
         self.scanner.go_on();
         self.leg = Leg::Resuming(resume(finish, broken, so_far).boxed());
     }
@@ -264,7 +267,18 @@ impl Events {
             attempt.unresumable = Some(why.into());
         }
         finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
-        finish.end(Ending::Broken, self.usage());
+        self.close(finish, (Ending::Broken, self.usage()));
+    }
+
+    /// The end of the request, with what was delivered of its answer.
+    fn close(&self, finish: Finish, (ending, usage): (Ending, Option<Usage>)) {
+        Finish { delivered: self.delivered(), ..finish }.end(ending, usage);
+    }
+
+    /// Tokens of the answer so far: engines send one an event, or a few.
+    fn delivered(&self) -> Tokens {
+        let facts = self.scanner.facts();
+        Tokens(facts.outputs.saturating_add(facts.unread))
     }
 
     fn number(&self) -> u64 {
@@ -305,6 +319,17 @@ fn so_far(scanner: &SseScanner, finish: &Finish) -> Result<SoFar, Cow<'static, s
 }
 
 impl Events {
+    /// A panic of ours ends this answer only, and the client is told.
+    fn poll_guarded(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
+        catch_unwind(AssertUnwindSafe(|| self.poll_piece(cx))).unwrap_or_else(|_| {
+            let (request, number) = (self.client.request, self.number());
+            tracing::error!(%request, "a panic inside an answer; please report it");
+            self.leg = Leg::Over;
+            self.ready.clear();
+            Poll::Ready(Some(Ok(ApiError::Internal { request: request.to_string() }.event(self.client, number))))
+        })
+    }
+
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
@@ -335,7 +360,7 @@ impl Drop for Events {
                 (None, true) => Ending::Complete,
                 (None, false) => Ending::ClientLeft,
             };
-            answering.finish.end(ending, self.usage());
+            self.close(answering.finish, (ending, self.usage()));
         }
     }
 }

@@ -52,6 +52,8 @@ struct Tried {
     begun: Option<Begun>,
     /// One of whom failed the last try, and the trials of that, which last until it is known who it was.
     suspects: Option<(Suspects, Option<Trials>)>,
+    /// Who answered it with an error so far.
+    failures: Failures,
 }
 
 /// An answer that broke off.
@@ -65,6 +67,8 @@ pub struct Break {
     pub after: Tokens,
     /// Those of the prompt and of what was delivered, where they are known.
     pub usage: Option<Usage>,
+    /// Tokens of the answer that were delivered, counted by events.
+    pub delivered: Tokens,
 }
 
 /// What the client has of an answer that broke off.
@@ -76,7 +80,19 @@ struct Begun {
     tries: usize,
     after: Tokens,
     usage: Option<Usage>,
+    delivered: Tokens,
 }
+
+/// Whether a worker answered a request in the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Settled {
+    Answered,
+    Unanswered,
+}
+
+/// Workers that answered this request with an error of theirs, when it was sent there, and the trials of that try, which last
+/// until it is known whose fault it was.
+type Failures = Vec<(WorkerId, Instant, Option<Trials>)>;
 
 impl Tried {
     /// Whether it is to wait. Where it is not, a wait is over.
@@ -139,11 +155,25 @@ impl Tried {
     fn blame(&mut self, gateway: &Gateway, (sick, asked): (Option<WorkerId>, Instant), well: Option<WorkerId>) {
         let (before, trials) = self.suspects.take().unzip();
         let before = before.map(|suspects| suspects.sick(well));
-        for failed in before.into_iter().chain(sick.map(|sick| (sick, asked))) {
-            outliers::failed(gateway, &self.step.located.workers, failed);
+        self.failures.extend(before.map(|(worker, asked)| (worker, asked, trials.flatten())));
+        self.failures.extend(sick.map(|worker| (worker, asked, None)));
+        if well.is_some() {
+            self.settle_blame(gateway, Settled::Answered);
         }
-        // A trial that is over no longer shows that it failed.
-        drop(trials);
+    }
+
+    /// It is known whether the request or its workers are to blame for what failed: what fails at two workers, and nowhere is
+    /// answered, would fail at all of them.
+    fn settle_blame(&mut self, gateway: &Gateway, settled: Settled) {
+        let failures = std::mem::take(&mut self.failures);
+        if settled == Settled::Unanswered && failures.len() >= 2 {
+            let request = self.step.located.prefixed.request.incoming.id;
+            tracing::warn!(%request, workers = failures.len(), "a request failed at every worker that was asked: it counts against none");
+            return;
+        }
+        for (worker, asked, _trials) in failures {
+            outliers::failed(gateway, &self.step.located.workers, (worker, asked));
+        }
     }
 
     /// What brings the step to its end by this plan; who answers it, when the first byte was there, and its status.
@@ -154,7 +184,8 @@ impl Tried {
         (in_flight, first_byte, status): (Option<InFlight>, Option<Instant>, u16),
     ) -> Finish {
         let Self { step, chosen, attempts, waited, .. } = self;
-        Finish { gateway, step, chosen, planned, attempts, waited, in_flight, first_byte, status }
+        let delivered = Tokens::ZERO;
+        Finish { gateway, step, chosen, planned, attempts, waited, in_flight, first_byte, status, delivered }
     }
 
     /// Tries since the step began, or since its answer broke off.
@@ -168,25 +199,29 @@ impl Underway {
     pub fn new(gateway: &Arc<Gateway>, step: Classified) -> Self {
         let (attempts, excluded) = (Vec::new(), Vec::new());
         let (planned, chosen, failed, place, waited, begun, suspects) = (None, None, None, None, None, None, None);
-        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun, suspects };
+        let failures = Vec::new();
+        let tried =
+            Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun, suspects, failures };
         Self { gateway: gateway.clone(), tried: Some(tried) }
     }
 
     /// An answer broke off, and is to go on elsewhere.
     pub fn broken(finish: Finish, broken: Break) -> Self {
         let Finish { gateway, mut step, chosen, mut planned, mut attempts, waited, first_byte, status, .. } = finish;
-        let Break { remark, error, after, usage } = broken;
+        let Break { remark, error, after, usage, delivered } = broken;
         attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(remark));
         if let Some(tenure) = planned.tenure.take() {
             tenure.failed();
         }
         step.located = locate::broken_off(&gateway, step.located);
-        let begun = Begun { first_byte, status, broke: Instant::now(), tries: attempts.len(), after, usage };
+        let tries = attempts.len();
+        let begun = Begun { first_byte, status, broke: Instant::now(), tries, after, usage, delivered };
         // Whoever broke off is asked no more: it may be the request that breaks them.
         let excluded = attempts.iter().map(|attempt| attempt.decode).collect();
         let failed = Some((remark, error));
-        let (planned, begun, place, suspects) = (Some(planned), Some(begun), None, None);
-        let tried = Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun, suspects };
+        let (planned, begun, place, suspects, failures) = (Some(planned), Some(begun), None, None, Vec::new());
+        let tried =
+            Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun, suspects, failures };
         Self { gateway, tried: Some(tried) }
     }
 
@@ -198,8 +233,9 @@ impl Underway {
     ) -> Result<Option<(&Classified, Plan)>, ApiError> {
         let tried = self.tried.as_mut().expect("only its consumers and its end take it");
         let is_first = tried.failed.is_none();
+        let tenant = &tried.step.located.prefixed.request.incoming.tenant;
         // Before it is planned: a plan is noted in the account.
-        let next = if is_first || self.gateway.policies.retries.spend(Instant::now()) {
+        let next = if is_first || self.gateway.policies.retries.spend(tenant, Instant::now()) {
             plan(&tried.step, &tried.excluded)
         } else {
             self.gateway.metrics.requests.retries_refused.inc();
@@ -243,9 +279,21 @@ impl Underway {
         let suspects = plan.and_then(|plan| Suspects::of(&plan, (&failed.remarks, &failed.error), failed.asked));
         let sick = plan.filter(|_| suspects.is_none());
         let sick = sick.and_then(|plan| outliers::sick(&plan, &failed.remarks, Err(&failed.error)));
+        if let (Some(worker), false) = (sick, matches!(failed.error, LegError::Failed(_))) {
+            // No answer at all is the worker's, whatever the request is.
+            outliers::failed(&self.gateway, &tried.step.located.workers, (worker, failed.asked));
+        }
+        let sick = sick.filter(|_| matches!(failed.error, LegError::Failed(_)));
         tried.blame(&self.gateway, (sick, failed.asked), None);
         let trials = tried.planned.as_mut().and_then(|planned| planned.trials.take());
-        tried.suspects = suspects.map(|suspects| (suspects, trials));
+        match suspects {
+            Some(suspects) => tried.suspects = Some((suspects, trials)),
+            None => {
+                if let Some((.., of_try)) = tried.failures.last_mut().filter(|_| sick.is_some()) {
+                    *of_try = trials;
+                }
+            }
+        }
         tried.note(failed.asked, failed.remarks);
         tried.excluded.push(failed.exclude);
         if let Some(tenure) = tried.planned.as_mut().and_then(|planned| planned.tenure.take()) {
@@ -266,6 +314,8 @@ impl Underway {
         let sick = outliers::sick(&planned.plan, &answering.remarks, Ok(&answering.opened));
         let well = answering.opened.status().is_success().then_some(planned.plan.target());
         tried.blame(&self.gateway, (sick, answering.asked), well);
+        // Refused: it is the client's error, whoever failed before.
+        tried.settle_blame(&self.gateway, Settled::Unanswered);
         planned.trials.iter().for_each(Trials::heard);
         tried.planned = Some(planned);
         tried.note(answering.asked, answering.remarks);
@@ -286,14 +336,18 @@ impl Underway {
         let Some(mut tried) = self.tried.take() else { return };
         tried.over(&self.gateway, Until::Left);
         tried.blame(&self.gateway, (None, Instant::now()), None);
+        tried.settle_blame(&self.gateway, Settled::Unanswered);
         // A step that nobody could even plan leaves no receipt: its error is counted by cause.
         let Some(planned) = tried.planned.take() else { return };
-        let (ending, status, first_byte, usage) = match tried.begun.take() {
-            None => (ending, status, None, None),
-            Some(begun) if ending == Ending::ClientLeft => (ending, begun.status, begun.first_byte, begun.usage),
-            Some(begun) => (Ending::Broken, begun.status, begun.first_byte, begun.usage),
+        let (ending, begun) = match tried.begun.take() {
+            Some(begun) if ending != Ending::ClientLeft => (Ending::Broken, Some(begun)),
+            begun => (ending, begun),
         };
-        tried.finish(self.gateway.clone(), planned, (None, first_byte, status)).end(ending, usage);
+        let first_byte = begun.as_ref().and_then(|begun| begun.first_byte);
+        let status = begun.as_ref().map_or(status, |begun| begun.status);
+        let mut finish = tried.finish(self.gateway.clone(), planned, (None, first_byte, status));
+        finish.delivered = begun.as_ref().map_or(Tokens::ZERO, |begun| begun.delivered);
+        finish.end(ending, begun.and_then(|begun| begun.usage));
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::body::Body;
 use axum::response::Response;
 use http_body_util::BodyExt as _;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::gateway::Gateway;
 
@@ -16,6 +17,8 @@ pub(super) struct Counted {
     arrived: Instant,
     /// None until an answer began; a client that leaves before is counted as nginx does.
     status: Option<u16>,
+    /// Its place among the tenant's requests that run at once, where these are limited.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 const CLIENT_LEFT: u16 = 499;
@@ -23,7 +26,12 @@ const CLIENT_LEFT: u16 = 499;
 impl Counted {
     pub(super) fn begin(gateway: Arc<Gateway>, path: &'static str, arrived: Instant) -> Self {
         gateway.metrics.requests.in_flight.inc();
-        Self { gateway, path, arrived, status: None }
+        Self { gateway, path, arrived, status: None, place: None }
+    }
+
+    /// Holds this place to its end.
+    pub(super) fn holds(&mut self, place: Option<OwnedSemaphorePermit>) {
+        self.place = place;
     }
 
     /// Goes on until the body ends or is dropped.

@@ -497,7 +497,8 @@ async fn a_tree_of_more_values_than_any_request_has_is_refused_before_it_is_buil
     let worker = worker().await;
     let front = front(&[&worker], &[]).await;
     let list = "0,".repeat(3 << 20);
-    let body = format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"chat_template_kwargs\":{{\"a\":[{list}0]}}}}");
+    let body =
+        format!("{{\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\",\"chat_template_kwargs\":{{\"a\":[{list}0]}}}}");
     let refused = post(front.proxy_address(), CHAT, body).await;
     assert_eq!(refused.status, 400);
     assert!(refused.json()["error"]["message"].as_str().unwrap().contains("values"), "{}", refused.json());

@@ -21,6 +21,7 @@ use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Envelope, Incoming};
 use crate::pipeline::aside::Load;
 use crate::pipeline::serve_generation;
+use crate::quotas::Reserved;
 use crate::roster::Member;
 use crate::upstream::Outgoing;
 
@@ -44,6 +45,11 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
     let (adds, envelope) = load.done(&gateway.aside, work).await?;
     request.adds = adds;
     let envelope = envelope?;
+    if envelope.is_background && request.reserved.as_ref().is_some_and(Reserved::is_metered) {
+        let accepted =
+            "false is accepted: your tokens are limited, and nobody is told how many a background response uses";
+        return Err(ApiError::field("background", accepted));
+    }
     let Some(previous) = envelope.previous_response_id.as_deref() else {
         return anywhere(gateway, request, &envelope).await;
     };

@@ -167,12 +167,8 @@ fn unpack(
 ) -> Result<Bytes, ApiError> {
     match encoding {
         Encoding::Plain => Ok(Bytes::copy_from_slice(packed)),
-        Encoding::Gzip => {
-            inflated(flate2::read::MultiGzDecoder::new(packed), (packed.len(), limit, "gzip"), memory)
-        }
-        Encoding::Deflate => {
-            inflated(flate2::read::ZlibDecoder::new(packed), (packed.len(), limit, "deflate"), memory)
-        }
+        Encoding::Gzip => inflated(flate2::read::MultiGzDecoder::new(packed), (packed.len(), limit, "gzip"), memory),
+        Encoding::Deflate => inflated(flate2::read::ZlibDecoder::new(packed), (packed.len(), limit, "deflate"), memory),
     }
 }
 

@@ -141,7 +141,8 @@ async fn a_reader_that_takes_nothing_is_cut_and_counts_no_longer() {
 async fn a_head_is_held_up_to_its_bound_and_not_further() {
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &[]).await;
-    let head = |bytes: usize| format!("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: {}", "y".repeat(bytes));
+    let head =
+        |bytes: usize| format!("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: {}", "y".repeat(bytes));
     let mut long = raw(front.proxy_address(), head(LONGEST_HEAD + (8 << 10)).as_bytes()).await;
     assert!(rest(&mut long).await.starts_with("HTTP/1.1 431 "));
     let mut fits = raw(front.proxy_address(), format!("{}\r\n\r\n", head(LONGEST_HEAD / 2)).as_bytes()).await;

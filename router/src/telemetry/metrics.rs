@@ -100,6 +100,8 @@ families! {
         broken: IntCounterVec = "broken_streams_total" {outcome = ["resumed", "complete", "unresumable", "failed"]},
             "Streams that broke off after their first byte: resumed elsewhere, complete but for their end, or ended with an error.";
         resume: Histogram = "resume_seconds" [SECONDS], "From a stream's break to the first byte from another worker.";
+        usage_disbelieved: IntCounter = "usage_disbelieved_total",
+            "Answers whose worker counted more tokens than the request can have.";
     }
 }
 

@@ -94,6 +94,14 @@ impl Answer {
     }
 }
 
+/// The usage that the end of a whole answer tells: all engines write it behind what they answer. None where there is none.
+pub fn usage_at_end(end: &[u8]) -> Option<Usage> {
+    const NAME: &[u8] = b"\"usage\":";
+    let at = end.windows(NAME.len()).rposition(|window| window == NAME)?;
+    let mut reader = serde_json::Deserializer::from_slice(&end[at + NAME.len()..]);
+    Option::<UsageFields>::deserialize(&mut reader).ok().flatten().map(UsageFields::usage)
+}
+
 #[derive(Deserialize)]
 struct Body<'a> {
     #[serde(borrow)]

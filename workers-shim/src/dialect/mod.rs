@@ -16,7 +16,7 @@ mod said;
 mod splice;
 mod sse;
 
-pub use answer::{Answer, AnswerError, Handoff, Usage};
+pub use answer::{Answer, AnswerError, Handoff, Usage, usage_at_end};
 pub use json::JsonError;
 pub use kv::{HandsBack, Meeting, Order, Place, Spoken, Transfer, Unmet};
 pub use readback::{Readback, for_client, said_ids};
