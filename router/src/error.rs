@@ -13,6 +13,8 @@ use strum::{AsRefStr, IntoStaticStr};
 use vocabulary::Tokens;
 use workers_shim::dialect::JsonError;
 
+use crate::host_check::HostRefusal;
+
 pub use words::{Addressee, Words};
 
 /// Everything that ends a client's request without an engine's answer.
@@ -65,6 +67,10 @@ pub enum ApiError {
     #[error("Incorrect API key provided. Check the key, or ask the operator of this endpoint for one.")]
     #[strum(serialize = "api_key")]
     BadKey,
+    /// A web page of another site may have sent it.
+    #[error(transparent)]
+    #[strum(serialize = "host")]
+    Host(#[from] HostRefusal),
     /// The path is not served.
     #[error("Unknown path '{path}'. Served are the OpenAI API's inference paths; see the documentation.")]
     UnknownPath {
@@ -237,6 +243,15 @@ impl ApiError {
             // litellm takes every "invalid_request_error" for a 400.
             Self::NoKey | Self::BadKey => {
                 shape(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"))
+            }
+            Self::Host(HostRefusal::NoHost | HostRefusal::BadHost) => {
+                shape(StatusCode::BAD_REQUEST, BAD, Some("invalid_host"))
+            }
+            Self::Host(HostRefusal::ForeignHost { .. }) => {
+                shape(StatusCode::FORBIDDEN, "permission_error", Some("host_not_allowed"))
+            }
+            Self::Host(HostRefusal::ForeignOrigin { .. }) => {
+                shape(StatusCode::FORBIDDEN, "permission_error", Some("origin_not_allowed"))
             }
             Self::UnknownPath { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("unknown_url")),
             Self::UnknownResponse { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("not_found")),

@@ -14,12 +14,13 @@ use workers_shim::fleet::Fleet;
 
 use crate::auth::{Keys, KeysError, Secret};
 use crate::catalog::Catalog;
-use crate::config::{Config, WorkerConfig};
+use crate::config::Config;
 use crate::decisions::{Configured, DecisionLog, DecisionLogError, Decisions};
 use crate::exchange::prompts;
 use crate::exchange::trouble::Trouble;
 use crate::exchange::unapplied::{Reach, Unapplied};
 use crate::following::{Followed, Untaken};
+use crate::host_check::remove_credentials;
 use crate::membership::Membership;
 use crate::memory::{MemoryBudget, MemoryLimits};
 use crate::pipeline::aside::Aside;
@@ -232,13 +233,13 @@ impl Gateway {
 
     /// A client's headers as they go to this worker: end to end, and with the worker's key in place of the client's.
     ///
-    /// A client's key for *us* never leaves: it goes to a worker only where we ask for none and the worker has none.
-    pub fn headers_for(&self, worker: &WorkerConfig, client: &HeaderMap) -> HeaderMap {
+    /// A client's key for *us* never leaves: it goes to a worker only where we ask for none and the worker has none. A worker that
+    /// registered itself gets none at all: whoever reaches the operator API could collect keys that way.
+    pub fn headers_for(&self, worker: &Member, client: &HeaderMap) -> HeaderMap {
         let mut headers = request_headers(client);
-        let key = bearer(worker.api_key.as_ref());
-        if key.is_some() || self.keys.required() {
-            headers.remove(AUTHORIZATION);
-            headers.remove("x-api-key");
+        let key = bearer(worker.config.api_key.as_ref());
+        if key.is_some() || self.keys.required() || !worker.source.is_configured() {
+            remove_credentials(&mut headers);
         }
         if let Some(key) = key {
             headers.insert(AUTHORIZATION, key);
@@ -258,17 +259,23 @@ pub(crate) fn bearer(key: Option<&Secret>) -> Option<HeaderValue> {
 mod tests {
     use super::*;
     use crate::auth::AuthConfig;
-    use crate::config::LedgerConfig;
+    use crate::config::{LedgerConfig, WorkerConfig};
+    use crate::membership::Source;
 
     async fn sent(worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
+        sent_to(Source::Static, worker_key, keys_file).await
+    }
+
+    async fn sent_to(source: Source, worker_key: Option<&str>, keys_file: Option<&str>) -> (Option<String>, bool) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, keys_file.unwrap_or_default()).unwrap();
         let auth = AuthConfig { keys_file: keys_file.map(|_| path), ..AuthConfig::default() };
         let ledger = LedgerConfig { data_dir: folder.path().join("ledger"), ..LedgerConfig::default() };
         let gateway = Gateway::open(Config { auth, ledger, ..Config::default() }).await.unwrap();
-        let mut worker = WorkerConfig::at("http://a:1".parse().unwrap());
-        worker.api_key = worker_key.map(Secret::from);
+        let mut config = WorkerConfig::at("http://a:1".parse().unwrap());
+        config.api_key = worker_key.map(Secret::from);
+        let worker = Member { id: WorkerId::of_endpoint(config.endpoint()), source, config };
         let client = HeaderMap::from_iter([
             (AUTHORIZATION, HeaderValue::from_static("Bearer client")),
             (http::HeaderName::from_static("x-api-key"), HeaderValue::from_static("client")),
@@ -284,5 +291,13 @@ mod tests {
         assert_eq!(sent(None, file).await, (None, false));
         assert_eq!(sent(Some("worker"), file).await, (Some("Bearer worker".into()), false));
         assert_eq!(sent(Some("worker"), None).await, (Some("Bearer worker".into()), false));
+    }
+
+    #[tokio::test]
+    async fn a_clients_key_goes_to_no_worker_that_registered_itself() {
+        for source in [Source::Static, Source::File, Source::Dns, Source::Kubernetes] {
+            assert_eq!(sent_to(source, None, None).await, (Some("Bearer client".into()), true), "{source:?}");
+        }
+        assert_eq!(sent_to(Source::Api, None, None).await, (None, false));
     }
 }

@@ -21,6 +21,7 @@ pub mod foretelling;
 pub mod forward;
 pub mod gateway;
 pub mod guardrail;
+pub mod host_check;
 pub mod identity;
 pub mod incoming;
 pub mod membership;

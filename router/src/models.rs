@@ -78,7 +78,7 @@ async fn ask(gateway: &Gateway, member: &Member) -> Option<Vec<Box<RawValue>>> {
     let request = Outgoing {
         method: Method::GET,
         path: "/v1/models".into(),
-        headers: gateway.headers_for(&member.config, &HeaderMap::new()),
+        headers: gateway.headers_for(member, &HeaderMap::new()),
         body: bytes::Bytes::new(),
     };
     let answer = async {

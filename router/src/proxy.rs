@@ -21,6 +21,7 @@ use vocabulary::TenantId;
 use crate::error::{Addressee, ApiError, Cause, Words, shortened};
 use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
+use crate::host_check::HostCheck;
 use crate::incoming::{Envelope, Incoming, new_request_id};
 use crate::pipeline::aside::Load;
 use crate::pipeline::serve_generation;
@@ -78,7 +79,8 @@ async fn dispatch(
 ) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let limits = BodyLimits::from(&gateway.config.proxy);
-    let admitted = admit(gateway, route, &head);
+    let admitted = HostCheck::of_clients(&gateway.config).check(&head).map_err(ApiError::from);
+    let admitted = admitted.and_then(|()| admit(gateway, route, &head));
     let tenant = match admitted {
         Ok(Admitted::Tenant(tenant)) => tenant,
         Ok(Admitted::Options) => return Ok(options(route)),

@@ -259,7 +259,12 @@ pub(crate) async fn front(workers: &[&Arc<Worker>], settings: &[&str]) -> Front 
 pub(crate) async fn front_of(urls: &[String], settings: &[&str]) -> Front {
     let data = tempfile::tempdir().unwrap();
     let folder = format!("ledger.data_dir={:?}", data.path());
-    let fixed = ["proxy.listen=127.0.0.1:0", "operator.listen=127.0.0.1:0", "proxy.drain_timeout=\"2s\""];
+    let fixed = [
+        "proxy.listen=127.0.0.1:0",
+        "operator.listen=127.0.0.1:0",
+        "proxy.drain_timeout=\"2s\"",
+        "server.allowed_hosts=[\"x\"]",
+    ];
     let settings =
         fixed.iter().chain([&folder.as_str()]).chain(settings).map(|setting| (*setting).to_owned()).collect();
     let config = Config::load(None, &Overrides { settings, workers: urls.to_vec() }).unwrap();

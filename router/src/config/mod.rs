@@ -21,6 +21,7 @@ use crate::auth::AuthConfig;
 use crate::correctness::CorrectnessConfig;
 use crate::decisions::DecisionsConfig;
 use crate::exchange::trouble::OnFailure;
+use crate::host_check::ServerConfig;
 use crate::identity::IdentityConfig;
 use crate::operator::OperatorConfig;
 use crate::outliers::OutlierConfig;
@@ -40,6 +41,8 @@ pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// Which hosts and origins both listeners accept.
+    pub server: ServerConfig,
     /// The listener for clients.
     pub proxy: ProxyConfig,
     /// The listener for operators, `/metrics` included.

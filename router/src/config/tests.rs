@@ -79,6 +79,16 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
         ("[models.m]\nadapters = [\"a\", \"a\"]", &[], "models.m.adapters"),
         ("[models.m]\nadapters = [\"\"]", &[], "models.m.adapters"),
         ("[models.m]\nadapters = [\"n\"]\n[models.n]", &[], "models.m.adapters"),
+        (
+            "[server]\nallowed_hosts = [\"http://a\"]",
+            &[],
+            "server.allowed_hosts[0]: \"http://a\" is no host name; accepted is",
+        ),
+        (
+            "",
+            &["server.allowed_origins=[\"*\"]"],
+            "server.allowed_origins[0]: \"*\" is no origin; accepted is SCHEME://",
+        ),
         ("[proxy", &[], "not valid TOML"),
     ] {
         let error = load(text, settings, &[]).unwrap_err();

@@ -104,6 +104,7 @@ impl ApiError {
         match (self, self.status()) {
             (Self::Overloaded { .. } | Self::NoWorker { .. } | Self::UnsettledResponse { .. }, _) => "overloaded_error",
             (_, StatusCode::UNAUTHORIZED) => "authentication_error",
+            (_, StatusCode::FORBIDDEN) => "permission_error",
             (_, StatusCode::NOT_FOUND) => "not_found_error",
             (_, StatusCode::PAYLOAD_TOO_LARGE) => "request_too_large",
             (_, StatusCode::TOO_MANY_REQUESTS) => "rate_limit_error",
@@ -119,6 +120,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::host_check::HostRefusal;
 
     const REQUEST: RequestId = RequestId(7);
 
@@ -145,6 +147,8 @@ mod tests {
         for (error, kind) in [
             (ApiError::NoKey, "authentication_error"),
             (ApiError::BadKey, "authentication_error"),
+            (ApiError::Host(HostRefusal::ForeignOrigin { origin: "null".into() }), "permission_error"),
+            (ApiError::Host(HostRefusal::NoHost), "invalid_request_error"),
             (ApiError::field("messages", "an array is required"), "invalid_request_error"),
             (ApiError::WrongMethod { method: "GET".into(), allow: "POST" }, "invalid_request_error"),
             (ApiError::BodyTimeout, "invalid_request_error"),

@@ -56,6 +56,13 @@ pub enum Source {
     Api,
 }
 
+impl Source {
+    /// Whether the configuration says who is listed, and not whoever reaches the operator API.
+    pub fn is_configured(self) -> bool {
+        self < Self::Api
+    }
+}
+
 /// One list of workers: whose, and which of several.
 pub(crate) type List = (Source, usize);
 

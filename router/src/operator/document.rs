@@ -28,7 +28,14 @@ ends in the word that programs look at. `unknown_outcome` (504) means that a com
 read, then repeat it; every command may be repeated.";
 
 /// Problems that any request can meet.
-const ANY: [Kind; 3] = [Kind::InvalidQuery, Kind::UriTooLong, Kind::Internal];
+const ANY: [Kind; 6] = [
+    Kind::InvalidHeader,
+    Kind::InvalidQuery,
+    Kind::HostNotAllowed,
+    Kind::OriginNotAllowed,
+    Kind::UriTooLong,
+    Kind::Internal,
+];
 /// Problems that any write can meet.
 const WRITES: [Kind; 11] = [
     Kind::NotFound,
@@ -174,7 +181,6 @@ fn complete(path: &str, method: &str, operation: &mut Value) {
     }
     if method != "get" {
         kinds.extend(WRITES);
-        kinds.push(Kind::InvalidHeader);
         add_parameter(operation, repeatable());
     }
     if path.contains('{') {

@@ -1,4 +1,4 @@
-//! The gate before every operators' route: bounds, tokens and roles, known parameters, the audit log.
+//! The gate before every operators' route: bounds, Host and Origin, tokens and roles, known parameters, the audit log.
 //!
 //! A write goes on to its end when its client leaves, and so does its line in the audit log: what was done is always
 //! written down, and what could not be is not begun.
@@ -22,6 +22,7 @@ use super::problem::{Kind, Problem};
 use super::repeats::{Keyed, REPLAYED};
 use super::tags;
 use crate::gateway::Gateway;
+use crate::host_check::HostCheck;
 use crate::incoming::new_request_id;
 use crate::server::{Authentication, Remote};
 
@@ -76,7 +77,8 @@ async fn admit(desk: &Desk, request: Request, (next, id): (Next, &str)) -> Respo
         parts.extensions.get().map(Authentication::done);
     }
     let needed = if audited { Role::Operator } else { Role::Read };
-    let allowed = who.map_or(Ok(()), |who| who.and_then(|who| may(&who, needed)));
+    let allowed = HostCheck::of_operators(&desk.gateway.config).check(&parts).map_err(Problem::from);
+    let allowed = allowed.and_then(|()| who.map_or(Ok(()), |who| who.and_then(|who| may(&who, needed))));
     let allowed = allowed.and_then(|()| desk.document.check_query(&parts, &path));
     let allowed = allowed.map(|()| Request::from_parts(parts, body));
     let request = match allowed {

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use vocabulary::{Epoch, Owner};
 
 use super::words::{EpochWord, OwnerWord};
+use crate::host_check::HostRefusal;
 
 /// What kind of problem it is; the last part of its `type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, AsRefStr, IntoStaticStr, VariantArray)]
@@ -31,6 +32,10 @@ pub enum Kind {
     Unauthorized,
     /// The token's role may not do this.
     Forbidden,
+    /// The name in `Host` is not one of this listener's.
+    HostNotAllowed,
+    /// A web page of another site sent it.
+    OriginNotAllowed,
     /// The path is not served.
     UnknownPath,
     /// There is no such thing.
@@ -86,6 +91,8 @@ impl Kind {
             Kind::InvalidCursor => (StatusCode::BAD_REQUEST, "Invalid cursor"),
             Kind::Unauthorized => (StatusCode::UNAUTHORIZED, "Token needed"),
             Kind::Forbidden => (StatusCode::FORBIDDEN, "Role not sufficient"),
+            Kind::HostNotAllowed => (StatusCode::FORBIDDEN, "Host not allowed"),
+            Kind::OriginNotAllowed => (StatusCode::FORBIDDEN, "Origin not allowed"),
             Kind::UnknownPath => (StatusCode::NOT_FOUND, "Unknown path"),
             Kind::NotFound => (StatusCode::NOT_FOUND, "Not found"),
             Kind::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
@@ -232,6 +239,17 @@ impl Problem {
         let detail = "No leader is known, so nothing can be changed; serving goes on with the last view. Look at \
                       GET /ownerserve/v1/cluster, and try again when it has a leader.";
         Self::new(Kind::NoQuorum, detail)
+    }
+}
+
+impl From<HostRefusal> for Problem {
+    fn from(refusal: HostRefusal) -> Self {
+        let kind = match refusal {
+            HostRefusal::NoHost | HostRefusal::BadHost => Kind::InvalidHeader,
+            HostRefusal::ForeignHost { .. } => Kind::HostNotAllowed,
+            HostRefusal::ForeignOrigin { .. } => Kind::OriginNotAllowed,
+        };
+        Self::new(kind, refusal.to_string())
     }
 }
 

@@ -15,7 +15,7 @@ use super::words::{RoleWord, WorkerWord};
 use super::writes::Done;
 use crate::config::WorkerConfig;
 use crate::gateway::Gateway;
-use crate::membership::{Came, Source};
+use crate::membership::Came;
 
 /// Longest URL, and longest address of events.
 const LONGEST_URL: usize = 256;
@@ -130,7 +130,7 @@ pub(super) async fn register(
         );
         Problem::new(Kind::Conflict, detail).caused("registrations_full")
     })?;
-    let other = gateway.worker(id).map(|member| member.source).filter(|source| *source < Source::Api);
+    let other = gateway.worker(id).map(|member| member.source).filter(|source| source.is_configured());
     let did = match (other, came) {
         (Some(source), _) => format!("it is listed by {} already, which goes first", source.as_ref()),
         (None, Came::New) => "the worker is listed".into(),

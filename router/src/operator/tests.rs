@@ -541,3 +541,34 @@ async fn the_document_lists_every_route_with_its_problems() {
         assert!(document["components"]["schemas"][name].is_object(), "{name} is described");
     }
 }
+
+#[tokio::test]
+async fn a_rebound_page_registers_no_worker_and_one_of_another_site_neither() {
+    let front = front_of(&[], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
+    let at = front.operator_address();
+    let register = async |headers: &[(&str, &str)]| {
+        let mut request = Request::post("/ownerserve/v1/registrations").header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        send(at, request, "{\"url\":\"http://127.0.0.1:9\",\"ttl_ms\":60000}").await
+    };
+    for (headers, word) in [
+        (vec![("host", "evil.example"), ("origin", "http://evil.example")], "host_not_allowed"),
+        (vec![("host", "evil.example")], "host_not_allowed"),
+        (vec![("origin", "http://evil.example")], "origin_not_allowed"),
+        (vec![("origin", "null")], "origin_not_allowed"),
+    ] {
+        let got = register(&headers).await;
+        assert_eq!((got.status, got.headers["content-type"].to_str().unwrap()), (403, "application/problem+json"));
+        let problem = got.json();
+        assert_eq!(problem["type"], format!("urn:ownerserve:problem:{word}"), "{headers:?}");
+        assert!(problem["detail"].as_str().unwrap().contains("server.allowed_"), "{problem}");
+    }
+    let read = Request::get("/ownerserve/v1/workers").header("host", "evil.example");
+    assert_eq!(send(at, read, Body::new()).await.status, 403, "nor does it read anything");
+    assert!(front.gateway.fleet().snapshot().is_empty());
+    assert_eq!(register(&[("origin", "https://ui.example")]).await.status, 200);
+    assert_eq!(register(&[("origin", &format!("http://{at}"))]).await.status, 200);
+    assert_eq!(front.gateway.fleet().snapshot().len(), 1);
+}

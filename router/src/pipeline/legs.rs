@@ -253,7 +253,7 @@ impl Legs {
 
     async fn send(&self, leg: &Leg, path: &str, body: Bytes) -> Result<Response<WorkerBody>, LegError> {
         let worker = self.gateway.worker(leg.worker).ok_or(LegError::Unknown)?;
-        let mut headers = self.gateway.headers_for(&worker.config, &self.client);
+        let mut headers = self.gateway.headers_for(&worker, &self.client);
         if self.ranks(leg.worker) > 1 {
             headers.insert(RANK, HeaderValue::from(leg.rank.0));
         }

@@ -504,3 +504,68 @@ async fn a_tree_of_more_values_than_any_request_has_is_refused_before_it_is_buil
     assert!(refused.json()["error"]["message"].as_str().unwrap().contains("values"), "{}", refused.json());
     assert!(worker.seen().is_empty());
 }
+
+/// The head of the answer to these headers of a chat request, and its error's code.
+async fn told(at: std::net::SocketAddr, headers: &[(&str, &str)]) -> (u16, String) {
+    let body = "{\"model\":\"tiny\",\"messages\":[]}";
+    let mut request = Request::post(CHAT).header("content-type", "text/plain");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let got = send(at, request, body).await;
+    (got.status, if got.status == 200 { String::new() } else { got.error_code() })
+}
+
+#[tokio::test]
+async fn a_web_page_of_another_site_makes_no_engine_work() {
+    let worker = worker().await;
+    let front = front(&[&worker], &["server.allowed_origins=[\"https://ui.example\"]"]).await;
+    let at = front.proxy_address();
+    let own = format!("http://{at}");
+    let refused = |code: &str| (403, code.to_owned());
+    assert_eq!(told(at, &[("origin", "http://evil.example")]).await, refused("origin_not_allowed"));
+    assert_eq!(told(at, &[("origin", "null")]).await, refused("origin_not_allowed"));
+    assert_eq!(told(at, &[("host", "evil.example")]).await, refused("host_not_allowed"));
+    let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
+    assert_eq!(told(at, &rebound).await, refused("host_not_allowed"));
+    let preflight = Request::options(CHAT).header("origin", "http://evil.example");
+    let got = send(at, preflight, Bytes::new()).await;
+    assert_eq!((got.status, got.error_code().as_str()), (403, "origin_not_allowed"));
+    assert!(!got.headers.contains_key("access-control-allow-origin"));
+    let unknown = Request::get("/nowhere").header("host", "evil.example");
+    assert_eq!(send(at, unknown, Bytes::new()).await.status, 403, "the path is not looked at");
+    assert_eq!(worker.seen().len(), 0, "none of it reached the worker");
+    for headers in [vec![], vec![("origin", own.as_str())], vec![("origin", "https://ui.example")], vec![("host", "x")]]
+    {
+        assert_eq!(told(at, &headers).await, (200, String::new()), "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn with_keys_any_host_is_served_and_another_sites_page_is_not() {
+    let (worker, folder) = (worker().await, tempfile::tempdir().unwrap());
+    let path = folder.path().join("keys.toml");
+    std::fs::write(&path, "[keys]\n\"sk-a\" = \"a\"").unwrap();
+    let front = front(&[&worker], &[&format!("auth.keys_file={path:?}")]).await;
+    let (at, key) = (front.proxy_address(), ("authorization", "Bearer sk-a"));
+    assert_eq!(told(at, &[key, ("host", "api.example")]).await, (200, String::new()));
+    let page = [key, ("host", "api.example"), ("origin", "http://evil.example")];
+    assert_eq!(told(at, &page).await, (403, "origin_not_allowed".into()));
+}
+
+#[tokio::test]
+async fn a_request_without_a_host_is_refused_in_http_1_1() {
+    let front = front_of(&[], &[]).await;
+    for at in [front.proxy_address(), front.operator_address()] {
+        for (head, status) in [
+            ("GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n", "HTTP/1.1 400 "),
+            ("GET /livez HTTP/1.1\r\nhost: a\r\nhost: a\r\nconnection: close\r\n\r\n", "HTTP/1.1 400 "),
+            ("GET http://evil.example/livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", "HTTP/1.1 403 "),
+            ("GET /livez HTTP/1.0\r\n\r\n", "HTTP/1.0 200 "),
+            ("GET /livez HTTP/1.1\r\nhost: 10.0.0.7:8080\r\nconnection: close\r\n\r\n", "HTTP/1.1 200 "),
+        ] {
+            let answer = rest(&mut raw(at, head.as_bytes()).await).await;
+            assert!(answer.starts_with(status), "{head}: {answer}");
+        }
+    }
+}

@@ -144,7 +144,7 @@ async fn ask_workers(gateway: &Gateway, client: &HeaderMap, id: &str) -> Option<
 }
 
 async fn knows(gateway: &Gateway, member: &Member, (client, id): (&HeaderMap, &str)) -> Option<WorkerId> {
-    let mut headers = gateway.headers_for(&member.config, client);
+    let mut headers = gateway.headers_for(member, client);
     headers.remove(ACCEPT_ENCODING);
     let path = format!("/v1/responses/{id}");
     let outgoing = Outgoing { method: Method::GET, path, headers, body: Bytes::new() };
