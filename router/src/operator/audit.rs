@@ -1,29 +1,29 @@
 //! The audit log: one line of JSON for every write that an operator asked for, done or refused.
 //!
-//! It lies in the data directory, is bounded by rotation, and never holds a token. No write is begun before the disk has
+//! It lies in the data directory, is bounded by rotation, and never holds a token. Requests that were refused before anything
+//! began have files of their own and so many lines a minute for each token, so that they push no write out. No write is begun before the disk has
 //! given the room for its line, and the line is there (fdatasync) before the answer is sent; only a process that dies in the
 //! middle of a write leaves none. Where a line is lost all the same, because the disk broke meanwhile, the log of the process
 //! has it with an error, `/readyz` says so, and no write is begun until the log takes lines again.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+mod journal;
+
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::access::{Role, Who};
-
-/// Most files that are kept: the current one and older ones, `audit.jsonl.1` the newest of them.
-const FILES: u32 = 4;
+use crate::auth::Digest;
+use journal::Journal;
+pub(super) use journal::Room;
 
 /// Longest body that is kept in a line.
 const LONGEST_BODY: usize = 4 << 10;
@@ -31,11 +31,14 @@ const LONGEST_BODY: usize = 4 << 10;
 /// Longest tag that is kept in a line.
 const LONGEST_TAG: usize = 256;
 
-/// Room for one line, whatever is in it: path and body are bounded, and escaping makes them a few times as long.
-const ROOM: u64 = 64 << 10;
+/// Longest path that is kept in a line.
+const LONGEST_KEY: usize = 256;
 
-/// Most lines a minute for those who have no token: they must not push the others' lines out of the files.
-const STRANGERS: u32 = 60;
+/// Most lines a minute for refused requests of one token, and of all who have none together.
+const REFUSED_A_MINUTE: u32 = 60;
+
+/// Most tokens whose refused requests are counted at a time; beyond that, those that are counted anew count as one.
+const MOST_COUNTED: usize = 1024;
 
 #[derive(Serialize)]
 pub(super) struct Line<'a> {
@@ -82,24 +85,22 @@ pub(super) fn kept_tag(tag: &str) -> String {
     tag.chars().take(LONGEST_TAG).collect()
 }
 
-/// Whether there is room on the disk for a line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Room {
-    /// It was taken before the write was begun.
-    Taken,
-    /// Nothing was begun, and the line is written if it can be.
-    None,
+/// A path as the log keeps it.
+pub(super) fn kept_key(path: &str) -> String {
+    path[..path.floor_char_boundary(LONGEST_KEY)].to_owned()
 }
 
-/// The file that is written to.
+/// The files that are written to.
 #[derive(Debug)]
 pub(super) struct Audit {
-    path: PathBuf,
-    bound: u64,
-    file: Mutex<Open>,
-    /// Whether it took no line, or had no room for one, when it was tried last.
+    /// Writes that were begun: `audit.jsonl`.
+    begun: Journal,
+    /// Requests that were refused before anything began: `refused.jsonl`.
+    refused: Journal,
+    /// Whether the first took no line, or had no room for one, when it was tried last.
     is_broken: AtomicBool,
-    strangers: Mutex<Minute>,
+    /// Refused requests by token.
+    refusals: Mutex<HashMap<Option<Digest>, Minute>>,
     /// `audit_failed_total{what}`.
     failed: IntCounterVec,
 }
@@ -112,9 +113,13 @@ struct Minute {
 }
 
 impl Minute {
+    fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.since) >= Duration::from_secs(60)
+    }
+
     /// One more at `now`: how many there are.
     fn count(&mut self, now: Instant) -> u32 {
-        if now.duration_since(self.since) >= Duration::from_secs(60) {
+        if self.is_over(now) {
             *self = Self { since: now, count: 0 };
         }
         self.count = self.count.saturating_add(1);
@@ -122,40 +127,24 @@ impl Minute {
     }
 }
 
-#[derive(Debug)]
-struct Open {
-    file: File,
-    /// Whole lines.
-    size: u64,
-    /// Up to where the disk has given room.
-    room: u64,
-    /// Of that, for writes that run.
-    promised: u64,
-    /// Whether a part of a line may stand behind the whole ones.
-    is_torn: bool,
-}
-
 impl Audit {
-    /// Opens `audit.jsonl` in `folder`; all files together stay within about `bound` bytes.
+    /// Opens `audit.jsonl` and `refused.jsonl` in `folder`; all files together stay within about `bound` bytes.
     pub(super) fn open(folder: &Path, bound: u64, failed: IntCounterVec) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
-        let path = folder.join("audit.jsonl");
-        let file = Mutex::new(Open::at(&path)?);
-        sync(folder)?;
-        let bound = (bound / u64::from(FILES)).max(4 << 10);
+        let begun = Journal::open(folder.join("audit.jsonl"), bound / 4 * 3)?;
+        let refused = Journal::open(folder.join("refused.jsonl"), bound / 4)?;
         // At zero from the start.
         ["refused", "lost", "skipped"].iter().for_each(|what| drop(failed.with_label_values(&[what])));
-        let strangers = Mutex::new(Minute { since: Instant::now(), count: 0 });
-        Ok(Self { path, bound, file, is_broken: AtomicBool::new(false), strangers, failed })
+        Ok(Self { begun, refused, is_broken: AtomicBool::new(false), refusals: Mutex::default(), failed })
     }
 
     /// Takes room on the disk for the line of a write that is to begin. Blocks while the disk does.
     pub(super) fn make_room(&self) -> io::Result<()> {
-        let taken = self.file.lock().take(ROOM);
+        let taken = self.begun.make_room();
         self.is_broken.store(taken.is_err(), Ordering::Relaxed);
         if let Err(error) = &taken {
             self.failed.with_label_values(&["refused"]).inc();
-            tracing::error!(%error, path = %self.path.display(), "the audit log has no room, so that a write was refused");
+            tracing::error!(%error, path = %self.begun.path.display(), "the audit log has no room, so that a write was refused");
         }
         taken
     }
@@ -167,17 +156,27 @@ impl Audit {
 
     /// Finds out whether there is room again, unless somebody is at it. Blocks while the disk does.
     pub(super) fn try_again(&self) {
-        let Some(mut file) = self.file.try_lock() else { return };
-        if file.take(ROOM).is_ok() {
-            file.promised -= ROOM;
+        if self.begun.has_room() == Some(true) {
             self.is_broken.store(false, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a refused request of this token still gets a line in this minute.
+    fn has_turn(&self, token: Option<Digest>, now: Instant) -> bool {
+        let mut refusals = self.refusals.lock();
+        if refusals.len() >= MOST_COUNTED {
+            refusals.retain(|_, minute| !minute.is_over(now));
+        }
+        let is_counted = refusals.len() < MOST_COUNTED || refusals.contains_key(&token);
+        let minute = refusals.entry(token.filter(|_| is_counted)).or_insert(Minute { since: now, count: 0 });
+        minute.count(now) <= REFUSED_A_MINUTE
     }
 
     /// Writes a line to the disk; the log of the process has it with `RUST_LOG=info,ownerserve::audit=debug`. Blocks
     /// while the disk does.
     pub(super) fn write(&self, asked: &Asked, (outcome, status): (&'static str, u16), room: Room) {
-        if room == Room::None && asked.who.is_none() && self.strangers.lock().count(Instant::now()) > STRANGERS {
+        let token = asked.who.as_ref().and_then(|who| who.token);
+        if room == Room::None && !self.has_turn(token, Instant::now()) {
             self.failed.with_label_values(&["skipped"]).inc();
             return;
         }
@@ -198,144 +197,24 @@ impl Audit {
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
         tracing::debug!(target: "ownerserve::audit", line = %String::from_utf8_lossy(&text), "an operator wrote");
         text.push(b'\n');
-        if let Err(error) = self.append(&text, room) {
-            self.is_broken.store(true, Ordering::Relaxed);
-            // Where nothing was begun, no change goes without its line.
-            let what = if room == Room::Taken { "lost" } else { "skipped" };
+        // Where nothing was begun, no change goes without its line.
+        let (journal, what) = match room {
+            Room::Taken => (&self.begun, "lost"),
+            Room::None => (&self.refused, "skipped"),
+        };
+        if let Err(error) = journal.append(&text, room) {
+            self.is_broken.fetch_or(room == Room::Taken, Ordering::Relaxed);
             self.failed.with_label_values(&[what]).inc();
             let line = String::from_utf8_lossy(&text);
-            tracing::error!(%error, path = %self.path.display(), %line, "the audit log could not be written");
+            tracing::error!(%error, path = %journal.path.display(), %line, "the audit log could not be written");
         }
     }
-
-    fn append(&self, line: &[u8], room: Room) -> io::Result<()> {
-        let mut open = self.file.lock();
-        if room == Room::None {
-            // What was promised to writes that run is not its to take.
-            open.take(ROOM)?;
-        }
-        if open.size > 0
-            && open.size + line.len() as u64 > self.bound
-            && let Err(error) = self.rotate(&mut open)
-        {
-            tracing::warn!(%error, path = %self.path.display(), "the audit log could not be rotated; it grows beyond its bound");
-        }
-        open.promised = open.promised.saturating_sub(ROOM);
-        open.append(line)
-    }
-
-    /// A new file, in which what was promised has its room, too.
-    fn rotate(&self, open: &mut Open) -> io::Result<()> {
-        let numbered = |n: u32| match n {
-            0 => self.path.clone(),
-            n => self.path.with_extension(format!("jsonl.{n}")),
-        };
-        let fresh = self.path.with_extension("jsonl.new");
-        let there = |done: io::Result<()>| match done {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            done => done,
-        };
-        there(fs::remove_file(&fresh))?;
-        let mut next = Open::at(&fresh)?;
-        next.take(open.promised)?;
-        for n in (0..FILES - 1).rev() {
-            there(fs::rename(numbered(n), numbered(n + 1)))?;
-        }
-        fs::rename(&fresh, numbered(0))?;
-        self.path.parent().map_or(Ok(()), sync)?;
-        let old = std::mem::replace(open, next);
-        // What is left of its room goes back.
-        old.file.set_len(old.size)
-    }
-}
-
-impl Open {
-    /// Goes on behind the last whole line: a part of one that a crash left would spoil the next.
-    fn at(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)?;
-        let length = file.metadata()?.len();
-        let size = whole_lines(&file, length)?;
-        if size < length {
-            tracing::warn!(path = %path.display(), bytes = length - size, "the audit log ended within a line, which is cut off");
-            file.set_len(size)?;
-        }
-        Ok(Self { file, size, room: size, promised: 0, is_torn: false })
-    }
-
-    /// Takes so many bytes of the disk for lines to come.
-    fn take(&mut self, bytes: u64) -> io::Result<()> {
-        self.mend()?;
-        let end = self.size + self.promised + bytes;
-        if end > self.room {
-            let wanted = rustix::io::retry_on_intr(|| {
-                rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.size, end - self.size)
-            });
-            match wanted {
-                Ok(()) => self.room = end,
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.try_room(end - self.size)?,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        self.promised += bytes;
-        Ok(())
-    }
-
-    /// On a file system that promises nothing: whether there is room now.
-    fn try_room(&mut self, bytes: u64) -> io::Result<()> {
-        self.is_torn = true;
-        let tried = io::copy(&mut io::repeat(b' ').take(bytes), &mut self.file).and_then(|_| self.file.sync_data());
-        self.mend()?;
-        tried
-    }
-
-    /// Writes one whole line, or nothing.
-    fn append(&mut self, line: &[u8]) -> io::Result<()> {
-        self.mend()?;
-        self.is_torn = true;
-        let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
-        if let Err(error) = written {
-            // What cannot be mended now is before the next line.
-            let _ = self.mend();
-            return Err(error);
-        }
-        self.is_torn = false;
-        self.size += line.len() as u64;
-        Ok(())
-    }
-
-    /// Cuts off what a failed write left. The room behind it goes with it.
-    fn mend(&mut self) -> io::Result<()> {
-        if self.is_torn {
-            self.file.set_len(self.size)?;
-            (self.is_torn, self.room) = (false, self.size);
-        }
-        Ok(())
-    }
-}
-
-/// Makes a folder's entries durable: a line is only there if its file is.
-fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
-}
-
-/// Where the last whole line ends.
-fn whole_lines(file: &File, length: u64) -> io::Result<u64> {
-    let mut end = length;
-    let mut piece = [0; 4 << 10];
-    while end > 0 {
-        let start = end.saturating_sub(piece.len() as u64);
-        let piece = &mut piece[..(end - start) as usize];
-        file.read_exact_at(piece, start)?;
-        if let Some(at) = piece.iter().rposition(|byte| *byte == b'\n') {
-            return Ok(start + at as u64 + 1);
-        }
-        end = start;
-    }
-    Ok(0)
 }
 
 #[cfg(test)]
 mod tests {
+    use journal::{FILES, Open};
+
     use super::*;
 
     fn asked(key: &str) -> Asked {
@@ -360,11 +239,11 @@ mod tests {
                 audit.make_room().unwrap();
                 audit.write(&asked(&format!("{start}.{n}")), ("done", 200), Room::Taken);
             }
-            assert_eq!(audit.file.lock().promised, 0);
+            assert_eq!(audit.begun.file.lock().promised, 0);
         }
         let files: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
         let size: u64 = files.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
-        assert_eq!(files.len(), FILES as usize);
+        assert_eq!(files.len(), FILES as usize + 1, "and an empty one for what is refused");
         assert!(size <= bound, "{size} bytes");
         let text = fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
         let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
@@ -385,7 +264,8 @@ mod tests {
             let path = folder.path().join("audit.jsonl");
             fs::write(&path, format!("{}{before}", kept.repeat(2_000))).unwrap();
             let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
-            audit.write(&asked("next"), ("done", 200), Room::None);
+            audit.make_room().unwrap();
+            audit.write(&asked("next"), ("done", 200), Room::Taken);
             let text = fs::read_to_string(&path).unwrap();
             let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             assert_eq!(lines.last().unwrap()["key"], "next");
@@ -399,17 +279,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let audit = Audit::open(folder.path(), 16 << 10, counter()).unwrap();
         for n in 0..50 {
-            audit.write(&asked(&n.to_string()), ("done", 200), Room::None);
+            audit.make_room().unwrap();
+            audit.write(&asked(&n.to_string()), ("done", 200), Room::Taken);
+            audit.write(&asked(&n.to_string()), ("forbidden", 403), Room::None);
         }
         let modes = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().permissions());
         let modes: Vec<_> = modes.map(|mode| mode.mode() & 0o777).collect();
-        assert!(modes.len() > 1 && modes.iter().all(|mode| *mode == 0o600), "{modes:?}");
+        assert!(modes.len() > 3 && modes.iter().all(|mode| *mode == 0o600), "{modes:?}");
     }
 
     #[test]
     fn a_disk_that_gives_no_room_is_told_before_and_counted_and_tried_again() {
         let folder = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("/dev/full", folder.path().join("audit.jsonl")).unwrap();
+        for name in ["audit.jsonl", "refused.jsonl"] {
+            std::os::unix::fs::symlink("/dev/full", folder.path().join(name)).unwrap();
+        }
         let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
         assert!(!audit.is_broken());
         assert!(audit.make_room().is_err() && audit.is_broken());
@@ -420,26 +304,71 @@ mod tests {
         assert_eq!((count("refused"), count("lost"), count("skipped")), (1, 1, 1));
         audit.try_again();
         assert!(audit.is_broken(), "it is as full as before");
-        *audit.file.lock() = Open::at(&folder.path().join("other")).unwrap();
+        *audit.begun.file.lock() = Open::at(&folder.path().join("other")).unwrap();
         audit.try_again();
-        assert!(!audit.is_broken() && audit.file.lock().promised == 0, "there is room now");
+        assert!(!audit.is_broken() && audit.begun.file.lock().promised == 0, "there is room now");
+        audit.write(&asked("refused"), ("not_ready", 503), Room::None);
+        assert!(!audit.is_broken(), "a line of a refused request keeps no write from being done");
+    }
+
+    fn of_token(token: Option<u8>, key: &str) -> Asked {
+        let token = token.map(|byte| [byte; 32]);
+        Asked { who: Some(Who { name: "alice".into(), role: Role::Read, token }), ..asked(key) }
     }
 
     #[test]
-    fn who_has_no_token_leaves_only_so_many_lines_a_minute() {
+    fn refused_requests_of_a_token_leave_only_so_many_lines_a_minute() {
         let folder = tempfile::tempdir().unwrap();
         let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
-        for n in 0..2 * STRANGERS {
+        for n in 0..2 * REFUSED_A_MINUTE {
+            audit.write(&of_token(Some(1), &n.to_string()), ("forbidden", 403), Room::None);
             audit.write(&Asked { who: None, ..asked(&n.to_string()) }, ("unauthorized", 401), Room::None);
         }
-        audit.write(&asked("alice's"), ("forbidden", 403), Room::None);
+        audit.write(&of_token(Some(2), "another's"), ("forbidden", 403), Room::None);
+        let text = fs::read_to_string(folder.path().join("refused.jsonl")).unwrap();
+        assert_eq!(text.lines().count(), 2 * REFUSED_A_MINUTE as usize + 1);
+        assert!(text.lines().last().unwrap().contains("another's"));
+        assert_eq!(audit.failed.with_label_values(&["skipped"]).get(), 2 * u64::from(REFUSED_A_MINUTE));
+        assert!(!audit.has_turn(Some([1; 32]), Instant::now()));
+        assert!(audit.has_turn(Some([1; 32]), Instant::now() + Duration::from_secs(60)), "the next minute");
+    }
+
+    #[test]
+    fn tokens_that_come_and_go_are_counted_within_a_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let audit = Audit::open(folder.path(), 64 << 20, counter()).unwrap();
+        let now = Instant::now();
+        let token = |n: usize| Some(crate::auth::digest(&n.to_le_bytes()));
+        let taken = (0..2 * MOST_COUNTED).filter(|n| audit.has_turn(token(*n), now)).count();
+        assert_eq!(taken, MOST_COUNTED + REFUSED_A_MINUTE as usize, "those beyond the bound share one turn");
+        assert!(audit.refusals.lock().len() <= MOST_COUNTED + 1);
+        assert!(audit.has_turn(token(9_999), now + Duration::from_secs(60)));
+        assert_eq!(audit.refusals.lock().len(), 1, "the others' minutes are over");
+    }
+
+    #[test]
+    fn refused_requests_push_no_write_out_of_the_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let audit = Audit::open(folder.path(), 16 << 10, counter()).unwrap();
+        audit.make_room().unwrap();
+        audit.write(&asked("alice's write"), ("done", 200), Room::Taken);
+        for token in 0..32 {
+            for n in 0..REFUSED_A_MINUTE / 10 {
+                audit.write(&of_token(Some(token), &format!("{n}{}", "x".repeat(200))), ("forbidden", 403), Room::None);
+            }
+        }
+        assert!(folder.path().join("refused.jsonl.3").exists(), "these were turned over");
         let text = fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
-        assert_eq!(text.lines().count(), STRANGERS as usize + 1);
-        assert!(text.lines().last().unwrap().contains("alice's"));
-        assert_eq!(audit.failed.with_label_values(&["skipped"]).get(), u64::from(STRANGERS));
-        let mut minute = Minute { since: Instant::now(), count: STRANGERS };
-        assert_eq!(minute.count(minute.since + Duration::from_secs(59)), STRANGERS + 1);
-        assert_eq!(minute.count(minute.since + Duration::from_secs(60)), 1);
+        assert_eq!(text.lines().count(), 1);
+        assert!(text.contains("alice's write"));
+    }
+
+    #[test]
+    fn a_path_is_kept_up_to_its_bound() {
+        assert_eq!(kept_key("/ownerserve/v1/mode"), "/ownerserve/v1/mode");
+        assert_eq!(kept_key(&"x".repeat(7_900)).len(), LONGEST_KEY);
+        assert_eq!(kept_key(&"\u{e9}".repeat(200)).len(), LONGEST_KEY);
+        assert_eq!(kept_key(&format!("x{}", "\u{e9}".repeat(200))).len(), LONGEST_KEY - 1, "no letter is cut in two");
     }
 
     #[test]

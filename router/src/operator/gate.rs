@@ -14,7 +14,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use super::access::{Role, Who};
-use super::audit::{Asked, Audit, Room, kept, kept_tag};
+use super::audit::{Asked, Audit, Room, kept, kept_key, kept_tag};
 use super::desk::Desk;
 use super::fresh::At;
 use super::input::body_of;
@@ -159,7 +159,7 @@ fn asked(parts: &Parts, path: &str, id: &str) -> Asked {
     Asked {
         who: None,
         what: format!("{} {path}", parts.method),
-        key: parts.uri.path().to_owned(),
+        key: kept_key(parts.uri.path()),
         body: None,
         if_match: parts.headers.get(IF_MATCH).and_then(|value| value.to_str().ok()).map(kept_tag),
         request: id.to_owned(),
