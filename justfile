@@ -20,10 +20,12 @@ doc:
 rules:
     cargo nextest run --cargo-profile ci --locked --workspace -E 'binary(rules)'
 
-# Licences, sources and banned crates; the test `dependencies` holds the tree to the same file without the tool.
+# Licences, sources and banned crates, which the test `dependencies` checks without the tool, too; then known vulnerabilities, where
+# RustSec's database can be had.
 deny:
     @PATH="$PWD/target/tools/bin:$PATH" cargo deny --version >/dev/null || { echo "cargo-deny is missing: tests/scripts/setup deny"; exit 1; }
     PATH="$PWD/target/tools/bin:$PATH" cargo deny --locked check bans licenses sources
+    PATH="$PWD/target/tools/bin:$PATH" tests/scripts/advisories
 
 # What a tool can put right.
 fix:
