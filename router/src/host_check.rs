@@ -165,7 +165,7 @@ impl<'a> HostCheck<'a> {
             Some(_) => Callers::Authenticated,
             None => Callers::Anonymous { setting: "auth.keys_file" },
         };
-        Self { config: &config.server, callers, scheme: "http" }
+        Self { config: &config.server, callers, scheme: config.clients_scheme() }
     }
 
     /// The operators' listener.
@@ -174,8 +174,7 @@ impl<'a> HostCheck<'a> {
             Some(_) => Callers::Authenticated,
             None => Callers::Anonymous { setting: "operator.tokens_file" },
         };
-        let scheme = if config.operator.tls.is_some() { "https" } else { "http" };
-        Self { config: &config.server, callers, scheme }
+        Self { config: &config.server, callers, scheme: config.operators_scheme() }
     }
 
     /// Whether the request's `Host` and `Origin` are accepted.

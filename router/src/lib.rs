@@ -16,6 +16,7 @@ pub mod demo;
 mod drains;
 pub mod error;
 pub mod exchange;
+mod exposure;
 mod following;
 pub mod foretelling;
 pub mod forward;

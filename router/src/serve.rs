@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::exchange::keeper;
+use crate::exposure::exposures;
 use crate::gateway::{Gateway, GatewayError};
 use crate::identity::agreement;
 use crate::operator::{Desk, DeskError};
@@ -160,17 +161,11 @@ impl Serving {
     }
 
     fn announce(&self) {
-        let Self { gateway, desk, .. } = self;
+        let Self { gateway, .. } = self;
         tracing::info!(address = %self.proxy.address(), "clients connect here");
         tracing::info!(address = %self.operator.address(), "operators connect here, /metrics included");
-        if desk.is_guarded() && !desk.is_private() && !self.operator.address().ip().is_loopback() {
-            tracing::warn!("operators' tokens go over the network as plain text: set operator.tls");
-        }
-        if !desk.is_guarded() && !self.operator.address().ip().is_loopback() {
-            tracing::warn!(
-                "ANYBODY who reaches the operators' listener can change owners and members: it is not bound to loopback \
-                 and asks for no token; set operator.tokens_file"
-            );
+        for exposure in exposures(&gateway.config) {
+            tracing::warn!("{}", exposure.detail);
         }
         let data_dir = gateway.config.ledger.data_dir.display();
         tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node(), "ledger");

@@ -208,6 +208,16 @@ pub struct Overrides {
 }
 
 impl Config {
+    /// How URLs of the clients' listener begin.
+    pub(crate) fn clients_scheme(&self) -> &'static str {
+        "http"
+    }
+
+    /// How URLs of the operators' listener begin.
+    pub(crate) fn operators_scheme(&self) -> &'static str {
+        if self.operator.tls.is_some() { "https" } else { "http" }
+    }
+
     /// What steers from the start.
     pub fn steering(&self) -> Steering {
         let SteeringConfig { mode, rollout_percent, .. } = self.steering;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::client::Client;
 use super::endpoints::{ask_all, check_one_cluster, failure, tell};
 use super::error::CtlError;
-use super::output::{Output, note};
+use super::output::{Colour, Output, note, say};
 use super::table::{Columns, lines, table, word};
 use super::writes::{delete, post};
 
@@ -136,7 +136,21 @@ const STATUS: Columns = "ENDPOINT /endpoint, NODE /answer/node, LEADER /answer/l
 pub(crate) async fn status(client: &Client, output: Output) -> Result<(), CtlError> {
     let answers = ask_all(client, "cluster").await;
     let told = tell(&answers, STATUS, output);
+    if output == Output::Table {
+        let colour = Colour::of_stdout();
+        exposed(&answers).iter().for_each(|line| say(&colour.red(line)));
+    }
     check_one_cluster(&answers).and(told)
+}
+
+/// A line for each listener that strangers on the network can use or overhear.
+fn exposed(answers: &[Value]) -> Vec<String> {
+    let of_endpoint = |answer: &Value| {
+        let endpoint = word(answer.get("endpoint"));
+        let found = lines(&answer["answer"]["exposed"]).to_vec();
+        found.into_iter().map(move |exposure| format!("{endpoint}: {}\n", word(exposure.get("detail"))))
+    };
+    answers.iter().flat_map(of_endpoint).collect()
 }
 
 const HASHES: Columns = "ENDPOINT /endpoint, REVISION /answer/revision, TERM /answer/term, HASH /answer/hash";
@@ -225,6 +239,16 @@ mod tests {
         let error = seen.take(&[at("c", 9, "other")]).unwrap_err();
         assert_eq!((error.word(), error.code()), ("diverged", 1));
         assert!(error.to_string().contains("revision 9"), "{error}");
+    }
+
+    #[test]
+    fn an_exposed_listener_is_a_line_of_the_status_in_red() {
+        let exposed_at = |endpoint: &str, detail: &str| json!({"endpoint": endpoint, "answer": {"exposed": [{"listener": "clients", "cause": "open", "detail": detail}]}});
+        let silent = json!({"endpoint": "http://c:1", "error": "it does not answer"});
+        let answers = [exposed_at("http://a:1", "ANYBODY\u{1b}[0m"), at("http://b:1", 7, "x"), silent];
+        assert_eq!(exposed(&answers), ["http://a:1: ANYBODY?[0m\n"], "nothing else drives the terminal");
+        assert_eq!(Colour::Ansi.red("told\n"), "\u{1b}[31mtold\u{1b}[0m\n");
+        assert_eq!(Colour::None.red("told\n"), "told\n");
     }
 
     #[test]

@@ -44,6 +44,31 @@ impl Output {
     }
 }
 
+/// Whether a stream shows colours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Colour {
+    /// A terminal does.
+    Ansi,
+    /// A file or a pipe does not, nor does anything where `NO_COLOR` is set.
+    None,
+}
+
+impl Colour {
+    pub(super) fn of_stdout() -> Self {
+        use std::io::IsTerminal as _;
+        let is_wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        if is_wanted && std::io::stdout().is_terminal() { Self::Ansi } else { Self::None }
+    }
+
+    /// A line in red.
+    pub(super) fn red(self, line: &str) -> String {
+        match self {
+            Self::Ansi => format!("\u{1b}[31m{}\u{1b}[0m\n", line.trim_end()),
+            Self::None => line.to_owned(),
+        }
+    }
+}
+
 /// An answer or figures as programs get them.
 pub(crate) fn pretty(answer: &impl Serialize) -> String {
     serde_json::to_string_pretty(answer).expect("plain numbers and words encode") + "\n"

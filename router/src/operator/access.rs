@@ -103,11 +103,6 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Whether a token is needed.
-    pub(super) fn required(&self) -> bool {
-        self.file.is_some()
-    }
-
     /// Who asks, by `Authorization: Bearer TOKEN`. Every token is compared whole, so that time tells nothing.
     pub(super) fn who(&self, headers: &HeaderMap) -> Result<Who, Problem> {
         let table = self.table.load();

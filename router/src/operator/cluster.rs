@@ -12,6 +12,7 @@ use super::input::Told;
 use super::members::change;
 use super::problem::{Kind, Problem};
 use super::writes::{Done, Nothing};
+use crate::exposure::{Exposure, exposures};
 use crate::gateway::Gateway;
 
 /// What the ledger holds.
@@ -44,6 +45,9 @@ pub(super) struct Cluster {
     log_bytes: u64,
     /// Steps that wait at this router rather than push out others' KV.
     waiting: usize,
+    /// Listeners of this router that strangers on the network can use or overhear.
+    #[schema(inline)]
+    exposed: Vec<Exposure>,
 }
 
 /// The cluster as this node sees it.
@@ -69,6 +73,7 @@ pub(super) async fn cluster(State(gateway): State<Arc<Gateway>>, Seen(view): See
         queue: readings.queue_depth,
         log_bytes: readings.log_bytes,
         waiting: gateway.policies.account().waiting(),
+        exposed: exposures(&gateway.config),
     };
     Fresh::new(&view, cluster)
 }

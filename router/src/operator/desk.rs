@@ -80,16 +80,6 @@ impl Desk {
         self.ending.load(Ordering::Relaxed)
     }
 
-    /// Whether a token is needed.
-    pub fn is_guarded(&self) -> bool {
-        self.tokens.required()
-    }
-
-    /// Whether nobody on the way can read what is said.
-    pub fn is_private(&self) -> bool {
-        self.gateway.config.operator.tls.is_some()
-    }
-
     /// Follows the tokens file for ever.
     pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + 'static {
         self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.followed("operator_tokens"))
