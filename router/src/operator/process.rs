@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use ownership::Standing;
 use serde::Serialize;
@@ -51,11 +52,29 @@ struct Degraded {
     /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
     /// of files that cannot be read what they hold; of discovery who lists workers.
     cause: &'static str,
-    /// In words.
+    /// In words. Names of workers, models and files, and errors, only for those who show a token.
     detail: String,
 }
 
 impl Degraded {
+    /// The same for a stranger: no name, no path, no error.
+    fn for_strangers(self) -> Self {
+        let what = match self.what {
+            "workers" => "workers take no new sessions, or only trials",
+            "ledger" => "the ledger cannot be changed, or this node does not keep it",
+            "soft_state" => "Redis is not used",
+            "identity" => "prompts of a model are known less exactly than they could be",
+            "guardrail" => "an action made sessions slower and is switched off",
+            "correctness" => "KV came as something else over a link, which is barred",
+            "audit" => "the audit log takes no line, so that operators' writes are refused",
+            "files" => "a file that changed is not used, what was read before still is",
+            "discovery" => "workers cannot be looked up, those that were found before stay",
+            "tenants" => "quotas limit nobody, because no key names their tenants",
+            _ => "something is not as it should be",
+        };
+        Self { detail: format!("{what}; asked with a token this says more"), ..self }
+    }
+
     fn of_ejected(gateway: &Gateway) -> Option<Self> {
         let workers = gateway.fleet().snapshot();
         let outliers = gateway.policies.outliers.lock();
@@ -199,14 +218,17 @@ impl Readiness {
 
 /// Whether it can serve clients: some worker answers, and this router is not asked to end.
 ///
+/// Anybody may ask. Where tokens are configured, workers' URLs, models, files and errors are named only to those who show one.
+///
 /// What is wrong with the ledger or with Redis, or that all workers are drained, is told and takes no traffic away: steps
 /// are served all the same, and any other router stands there alike.
 #[utoipa::path(get, path = "/readyz", tag = "process",
     responses(
         (status = 200, description = "It can.", body = Fresh<Readiness>),
         (status = 503, description = "No worker answers, or this router is ending.")))]
-pub(super) async fn ready(State(desk): State<Desk>) -> Result<Fresh<Readiness>, Problem> {
+pub(super) async fn ready(State(desk): State<Desk>, headers: HeaderMap) -> Result<Fresh<Readiness>, Problem> {
     let gateway = &desk.gateway;
+    let is_stranger = desk.tokens.who(&headers).is_err();
     if desk.is_ending() {
         return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
     }
@@ -217,10 +239,17 @@ pub(super) async fn ready(State(desk): State<Desk>) -> Result<Fresh<Readiness>, 
                 let audit = desk.audit.clone();
                 drop(tokio::task::spawn_blocking(move || audit.try_again()));
             }
-            Ok(Fresh::new(&gateway.directory().view(), Readiness::of(&desk)))
+            let mut readiness = Readiness::of(&desk);
+            if is_stranger {
+                readiness.degraded = readiness.degraded.into_iter().map(Degraded::for_strangers).collect();
+            }
+            Ok(Fresh::new(&gateway.directory().view(), readiness))
         }
         None => {
-            let (workers, failures) = (gateway.fleet().snapshot(), gateway.membership().failures());
+            let (workers, mut failures) = (gateway.fleet().snapshot(), gateway.membership().failures());
+            if is_stranger {
+                failures.iter_mut().for_each(|(_, why)| "asked with a token this says why".clone_into(why));
+            }
             Err(Problem::not_ready(nobody_answers(&workers, &failures)))
         }
     }

@@ -572,3 +572,46 @@ async fn a_rebound_page_registers_no_worker_and_one_of_another_site_neither() {
     assert_eq!(register(&[("origin", &format!("http://{at}"))]).await.status, 200);
     assert_eq!(front.gateway.fleet().snapshot().len(), 1);
 }
+
+#[tokio::test]
+async fn readiness_names_nothing_to_those_without_a_token() {
+    let (folder, worker) = (tempfile::tempdir().unwrap(), Worker::start("one", "tiny").await);
+    let name = "no-such-host.invalid:80";
+    let dns = format!("discovery.dns=[{{name={name:?}, every=\"1s\"}}]");
+    let front = front(&[&worker], &[&tokens(&folder), &dns]).await;
+    let at = front.operator_address();
+    let id = WorkerId::of_endpoint(&worker.url());
+    front.gateway.fleet().set_draining(id, vocabulary::Health::Draining);
+    until("the name was looked up", || !front.gateway.membership().failures().is_empty()).await;
+    let ask = |token| send(at, asking(Request::get("/readyz"), token), "");
+    let details = |got: &crate::testing::Got| {
+        let told = got.json()["degraded"].as_array().unwrap().clone();
+        told.iter()
+            .map(|line| (line["what"].as_str().unwrap().to_owned(), line["detail"].to_string()))
+            .collect::<Vec<_>>()
+    };
+    let (stranger, known) = (ask(None).await, ask(Some("looks")).await);
+    assert_eq!((stranger.status, known.status, ask(Some("guess")).await.status), (200, 200, 200));
+    let whole = details(&known);
+    assert!(whole.iter().any(|(what, detail)| what == "discovery" && detail.contains(name)), "{whole:?}");
+    let causes = |all: &[(String, String)]| all.iter().map(|(what, _)| what.clone()).collect::<Vec<_>>();
+    for got in [&stranger, &ask(Some("guess")).await] {
+        let told = details(got);
+        assert_eq!(causes(&told), causes(&whole), "the causes are told");
+        for (_, detail) in &told {
+            assert!(detail.contains("asked with a token") && !detail.contains("no-such-host"), "{detail}");
+            assert!(!detail.contains("127.0.0.1") && !detail.contains("resolve"), "{detail}");
+        }
+    }
+    drop(front);
+    let front = front_of(&[], &[&tokens(&folder), &dns]).await;
+    until("the name was looked up", || !front.gateway.membership().failures().is_empty()).await;
+    let ask = async |token| {
+        let got = send(front.operator_address(), asking(Request::get("/readyz"), token), "").await;
+        assert_eq!(got.status, 503);
+        got.json()["detail"].as_str().unwrap().to_owned()
+    };
+    assert!(ask(Some("looks")).await.contains(name));
+    let told = ask(None).await;
+    assert!(told.contains("cannot be looked up") && !told.contains("no-such-host"), "{told}");
+}
