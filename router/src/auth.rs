@@ -37,9 +37,24 @@ pub struct AuthConfig {
 }
 
 /// A text that must not be printed.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Given {
+            Text(Arc<str>),
+            Other(serde::de::IgnoredAny),
+        }
+        match Given::deserialize(deserializer)? {
+            Given::Text(text) => Ok(Self(text)),
+            // Serde's own message would quote what was given.
+            Given::Other(_) => Err(serde::de::Error::custom("accepted is a text, in quotes")),
+        }
+    }
+}
 
 impl Secret {
     /// The text itself; only for the wire.

@@ -161,12 +161,12 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not TOML.
-    #[error("the configuration file {path} is not valid TOML: {source}")]
+    #[error("the configuration file {path} is not valid TOML: {problem}")]
     NotToml {
         /// Which file.
         path: PathBuf,
-        /// Where and why.
-        source: Box<toml::de::Error>,
+        /// Where and why, without the line itself, which may hold a secret.
+        problem: String,
     },
     /// A setting on the command line has not the form it needs.
     #[error("--set {text}: expected PATH=VALUE, for example --set steering.mode=shadow")]
@@ -259,7 +259,7 @@ impl Config {
         }
         serde_path_to_error::deserialize(Value::Table(std::mem::take(table))).map_err(|error| {
             let path = error.path().to_string();
-            let mut problem = error.into_inner().message().trim().to_owned();
+            let mut problem = without_odd_names(error.into_inner().message().trim());
             if problem.contains("socket address") {
                 problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
             }
@@ -344,7 +344,35 @@ impl Config {
 
 fn read(path: &Path) -> Result<Table, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
-    text.parse().map_err(|source| ConfigError::NotToml { path: path.into(), source: Box::new(source) })
+    text.parse().map_err(|error| ConfigError::NotToml { path: path.into(), problem: place_of(&text, &error) })
+}
+
+/// Line, column and key of what is not TOML, and why. The parser's own message would quote the line, and with it a secret.
+fn place_of(text: &str, error: &toml::de::Error) -> String {
+    let at = text.floor_char_boundary(error.span().map_or(0, |span| span.start));
+    let line = text[..at].matches('\n').count() + 1;
+    let begin = text[..at].rfind('\n').map_or(0, |end| end + 1);
+    let column = text[begin..at].chars().count() + 1;
+    let whole = text[begin..].lines().next().unwrap_or_default();
+    // Only what looks like one of our settings: a line within a text may be a part of a secret.
+    let is_key = |key: &&str| !key.is_empty() && key.chars().all(is_of_a_setting);
+    let key = whole.split_once('=').map(|(key, _)| key.trim()).filter(is_key);
+    let key = key.map(|key| format!(", at {key}")).unwrap_or_default();
+    format!("line {line}, column {column}{key}: {}", error.message().trim())
+}
+
+/// Whether our settings have such letters in their names.
+fn is_of_a_setting(c: char) -> bool {
+    c.is_ascii_lowercase() || c == '_' || c == '.'
+}
+
+/// The message without the name of an unknown field that cannot be a misspelt setting: keys of clients are put there by mistake.
+fn without_odd_names(message: &str) -> String {
+    let name = message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'));
+    match name {
+        Some((name, rest)) if !name.chars().all(is_of_a_setting) => format!("unknown field{rest}"),
+        _ => message.to_owned(),
+    }
 }
 
 /// Puts one `path=value` into `table`. The value is TOML where it reads as TOML, and a plain text otherwise.

@@ -103,6 +103,29 @@ fn what_is_wrong_is_named_with_its_path_and_what_is_accepted() {
 }
 
 #[test]
+fn what_is_wrong_is_told_without_the_secret_that_it_is_about() {
+    for (text, wanted) in [
+        ("[auth]\nsalt_secret = sk-secret", "line 2, column 15, at salt_secret: "),
+        ("[auth]\nsalt_secret = \"sk-secret", "line 2, column"),
+        ("[auth]\nsalt_secret = \"sk-secret\" x", "line 2, column"),
+        ("[auth]\nsalt_secret = \"sk-secret\\q\"", "at salt_secret: "),
+        ("[[workers]]\nurl = \"http://a\"\napi_key = 'sk-secret", "line 3, column"),
+        ("[soft_state]\nredis = \"redis://:sk-secret@h\"\"", "line 2, column"),
+        ("sk-secret", "line 1, column"),
+        ("[auth]\nsalt_secret = \"\"\"\nsk-secret==\n\"\"\" x", "line 4, column"),
+        ("[auth]\nsalt_secret = 5318008", "auth.salt_secret: accepted is a text"),
+        ("[auth]\nsalt_secret = [\"sk-secret\"]", "auth.salt_secret: accepted is a text"),
+        ("[auth]\n\"sk-secret\" = \"team-a\"", "unknown field, expected"),
+        ("[auth]\nsalt_secrt = \"sk-secret\"", "unknown field `salt_secrt`, expected"),
+        ("[[workers]]\nurl = \"http://a\"\napi_key = 5318008", "workers[0].api_key: accepted is a text"),
+    ] {
+        let error = load(text, &[], &[]).unwrap_err();
+        assert!(error.contains(wanted), "{text}: {error}");
+        assert!(!error.contains("sk-secret") && !error.contains("5318008"), "{text}: {error}");
+    }
+}
+
+#[test]
 fn the_committed_example_says_the_defaults_and_its_comments_are_valid_too() {
     let example = include_str!("../../../configs/ownerserve.toml");
     let defaults = format!("{:?}", Config::default());
