@@ -17,6 +17,7 @@ mod drains;
 pub mod error;
 pub mod exchange;
 mod exposure;
+mod file_modes;
 mod following;
 pub mod foretelling;
 pub mod forward;

@@ -14,7 +14,7 @@ use crate::gateway::{Gateway, GatewayError};
 use crate::identity::agreement;
 use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsConfig, TlsError, UnauthenticatedLimits, descriptors};
-use crate::{adapters, ahead, operator, proxy};
+use crate::{adapters, ahead, file_modes, operator, proxy};
 
 /// Most connections of the operators' listener.
 const OPERATORS: usize = 256;
@@ -167,6 +167,7 @@ impl Serving {
         for exposure in exposures(&gateway.config) {
             tracing::warn!("{}", exposure.detail);
         }
+        file_modes::warnings(&gateway.config).iter().for_each(|warning| tracing::warn!("{warning}"));
         let data_dir = gateway.config.ledger.data_dir.display();
         tracing::info!(%data_dir, cluster = %gateway.directory().cluster(), node = %gateway.node(), "ledger");
         let steering = gateway.steering.get();

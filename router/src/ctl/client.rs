@@ -193,6 +193,14 @@ impl Client {
         Err(last)
     }
 
+    /// Refuses endpoints to which a token would go as plain text over the network.
+    pub(crate) fn check_that_nobody_overhears(&self) -> Result<(), CtlError> {
+        let Some(overheard) = self.endpoints.iter().find(|endpoint| is_overheard(endpoint)) else { return Ok(()) };
+        Err(CtlError::Usage(format!(
+            "--endpoint {overheard}: the token would go there as plain text; give --endpoint https://HOST:PORT (operator.tls at              the router), or --insecure-plain-http where the network is trusted"
+        )))
+    }
+
     fn headers(&self, (body, tag): (Option<&Value>, Option<&str>)) -> Result<HeaderMap, CtlError> {
         let mut headers = HeaderMap::new();
         if let Some(token) = bearer(self.token.as_ref()) {
@@ -207,6 +215,15 @@ impl Client {
         }
         Ok(headers)
     }
+}
+
+/// Whether others on the network can read what is sent there.
+fn is_overheard(endpoint: &str) -> bool {
+    let uri = endpoint.parse::<http::Uri>().unwrap_or_default();
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let is_here = host.eq_ignore_ascii_case("localhost")
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
+    endpoint.starts_with("http://") && !is_here
 }
 
 /// The endpoints without what stands around them: a comma at the end names none.
@@ -305,6 +322,26 @@ mod tests {
         for empty in ["", ",", " , "] {
             let error = split(empty).unwrap_err();
             assert!(error.code() == 2 && error.to_string().contains("OWNERSERVE_ENDPOINT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_token_goes_over_plain_http_only_to_this_machine() {
+        let check = |endpoints: &[&str]| {
+            let endpoints = endpoints.iter().map(|endpoint| (*endpoint).to_owned()).collect();
+            let client = Client::new(ClientOptions { endpoints, token: None, waits: Waits::of(LOOK), cacert: None });
+            client.unwrap().check_that_nobody_overhears()
+        };
+        for here in
+            ["http://127.0.0.1:9464", "http://localhost:1", "http://[::1]:1", "http://LOCALHOST", "https://router-1:1"]
+        {
+            assert!(check(&[here]).is_ok(), "{here}");
+        }
+        for there in ["http://10.0.0.7:9464", "http://router-1:9464", "http://localhost.example", "http://[fd00::1]:1"]
+        {
+            let error = check(&["http://127.0.0.1:1", there]).unwrap_err();
+            let told = error.to_string();
+            assert!(error.code() == 2 && told.contains(there) && told.contains("--insecure-plain-http"), "{told}");
         }
     }
 

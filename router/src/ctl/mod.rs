@@ -73,6 +73,9 @@ pub(crate) struct CtlArgs {
     /// A PEM file with the authorities to trust behind https, in place of the operating system's.
     #[arg(long, global = true, env = "OWNERSERVE_CACERT", value_name = "FILE")]
     cacert: Option<PathBuf>,
+    /// Sends the token over http:// to other hosts than this one, too, where anybody on the way can read it.
+    #[arg(long, global = true, env = "OWNERSERVE_INSECURE_PLAIN_HTTP")]
+    insecure_plain_http: bool,
     /// Longest wait for an answer to begin, as 500ms, 5s or 2m. When left out 5s; for `migrate`, `replicate` and `snapshot`,
     /// which take as long as their blocks and bytes need, 5m; for a change of the members 45s.
     #[arg(long, global = true, value_name = "SPAN")]
@@ -296,12 +299,17 @@ fn client(args: &CtlArgs) -> Result<Client, CtlError> {
             Some(std::fs::read_to_string(path).map_err(file)?.trim().to_owned())
         }
     };
-    Client::new(ClientOptions {
+    let has_token = token.is_some();
+    let client = Client::new(ClientOptions {
         endpoints: args.endpoints.clone(),
         token: token.as_deref().map(Secret::from),
         waits: args.timeout.map_or_else(|| args.command.waits(), Waits::within),
         cacert: args.cacert.clone(),
-    })
+    })?;
+    if has_token && !args.insecure_plain_http {
+        client.check_that_nobody_overhears()?;
+    }
+    Ok(client)
 }
 
 async fn command(args: &CtlArgs) -> Result<(), CtlError> {

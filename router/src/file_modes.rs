@@ -1,0 +1,74 @@
+//! Files of secrets that other users of this machine can read. Warns and never refuses: container platforms mount secrets with
+//! modes of their own.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use crate::config::Config;
+
+/// The files of keys, tokens and private keys that `config` names, with their settings.
+fn secret_files(config: &Config) -> impl Iterator<Item = (&'static str, &Path)> {
+    let operator_key = config.operator.tls.as_ref().map(|tls| &tls.key);
+    let node_key = config.cluster.tls.as_ref().map(|tls| &tls.key);
+    let named = [
+        ("auth.keys_file", config.auth.keys_file.as_ref()),
+        ("operator.tokens_file", config.operator.tokens_file.as_ref()),
+        ("operator.tls.key", operator_key),
+        ("cluster.tls.key", node_key),
+    ];
+    named.into_iter().filter_map(|(setting, path)| Some((setting, path?.as_path())))
+}
+
+/// Whether a group or others may read or write a file of this mode.
+fn is_shared(mode: u32) -> bool {
+    mode & 0o077 != 0
+}
+
+/// One sentence for each secret file that others can read.
+pub(crate) fn warnings(config: &Config) -> Vec<String> {
+    let told = |(setting, path): (&str, &Path)| {
+        let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
+        let path = path.display();
+        is_shared(mode).then(|| {
+            format!("{setting} {path} holds secrets, and other users of this machine can reach it (mode {mode:03o}): chmod 600 {path}")
+        })
+    };
+    secret_files(config).filter_map(told).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+
+    use super::*;
+    use crate::config::Overrides;
+
+    #[test]
+    fn a_secret_file_is_told_of_when_anybody_else_can_reach_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, "").unwrap();
+        for (mode, is_told) in
+            [(0o600, false), (0o400, false), (0o640, true), (0o604, true), (0o644, true), (0o620, true)]
+        {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let tls = |more: &str| format!("{{certificate=\"c\", key={path:?}{more}}}");
+            let settings = vec![
+                format!("auth.keys_file={path:?}"),
+                format!("operator.tokens_file={path:?}"),
+                format!("operator.tls={}", tls("")),
+                format!("cluster.tls={}", tls(", ca=\"a\"")),
+            ];
+            let config = Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap();
+            let told = warnings(&config);
+            assert_eq!(told.len(), if is_told { 4 } else { 0 }, "{mode:o}: {told:?}");
+            assert!(told.iter().all(|told| told.contains(&format!("chmod 600 {}", path.display()))), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_told_by_whoever_reads_it() {
+        let settings = vec!["auth.keys_file=/nonexistent/keys".to_owned()];
+        assert_eq!(warnings(&Config::load(None, &Overrides { settings, workers: Vec::new() }).unwrap()), [""; 0]);
+    }
+}
