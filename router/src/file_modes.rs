@@ -8,11 +8,13 @@ use crate::config::Config;
 
 /// The files of keys, tokens and private keys that `config` names, with their settings.
 fn secret_files(config: &Config) -> impl Iterator<Item = (&'static str, &Path)> {
+    let proxy_key = config.proxy.tls.as_ref().map(|tls| &tls.key);
     let operator_key = config.operator.tls.as_ref().map(|tls| &tls.key);
     let node_key = config.cluster.tls.as_ref().map(|tls| &tls.key);
     let named = [
         ("auth.keys_file", config.auth.keys_file.as_ref()),
         ("operator.tokens_file", config.operator.tokens_file.as_ref()),
+        ("proxy.tls.key", proxy_key),
         ("operator.tls.key", operator_key),
         ("cluster.tls.key", node_key),
     ];

@@ -114,7 +114,7 @@ async fn attempt(
     let outgoing = Outgoing {
         method: request.method.clone(),
         path: request.path.clone(),
-        headers: gateway.headers_for(member, &request.headers),
+        headers: gateway.headers_for(member, &request.headers_with_own_id()),
         body: request.body.clone(),
     };
     gateway.upstream.send(member.config.endpoint(), outgoing).await

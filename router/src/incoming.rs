@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use prefix::ChatForm;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -17,6 +17,8 @@ use crate::error::{Addressee, ApiError, Words};
 use crate::memory::MemoryReservation;
 use crate::quotas::Reserved;
 use crate::resources::transcript::Addition;
+
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Which of the generation endpoints was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -65,7 +67,8 @@ impl Endpoint {
 /// A request, whole. The body is what the client sent (decompressed), one piece, shared by clones.
 #[derive(Clone, Debug)]
 pub struct Incoming {
-    /// Ours; also the engines' `X-Request-Id` where the client sent none.
+    /// Ours; also the engines' `X-Request-Id`. What the client sent there reaches none of them: engines name what they
+    /// make after it, and two tenants could choose the same.
     pub id: RequestId,
     /// Whose it is.
     pub tenant: TenantId,
@@ -92,6 +95,18 @@ impl Incoming {
     pub fn addressee(&self) -> Addressee {
         Addressee { words: Words::of(&self.path), request: self.id }
     }
+
+    /// The client's headers, with our id of the request in place of the client's.
+    pub(crate) fn headers_with_own_id(&self) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        headers.insert(REQUEST_ID, id_value(self.id));
+        headers
+    }
+}
+
+/// An id as a header's value.
+pub(crate) fn id_value(id: RequestId) -> HeaderValue {
+    HeaderValue::try_from(id.to_string()).expect("ids are plain text")
 }
 
 /// A new request id: unique over processes and their restarts, and not to be guessed.

@@ -14,7 +14,7 @@ use axum::extract::Request;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
 use futures::FutureExt as _;
-use http::header::{ALLOW, HeaderName};
+use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 use vocabulary::TenantId;
 
@@ -22,7 +22,7 @@ use crate::error::{Addressee, ApiError, Cause, Words, shortened};
 use crate::forward::{Learn, Where, cleaned, forward};
 use crate::gateway::Gateway;
 use crate::host_check::HostCheck;
-use crate::incoming::{Envelope, Incoming, new_request_id};
+use crate::incoming::{Envelope, Incoming, REQUEST_ID, id_value, new_request_id};
 use crate::pipeline::aside::Load;
 use crate::pipeline::serve_generation;
 use crate::quotas::TenantQuotas;
@@ -30,8 +30,6 @@ use crate::resources::serve::{new_response, stored_response};
 use crate::server::{Authentication, BodyLimits, read_body, refuse};
 use counted::Counted;
 use routes::{NOT_OFFERED, ROUTES, Route, Served};
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The clients' routes.
 pub fn routes(gateway: &Arc<Gateway>) -> Router {
@@ -48,6 +46,7 @@ pub fn routes(gateway: &Arc<Gateway>) -> Router {
 async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -> Response {
     let arrived = Instant::now();
     let id = new_request_id();
+    let named = request.headers().get(REQUEST_ID).cloned();
     let client = Addressee { words: Words::of(request.uri().path()), request: id };
     let counted = Counted::begin(gateway.clone(), route.path, arrived);
     let mut counted = counted;
@@ -62,10 +61,11 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -
         gateway.metrics.requests.errors.with_label_values(&[cause]).inc();
         tracing::debug!(request = %id, path = route.path, status = response.status().as_u16(), cause, "refused");
     }
-    if !response.headers().contains_key(REQUEST_ID)
-        && let Ok(value) = HeaderValue::try_from(id.to_string())
-    {
-        response.headers_mut().insert(REQUEST_ID, value);
+    let headers = response.headers_mut();
+    match named {
+        // Its worker repeats the name that it got, which was ours.
+        Some(named) if headers.contains_key(REQUEST_ID) => drop(headers.insert(REQUEST_ID, named)),
+        _ => drop(headers.entry(REQUEST_ID).or_insert_with(|| id_value(id))),
     }
     counted.wrap(response)
 }

@@ -12,7 +12,7 @@ use crate::pipeline::identify::Prefixed;
 use crate::pipeline::prompts::Prompts;
 use crate::pipeline::readback::Readbacks;
 use crate::quotas::Quotas;
-use crate::resources::Resources;
+use crate::resources::{Resources, Tenancy};
 use crate::soft_state::{SoftState, SoftStateError};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::soft_state::SoftStateMetrics;
@@ -46,7 +46,8 @@ impl Remembered {
         let quotas = Quotas::new(&config.tenants, &state, metrics);
         let checkpoints = Arc::new(Checkpoints::new(state.clone()));
         let identity = Identity::start(&config.identity, checkpoints.clone(), identity_metrics);
-        let responses = Arc::new(Resources::new(state.clone()));
+        let tenancy = if config.auth.keys_file.is_some() { Tenancy::Several } else { Tenancy::Single };
+        let responses = Arc::new(Resources::new(state.clone(), tenancy));
         let (prompts, readbacks, metrics) = (Arc::default(), Readbacks::default(), metrics.clone());
         Ok(Self { checkpoints, identity, responses, quotas, state, prompts, readbacks, metrics })
     }

@@ -10,6 +10,7 @@ pub(crate) mod transcript;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 use vocabulary::{TenantId, WorkerId};
 
 use crate::soft_state::{Key, Kind, SoftState};
@@ -23,24 +24,50 @@ const LONGEST_HISTORY: usize = 32 << 20;
 #[derive(Debug)]
 pub struct Resources {
     state: Arc<SoftState>,
+    tenancy: Tenancy,
+}
+
+/// Whose responses an engine stores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tenancy {
+    /// One tenant's: whoever reaches the router.
+    Single,
+    /// Several tenants', told apart by their API keys. Engines do not know tenants: an id is a tenant's because it was the
+    /// first to be given it.
+    Several,
 }
 
 impl Resources {
     /// Remembered in `state`.
-    pub fn new(state: Arc<SoftState>) -> Self {
-        Self { state }
+    pub fn new(state: Arc<SoftState>, tenancy: Tenancy) -> Self {
+        Self { state, tenancy }
     }
 
-    /// `worker` made `id`.
-    pub fn learn(&self, tenant: &TenantId, id: &str, worker: WorkerId) {
+    /// `worker` made `id`; whether `tenant` may have it: not where another tenant has a response of this id.
+    pub fn learn(&self, tenant: &TenantId, id: &str, worker: WorkerId) -> bool {
+        if self.tenancy == Tenancy::Several && !self.state.put_first(holder(id), tag(tenant)) {
+            tracing::warn!(%tenant, %worker, "an engine gave a response an id that another tenant's response has: it is not remembered");
+            return false;
+        }
         let value = Bytes::copy_from_slice(&worker.0.to_le_bytes());
         self.state.put(Key::new(Kind::Maker, tenant, id), value);
+        true
     }
 
-    /// Who made `id`.
+    /// Who made `id`, where it is this tenant's.
     pub async fn maker(&self, tenant: &TenantId, id: &str) -> Option<WorkerId> {
         let value = self.state.get(&Key::new(Kind::Maker, tenant, id)).await?;
+        if self.tenancy == Tenancy::Several {
+            // Another router may have been first.
+            let first = self.state.get_settled(&holder(id)).await;
+            first.is_none_or(|first| first == tag(tenant)).then_some(())?;
+        }
         Some(WorkerId(u64::from_le_bytes(value.as_ref().try_into().ok()?)))
+    }
+
+    /// Whether `request` itself named `id`. An engine's new id cannot stand there, unless it took it from there.
+    fn is_named_by(&self, request: &[u8], id: &str) -> bool {
+        self.tenancy == Tenancy::Several && memchr::memmem::find(request, id.as_bytes()).is_some()
     }
 
     /// `id` is no more.
@@ -75,6 +102,15 @@ impl Resources {
         };
         tokio::time::timeout(self.state.patience(), gather).await.ok()??.into_body(body)
     }
+}
+
+fn holder(id: &str) -> Key {
+    Key::of_nobody(Kind::Holder, id)
+}
+
+/// What stands for a tenant as a holder.
+fn tag(tenant: &TenantId) -> Bytes {
+    Bytes::copy_from_slice(&Sha256::digest(tenant.0.as_bytes()))
 }
 
 /// Finds `"id": "resp_..."` in the beginning of an answer, whether one JSON object or a stream of events.
@@ -138,7 +174,7 @@ mod tests {
     async fn a_response_belongs_to_its_tenant() {
         let metrics = crate::telemetry::metrics::Metrics::default().soft_state;
         let state = SoftState::start(&Default::default(), "c", metrics.clone()).unwrap();
-        let makers = Resources::new(Arc::new(state));
+        let makers = Resources::new(Arc::new(state), Tenancy::Several);
         makers.learn(&tenant("a"), "resp_1", WorkerId(1));
         assert_eq!(makers.maker(&tenant("a"), "resp_1").await, Some(WorkerId(1)));
         assert_eq!(makers.maker(&tenant("b"), "resp_1").await, None);
@@ -146,7 +182,24 @@ mod tests {
         assert_eq!(makers.maker(&tenant("a"), "resp_1").await, None);
         makers.learn(&tenant("a"), &"x".repeat(1000), WorkerId(1));
         assert_eq!(makers.maker(&tenant("a"), &"x".repeat(1000)).await, None, "an endless id takes nobody's place");
-        assert_eq!(metrics.writes.with_label_values(&["maker", "too_large"]).get(), 1);
+        assert_eq!(metrics.writes.with_label_values(&["holder", "too_large"]).get(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_id_is_the_first_tenants_whatever_engines_say_later() {
+        let metrics = crate::telemetry::metrics::Metrics::default().soft_state;
+        let state = Arc::new(SoftState::start(&Default::default(), "c", metrics).unwrap());
+        let several = Resources::new(state.clone(), Tenancy::Several);
+        assert!(several.learn(&tenant("b"), "resp_1", WorkerId(1)));
+        assert!(!several.learn(&tenant("a"), "resp_1", WorkerId(1)));
+        assert_eq!(several.maker(&tenant("a"), "resp_1").await, None);
+        assert_eq!(several.maker(&tenant("b"), "resp_1").await, Some(WorkerId(1)));
+        assert!(several.learn(&tenant("b"), "resp_1", WorkerId(2)), "its own tenant may make it again");
+        several.forget(&tenant("b"), "resp_1");
+        assert!(!several.learn(&tenant("a"), "resp_1", WorkerId(1)), "deleted, it is nobody else's");
+        assert!(several.is_named_by(b"{\"x\":\"resp_7\"}", "resp_7"));
+        let single = Resources::new(state, Tenancy::Single);
+        assert!(single.learn(&tenant("a"), "resp_1", WorkerId(1)) && !single.is_named_by(b"resp_7", "resp_7"));
     }
 
     #[test]

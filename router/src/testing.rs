@@ -195,6 +195,12 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             tokio::time::sleep(Duration::from_secs(1)).await;
             axum::Json(serde_json::json!({"usage": null})).into_response()
         }
+        "send away" => {
+            let there = [("location", "http://127.0.0.1:1/"), ("set-cookie", "a=b")];
+            (StatusCode::TEMPORARY_REDIRECT, there, "elsewhere").into_response()
+        }
+        "speak for the proxy" => speaking_for_the_proxy(asked["stream"] == true),
+        "store" => stored(&asked, &head.headers),
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
         "fail at one" if worker.name == "one" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "fail" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -207,6 +213,38 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
             ([("x-engine", "yes"), ("connection", "close")], axum::Json(json)).into_response()
         }
     }
+}
+
+/// With headers and trailers that are not an engine's to give.
+fn speaking_for_the_proxy(streams: bool) -> Response {
+    let trailers = HeaderMap::from_iter([(http::header::SET_COOKIE, http::HeaderValue::from_static("c=d"))]);
+    let text = if streams { "data: {}\n\ndata: [DONE]\n\n" } else { "{\"id\":\"x\"}" };
+    let frames = [http_body::Frame::data(Bytes::from(text)), http_body::Frame::trailers(trailers)];
+    let frames = futures::stream::iter(frames.map(Ok::<_, std::io::Error>));
+    let mut response = Response::new(Body::new(http_body_util::StreamBody::new(frames)));
+    let kind = if streams { "text/event-stream" } else { "application/json" };
+    for (name, value) in [
+        ("content-type", kind),
+        ("trailer", "set-cookie"),
+        ("x-engine", "yes"),
+        ("server", "uvicorn"),
+        ("location", "http://127.0.0.1:1/"),
+        ("set-cookie", "a=b"),
+        ("alt-svc", "h2=\"elsewhere:1\""),
+        ("refresh", "0;url=http://127.0.0.1:1/"),
+    ] {
+        response.headers_mut().append(name, value.parse().unwrap());
+    }
+    response
+}
+
+/// As vLLM 0.32.0 stores responses: under the name that the request gives itself, else under one made of `X-Request-Id`,
+/// which it repeats.
+fn stored(asked: &Value, headers: &HeaderMap) -> Response {
+    let header = headers["x-request-id"].to_str().unwrap();
+    let id = asked["request_id"].as_str().map_or_else(|| format!("resp_{header}"), str::to_owned);
+    let json = serde_json::json!({"id": id, "output": []});
+    ([("x-request-id", header.to_owned())], axum::Json(json)).into_response()
 }
 
 /// A stream that breaks off after its first piece.

@@ -20,7 +20,7 @@ use super::receipt::Remark;
 use super::vigil::Vigil;
 use crate::error::ApiError;
 use crate::gateway::Gateway;
-use crate::incoming::Endpoint;
+use crate::incoming::{Endpoint, REQUEST_ID};
 use crate::relay::is_event_stream;
 use crate::upstream::{Outgoing, UpstreamError, WorkerBody, end_to_end};
 
@@ -28,7 +28,6 @@ use crate::upstream::{Outgoing, UpstreamError, WorkerBody, end_to_end};
 const LARGEST_ANSWER: usize = 64 << 20;
 /// Longest wait for a leg whose text nobody reads.
 pub const SILENT_LEG_LIMIT: Duration = Duration::from_secs(120);
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// Why a leg gave no answer that could be delivered.
@@ -159,9 +158,7 @@ impl Legs {
     pub fn unasked(gateway: &Arc<Gateway>) -> Self {
         let mut client = HeaderMap::new();
         client.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Ok(id) = HeaderValue::try_from(crate::incoming::new_request_id().to_string()) {
-            client.insert(REQUEST_ID, id);
-        }
+        client.insert(REQUEST_ID, crate::incoming::id_value(crate::incoming::new_request_id()));
         Self {
             gateway: gateway.clone(),
             path: String::new(),
@@ -269,12 +266,7 @@ impl Legs {
 /// The client's headers, with a request id that all legs share: engines pair the legs of a transfer by it. The answer
 /// must be one that is read here: a packed one would seem to break off.
 fn client_headers(request: &Request) -> HeaderMap {
-    let mut headers = request.incoming.headers.clone();
-    if !headers.contains_key(REQUEST_ID)
-        && let Ok(id) = HeaderValue::try_from(request.incoming.id.to_string())
-    {
-        headers.insert(REQUEST_ID, id);
-    }
+    let mut headers = request.incoming.headers_with_own_id();
     headers.remove(RANK);
     if headers.contains_key(ACCEPT_ENCODING) {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vocabulary::{TenantId, WorkerId};
+use bytes::Bytes;
+use vocabulary::{SessionId, TenantId, WorkerId};
 
 use super::numbers::Numbers;
 use super::transcript::{Addition, Told};
@@ -24,6 +25,8 @@ pub(crate) struct Listener {
     resources: Arc<Resources>,
     tenant: TenantId,
     worker: WorkerId,
+    /// The body, until the id is known.
+    request: Bytes,
     sniffer: IdSniffer,
     adds: Option<Addition>,
     reserved: Option<Reserved>,
@@ -37,7 +40,8 @@ impl Listener {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
         let (tenant, reserved, adds) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone());
         let (sniffer, numbers) = (IdSniffer::default(), Numbers::default());
-        Self { resources, tenant, worker, sniffer, adds, reserved, collector, numbers }
+        let request = request.body.clone();
+        Self { resources, tenant, worker, request, sniffer, adds, reserved, collector, numbers }
     }
 
     /// The number of an event that follows what has passed.
@@ -47,7 +51,11 @@ impl Listener {
 
     pub(crate) fn piece(&mut self, data: &[u8]) {
         if let Some(id) = self.sniffer.feed(data) {
-            self.resources.learn(&self.tenant, &id, self.worker);
+            let request = std::mem::take(&mut self.request);
+            let is_named = self.resources.is_named_by(&request, &id);
+            if is_named || !self.resources.learn(&self.tenant, &id, self.worker) {
+                self.adds = None;
+            }
         }
         if self.collector.form == Form::Events {
             self.numbers.feed(data);

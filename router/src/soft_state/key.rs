@@ -11,6 +11,8 @@ use vocabulary::TenantId;
 pub enum Kind {
     /// Which worker made a response.
     Maker,
+    /// Which tenant a response belongs to; the same key whoever asks.
+    Holder,
     /// What a response was made of, and what it said.
     Transcript,
     /// Token ids of a session's prompt so far.
@@ -42,6 +44,11 @@ impl Key {
     /// The name of one of `tenant`'s things.
     pub fn new(kind: Kind, tenant: &TenantId, name: &str) -> Self {
         Self { kind, tenant: tenant.clone(), name: name.into() }
+    }
+
+    /// The name of something that belongs to no tenant yet.
+    pub fn of_nobody(kind: Kind, name: &str) -> Self {
+        Self::new(kind, &TenantId("".into()), name)
     }
 
     /// Whether it is short enough to be remembered.

@@ -198,6 +198,25 @@ impl SoftState {
     /// Forgets `key`, here and in Redis, which remembers that it was forgotten: other routers may still hold it.
     pub fn forget(&self, key: &Key) {
         self.inner.memory.lock().remove(key);
+    /// Remembers `value` unless another one stands there, here or in Redis; whether it stands here now. Never waits: only
+    /// [`Self::get_settled`] tells which one holds for all routers.
+    pub fn put_first(&self, key: Key, value: Bytes) -> bool {
+        if !key.is_bounded() || value.len() > self.inner.most_bytes(key.kind) {
+            self.inner.metrics.written(key.kind, "too_large");
+            return false;
+        }
+        let held = Held { value, ttl: self.inner.ttl, origin: Origin::Ours };
+        {
+            let (mut memory, now) = (self.inner.memory.lock(), Instant::now());
+            if let Some(first) = memory.get(&key, now) {
+                return first == held.value;
+            }
+            memory.put(key.clone(), held.clone(), now);
+        }
+        self.inner.write(Write { key, held });
+        true
+    }
+
         let held = Held { value: Bytes::new(), ttl: self.inner.ttl, origin: Origin::Shared };
         self.inner.write(Write { key: key.clone(), held });
     }
@@ -221,7 +240,7 @@ impl Inner {
     /// Largest value of a kind. More is neither written nor read.
     fn most_bytes(&self, kind: Kind) -> usize {
         match kind {
-            Kind::Maker | Kind::Quota | Kind::Charge => 64,
+            Kind::Maker | Kind::Holder | Kind::Quota | Kind::Charge => 64,
             Kind::Transcript => self.transcript,
             Kind::Checkpoint => 4 << 20,
         }

@@ -116,7 +116,7 @@ impl Shared {
         let millis = u64::try_from(write.held.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
         let value = seal::seal(&key, &write.held.value);
         pipeline.cmd("SET").arg(&key).arg(value).arg("PX").arg(millis);
-        if over == Over::Nothing {
+        if over == Over::Nothing || write.key.kind == Kind::Holder {
             pipeline.arg("NX");
         }
         pipeline.ignore();
@@ -192,7 +192,7 @@ impl Mark {
 /// What other routers may ask for, newest first. Checkpoints are cheaper to make anew.
 async fn tell_anew(inner: &Inner, shared: &Shared) {
     let ours = inner.memory.lock().ours(Instant::now());
-    let lasting = ours.into_iter().filter(|(key, _)| matches!(key.kind, Kind::Maker | Kind::Transcript));
+    let lasting = ours.into_iter().filter(|(key, _)| matches!(key.kind, Kind::Maker | Kind::Holder | Kind::Transcript));
     let writes: Vec<Write> = lasting.map(|(key, held)| Write { key, held }).collect();
     for batch in writes.chunks(BATCH) {
         let outcome = shared.save(batch, Over::Nothing).await;

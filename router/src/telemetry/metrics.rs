@@ -223,6 +223,8 @@ impl Requests {
             ("kv_transfer_params", stripped.transfer_parameters),
             ("kv_cache_report_mode", stripped.report_mode),
             ("cache_salt", stripped.salt),
+            ("request_id", stripped.request_names),
+            ("priority", stripped.priority),
         ];
         for (name, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
             self.stripped.with_label_values(&[name]).inc_by(count.into());

@@ -5,7 +5,7 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use super::families::{FINE_SECONDS, families};
 use crate::soft_state::{Kind, Standing};
 
-const KINDS: [Kind; 4] = [Kind::Maker, Kind::Transcript, Kind::Checkpoint, Kind::Charge];
+const KINDS: [Kind; 5] = [Kind::Maker, Kind::Holder, Kind::Transcript, Kind::Checkpoint, Kind::Charge];
 /// How a lookup can end, as `soft_state_lookups_total` names it.
 const LOOKUPS: [&str; 8] = ["near", "shared", "miss", "forgotten", "not_asked", "timeout", "error", "corrupt"];
 /// How a write can end, as `soft_state_writes_total` names it.

@@ -68,7 +68,8 @@ pub enum UsageEvent {
 pub struct LegOptions {
     /// Whose fields.
     pub api: Api,
-    /// The tenant's cache salt, in place of any that the client sent; without one the client's stays.
+    /// The tenant's cache salt, in place of any that the client sent; without one the client's stays. Where there is one,
+    /// tenants share the engines, and the fields in [`REACHING`] are left out too.
     pub salt: Option<Arc<str>>,
     /// Whether to ask for usage.
     pub usage: UsageEvent,
@@ -128,6 +129,10 @@ const OF_WORDS: [&str; 25] = [
 /// What vLLM gives a completion that does not bound its answer.
 const COMPLETION: u64 = 16;
 
+/// Fields by which a request can reach those of other tenants at the same engine: it names itself, and with that what the
+/// engine stores (vLLM, SGLang), or it is served before them.
+const REACHING: [&str; 3] = ["request_id", "rid", "priority"];
+
 /// What a client sent that only routers may send, and which is left out of every leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stripped {
@@ -137,6 +142,10 @@ pub struct Stripped {
     pub report_mode: u32,
     /// `cache_salt`, where the tenant has one.
     pub salt: u32,
+    /// `request_id` and `rid`, where tenants share the engines.
+    pub request_names: u32,
+    /// `priority`, where tenants share the engines.
+    pub priority: u32,
 }
 
 /// A client's body: an object, strictly read. The bytes stay as they are until a leg is made of them.
@@ -184,8 +193,16 @@ impl RequestBody {
 
     /// What is left out of every leg.
     pub fn stripped(&self, options: &LegOptions) -> Stripped {
-        let salt = options.salt.is_some() && self.fields.has("cache_salt");
-        Stripped { salt: u32::from(salt), ..self.stripped }
+        if options.salt.is_none() {
+            return self.stripped;
+        }
+        let stands = |name: &str| u32::from(self.fields.get(name).is_some());
+        Stripped {
+            salt: u32::from(self.fields.has("cache_salt")),
+            request_names: stands("request_id") + stands("rid"),
+            priority: stands("priority"),
+            ..self.stripped
+        }
     }
 
     /// Whether the client wants a stream.
@@ -299,6 +316,9 @@ impl RequestBody {
         }
         if let Some(salt) = &options.salt {
             splice.set("cache_salt", text(salt));
+            for name in REACHING {
+                splice.remove(name);
+            }
         }
         splice
     }

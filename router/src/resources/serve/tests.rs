@@ -49,6 +49,46 @@ async fn another_tenants_response_is_neither_followed_nor_told_of() {
 }
 
 #[tokio::test]
+async fn a_request_that_names_itself_reaches_no_other_tenants_response() {
+    let worker = Worker::start("one", "tiny").await;
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, "[keys]\n\"ka\" = \"a\"\n\"kb\" = \"b\"").unwrap();
+    let front = front(&[&worker], &[&format!("auth.keys_file={}", keys.display())]).await;
+    let call = async |key: &str, request: http::request::Builder, body: String| {
+        let request = request.header("authorization", format!("Bearer {key}")).header("x-request-id", "victim");
+        send(front.proxy_address(), request, body).await
+    };
+    let made = call("kb", Request::post(PATH), json!({"model": "tiny", "input": "x", "behave": "store"}).to_string()).await;
+    assert_eq!(made.headers["x-request-id"], "victim", "the client gets its own name of the request back");
+    assert_ne!(worker.last().headers["x-request-id"], "victim", "its worker gets ours");
+    let id = made.json()["id"].as_str().unwrap().to_owned();
+    assert!(!id.contains("victim"), "{id}");
+    for name in ["request_id", "r\\u0065quest_id", "rid"] {
+        for rest in ["", ",\"background\":true", ",\"store\":false", ",\"stream\":false,\"request_id\":\"x\""] {
+            let body = format!("{{\"model\":\"tiny\",\"input\":\"x\",\"behave\":\"store\",\"priority\":-1,\"{name}\":\"{id}\"{rest}}}");
+            let got = call("ka", Request::post(PATH), body).await;
+            assert_eq!(got.status, 200, "{name}");
+            assert_ne!(got.json()["id"], id.as_str());
+            let seen = sent(&worker);
+            assert_eq!([&seen["request_id"], &seen["rid"], &seen["priority"]], [&Value::Null; 3], "{seen}");
+        }
+    }
+    let path = format!("{PATH}/{id}");
+    assert_eq!(call("ka", Request::get(&path), String::new()).await.status, 404);
+    assert_eq!(call("kb", Request::get(&path), String::new()).await.status, 200);
+    let stripped = |name| front.gateway.metrics.requests.stripped.with_label_values(&[name]).get();
+    assert_eq!(["request_id", "priority"].map(stripped), [13, 12]);
+    // An engine that gives an id twice gives it to the first.
+    let body = json!({"model": "tiny", "input": "x"}).to_string();
+    let twice = call("kb", Request::post(PATH), body.clone()).await.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(call("ka", Request::post(PATH), body).await.json()["id"], twice.as_str());
+    let path = format!("{PATH}/{twice}");
+    assert_eq!(call("ka", Request::get(&path), String::new()).await.status, 404);
+    assert_eq!(call("kb", Request::get(&path), String::new()).await.status, 200);
+}
+
+#[tokio::test]
 async fn what_was_not_to_be_stored_or_was_cut_is_not_gone_on_with_elsewhere() {
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &[]).await;

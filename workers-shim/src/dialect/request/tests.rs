@@ -93,9 +93,25 @@ fn what_only_routers_may_send_is_left_out_and_counted() {
     assert_eq!(value(&request.plain(&LegOptions::default())), json!({"a": 1, "vllm_xargs": {"own": 2}}));
     let leg = value(&request.prefill(&LegOptions::default(), (&nixl(), None)));
     assert_eq!(leg["kv_transfer_params"], json!({"do_remote_decode": true, "do_remote_prefill": false}));
-    let stripped = Stripped { transfer_parameters: 2, report_mode: 1, salt: 0 };
+    let stripped = Stripped { transfer_parameters: 2, report_mode: 1, ..Stripped::default() };
     assert_eq!(request.stripped(&LegOptions::default()), stripped);
     assert_eq!(body(CHAT).stripped(&LegOptions::default()), Stripped::default());
+}
+
+#[test]
+fn where_tenants_share_engines_a_request_neither_names_itself_nor_goes_before_others() {
+    let options = LegOptions { salt: Some("5a".into()), ..LegOptions::default() };
+    let naming = r#"{"request_id":"resp_1","requ\u0065st_id":"resp_2","r\u0069d":["x"],"a":1,"priority":-9,"priority":null}"#;
+    let request = body(naming);
+    assert_eq!(value(&request.plain(&options)), json!({"a": 1, "cache_salt": "5a"}));
+    let legs = [request.prefill(&options, (&nixl(), None)), request.decode(&options, (&nixl(), Some(handoff())))];
+    for leg in legs.iter().map(value) {
+        assert_eq!(REACHING.map(|name| leg.get(name).cloned()), [None, None, None], "{leg}");
+    }
+    let stripped = Stripped { request_names: 2, priority: 1, ..Stripped::default() };
+    assert_eq!(request.stripped(&options), stripped);
+    assert_eq!(text(request.plain(&LegOptions::default())), naming, "alone, a client may name its requests");
+    assert_eq!(request.stripped(&LegOptions::default()), Stripped::default());
 }
 
 #[test]
