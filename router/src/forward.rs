@@ -16,7 +16,7 @@ use crate::relay::{Observer, is_event_stream, relay};
 use crate::resources::filing::Filing;
 use crate::resources::listener::{Form, Listener};
 use crate::roster::Sent;
-use crate::upstream::{Outgoing, UpstreamError, WorkerBody};
+use crate::upstream::{Outgoing, UpstreamError, WorkerBody, direct};
 
 /// Most tokens that a worker may count of a request that no plan was made for.
 const MOST_COUNTED: Tokens = Tokens(16 << 20);
@@ -72,7 +72,8 @@ pub(crate) async fn forward(
                 let (listener, filing) = learning(gateway, request, (learn, worker), &answer);
                 let (gateway, client) = (gateway.clone(), request.addressee());
                 let reserved = request.reserved.clone().map(|reserved| (reserved, answer.status().is_success()));
-                return Ok(relay(answer, Watch { gateway, client, _sent: sent, listener, filing, reserved }));
+                let budget = gateway.upstream.events();
+                return Ok(relay(answer, budget, Watch { gateway, client, _sent: sent, listener, filing, reserved }));
             }
             Err(error) => {
                 tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
@@ -117,7 +118,7 @@ async fn attempt(
         headers: gateway.headers_for(member, &request.headers_with_own_id()),
         body: request.body.clone(),
     };
-    gateway.upstream.send(member.config.endpoint(), outgoing).await
+    direct(gateway.upstream.send(member.config.endpoint(), outgoing).await?)
 }
 
 /// What a client is told about a worker's failure: not where it is.
@@ -127,6 +128,7 @@ pub fn client_error(error: &UpstreamError) -> ApiError {
         UpstreamError::Connect(_) => failed("it cannot be reached"),
         UpstreamError::Broken(_) => failed("it broke off before its answer began"),
         UpstreamError::Timeout(_) => ApiError::WorkerTimeout,
+        UpstreamError::Redirect(_) => failed("it answered with a redirect, which is not followed"),
         UpstreamError::Unsendable(_) => failed("the request cannot be put into HTTP"),
     }
 }

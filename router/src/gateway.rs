@@ -24,6 +24,7 @@ use crate::host_check::remove_credentials;
 use crate::membership::Membership;
 use crate::memory::{MemoryBudget, MemoryLimits};
 use crate::pipeline::aside::Aside;
+use crate::models::ModelList;
 use crate::pipeline::plan::Policies;
 use crate::pipeline::receipt::{Receipts, Remark};
 use crate::pipeline::replicate::Flight;
@@ -53,6 +54,8 @@ pub struct Gateway {
     pub steering: LiveSteering,
     /// The workers, for requests that no plan is made for.
     pub roster: Arc<Roster>,
+    /// What the workers serve, for clients that ask.
+    pub models: ModelList,
     /// Soft state, and what it is used for.
     pub remembered: Remembered,
     /// Memory of the requests in work.
@@ -133,6 +136,7 @@ impl Gateway {
             remembered,
             memory,
             aside,
+            models: ModelList::default(),
             config,
         })
     }

@@ -1,6 +1,8 @@
 //! `GET /v1/models`: the union of what the workers serve, each entry as its worker wrote it.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
@@ -9,6 +11,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use http_body_util::{BodyExt as _, Limited};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio::sync::Mutex;
 
 use crate::error::{ApiError, shortened};
 use crate::gateway::Gateway;
@@ -19,6 +22,10 @@ use crate::upstream::Outgoing;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Largest list of one worker.
 const LARGEST: usize = 4 << 20;
+/// Most models of one worker that are shown, as many as its probes take.
+const MOST_MODELS: usize = 1024;
+/// How long a list is shown to all who ask.
+const FRESH: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
 struct WorkerList {
@@ -36,16 +43,40 @@ struct Union<'a> {
     data: Vec<&'a RawValue>,
 }
 
+type Entries = Vec<(String, Box<RawValue>)>;
+
+/// The list that all callers share for a second: asking every worker is work for all of them.
+#[derive(Debug, Default)]
+pub struct ModelList {
+    last: Mutex<Option<(Instant, Option<Arc<Entries>>)>>,
+}
+
+impl ModelList {
+    /// The list as it was at most a second ago. Who comes while it is made waits for it.
+    async fn get(&self, gateway: &Gateway) -> Result<Arc<Entries>, ApiError> {
+        let mut last = self.last.lock().await;
+        let entries = match &*last {
+            Some((at, entries)) if at.elapsed() < FRESH => entries.clone(),
+            _ => {
+                let entries = union(gateway).await.map(Arc::new);
+                *last = Some((Instant::now(), entries.clone()));
+                entries
+            }
+        };
+        entries.ok_or_else(|| ApiError::NoWorker { model: "any".into() })
+    }
+}
+
 pub(crate) async fn list(gateway: &Gateway) -> Result<Response, ApiError> {
-    let entries = union(gateway).await?;
+    let entries = gateway.models.get(gateway).await?;
     let data = entries.iter().map(|(_, entry)| &**entry).collect();
     let text = serde_json::to_string(&Union { object: "list", data }).expect("raw JSON serializes");
     Ok(json(text))
 }
 
 pub(crate) async fn one(gateway: &Gateway, wanted: &str) -> Result<Response, ApiError> {
-    let entries = union(gateway).await?;
-    let found = entries.into_iter().find(|(id, _)| id == wanted);
+    let entries = gateway.models.get(gateway).await?;
+    let found = entries.iter().find(|(id, _)| id == wanted);
     found
         .map(|(_, entry)| json(entry.get().to_owned()))
         .ok_or_else(|| ApiError::UnknownModel { model: shortened(wanted) })
@@ -57,21 +88,23 @@ fn json(text: String) -> Response {
     response
 }
 
-/// Every model once, in the order of the workers and of their lists.
-async fn union(gateway: &Gateway) -> Result<Vec<(String, Box<RawValue>)>, ApiError> {
+/// Every model once, in the order of the workers and of their lists; none where no worker tells any.
+async fn union(gateway: &Gateway) -> Option<Entries> {
     let answering = gateway.roster.answering(gateway.fleet());
     let lists = futures::future::join_all(answering.iter().map(|member| ask(gateway, member))).await;
-    if lists.iter().all(Option::is_none) {
-        return Err(ApiError::NoWorker { model: "any".into() });
-    }
-    let mut union: Vec<(String, Box<RawValue>)> = Vec::new();
-    for entry in lists.into_iter().flatten().flatten() {
+    lists.iter().any(Option::is_some).then(|| once(lists.into_iter().flatten()))
+}
+
+fn once(lists: impl Iterator<Item = Vec<Box<RawValue>>>) -> Entries {
+    let mut known = HashSet::new();
+    let mut entries = Entries::new();
+    for entry in lists.flat_map(|list| list.into_iter().take(MOST_MODELS)) {
         let Ok(Entry { id }) = serde_json::from_str(entry.get()) else { continue };
-        if !union.iter().any(|(known, _)| *known == id) {
-            union.push((id, entry));
+        if known.insert(id.clone()) {
+            entries.push((id, entry));
         }
     }
-    Ok(union)
+    entries
 }
 
 async fn ask(gateway: &Gateway, member: &Member) -> Option<Vec<Box<RawValue>>> {
@@ -87,4 +120,21 @@ async fn ask(gateway: &Gateway, member: &Member) -> Option<Vec<Box<RawValue>>> {
         serde_json::from_slice::<WorkerList>(&body).ok()
     };
     Some(tokio::time::timeout(PATIENCE, answer).await.ok()??.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(ids: impl Iterator<Item = usize>) -> Vec<Box<RawValue>> {
+        ids.map(|id| RawValue::from_string(format!("{{\"id\":\"m{id}\"}}")).unwrap()).collect()
+    }
+
+    #[test]
+    fn each_model_is_shown_once_and_of_an_endless_list_the_beginning() {
+        let lists = [list(0..150_000), list(1000..1030), list(0..1)];
+        let entries = once(lists.into_iter());
+        assert_eq!(entries.len(), 1030);
+        assert_eq!([&*entries[0].0, &*entries[1029].0], ["m0", "m1029"]);
+    }
 }

@@ -10,9 +10,9 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use vocabulary::Tokens;
-use workers_shim::dialect::{SseScanner, Usage, usage_at_end};
+use workers_shim::dialect::{EventBudget, SseScanner, Usage, usage_at_end};
 
-use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
+use crate::upstream::{WorkerBody, WorkerBodyError, answer_headers};
 
 /// Sees what passes. Dropping it tells that the answer is over, for whatever reason.
 pub trait Observer: Send + 'static {
@@ -27,14 +27,16 @@ pub trait Observer: Send + 'static {
 }
 
 /// The client's response of a worker's. Pieces go on as they come, events as soon as they are whole.
-pub fn relay(answer: http::Response<WorkerBody>, observer: impl Observer + Unpin) -> Response {
+///
+/// Trailers do not go on: nothing that engines serve has any, and clients would take them for this proxy's.
+pub fn relay(answer: http::Response<WorkerBody>, budget: EventBudget, observer: impl Observer + Unpin) -> Response {
     let (head, body) = answer.into_parts();
     let events = is_event_stream(&head.headers);
-    let scanner = events.then(SseScanner::new);
+    let scanner = events.then(|| SseScanner::new().within(budget));
     let (ready, tail) = (VecDeque::new(), BytesMut::new());
     let mut response = Response::new(Body::new(Relayed { body, observer, scanner, tail, ready, ended: false }));
     *response.status_mut() = head.status;
-    *response.headers_mut() = end_to_end(&head.headers);
+    *response.headers_mut() = answer_headers(&head.headers);
     if events {
         // An error event may follow, so that no announced length could be kept.
         response.headers_mut().remove(CONTENT_LENGTH);
@@ -115,10 +117,11 @@ impl<O: Observer + Unpin> HttpBody for Relayed<O> {
                 return Poll::Ready(None);
             }
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.take(data),
-                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-                },
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.take(data);
+                    }
+                }
                 Some(Err(error)) => {
                     self.ended = true;
                     let told = self.observer.broken();

@@ -112,7 +112,7 @@ impl Roster {
         let able =
             |worker: &WorkerView| worker.health != Health::Unreachable && !tried.contains(&worker.id) && serves(worker);
         let chosen = workers.iter().enumerate().filter(|(_, worker)| able(worker)).min_by_key(|(index, worker)| {
-            let load = worker.load.running + worker.load.waiting;
+            let load = worker.load.running.saturating_add(worker.load.waiting);
             let is_last = (ejected.contains(&worker.id), worker.health == Health::Draining);
             (is_last, worker.role == Role::Prefill, load, (index + count - turn % count) % count)
         });

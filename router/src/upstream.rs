@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName};
-use http::{Method, Request, Response, Uri};
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming as HyperBody;
@@ -21,8 +21,9 @@ use serde::Deserialize;
 use smart_default::SmartDefault;
 use strum::AsRefStr;
 use tokio::time::{Instant, Sleep};
+use workers_shim::dialect::EventBudget;
 
-use crate::config::units::Span;
+use crate::config::units::{Size, Span};
 
 /// Section `[upstream]`: how workers are reached.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
@@ -40,6 +41,10 @@ pub struct UpstreamConfig {
     /// How long an idle connection is kept. Below the engines' own limit (uvicorn: 5 s), or requests meet closed ones.
     #[default(Span::seconds(4))]
     pub idle_timeout: Span,
+    /// Memory for events of workers' streams whose end has not come, of all streams together. An event that finds no room
+    /// passes unread, and its answer cannot go on at another worker.
+    #[default(Size::mebibytes(256))]
+    pub unfinished_events: Size,
     /// Most idle connections to one worker.
     #[default(512)]
     pub idle_connections: usize,
@@ -74,6 +79,10 @@ pub enum UpstreamError {
     #[error("no answer within {0:?}")]
     #[strum(serialize = "worker_timeout")]
     Timeout(Duration),
+    /// It answered with a redirect or a change of protocol. Nobody follows it: what it names is the worker's choice.
+    #[error("it answered {0}, which is not followed")]
+    #[strum(serialize = "worker_redirect")]
+    Redirect(StatusCode),
     /// The request cannot be sent at all.
     #[error("the request cannot be sent: {0}")]
     Unsendable(String),
@@ -82,7 +91,7 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// Whether another worker may do better. A timed-out request may still run; trying again would double it.
     pub fn retryable(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Broken(_))
+        matches!(self, Self::Connect(_) | Self::Broken(_) | Self::Redirect(_))
     }
 }
 
@@ -91,6 +100,7 @@ impl UpstreamError {
 pub struct Upstream {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     config: UpstreamConfig,
+    events: EventBudget,
 }
 
 impl std::fmt::Debug for Upstream {
@@ -126,7 +136,13 @@ impl Upstream {
             .pool_idle_timeout(config.idle_timeout.0)
             .pool_max_idle_per_host(config.idle_connections)
             .build(connector);
-        Self { client, config }
+        let events = EventBudget::of(config.unfinished_events.0);
+        Self { client, config, events }
+    }
+
+    /// Memory for unfinished events of all workers' streams.
+    pub fn events(&self) -> EventBudget {
+        self.events.clone()
     }
 
     /// Sends `request` to the worker at `endpoint` (scheme, host and port) and waits for the head of its answer.
@@ -147,6 +163,15 @@ impl Upstream {
             if error.is_connect() { UpstreamError::Connect(detail) } else { UpstreamError::Broken(detail) }
         })?;
         Ok(answer.map(|body| WorkerBody::new(body, self.config.pause_timeout.0)))
+    }
+}
+
+/// An engine's answer, unless it sends its client elsewhere or changes the protocol.
+pub(crate) fn direct(answer: Response<WorkerBody>) -> Result<Response<WorkerBody>, UpstreamError> {
+    let status = answer.status();
+    match status.is_redirection() || status.is_informational() {
+        true => Err(UpstreamError::Redirect(status)),
+        false => Ok(answer),
     }
 }
 
@@ -262,6 +287,27 @@ pub fn end_to_end(headers: &HeaderMap) -> HeaderMap {
         }
     }
     for name in HOP_BY_HOP {
+        kept.remove(name);
+    }
+    kept
+}
+
+/// Headers by which an engine would speak for this proxy: where its client goes next, and what it keeps for this address.
+const OF_THE_SERVER: [HeaderName; 8] = [
+    header::LOCATION,
+    header::CONTENT_LOCATION,
+    header::REFRESH,
+    header::ALT_SVC,
+    header::STRICT_TRANSPORT_SECURITY,
+    header::SERVER,
+    header::SET_COOKIE,
+    HeaderName::from_static("clear-site-data"),
+];
+
+/// A worker's headers as they go to a client: end to end, without those in which it would speak for this proxy.
+pub fn answer_headers(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = end_to_end(headers);
+    for name in OF_THE_SERVER {
         kept.remove(name);
     }
     kept

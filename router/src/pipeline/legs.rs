@@ -22,7 +22,7 @@ use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, REQUEST_ID};
 use crate::relay::is_event_stream;
-use crate::upstream::{Outgoing, UpstreamError, WorkerBody, end_to_end};
+use crate::upstream::{Outgoing, UpstreamError, WorkerBody, answer_headers, direct};
 
 /// Largest whole answer that is kept until its end.
 const LARGEST_ANSWER: usize = 64 << 20;
@@ -259,7 +259,7 @@ impl Legs {
         if let Err(UpstreamError::Connect(_)) = &sent {
             self.gateway.fleet().unreachable(leg.worker);
         }
-        Ok(sent?)
+        Ok(direct(sent?)?)
     }
 }
 
@@ -315,7 +315,7 @@ async fn first_piece(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
 async fn whole(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
     let (mut head, body) = answer.into_parts();
     let body = Limited::new(body, LARGEST_ANSWER).collect().await.map_err(|_| LegError::Broken)?.to_bytes();
-    head.headers = end_to_end(&head.headers);
+    head.headers = answer_headers(&head.headers);
     let told = Answer::read(&body).unwrap_or_default();
     Ok(Opened::Whole(Response::from_parts(head, body), told))
 }

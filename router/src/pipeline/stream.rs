@@ -39,7 +39,7 @@ use crate::incoming::Endpoint;
 use crate::outliers;
 use crate::quotas::BYTES_PER_TOKEN;
 use crate::resources::listener::{Form, Listener};
-use crate::upstream::{WorkerBody, WorkerBodyError, end_to_end};
+use crate::upstream::{WorkerBody, WorkerBodyError, answer_headers};
 
 /// How often an answer goes on elsewhere: a request that kills its workers does not get all of them.
 const MOST_BREAKS: usize = 3;
@@ -73,13 +73,13 @@ pub fn stream(opened: Opened, mut finish: Finish) -> Response {
                 Delivery::Stream { usage_wanted: false } => SseScanner::hiding_usage(),
                 Delivery::Stream { usage_wanted: true } | Delivery::Whole => SseScanner::new(),
             };
-            let scanner = keeping(scanner, &finish);
+            let scanner = keeping(scanner.within(finish.gateway.upstream.events()), &finish);
             let leg = Leg::of(rest, finish);
             let mut events = Events { client, scanner, ready: VecDeque::new(), several, listener, leg };
             events.take(first);
             let mut response = Response::new(Body::from_stream(poll_fn(move |cx| events.poll_guarded(cx))));
             *response.status_mut() = head.status;
-            *response.headers_mut() = end_to_end(&head.headers);
+            *response.headers_mut() = answer_headers(&head.headers);
             // An event may be left out or added, so no announced length could be kept.
             response.headers_mut().remove(CONTENT_LENGTH);
             response

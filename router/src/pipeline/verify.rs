@@ -179,7 +179,7 @@ impl Check<'_> {
                 && view.models.contains(&self.kept.model)
         });
         let best =
-            can.min_by_key(|view| (view.id == self.transfer.link.from, view.load.running + view.load.waiting, view.id));
+            can.min_by_key(|view| (view.id == self.transfer.link.from, view.load.running.saturating_add(view.load.waiting), view.id));
         best.map(|view| view.id)
     }
 }

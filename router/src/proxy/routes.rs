@@ -25,9 +25,9 @@ pub(super) enum Served {
 }
 
 impl Served {
-    /// Whether it counts against a tenant's quotas: whatever makes an engine work.
+    /// Whether it counts against a tenant's quotas: whatever engines are asked for anew.
     pub(super) fn costs(self) -> bool {
-        matches!(self, Self::Generation(_) | Self::ByModel | Self::NewResponse)
+        matches!(self, Self::Generation(_) | Self::ByModel | Self::NewResponse | Self::Models | Self::OneModel)
     }
 }
 

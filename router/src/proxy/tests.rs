@@ -569,3 +569,46 @@ async fn a_request_without_a_host_is_refused_in_http_1_1() {
         }
     }
 }
+
+#[tokio::test]
+async fn an_engine_neither_sends_clients_away_nor_speaks_for_the_proxy() {
+    let worker = worker().await;
+    let front = front(&[&worker], &[]).await;
+    let at = front.proxy_address();
+    for path in [CHAT, "/v1/messages", "/v1/embeddings", "/tokenize"] {
+        for stream in [false, true] {
+            let body = |behave: &str| {
+                let fields = "\"model\":\"tiny\",\"messages\":[],\"prompt\":\"\"";
+                format!("{{{fields},\"stream\":{stream},\"behave\":\"{behave}\"}}")
+            };
+            let got = post(at, path, body("send away")).await;
+            assert_eq!(got.status, 502, "{path}");
+            assert!(String::from_utf8_lossy(&got.body).contains("redirect, which is not followed"), "{got:?}");
+            assert!(["location", "set-cookie"].iter().all(|name| !got.headers.contains_key(*name)), "{got:?}");
+            let request = String::from_utf8(request_bytes(path, &body("speak for the proxy"))).unwrap();
+            let request = request.replace("host: x", "host: x\r\nconnection: close\r\nte: trailers");
+            let text = rest(&mut raw(at, request.as_bytes()).await).await;
+            assert!(text.contains(if stream { "[DONE]" } else { "\"x\"" }), "{path}: {text}");
+            assert!(text.contains("x-engine: yes"), "{path}: {text}");
+            for name in ["server:", "location:", "set-cookie", "alt-svc:", "refresh:"] {
+                assert!(!text.contains(name), "{path}: {name} in {text}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_list_of_models_is_made_once_for_all_who_ask_and_counts_as_a_request() {
+    let worker = worker().await;
+    let front = front(&[&worker], &["tenants.default.requests_per_minute=20"]).await;
+    let at = front.proxy_address();
+    let mut lists = Vec::new();
+    for _ in 0..20 {
+        let got = get(at, "/v1/models").await;
+        assert_eq!(got.status, 200);
+        lists.push(got.body);
+    }
+    assert!(lists.iter().all(|list| *list == lists[0]));
+    assert_eq!(get(at, "/v1/models").await.status, 429);
+    assert_eq!(get(at, "/v1/models/tiny").await.status, 429);
+}

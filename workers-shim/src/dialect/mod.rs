@@ -25,4 +25,4 @@ pub use request::{Api, GoOn, LegOptions, RequestBody, Stripped, TokenIds, UsageE
 pub use retold::{Repeats, Retold};
 pub use said::{Kept, Lost, Said, ShownIds, Telling};
 pub use splice::{JsonFields, Splice};
-pub use sse::{SseScanner, StreamFacts};
+pub use sse::{EventBudget, SseScanner, StreamFacts};

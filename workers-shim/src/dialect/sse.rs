@@ -1,5 +1,6 @@
 //! A streamed answer, read while it passes: nothing is copied but events that are cut by a chunk's end.
 
+mod budget;
 mod chunk;
 mod framing;
 
@@ -9,6 +10,8 @@ use super::answer::Usage;
 use super::readback::event_for_client;
 use super::retold::Retold;
 use super::said::{Event, Kept, Lost, Passage, Said, ShownIds};
+pub use budget::EventBudget;
+use budget::Share;
 use chunk::{Choice, Chunk, EngineError, Inner};
 use framing::{Last, ends_answer, event_end, name_of};
 
@@ -64,6 +67,8 @@ pub struct SseScanner {
     /// An event whose end is not here yet, and how much of it was searched for that end.
     tail: BytesMut,
     searched: usize,
+    /// What the tail takes of the memory for all streams.
+    share: Share,
     /// Inside an event that is too long to keep.
     overlong: bool,
     /// Whether that one ends the answer, by its name.
@@ -96,6 +101,11 @@ impl SseScanner {
     /// Keeps what is told, so that another engine can make it again and go on.
     pub fn retelling(self, retold: Retold) -> Self {
         Self { retold: Some(Box::new(retold)), ..self }
+    }
+
+    /// Keeps no more of an unfinished event than `budget` has room for: one that does not fit passes unread.
+    pub fn within(self, budget: EventBudget) -> Self {
+        Self { share: Share::of(budget), ..self }
     }
 
     fn is_kept(&self) -> bool {
@@ -136,6 +146,7 @@ impl SseScanner {
     /// What comes next is from another engine, which goes on.
     pub fn go_on(&mut self) {
         (self.tail, self.searched, self.overlong, self.last, self.failure) = Default::default();
+        self.share.hold(0);
         (self.facts.error, self.facts.done) = (None, false);
         // Either by ids or all over again.
         self.said = self.said.take().filter(|said| said.so_far().is_ok());
@@ -222,7 +233,8 @@ impl SseScanner {
     fn keep_tail(&mut self, pass: &mut dyn FnMut(Bytes)) {
         self.searched = self.tail.len();
         let longest = if self.is_kept() { LONGEST_WITH_IDS } else { LONGEST_EVENT };
-        if self.overlong || self.tail.len() > longest {
+        if self.overlong || self.tail.len() > longest || !self.share.hold(self.tail.len()) {
+            self.share.hold(0);
             if !self.overlong {
                 self.unread();
                 self.last = ends_answer(name_of(&self.tail));
