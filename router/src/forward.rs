@@ -142,9 +142,10 @@ fn learning(
     let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
     let responses = gateway.remembered.responses.clone();
     let is_wanted = learn != Learn::Nothing && answer.status().is_success();
-    let listener = is_wanted.then(|| Listener::new(responses, request, worker, form));
-    let filed = (learn == Learn::Step).then(|| Filing::of(gateway, request, (worker, answer.status(), form)));
-    (listener, filed.flatten())
+    let filed = (learn == Learn::Step).then(|| Filing::of(gateway, request, (worker, answer.status(), form))).flatten();
+    let session = filed.as_ref().and_then(Filing::session);
+    let listener = is_wanted.then(|| Listener::new(responses, (request, session), worker, form));
+    (listener, filed)
 }
 
 /// Keeps the request counted at its worker while the answer runs, and learns from it.

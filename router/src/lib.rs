@@ -26,6 +26,7 @@ pub mod guardrail;
 pub mod host_check;
 pub mod identity;
 pub mod incoming;
+mod kept;
 pub mod membership;
 pub mod memory;
 mod models;

@@ -38,7 +38,7 @@ def workers():
 
 
 def routers_of(redis, workers, *settings: str, count: int = 2) -> list[Serve]:
-    shared = (f'soft_state.redis="{redis.url}"', "soft_state.namespace=test", BUDGET, *settings)
+    shared = (f'soft_state.redis="{redis.url}"', "soft_state.namespace=test", "soft_state.secret=0123456789abcdef", BUDGET, *settings)
     routers = [Serve([worker.url for worker in workers], settings=shared) for _ in range(count)]
     for router in routers:
         router.wait()
@@ -378,7 +378,7 @@ def test_every_key_has_an_end_and_names_its_tenant(redis, routers):
 def test_a_router_without_redis_starts_and_says_so(workers):
     nobody = Redis()
     nobody.kill()
-    (router,) = [Serve([worker.url for worker in workers], settings=(f'soft_state.redis="redis://:hunter2@127.0.0.1:{nobody.port}"', BUDGET))]
+    (router,) = [Serve([worker.url for worker in workers], settings=(f'soft_state.redis="redis://:hunter2@127.0.0.1:{nobody.port}"', "soft_state.secret=0123456789abcdef", BUDGET))]
     try:
         router.wait()
         first, _ = respond(router, prose(20, 400))

@@ -293,7 +293,8 @@ mod tests {
         let worker = Worker::start("one", "tiny").await;
         let data = tempfile::tempdir().unwrap();
         let folder = format!("ledger.data_dir={:?}", data.path().join("ledger"));
-        let front = front_of(&[worker.url()], &[&folder, "soft_state.redis=\"redis://127.0.0.1:9\""]).await;
+        let redis = ["soft_state.redis=\"redis://127.0.0.1:9\"", "soft_state.plaintext=true"];
+        let front = front_of(&[worker.url()], &[&folder, redis[0], redis[1]]).await;
         std::fs::remove_dir_all(data.path().join("ledger")).unwrap();
         let redis = || front.gateway.remembered.state.trouble().is_some();
         until("it is noticed", || {

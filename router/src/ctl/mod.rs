@@ -13,6 +13,7 @@ mod endpoints;
 mod error;
 mod explain;
 mod filters;
+mod forget;
 mod links;
 mod lists;
 mod output;
@@ -221,6 +222,9 @@ enum CtlCommand {
         #[command(subcommand)]
         command: Option<links::LinksCommand>,
     },
+    /// Forgets what is kept of people's words, at every endpoint.
+    #[command(subcommand)]
+    Forget(forget::ForgetCommand),
     /// The nodes of the cluster.
     #[command(subcommand)]
     Member(cluster::MemberCommand),
@@ -261,6 +265,7 @@ impl CtlCommand {
             Self::Snapshot(_) => Span::seconds(300),
             // The leader itself takes up to 30 s for these.
             Self::Member(_) | Self::MoveLeader { .. } | Self::RaiseLevel { .. } => Span::seconds(45),
+            CtlCommand::Forget(_) => Span::seconds(65),
             _ => LOOK,
         })
     }
@@ -341,6 +346,7 @@ async fn command(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Explain { request } => explain::explain(&client, *request, output).await,
         CtlCommand::Mode(args) => steering::mode(&client, args, output).await,
         CtlCommand::Links { command } => links::links(&client, command.as_ref(), output).await,
+        CtlCommand::Forget(command) => forget::forget(&client, command, output).await,
         CtlCommand::Member(command) => cluster::member(&client, command, output).await,
         CtlCommand::MoveLeader { node } => {
             writes::run(&client, post("cluster/leader", json!({"node": node})), output).await

@@ -20,6 +20,7 @@ mod gauges;
 mod guardrail;
 mod input;
 mod keeping;
+mod kept;
 mod leases;
 mod members;
 mod moves;
@@ -137,6 +138,8 @@ fn write_routes() -> OpenApiRouter<Desk> {
         .routes(routes!(custody::claim_artifact))
         .routes(routes!(custody::release_artifact))
         .routes(routes!(keeping::pin))
+        .routes(routes!(kept::forget_tenant))
+        .routes(routes!(kept::forget_session))
         .routes(routes!(keeping::set_group))
         .routes(routes!(keeping::renew))
         .routes(routes!(draining::drain, draining::draining))

@@ -155,10 +155,11 @@ impl Answering {
 
 /// Who listens to the answer of a new response.
 fn listener(finish: &Finish, status: StatusCode, form: Form) -> Option<Listener> {
-    let request = &finish.step.located.prefixed.request;
+    let prefixed = &finish.step.located.prefixed;
+    let request = &prefixed.request;
     let is_wanted = request.endpoint == Endpoint::Responses && status.is_success();
     let responses = &finish.gateway.remembered.responses;
-    is_wanted.then(|| Listener::new(responses.clone(), &request.incoming, finish.server(), form))
+    is_wanted.then(|| Listener::new(responses.clone(), (&request.incoming, Some(prefixed.pin)), finish.server(), form))
 }
 
 impl Events {

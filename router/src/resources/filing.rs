@@ -96,6 +96,11 @@ impl Filing {
         Some(Self { gateway, request, session, worker, status, reading, first_byte: None, broken: false })
     }
 
+    /// The session, where the client names it.
+    pub(crate) fn session(&self) -> Option<SessionId> {
+        self.request.session_key.as_ref().map(|_| self.session)
+    }
+
     pub(crate) fn piece(&mut self, data: &Bytes) {
         self.first_byte.get_or_insert_with(Instant::now);
         self.reading.piece(data);

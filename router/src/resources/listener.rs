@@ -35,10 +35,15 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// For an answer that `worker` gives; where the request adds nothing to one no transcript is kept.
-    pub(crate) fn new(resources: Arc<Resources>, request: &Incoming, worker: WorkerId, form: Form) -> Self {
+    /// For an answer that `worker` gives to a step of `session`; where the request adds nothing to one no transcript is kept.
+    pub(crate) fn new(
+        resources: Arc<Resources>,
+        (request, session): (&Incoming, Option<SessionId>),
+        worker: WorkerId,
+        form: Form,
+    ) -> Self {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
-        let (tenant, reserved, adds) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone());
+        let (tenant, reserved, adds) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone().map(|adds| adds.of_session(session)));
         let (sniffer, numbers) = (IdSniffer::default(), Numbers::default());
         let request = request.body.clone();
         Self { resources, tenant, worker, request, sniffer, adds, reserved, collector, numbers }

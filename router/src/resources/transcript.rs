@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::Tokens;
+use vocabulary::{SessionId, Tokens};
 use workers_shim::dialect::{JsonFields, Splice, items};
 
 /// Most steps of a conversation that are put together.
@@ -16,6 +16,8 @@ const MOST_STEPS: usize = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct Addition {
     previous: Option<String>,
+    /// The session that it is a step of, where that is known.
+    session: Option<SessionId>,
     /// Items of its input, between the brackets.
     input: Bytes,
 }
@@ -28,15 +30,21 @@ impl Addition {
             return None;
         }
         let input = items::of_input(fields.get("input")?)?;
-        Some(Self { previous: fields.read("previous_response_id"), input })
+        Some(Self { previous: fields.read("previous_response_id"), session: None, input })
     }
 
-    /// The transcript of this request and its answer: `{"previous": ID, "items": [...]}`.
+    /// As a step of `session`.
+    pub(crate) fn of_session(self, session: Option<SessionId>) -> Self {
+        Self { session, ..self }
+    }
+
+    /// The transcript of this request and its answer: `{"previous": ID, "session": ID, "items": [...]}`.
     pub(crate) fn answered(&self, output: &RawValue) -> Option<Bytes> {
         let previous = serde_json::to_vec(&self.previous).ok()?;
         let items = items::joined([&self.input[..], items::inside(output.get())?.as_bytes()]);
-        let mut text = Vec::with_capacity(items.len() + previous.len() + 32);
-        for part in [&b"{\"previous\":"[..], &previous, b",\"items\":[", &items, b"]}"] {
+        let session = serde_json::to_vec(&self.session.map(|session| session.to_string())).ok()?;
+        let mut text = Vec::with_capacity(items.len() + previous.len() + session.len() + 44);
+        for part in [&b"{\"previous\":"[..], &previous, b",\"session\":", &session, b",\"items\":[", &items, b"]}"] {
             text.extend_from_slice(part);
         }
         Some(text.into())
@@ -87,6 +95,26 @@ struct Kept<'a> {
     previous: Option<String>,
     #[serde(borrow)]
     items: &'a RawValue,
+}
+
+/// Where a transcript stands among others.
+#[derive(Deserialize)]
+pub(crate) struct Origin {
+    /// The response before.
+    pub(crate) previous: Option<String>,
+    session: Option<String>,
+}
+
+impl Origin {
+    /// Of a transcript; none where it is not one.
+    pub(crate) fn read(transcript: &[u8]) -> Option<Self> {
+        serde_json::from_slice(transcript).ok()
+    }
+
+    /// The session that it is a step of.
+    pub(crate) fn session(&self) -> Option<SessionId> {
+        self.session.as_ref()?.parse().ok()
+    }
 }
 
 /// A conversation as it is put together, the newest step first.

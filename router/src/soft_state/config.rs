@@ -13,6 +13,11 @@ use crate::config::units::{Size, Span};
 pub struct SoftStateConfig {
     /// Redis or Valkey that all routers share. Without one each router remembers for itself.
     pub redis: Option<RedisUrl>,
+    /// Secret of at least 16 characters from which the key is made that encrypts what lies in Redis; the same at every
+    /// router. Needed with Redis: transcripts and token checkpoints are people's words.
+    pub secret: Option<Secret>,
+    /// Whether everything lies in Redis as it is, readable for whoever reaches it, in place of a secret.
+    pub plaintext: bool,
     /// What these routers' keys begin with; the cluster's id when missing. Routers share what they have in common here.
     pub namespace: Option<String>,
     /// Longest time that a request waits for Redis, each time it asks.
@@ -48,15 +53,27 @@ impl SoftStateConfig {
         if self.transcript.0 > 64 << 20 {
             return Some(("soft_state.transcript", "accepted is 0 to \"64MiB\""));
         }
-        None
+        let is_short = |secret: &Secret| secret.expose().chars().count() < 16;
+        match (&self.redis, &self.secret, self.plaintext) {
+            (_, Some(secret), _) if is_short(secret) => Some(("soft_state.secret", SECRET_ACCEPTED)),
+            (_, Some(_), true) => {
+                Some(("soft_state.plaintext", "accepted is true only without soft_state.secret: values are encrypted or they are not"))
+            }
+            (Some(_), None, false) => Some(("soft_state.secret", SECRET_ACCEPTED)),
+            _ => None,
+        }
     }
 }
+
+const SECRET_ACCEPTED: &str = "accepted are 16 characters and more, the same at every router: with them is encrypted what \
+    lies in Redis, people's words among it. Without a secret Redis is used only with soft_state.plaintext = true";
 
 /// Where Redis is.
 #[derive(Clone, Debug)]
 pub struct RedisUrl {
     url: Secret,
     place: String,
+    exposed: bool,
 }
 
 const ACCEPTED: &str =
@@ -72,7 +89,8 @@ impl RedisUrl {
             ConnectionAddr::Unix(path) => path.display().to_string(),
             _ => return Err(ACCEPTED),
         };
-        Ok(Self { url: Secret::from(url), place })
+        let exposed = matches!(connection.addr(), ConnectionAddr::Tcp(host, _) if !is_loopback(host));
+        Ok(Self { url: Secret::from(url), place, exposed })
     }
 
     /// Host and port, or a path: for the log.
@@ -80,10 +98,20 @@ impl RedisUrl {
         &self.place
     }
 
+    /// Whether what is said can be read on the way.
+    pub(super) fn is_exposed(&self) -> bool {
+        self.exposed
+    }
+
     /// What the client connects to.
     pub(super) fn connection(&self) -> ConnectionInfo {
         self.url.expose().into_connection_info().expect("it was read when it was parsed")
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 impl<'de> Deserialize<'de> for RedisUrl {
@@ -112,6 +140,33 @@ mod tests {
             let config = read(&format!("redis = {url:?}")).unwrap();
             assert_eq!(config.redis.as_ref().unwrap().place(), place);
             assert!(!format!("{config:?}").contains("hunter2"), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn what_lies_in_redis_is_encrypted_unless_it_is_said_that_it_is_not() {
+        let problem = |text: &str| read(text).unwrap().problem().map(|(path, _)| path);
+        let redis = "redis = \"redis://h\"\n";
+        assert_eq!(problem(redis), Some("soft_state.secret"));
+        assert_eq!(problem(&format!("{redis}secret = \"123456789012345\"")), Some("soft_state.secret"));
+        assert_eq!(problem(&format!("{redis}secret = \"1234567890123456\"")), None);
+        assert_eq!(problem(&format!("{redis}plaintext = true")), None);
+        assert_eq!(problem("plaintext = true\nsecret = \"1234567890123456\""), Some("soft_state.plaintext"));
+        assert_eq!(problem(""), None);
+    }
+
+    #[test]
+    fn only_loopback_and_tls_keep_strangers_from_reading() {
+        for (url, exposed) in [
+            ("redis://10.0.0.1", true),
+            ("redis://cache.example:1", true),
+            ("redis://127.0.0.2:1", false),
+            ("redis://localhost", false),
+            ("redis://[::1]:1", false),
+            ("rediss://cache.example", false),
+            ("unix:///run/redis.sock", false),
+        ] {
+            assert_eq!(RedisUrl::parse(url).unwrap().is_exposed(), exposed, "{url}");
         }
     }
 

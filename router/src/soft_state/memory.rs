@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lru::LruCache;
+use vocabulary::TenantId;
 
-use super::key::Key;
+use super::key::{Key, Kind};
 
 /// Bytes that an entry takes beside its names and value, about.
 const ENTRY: usize = 192;
@@ -83,6 +84,13 @@ impl Memory {
         }
     }
 
+    /// What is held of this tenant's words, and where they are.
+    pub(super) fn of_tenant(&self, tenant: &TenantId) -> Vec<(Key, Bytes)> {
+        let is_kept = |key: &Key| matches!(key.kind, Kind::Maker | Kind::Transcript | Kind::Checkpoint);
+        let kept = self.entries.iter().filter(|(key, _)| key.tenant == *tenant && is_kept(key));
+        kept.map(|(key, entry)| (key.clone(), entry.held.value.clone())).collect()
+    }
+
     /// What was put here and still holds, newest first, with the time it has left.
     pub(super) fn ours(&self, now: Instant) -> Vec<(Key, Held)> {
         let held = self.entries.iter().filter_map(|(key, entry)| {
@@ -100,9 +108,7 @@ fn size(key: &Key, value: &Bytes) -> usize {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use vocabulary::TenantId;
 
-    use super::super::key::Kind;
     use super::*;
 
     const TTL: Duration = Duration::from_secs(10);

@@ -10,6 +10,7 @@ mod key;
 mod lease;
 mod link;
 mod memory;
+mod purge;
 mod seal;
 mod watch;
 
@@ -28,6 +29,8 @@ pub use key::{Key, Kind};
 pub(crate) use lease::Leased;
 use link::Link;
 use memory::{Held, Memory, Origin};
+pub(crate) use purge::NotForgotten;
+use seal::Sealer;
 use watch::{Write, Writes};
 
 /// How a lookup ends that found a mark in place of a value.
@@ -56,6 +59,7 @@ struct Inner {
 #[derive(Debug)]
 struct Shared {
     link: Link,
+    sealer: Sealer,
     namespace: String,
     writes: Writes,
     /// Whether it may lack what this router remembers.
@@ -93,7 +97,12 @@ impl SoftState {
             Some(url) => {
                 let link = Link::new(url, config, metrics.clone()).map_err(|error| SoftStateError::of(url, &error))?;
                 let namespace = config.namespace.clone().unwrap_or_else(|| cluster.to_owned());
-                Some(Shared { link, namespace, writes, owes: AtomicBool::new(false) })
+                if url.is_exposed() {
+                    let redis = url.place();
+                    tracing::warn!(redis, "Redis is reached over the network without TLS: whoever is on the way can read its password and change what lies there. Use rediss://");
+                }
+                let sealer = Sealer::new(config.secret.as_ref());
+                Some(Shared { link, sealer, namespace, writes, owes: AtomicBool::new(false) })
             }
         };
         let inner = Arc::new(Inner {
@@ -189,15 +198,6 @@ impl SoftState {
         self.inner.write(Write { key, held });
     }
 
-    /// Remembers `value` here, without telling Redis.
-    pub fn put_near(&self, key: Key, value: Bytes) {
-        let held = Held { value, ttl: self.inner.ttl, origin: Origin::Ours };
-        self.inner.memory.lock().put(key, held, Instant::now());
-    }
-
-    /// Forgets `key`, here and in Redis, which remembers that it was forgotten: other routers may still hold it.
-    pub fn forget(&self, key: &Key) {
-        self.inner.memory.lock().remove(key);
     /// Remembers `value` unless another one stands there, here or in Redis; whether it stands here now. Never waits: only
     /// [`Self::get_settled`] tells which one holds for all routers.
     pub fn put_first(&self, key: Key, value: Bytes) -> bool {
@@ -217,6 +217,15 @@ impl SoftState {
         true
     }
 
+    /// Remembers `value` here, without telling Redis.
+    pub fn put_near(&self, key: Key, value: Bytes) {
+        let held = Held { value, ttl: self.inner.ttl, origin: Origin::Ours };
+        self.inner.memory.lock().put(key, held, Instant::now());
+    }
+
+    /// Forgets `key`, here and in Redis, which remembers that it was forgotten: other routers may still hold it.
+    pub fn forget(&self, key: &Key) {
+        self.inner.memory.lock().remove(key);
         let held = Held { value: Bytes::new(), ttl: self.inner.ttl, origin: Origin::Shared };
         self.inner.write(Write { key: key.clone(), held });
     }
@@ -246,6 +255,13 @@ impl Inner {
         }
     }
 
+    /// What lies under `name` as a value of this kind; none for what is too large or was not written by one of us.
+    fn read(&self, shared: &Shared, kind: Kind, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
+        let most = self.most_bytes(kind);
+        let opened = (sealed.len() <= most + seal::OVERHEAD).then(|| shared.sealer.open(name, sealed)).flatten();
+        opened.filter(|value| value.len() <= most)
+    }
+
     async fn fetch(&self, shared: &Shared, key: &Key) -> (&'static str, Option<Bytes>) {
         let text = key.text(&shared.namespace);
         let most = self.most_bytes(key.kind) + seal::OVERHEAD;
@@ -260,7 +276,7 @@ impl Inner {
             Ok((sealed,)) if sealed.is_empty() => return ("miss", None),
             Ok((sealed,)) => sealed,
         };
-        match seal::open(&text, sealed.into()).filter(|value| value.len() <= self.most_bytes(key.kind)) {
+        match self.read(shared, key.kind, &text, sealed) {
             None => ("corrupt", None),
             Some(value) if value.is_empty() => (FORGOTTEN, None),
             Some(value) => {

@@ -1,36 +1,86 @@
-//! Values as they lie in Redis: a version and a digest before them. What does not fit its digest or its key is not read.
+//! Values as they lie in Redis: encrypted under a key of the configuration and bound to their name. What was written under
+//! another key or another name, was cut or was changed, is not read.
 
-use bytes::Bytes;
-use xxhash_rust::xxh3::Xxh3;
+use bytes::{Bytes, BytesMut};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::hkdf::{HKDF_SHA256, Prk, Salt};
+use ring::rand::{SecureRandom as _, SystemRandom};
 
-const VERSION: u8 = 1;
-/// Bytes before the value.
-pub(super) const OVERHEAD: usize = 17;
+use crate::auth::Secret;
 
-/// `value` as it is written under `key`.
-pub(super) fn seal(key: &str, value: &[u8]) -> Vec<u8> {
-    let mut sealed = Vec::with_capacity(OVERHEAD + value.len());
-    sealed.push(VERSION);
-    sealed.extend_from_slice(&digest(key, value));
-    sealed.extend_from_slice(value);
-    sealed
+/// First byte of a value that is encrypted, and of one that is not.
+const ENCRYPTED: u8 = 2;
+const PLAIN: u8 = 3;
+/// Most bytes beside the value: the version, the nonce and the tag.
+pub(super) const OVERHEAD: usize = 1 + NONCE_LEN + 16;
+
+/// How values are written, and which are read.
+pub(super) enum Sealer {
+    /// AES-256-GCM. Each name has a key of its own, so that no key is used often enough for a nonce to repeat.
+    Encrypting { root: Prk, random: SystemRandom },
+    /// As they are, where the configuration says so.
+    Plain,
 }
 
-/// What was sealed under this `key`; none for anything else.
-pub(super) fn open(key: &str, sealed: Bytes) -> Option<Bytes> {
-    if sealed.len() < OVERHEAD || sealed[0] != VERSION || sealed[1..OVERHEAD] != digest(key, &sealed[OVERHEAD..]) {
-        return None;
+impl std::fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Self::Plain) { "Plain" } else { "Encrypting" })
     }
-    Some(sealed.slice(OVERHEAD..))
 }
 
-/// xxh3-128 over the key, its length and the value: a value that was put under another key is as bad as a torn one.
-fn digest(key: &str, value: &[u8]) -> [u8; 16] {
-    let mut hash = Xxh3::new();
-    hash.update(&(key.len() as u64).to_le_bytes());
-    hash.update(key.as_bytes());
-    hash.update(value);
-    hash.digest128().to_le_bytes()
+impl Sealer {
+    /// With a secret every value is encrypted, without one none.
+    pub(super) fn new(secret: Option<&Secret>) -> Self {
+        match secret {
+            None => Self::Plain,
+            Some(secret) => {
+                let root = Salt::new(HKDF_SHA256, b"ownerserve soft state").extract(secret.expose().as_bytes());
+                Self::Encrypting { root, random: SystemRandom::new() }
+            }
+        }
+    }
+
+    /// `value` as it is written under `name`; none where the system gives no randomness.
+    pub(super) fn seal(&self, name: &str, value: &[u8]) -> Option<Vec<u8>> {
+        let mut sealed = Vec::with_capacity(OVERHEAD + value.len());
+        let Self::Encrypting { root, random } = self else {
+            sealed.push(PLAIN);
+            sealed.extend_from_slice(value);
+            return Some(sealed);
+        };
+        let mut nonce = [0; NONCE_LEN];
+        random.fill(&mut nonce).ok()?;
+        sealed.push(ENCRYPTED);
+        sealed.extend_from_slice(&nonce);
+        sealed.extend_from_slice(value);
+        let body = &mut sealed[1 + NONCE_LEN..];
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = key(root, name)?.seal_in_place_separate_tag(nonce, Aad::from(name.as_bytes()), body).ok()?;
+        sealed.extend_from_slice(tag.as_ref());
+        Some(sealed)
+    }
+
+    /// What was sealed under this `name`; none for anything else. What is not encrypted is not read where values are to be.
+    pub(super) fn open(&self, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
+        let Self::Encrypting { root, .. } = self else {
+            return (sealed.first() == Some(&PLAIN)).then(|| Bytes::from(sealed).slice(1..));
+        };
+        if sealed.first() != Some(&ENCRYPTED) || sealed.len() < OVERHEAD {
+            return None;
+        }
+        let nonce = Nonce::try_assume_unique_for_key(&sealed[1..=NONCE_LEN]).ok()?;
+        let mut body = BytesMut::from(Bytes::from(sealed)).split_off(1 + NONCE_LEN);
+        let value = key(root, name)?.open_in_place(nonce, Aad::from(name.as_bytes()), &mut body).ok()?.len();
+        body.truncate(value);
+        Some(body.freeze())
+    }
+}
+
+/// The key of one name.
+fn key(root: &Prk, name: &str) -> Option<LessSafeKey> {
+    let info = [name.as_bytes()];
+    let okm = root.expand(&info, &AES_256_GCM).ok()?;
+    Some(LessSafeKey::new(UnboundKey::from(okm)))
 }
 
 #[cfg(test)]
@@ -39,31 +89,55 @@ mod tests {
 
     use super::*;
 
+    fn sealer(secret: &str) -> Sealer {
+        Sealer::new(Some(&Secret::from(secret)))
+    }
+
+    #[test]
+    fn what_is_sealed_cannot_be_read_and_is_never_sealed_alike_twice() {
+        let sealer = sealer("0123456789abcdef");
+        let [one, other] = [(); 2].map(|()| sealer.seal("k", b"the marker is here").unwrap());
+        assert_ne!(one, other);
+        assert!(!one.windows(6).any(|bytes| bytes == b"marker"));
+        assert_eq!(one.len(), OVERHEAD + 18);
+    }
+
+    #[test]
+    fn encrypted_and_plain_values_do_not_pass_for_each_other() {
+        let (encrypting, plain) = (sealer("0123456789abcdef"), Sealer::new(None));
+        assert_eq!(encrypting.open("k", plain.seal("k", b"v").unwrap()), None);
+        assert_eq!(plain.open("k", encrypting.seal("k", b"v").unwrap()), None);
+        assert_eq!(plain.open("k", plain.seal("k", b"v").unwrap()).as_deref(), Some(&b"v"[..]));
+    }
+
     proptest! {
         #[test]
-        fn what_was_sealed_opens_under_its_key_only(
-            key in "[a-z:]{0,12}", other in "[a-z:]{0,12}", value in prop::collection::vec(any::<u8>(), 0..80),
+        fn what_was_sealed_opens_under_its_name_and_its_secret_only(
+            name in "[a-z:]{0,12}", other in "[a-z:]{0,12}", value in prop::collection::vec(any::<u8>(), 0..80),
         ) {
-            let sealed = Bytes::from(seal(&key, &value));
-            prop_assert_eq!(open(&key, sealed.clone()), Some(Bytes::from(value)));
-            prop_assert_eq!(open(&other, sealed).is_some(), key == other);
+            let ours = sealer("0123456789abcdef");
+            let sealed = ours.seal(&name, &value).unwrap();
+            prop_assert_eq!(sealer("0123456789abcdeg").open(&name, sealed.clone()), None);
+            prop_assert_eq!(ours.open(&other, sealed.clone()).is_some(), name == other);
+            prop_assert_eq!(ours.open(&name, sealed), Some(Bytes::from(value)));
         }
 
         #[test]
         fn what_was_cut_or_changed_does_not_open(
             value in prop::collection::vec(any::<u8>(), 0..80), at in any::<prop::sample::Index>(), change in 1u8..,
         ) {
-            let sealed = seal("k", &value);
+            let ours = sealer("0123456789abcdef");
+            let sealed = ours.seal("k", &value).unwrap();
             let at = at.index(sealed.len());
-            prop_assert_eq!(open("k", Bytes::from(sealed[..at].to_vec())), None);
+            prop_assert_eq!(ours.open("k", sealed[..at].to_vec()), None);
             let mut changed = sealed;
             changed[at] ^= change;
-            prop_assert_eq!(open("k", Bytes::from(changed)), None);
+            prop_assert_eq!(ours.open("k", changed), None);
         }
 
         #[test]
         fn nothing_opens_by_chance(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            prop_assert_eq!(open("k", Bytes::from(bytes)), None);
+            prop_assert_eq!(sealer("0123456789abcdef").open("k", bytes), None);
         }
     }
 }

@@ -12,7 +12,7 @@ use super::key::{Key, Kind, of_namespace};
 use super::lease::count_routers;
 use super::link::NoAnswer;
 use super::memory::Held;
-use super::{Inner, Shared, seal};
+use super::{Inner, Shared};
 use crate::incoming::new_request_id;
 
 /// Between two probes while all is well, and while it is not.
@@ -114,7 +114,7 @@ impl Shared {
     fn command(&self, write: &Write, over: Over, pipeline: &mut Pipeline) {
         let key = write.key.text(&self.namespace);
         let millis = u64::try_from(write.held.ttl.as_millis()).unwrap_or(u64::MAX).max(1);
-        let value = seal::seal(&key, &write.held.value);
+        let Some(value) = self.sealer.seal(&key, &write.held.value) else { return };
         pipeline.cmd("SET").arg(&key).arg(value).arg("PX").arg(millis);
         if over == Over::Nothing || write.key.kind == Kind::Holder {
             pipeline.arg("NX");

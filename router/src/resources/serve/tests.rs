@@ -140,6 +140,29 @@ async fn what_only_routers_may_send_is_counted_once_although_two_workers_were_as
     }
 }
 
+#[tokio::test]
+async fn what_is_kept_of_a_session_or_a_tenant_is_forgotten_when_an_operator_asks() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let named = |session: &str| json!({"model": "tiny", "input": "the words", "behave": "store", "prompt_cache_key": session});
+    let ids = [named("mine"), named("other")].map(|body| ask(&front, body));
+    let ids: Vec<String> = futures::future::join_all(ids).await.iter().map(|got| got.json()["id"].as_str().unwrap().into()).collect();
+    let goes_on = async |id: &str| ask(&front, forgotten(id)).await.status;
+    let forget = async |path: &str| {
+        send(front.operator_address(), Request::delete(format!("/ownerserve/v1/{path}")), "").await
+    };
+    assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [200, 200]);
+    let session = vocabulary::SessionId::of_key(&vocabulary::TenantId::default(), &"tiny".into(), "mine");
+    let done = forget(&format!("sessions/{session}/kept?tenant=default")).await;
+    assert_eq!(done.status, 200, "{done:?}");
+    assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [404, 200]);
+    assert_eq!(forget("sessions/s-00000000000000000000000000000009/kept").await.status, 404, "whose it is is not known");
+    assert_eq!(forget("tenants/someone/kept").await.status, 200);
+    assert_eq!(goes_on(&ids[1]).await, 200, "another tenant's stay");
+    assert_eq!(forget("tenants/default/kept").await.status, 200);
+    assert_eq!(goes_on(&ids[1]).await, 404);
+}
+
 /// The newest receipt, once there are so many.
 async fn newest(front: &Front, count: usize) -> serde_json::Value {
     for _ in 0..500 {

@@ -1,0 +1,69 @@
+//! Forgetting what is kept of people's words: transcripts of stored responses and token checkpoints.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use vocabulary::{SessionId, TenantId};
+
+use super::fresh::Fresh;
+use super::input::{Asked, Named, TenantName};
+use super::problem::{Kind, Problem};
+use super::sessions;
+use super::words::{SessionWord, TenantWord};
+use super::writes::Done;
+use crate::gateway::Gateway;
+use crate::kept::{Whose, forget};
+
+async fn forgotten(gateway: &Gateway, tenant: &TenantId, whose: Whose) -> Result<Fresh<Done>, Problem> {
+    let count = forget(&gateway.remembered.state, tenant, whose).await.map_err(|error| {
+        let detail = format!(
+            "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
+             Redis is up."
+        );
+        Problem::new(Kind::NotReady, detail).caused("soft_state")
+    })?;
+    Ok(Done::plain(gateway, format!("{count} values were forgotten here and in Redis")))
+}
+
+/// Forgets what is kept of a tenant's words.
+///
+/// Transcripts and makers of its stored responses, and its token checkpoints, in this router's memory and in Redis. What
+/// other routers have in memory they forget when they are asked; what engines store stays there.
+#[utoipa::path(delete, path = "/ownerserve/v1/tenants/{tenant}/kept", tag = "tenants",
+    params(("tenant" = TenantWord, Path)),
+    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = Fresh<Done>)))]
+pub(super) async fn forget_tenant(
+    State(gateway): State<Arc<Gateway>>,
+    Named(name): Named<TenantName>,
+) -> Result<Fresh<Done>, Problem> {
+    forgotten(&gateway, &name.0, Whose::Tenants).await
+}
+
+/// Whose session it is.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct KeptQuery {
+    /// The tenant, where the ledger does not know the session any more.
+    tenant: Option<String>,
+}
+
+/// Forgets what is kept of a session's words.
+///
+/// Transcripts and makers of the stored responses that were made in it, those of all that follow them, and its token
+/// checkpoint; as for a tenant, in this router's memory and in Redis.
+#[utoipa::path(delete, path = "/ownerserve/v1/sessions/{id}/kept", tag = "sessions",
+    params(("id" = SessionWord, Path), KeptQuery),
+    responses((status = 200, description = "Nothing of it is left here and in Redis.", body = Fresh<Done>)))]
+pub(super) async fn forget_session(
+    State(gateway): State<Arc<Gateway>>,
+    Named(id): Named<SessionId>,
+    Asked(query): Asked<KeptQuery>,
+) -> Result<Fresh<Done>, Problem> {
+    let tenant = match query.tenant {
+        Some(tenant) => tenant.parse::<TenantName>().map_err(|error| Problem::bad_query(error.to_owned()))?.0,
+        None => sessions::known(&gateway.directory().view(), id)?.tenant,
+    };
+    forgotten(&gateway, &tenant, Whose::Sessions(id)).await
+}
