@@ -6,3 +6,5 @@ pub mod fleet;
 pub mod scrape;
 pub mod sim;
 mod zmtp;
+
+pub use zmtp::{ZmtpError, frames_of};

@@ -34,7 +34,7 @@ const COMMAND: u8 = 4;
 
 /// Why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ZmtpError {
+pub enum ZmtpError {
     /// The network failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -291,6 +291,26 @@ fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
         }
         properties = rest;
     }
+}
+
+/// The frames that a peer sends in `bytes`, its greeting before them, as a socket that gives them in pieces of `size` would
+/// lead to. For fuzzing: a connection reads them in the same way.
+pub fn frames_of(bytes: &[u8], size: usize) -> Result<Vec<Bytes>, ZmtpError> {
+    let (greeting, rest) = bytes.split_first_chunk::<64>().ok_or(ZmtpError::Closed)?;
+    check_greeting(greeting)?;
+    let (mut unread, mut frames) = (BytesMut::new(), Vec::new());
+    for piece in rest.chunks(size) {
+        unread.extend_from_slice(piece);
+        while let Some((flags, body)) = take_frame(&mut unread)? {
+            if flags & COMMAND != 0
+                && let Some(properties) = body.strip_prefix(b"\x05READY")
+            {
+                socket_type(properties);
+            }
+            frames.push(body);
+        }
+    }
+    Ok(frames)
 }
 
 fn put_frame(into: &mut BytesMut, flags: u8, body: &[u8]) {

@@ -3,13 +3,14 @@
 //! libFuzzer calls these with what it makes up, the test suite with the corpus beside this folder. Anything may be
 //! refused; nothing may panic, take long, or take memory that the bytes do not account for.
 
+pub mod peers;
 pub mod text;
 
 use bytes::Bytes;
 use residency::{Event, Feed, ImprintReader, Index, Limits, Settled, SourceRules, decode};
 use vocabulary::{DpRank, Incarnation, Namespace, Seed, Tokens, WorkerId};
 use workers_shim::dialect::{
-    Answer, Api, LegOptions, RequestBody, Said, ShownIds, Spoken, SseScanner, Telling, TokenIds, Transfer, UsageEvent,
+    Answer, Api, LegOptions, RequestBody, Said, ShownIds, Spoken, SseScanner, Stripped, Telling, TokenIds, Transfer, UsageEvent,
 };
 
 const WORKER: WorkerId = WorkerId(1);
@@ -79,7 +80,8 @@ pub fn bodies(bytes: &[u8]) {
         let plain = body.plain(&options);
         assert!(plain.len() <= bytes.len() + 200, "little is added");
         let again = RequestBody::read(plain.clone()).expect("what was read can be read again");
-        assert_eq!(again.stripped(&LegOptions::default()), Default::default(), "nothing is left to remove");
+        let left = again.stripped(&options);
+        assert_eq!(left, Stripped { salt: u32::from(options.salt.is_some()), ..Stripped::default() }, "nothing is left to remove");
         assert_eq!(again.plain(&options), plain, "what is clean stays as it is");
         let prefill = RequestBody::read(body.prefill(&options, (&nixl(), None))).expect("a leg is JSON");
         assert!(!prefill.streams());

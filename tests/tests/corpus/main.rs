@@ -42,3 +42,18 @@ fn prompts_of_the_corpus_are_the_same_step_by_step_and_as_a_whole() {
 fn templates_of_the_corpus_are_rendered_within_bounds_or_refused() {
     replay("templates", targets::text::templates);
 }
+
+#[test]
+fn frames_of_the_corpus_are_the_same_in_pieces_of_any_size_or_refused() {
+    replay("zmtp", targets::peers::zmtp);
+}
+
+#[test]
+fn values_of_the_corpus_are_read_or_refused() {
+    replay("values", targets::peers::values);
+}
+
+#[test]
+fn requests_of_the_corpus_and_their_answers_are_served_together() {
+    replay("exchanges", targets::peers::exchanges);
+}

@@ -1,0 +1,5 @@
+//! Hands what libFuzzer makes up to [`targets::peers::zmtp`].
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::peers::zmtp(bytes));
