@@ -210,7 +210,7 @@ pub struct Overrides {
 impl Config {
     /// How URLs of the clients' listener begin.
     pub(crate) fn clients_scheme(&self) -> &'static str {
-        "http"
+        if self.proxy.tls.is_some() { "https" } else { "http" }
     }
 
     /// How URLs of the operators' listener begin.

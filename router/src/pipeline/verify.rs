@@ -178,8 +178,9 @@ impl Check<'_> {
                 && view.link.as_ref().is_none_or(|link| link.carries.serves_alone())
                 && view.models.contains(&self.kept.model)
         });
-        let best =
-            can.min_by_key(|view| (view.id == self.transfer.link.from, view.load.running.saturating_add(view.load.waiting), view.id));
+        let best = can.min_by_key(|view| {
+            (view.id == self.transfer.link.from, view.load.running.saturating_add(view.load.waiting), view.id)
+        });
         best.map(|view| view.id)
     }
 }

@@ -43,7 +43,11 @@ impl Listener {
         form: Form,
     ) -> Self {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
-        let (tenant, reserved, adds) = (request.tenant.clone(), request.reserved.clone(), request.adds.clone().map(|adds| adds.of_session(session)));
+        let (tenant, reserved, adds) = (
+            request.tenant.clone(),
+            request.reserved.clone(),
+            request.adds.clone().map(|adds| adds.of_session(session)),
+        );
         let (sniffer, numbers) = (IdSniffer::default(), Numbers::default());
         let request = request.body.clone();
         Self { resources, tenant, worker, request, sniffer, adds, reserved, collector, numbers }

@@ -75,7 +75,7 @@ pub(crate) async fn read_body(
     // Up to the body limit has to be inflated: too long for a thread that serves others.
     let work = move || {
         let plain = unpack(encoding, &bytes, (limits.bytes, &mut inflated))?;
-        Ok((plain, inflated))
+        Ok::<_, ApiError>((plain, inflated))
     };
     let (aside, request) = aside;
     let (plain, inflated) = aside.done((memory.tenant(), request), work).await??;

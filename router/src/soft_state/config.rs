@@ -56,9 +56,10 @@ impl SoftStateConfig {
         let is_short = |secret: &Secret| secret.expose().chars().count() < 16;
         match (&self.redis, &self.secret, self.plaintext) {
             (_, Some(secret), _) if is_short(secret) => Some(("soft_state.secret", SECRET_ACCEPTED)),
-            (_, Some(_), true) => {
-                Some(("soft_state.plaintext", "accepted is true only without soft_state.secret: values are encrypted or they are not"))
-            }
+            (_, Some(_), true) => Some((
+                "soft_state.plaintext",
+                "accepted is true only without soft_state.secret: values are encrypted or they are not",
+            )),
             (Some(_), None, false) => Some(("soft_state.secret", SECRET_ACCEPTED)),
             _ => None,
         }

@@ -99,7 +99,10 @@ impl SoftState {
                 let namespace = config.namespace.clone().unwrap_or_else(|| cluster.to_owned());
                 if url.is_exposed() {
                     let redis = url.place();
-                    tracing::warn!(redis, "Redis is reached over the network without TLS: whoever is on the way can read its password and change what lies there. Use rediss://");
+                    tracing::warn!(
+                        redis,
+                        "Redis is reached over the network without TLS: whoever is on the way can read its password and change what lies there. Use rediss://"
+                    );
                 }
                 let sealer = Sealer::new(config.secret.as_ref());
                 Some(Shared { link, sealer, namespace, writes, owes: AtomicBool::new(false) })

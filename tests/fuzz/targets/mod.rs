@@ -10,7 +10,8 @@ use bytes::Bytes;
 use residency::{Event, Feed, ImprintReader, Index, Limits, Settled, SourceRules, decode};
 use vocabulary::{DpRank, Incarnation, Namespace, Seed, Tokens, WorkerId};
 use workers_shim::dialect::{
-    Answer, Api, LegOptions, RequestBody, Said, ShownIds, Spoken, SseScanner, Stripped, Telling, TokenIds, Transfer, UsageEvent,
+    Answer, Api, LegOptions, RequestBody, Said, ShownIds, Spoken, SseScanner, Stripped, Telling, TokenIds, Transfer,
+    UsageEvent,
 };
 
 const WORKER: WorkerId = WorkerId(1);
@@ -81,7 +82,11 @@ pub fn bodies(bytes: &[u8]) {
         assert!(plain.len() <= bytes.len() + 200, "little is added");
         let again = RequestBody::read(plain.clone()).expect("what was read can be read again");
         let left = again.stripped(&options);
-        assert_eq!(left, Stripped { salt: u32::from(options.salt.is_some()), ..Stripped::default() }, "nothing is left to remove");
+        assert_eq!(
+            left,
+            Stripped { salt: u32::from(options.salt.is_some()), ..Stripped::default() },
+            "nothing is left to remove"
+        );
         assert_eq!(again.plain(&options), plain, "what is clean stays as it is");
         let prefill = RequestBody::read(body.prefill(&options, (&nixl(), None))).expect("a leg is JSON");
         assert!(!prefill.streams());

@@ -59,14 +59,17 @@ async fn a_request_that_names_itself_reaches_no_other_tenants_response() {
         let request = request.header("authorization", format!("Bearer {key}")).header("x-request-id", "victim");
         send(front.proxy_address(), request, body).await
     };
-    let made = call("kb", Request::post(PATH), json!({"model": "tiny", "input": "x", "behave": "store"}).to_string()).await;
+    let made =
+        call("kb", Request::post(PATH), json!({"model": "tiny", "input": "x", "behave": "store"}).to_string()).await;
     assert_eq!(made.headers["x-request-id"], "victim", "the client gets its own name of the request back");
     assert_ne!(worker.last().headers["x-request-id"], "victim", "its worker gets ours");
     let id = made.json()["id"].as_str().unwrap().to_owned();
     assert!(!id.contains("victim"), "{id}");
     for name in ["request_id", "r\\u0065quest_id", "rid"] {
         for rest in ["", ",\"background\":true", ",\"store\":false", ",\"stream\":false,\"request_id\":\"x\""] {
-            let body = format!("{{\"model\":\"tiny\",\"input\":\"x\",\"behave\":\"store\",\"priority\":-1,\"{name}\":\"{id}\"{rest}}}");
+            let body = format!(
+                "{{\"model\":\"tiny\",\"input\":\"x\",\"behave\":\"store\",\"priority\":-1,\"{name}\":\"{id}\"{rest}}}"
+            );
             let got = call("ka", Request::post(PATH), body).await;
             assert_eq!(got.status, 200, "{name}");
             assert_ne!(got.json()["id"], id.as_str());
@@ -144,19 +147,24 @@ async fn what_only_routers_may_send_is_counted_once_although_two_workers_were_as
 async fn what_is_kept_of_a_session_or_a_tenant_is_forgotten_when_an_operator_asks() {
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &[]).await;
-    let named = |session: &str| json!({"model": "tiny", "input": "the words", "behave": "store", "prompt_cache_key": session});
+    let named =
+        |session: &str| json!({"model": "tiny", "input": "the words", "behave": "store", "prompt_cache_key": session});
     let ids = [named("mine"), named("other")].map(|body| ask(&front, body));
-    let ids: Vec<String> = futures::future::join_all(ids).await.iter().map(|got| got.json()["id"].as_str().unwrap().into()).collect();
+    let ids: Vec<String> =
+        futures::future::join_all(ids).await.iter().map(|got| got.json()["id"].as_str().unwrap().into()).collect();
     let goes_on = async |id: &str| ask(&front, forgotten(id)).await.status;
-    let forget = async |path: &str| {
-        send(front.operator_address(), Request::delete(format!("/ownerserve/v1/{path}")), "").await
-    };
+    let forget =
+        async |path: &str| send(front.operator_address(), Request::delete(format!("/ownerserve/v1/{path}")), "").await;
     assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [200, 200]);
     let session = vocabulary::SessionId::of_key(&vocabulary::TenantId::default(), &"tiny".into(), "mine");
     let done = forget(&format!("sessions/{session}/kept?tenant=default")).await;
     assert_eq!(done.status, 200, "{done:?}");
     assert_eq!([goes_on(&ids[0]).await, goes_on(&ids[1]).await], [404, 200]);
-    assert_eq!(forget("sessions/s-00000000000000000000000000000009/kept").await.status, 404, "whose it is is not known");
+    assert_eq!(
+        forget("sessions/s-00000000000000000000000000000009/kept").await.status,
+        404,
+        "whose it is is not known"
+    );
     assert_eq!(forget("tenants/someone/kept").await.status, 200);
     assert_eq!(goes_on(&ids[1]).await, 200, "another tenant's stay");
     assert_eq!(forget("tenants/default/kept").await.status, 200);

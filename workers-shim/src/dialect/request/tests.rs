@@ -101,7 +101,8 @@ fn what_only_routers_may_send_is_left_out_and_counted() {
 #[test]
 fn where_tenants_share_engines_a_request_neither_names_itself_nor_goes_before_others() {
     let options = LegOptions { salt: Some("5a".into()), ..LegOptions::default() };
-    let naming = r#"{"request_id":"resp_1","requ\u0065st_id":"resp_2","r\u0069d":["x"],"a":1,"priority":-9,"priority":null}"#;
+    let naming =
+        r#"{"request_id":"resp_1","requ\u0065st_id":"resp_2","r\u0069d":["x"],"a":1,"priority":-9,"priority":null}"#;
     let request = body(naming);
     assert_eq!(value(&request.plain(&options)), json!({"a": 1, "cache_salt": "5a"}));
     let legs = [request.prefill(&options, (&nixl(), None)), request.decode(&options, (&nixl(), Some(handoff())))];
