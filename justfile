@@ -101,6 +101,11 @@ bench-prefix *options: release
 nemesis *options: build
     target/ci/nemesis {{options}}
 
+# 2,000 idle connections, 500 slow readers, 500 slow heads and the worst bodies at once, beside a tenant that wants to work;
+# `--seconds 20` for a short one.
+storm *options: build
+    OWNERSERVE_BIN=$PWD/target/ci/ownerserve tests/storm/run {{options}}
+
 # Recorded agent sessions over simulated workers, with a live view.
 demo *options:
     cargo run --release -- demo {{options}}
