@@ -106,6 +106,10 @@ nemesis *options: build
 storm *options: build
     OWNERSERVE_BIN=$PWD/target/ci/ownerserve tests/storm/run {{options}}
 
+# Three routers, Redis, workers that come and go and mixed traffic for 20 minutes, or `--seconds N`: what grows levels off.
+soak *options: build
+    OWNERSERVE_BIN=$PWD/target/ci/ownerserve tests/soak/run {{options}}
+
 # Recorded agent sessions over simulated workers, with a live view.
 demo *options:
     cargo run --release -- demo {{options}}

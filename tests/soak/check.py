@@ -1,0 +1,183 @@
+"""Three routers as one cluster under mixed traffic for long: memory, descriptors, threads, log and disk level off.
+
+    tests/soak/run                  20 minutes
+    tests/soak/run --seconds 120    so many
+    --csv FILE                      where all samples go [default: target/test-logs/soak.csv]
+"""
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+from fleet import Routers
+from growth import MEASURES, Sample, last_half, look, slope, write
+from harness.cluster import SimWorker
+from harness.operator import Operator
+from harness.processes import ROOT
+from harness.redis import Redis
+from mixture import Mixture
+
+CLIENTS = 12
+LOOK_EVERY = 3.0
+# Workers that stay, and most of those that come and go.
+STEADY, MOST_GUESTS = 2, 3
+CHANGE_EVERY = (6.0, 20.0)
+REGISTERED_FOR = 15.0
+SPEED = ("--speed-up", "10")
+# Whatever is kept on purpose is full well before the second half: the bounds of the caches are small here.
+SETTINGS = ('identity.memory="8MiB"', 'soft_state.memory="4MiB"', 'decisions.log="1MiB"', "discovery.registrations=32")
+
+
+class Guests:
+    """Workers that register, and leave with a word, without one, or by kill -9 under load."""
+
+    def __init__(self, operators: list[Operator]):
+        self.operators, self.chance = operators, random.Random(7)
+        self.here: list[SimWorker] = []
+        self.changes, self.next_change, self.next_beat = 0, 0.0, 0.0
+
+    def tick(self, now: float) -> None:
+        if now >= self.next_beat:
+            self.next_beat = now + REGISTERED_FOR / 3
+            for worker in self.here:
+                self._register(worker)
+        if now >= self.next_change:
+            self.next_change = now + self.chance.uniform(*CHANGE_EVERY)
+            self.changes += 1
+            if len(self.here) < MOST_GUESTS and (not self.here or self.chance.random() < 0.6):
+                self._come()
+            else:
+                self._go(self.here.pop(self.chance.randrange(len(self.here))))
+
+    def _come(self) -> None:
+        worker = SimWorker("hybrid", *SPEED).wait()
+        self.here.append(worker)
+        self._register(worker)
+
+    def _register(self, worker: SimWorker) -> list[str]:
+        """Its id at each router."""
+        body = {"url": worker.url, "ttl_ms": int(1_000 * REGISTERED_FOR)}
+        return [operator.write("POST", "registrations", body).ok()["worker"] for operator in self.operators]
+
+    def _go(self, worker: SimWorker) -> None:
+        way = self.chance.choice(("withdraws", "stops", "is killed"))
+        if way == "withdraws":
+            for operator, name in zip(self.operators, self._register(worker)):
+                operator.write("DELETE", f"registrations/{name}").ok()
+        worker.process.kill() if way == "is killed" else worker.process.stop()
+
+    def stop(self) -> None:
+        for worker in self.here:
+            worker.process.stop()
+
+
+class Steady:
+    """The workers that every router is configured with."""
+
+    def __init__(self) -> None:
+        self.all = [SimWorker("hybrid", *SPEED).wait() for _ in range(STEADY)]
+        self.urls = [worker.url for worker in self.all]
+
+    def stop(self) -> None:
+        for worker in self.all:
+            worker.process.stop()
+
+
+def allowed(samples: list[Sample], measure: str, asked: int, changes: int) -> float:
+    """Most that the line through the second half may rise by, with so many requests and coming or going workers in it.
+
+    What one request or one worker leaves behind adds up over a half as straight lines do; what is left of noise does not.
+    """
+    mean = sum(getattr(sample, measure) for sample in samples) / len(samples)
+    return {
+        # An allocator's arenas breathe by some percent; a leak of 512 bytes a request passes both within a half of 20 minutes.
+        "rss": 0.04 * mean + 128 * asked,
+        # Those of requests in flight and of pools, which hold at most one a client and router more at the end than in the middle.
+        "descriptors": CLIENTS + 8,
+        # Blocking threads come with a burst and go when idle for 10 s.
+        "threads": 8,
+        # Requests are no lines of the log; a worker that comes or goes is some lines at each router.
+        "log": 4_096 * changes + 16 * asked,
+        # Chunks of the ledger's log are given back when a snapshot has what they hold: a saw whose teeth are one chunk. What
+        # is written between two snapshots is at most some hundred bytes for each seal.
+        "data": 0.25 * mean + 1_024 * asked,
+    }[measure]
+
+
+def judge(samples: list[Sample], router: int, asked: int, changes: int) -> list[str]:
+    """Prints the table of one router, and returns what did not level off."""
+    broken, half = [], last_half(samples)
+    span = half[-1].at - half[0].at
+    for measure in MEASURES:
+        first, last = getattr(samples[0], measure), getattr(samples[-1], measure)
+        most, rise = max(getattr(sample, measure) for sample in samples), slope(half, measure) * span
+        most_rise = allowed(half, measure, asked, changes)
+        word = "" if rise <= most_rise else "GROWS"
+        print(f"  {router:>6} {measure:<12} {first:>14,} {last:>14,} {most:>14,} {rise:>14,.0f} {most_rise:>14,.0f} {word}", flush=True)
+        if word:
+            broken.append(f"{measure} of router {router} rose by {rise:,.0f} in the last {span:.0f} s, {most_rise:,.0f} are allowed")
+    return broken
+
+
+def soak(seconds: float, csv: Path) -> list[str]:
+    redis, steady = Redis(), Steady()
+    samples: list[Sample] = []
+    try:
+        settings = (*SETTINGS, f'soft_state.redis="{redis.url}"', "soft_state.namespace=soak", 'soft_state.timeout="200ms"')
+        with Routers(steady, 3, voters=3, settings=settings) as routers:
+            guests = Guests([Operator(serve.operator) for serve in routers.all])
+            mixture = Mixture([serve.port for serve in routers.all], CLIENTS)
+            try:
+                begun, middle = time.monotonic(), None
+                while (at := time.monotonic() - begun) < seconds:
+                    guests.tick(at)
+                    for number, serve in enumerate(routers.all, 1):
+                        assert serve.process.alive(), f"router {number} ended:\n{serve.process.last_lines()}"
+                        samples.append(look(at, number, serve.process.pid, serve.process.log, serve.data))
+                    if middle is None and at >= seconds / 2:
+                        middle = (mixture.count().total(), guests.changes)
+                    time.sleep(LOOK_EVERY)
+            finally:
+                mixture.stop()
+                guests.stop()
+    finally:
+        steady.stop()
+        redis.stop()
+        write(csv, samples)
+    outcomes = mixture.count()
+    for (way, outcome), count in sorted(outcomes.items()):
+        print(f"  {way:<12} {outcome:<24} {count:>8}")
+    middle = middle or (0, 0)
+    asked, changes = outcomes.total() - middle[0], guests.changes - middle[1]
+    print(f"  {outcomes.total()} requests, {guests.changes} workers came or went; {asked} and {changes} of them in the second half")
+    print(f"  {'router':>6} {'what':<12} {'first':>14} {'last':>14} {'most':>14} {'rise of half':>14} {'allowed':>14}")
+    broken = []
+    for number in (1, 2, 3):
+        broken += judge([sample for sample in samples if sample.router == number], number, asked, changes)
+    # A worker that is killed in the middle of an answer breaks that one at most.
+    odd = sum(count for (way, outcome), count in outcomes.items() if way != "bad" and not outcome.isdigit())
+    if odd > 4 * guests.changes + 0.001 * outcomes.total():
+        broken.append(f"{odd} answers broke off while {guests.changes} workers came or went")
+    errors = sum(count for (_, outcome), count in outcomes.items() if outcome == "500")
+    if errors:
+        broken.append(f"{errors} answers of 500")
+    return broken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=1_200)
+    parser.add_argument("--csv", type=Path, default=ROOT / "target/test-logs/soak.csv")
+    options = parser.parse_args()
+    broken = soak(options.seconds, options.csv)
+    print(f"samples: {options.csv}")
+    for what in broken:
+        print(f"DOES NOT HOLD: {what}")
+    print("all levels off" if not broken else f"{len(broken)} did not hold")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
