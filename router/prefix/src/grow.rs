@@ -81,7 +81,7 @@ impl Identifier {
         if let Some(next) = next {
             let is_end = at + 1 == found.trail.known.len();
             let replaced = is_end.then_some(&found);
-            memory.trails.put(Arc::new(next), memory.session, replaced);
+            memory.trails.put(memory.tenant, Arc::new(next), (memory.session, replaced));
         }
         Some(grown)
     }
@@ -102,7 +102,7 @@ impl Identifier {
             Ok((chat, rendered, Tokenized { ids, known, next })) => {
                 let prompt = self.exact(ids, asked.keys);
                 if let Some(trail) = self.trail(layout, asked, (&chat, &rendered, &prompt), memory.tenant) {
-                    memory.trails.put(Arc::new(trail), memory.session, None);
+                    memory.trails.put(memory.tenant, Arc::new(trail), (memory.session, None));
                 }
                 Identified { prompt, known, next }
             }

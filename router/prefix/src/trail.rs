@@ -244,7 +244,7 @@ pub(crate) mod tests {
         use crate::{Rung, Trails};
         let body: Vec<u8> = (0..20_000u32).map(|n| (n % 241) as u8).collect();
         let trails = Trails::new(vocabulary::Bytes(1 << 20));
-        trails.put(Arc::new(trail(&body, &[900, 19_000])), Some(1), None);
+        trails.put("", Arc::new(trail(&body, &[900, 19_000])), (Some(1), None));
         let forked: Vec<u8> = body[..9_000].iter().copied().chain([250; 11_000]).collect();
         let ends = |body: &[u8], known| -> Vec<usize> {
             trails.candidates(0, body, known).iter().map(|candidate| candidate.end).collect()
@@ -253,7 +253,7 @@ pub(crate) mod tests {
         let found = trails.find(0, Some(1), &forked).unwrap();
         assert_eq!((found.rung, found.known), (Rung::Segment, 0));
         assert_eq!(ends(&forked, Some(found.id)), [0usize; 0], "it was found by its name");
-        trails.put(Arc::new(trail(&forked, &[900, 2_500])), None, None);
+        trails.put("", Arc::new(trail(&forked, &[900, 2_500])), (None, None));
         assert_eq!(ends(&forked, None), [2048, 8192], "the newer one has the shorter beginnings");
         assert_eq!(trails.find(0, None, &forked[..2_500]).unwrap().rung, Rung::Leading);
         assert!(trails.find(0, None, &[9; 3_000]).is_none());

@@ -1,12 +1,12 @@
-//! All conversations' trails, within a bound, the least used going first.
+//! All conversations' trails, within a bound, of which each tenant has a share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lru::LruCache;
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::Bytes;
 
+use crate::fair_lru::FairLru;
 use crate::trail::{Leading, Trail, lead};
 
 /// The trails of all conversations of a router. Only they make a step cheap; nothing depends on them being there.
@@ -45,24 +45,23 @@ pub(crate) struct Found<'a> {
 
 #[derive(Debug)]
 struct Shelf {
-    trails: LruCache<u64, Slot>,
+    /// By tenants.
+    trails: FairLru<Arc<str>, u64, Slot>,
     /// By session and by leading digests, both mixed with the scope.
     by_key: HashMap<u128, u64>,
     next: u64,
-    bytes: usize,
 }
 
 #[derive(Debug)]
 struct Slot {
     trail: Arc<Trail>,
-    bytes: usize,
     session: Option<u128>,
 }
 
 impl Shelf {
     fn use_of(&mut self, key: u128) -> Option<(u64, Arc<Trail>)> {
         let id = *self.by_key.get(&key)?;
-        Some((id, self.trails.get(&id)?.trail.clone()))
+        Some((id, self.trails.get_mut(&id)?.trail.clone()))
     }
 
     fn holds(&self, found: &Found<'_>) -> bool {
@@ -70,8 +69,13 @@ impl Shelf {
     }
 
     fn remove(&mut self, id: u64) {
-        let Some(slot) = self.trails.pop(&id) else { return };
-        self.bytes -= slot.bytes;
+        if let Some(slot) = self.trails.remove(&id) {
+            self.forget(id, &slot);
+        }
+    }
+
+    /// Nothing leads to what was under this id any more.
+    fn forget(&mut self, id: u64, slot: &Slot) {
         for key in keys(&slot.trail, slot.session) {
             if self.by_key.get(&key) == Some(&id) {
                 self.by_key.remove(&key);
@@ -79,23 +83,24 @@ impl Shelf {
         }
     }
 
-    fn insert(&mut self, (trail, bytes): (Arc<Trail>, usize), session: Option<u128>) {
+    fn insert(&mut self, tenant: &str, (trail, bytes): (Arc<Trail>, usize), session: Option<u128>) {
         self.next += 1;
         let id = self.next;
-        self.bytes += bytes;
         self.by_key.extend(keys(&trail, session).map(|key| (key, id)));
-        self.trails.put(id, Slot { trail, bytes, session });
+        for (id, slot) in self.trails.put(tenant.into(), id, (Slot { trail, session }, bytes)) {
+            self.forget(id, &slot);
+        }
     }
 
     /// Puts a trail in the place of one whose keys it is all found by; false for any other.
     fn replace(&mut self, id: u64, (trail, bytes): (&Arc<Trail>, usize), session: Option<u128>) -> bool {
-        let has_keys = |Slot { trail: old, session: named, .. }: &Slot| {
+        let has_keys = |Slot { trail: old, session: named }: &Slot| {
             (*named, old.scope) == (session, trail.scope) && trail.leads.starts_with(&old.leads)
         };
-        let Some(slot) = self.trails.peek_mut(&id).filter(|slot| has_keys(slot)) else { return false };
-        self.bytes = self.bytes - slot.bytes + bytes;
-        slot.bytes = bytes;
-        slot.trail = trail.clone();
+        let may_be_replaced = self.trails.peek(&id).is_some_and(has_keys);
+        if !may_be_replaced || !self.trails.replace(&id, (Slot { trail: trail.clone(), session }, bytes)) {
+            return false;
+        }
         // Also those that it had: another conversation that begins alike may be found by them since.
         self.by_key.extend(keys(trail, session).map(|key| (key, id)));
         true
@@ -109,8 +114,9 @@ fn keys(trail: &Trail, session: Option<u128>) -> impl Iterator<Item = u128> {
 impl Trails {
     /// At most so much memory.
     pub fn new(bound: Bytes) -> Self {
-        let shelf = Shelf { trails: LruCache::unbounded(), by_key: HashMap::new(), next: 0, bytes: 0 };
-        Self { shelf: Mutex::new(shelf), bound: usize::try_from(bound.0).unwrap_or(usize::MAX) }
+        let bound = usize::try_from(bound.0).unwrap_or(usize::MAX);
+        let shelf = Shelf { trails: FairLru::new(bound), by_key: HashMap::new(), next: 0 };
+        Self { shelf: Mutex::new(shelf), bound }
     }
 
     /// Whether anything may be kept at all.
@@ -125,7 +131,7 @@ impl Trails {
 
     /// Memory that they take.
     pub fn bytes(&self) -> Bytes {
-        Bytes(self.shelf().bytes as u64)
+        Bytes(self.shelf().trails.bytes() as u64)
     }
 
     /// Conversations that are known.
@@ -143,7 +149,6 @@ impl Trails {
         let mut shelf = self.shelf();
         shelf.trails.clear();
         shelf.by_key.clear();
-        shelf.bytes = 0;
     }
 
     /// The trail that `body` goes along furthest, as far as is seen in one pass over it.
@@ -197,28 +202,19 @@ impl Trails {
         self.shelf().remove(found.id);
     }
 
-    /// Keeps a trail, in place of the one that it goes on from.
-    pub(crate) fn put(&self, trail: Arc<Trail>, session: Option<u128>, replaced: Option<&Found<'_>>) {
+    /// Keeps a trail of a tenant, in place of the one that it goes on from.
+    pub(crate) fn put(&self, tenant: &str, trail: Arc<Trail>, (session, replaced): (Option<u128>, Option<&Found<'_>>)) {
         let bytes = trail.bytes();
         let mut shelf = self.shelf();
         // Unless another step of the conversation was quicker.
         let replaced = replaced.filter(|found| shelf.holds(found));
         if let Some(old) = replaced.map(|found| found.id) {
-            if shelf.bytes + bytes <= self.bound && shelf.replace(old, (&trail, bytes), session) {
+            if shelf.trails.bytes() + bytes <= self.bound && shelf.replace(old, (&trail, bytes), session) {
                 return;
             }
             shelf.remove(old);
         }
-        if bytes > self.bound {
-            return;
-        }
-        while shelf.bytes + bytes > self.bound
-            && let Some((oldest, _)) = shelf.trails.peek_lru()
-        {
-            let oldest = *oldest;
-            shelf.remove(oldest);
-        }
-        shelf.insert((trail, bytes), session);
+        shelf.insert(tenant, (trail, bytes), session);
     }
 }
 
@@ -251,7 +247,7 @@ mod tests {
         assert!(
             kept.len() == expected.len() && kept.iter().zip(expected).all(|(kept, trail)| Arc::ptr_eq(kept, trail))
         );
-        assert_eq!(shelf.bytes, kept.iter().map(|trail| trail.bytes()).sum::<usize>());
+        assert_eq!(shelf.trails.bytes(), kept.iter().map(|trail| trail.bytes()).sum::<usize>());
         assert!(shelf.by_key.values().all(|id| shelf.trails.contains(id)));
     }
 
@@ -259,10 +255,10 @@ mod tests {
     fn a_trail_takes_the_place_of_the_one_that_it_goes_on_from_and_is_found_by_more() {
         let trails = Trails::new(Bytes(1 << 20));
         let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
-        trails.put(first.clone(), Some(1), None);
+        trails.put("", first.clone(), (Some(1), None));
         check(&trails, &[&first]);
         let found = trails.find(0, Some(1), &BODY).unwrap();
-        trails.put(second.clone(), Some(1), Some(&found));
+        trails.put("", second.clone(), (Some(1), Some(&found)));
         check(&trails, &[&second]);
         assert_eq!(trails.shelf().by_key.len(), 1 + second.leads.len());
         let unnamed = trails.find(0, None, &BODY).unwrap();
@@ -276,10 +272,10 @@ mod tests {
     fn of_two_steps_of_one_conversation_the_slower_takes_nobodys_place() {
         let trails = Trails::new(Bytes(1 << 20));
         let [first, quick, slow] = [&[600][..], &[600, 900], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
-        trails.put(first, Some(1), None);
+        trails.put("", first, (Some(1), None));
         let [one, other] = [0, 0].map(|_| trails.find(0, Some(1), &BODY).unwrap());
-        trails.put(quick.clone(), Some(1), Some(&one));
-        trails.put(slow.clone(), Some(1), Some(&other));
+        trails.put("", quick.clone(), (Some(1), Some(&one)));
+        trails.put("", slow.clone(), (Some(1), Some(&other)));
         check(&trails, &[&quick, &slow]);
         assert!(Arc::ptr_eq(&trails.find(0, Some(1), &BODY).unwrap().trail, &slow));
     }
@@ -288,17 +284,17 @@ mod tests {
     fn a_trail_whose_keys_are_others_is_kept_anew() {
         let trails = Trails::new(Bytes(1 << 20));
         let [first, second] = [&[600][..], &[600, 3000]].map(|ends| Arc::new(trail(&BODY, ends)));
-        trails.put(first, None, None);
+        trails.put("", first, (None, None));
         let found = trails.find(0, None, &BODY).unwrap();
-        trails.put(second.clone(), Some(1), Some(&found));
+        trails.put("", second.clone(), (Some(1), Some(&found)));
         check(&trails, &[&second]);
         assert!(trails.find(0, Some(1), &BODY).is_some());
         let bound = trails.bytes();
         let full = Trails::new(bound);
-        full.put(second, Some(1), None);
+        full.put("", second, (Some(1), None));
         let found = full.find(0, Some(1), &BODY).unwrap();
         let longer = Arc::new(trail(&BODY, &[600, 3000, 3999]));
-        full.put(longer, Some(1), Some(&found));
+        full.put("", longer, (Some(1), Some(&found)));
         check(&full, &[]);
     }
 }

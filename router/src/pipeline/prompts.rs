@@ -1,11 +1,11 @@
-//! The newest prompts whose token ids are known, one a session: with them a sealed prefix can be moved when no client
+//! The newest prompts whose token ids are known, one a session, of which each tenant has a share: with them a sealed prefix can be moved when no client
 //! is asking for it. What falls out is only not movable by hand until its session's next step.
 
 use std::sync::Arc;
 
-use lru::LruCache;
 use ownership::ledger::Point;
 use parking_lot::Mutex;
+use prefix::FairLru;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use vocabulary::{Blocks, Chain, ModelId, SessionId, TenantId};
@@ -74,7 +74,7 @@ pub enum Unread {
 /// The prompts that are kept, the oldest going first, and the way in which any prompt is encoded again.
 #[derive(Debug)]
 pub struct Prompts {
-    shelf: Mutex<Shelf>,
+    by_session: Mutex<FairLru<TenantId, SessionId, Arc<Kept>>>,
     places: Arc<Semaphore>,
     queue: Arc<Semaphore>,
 }
@@ -82,15 +82,8 @@ pub struct Prompts {
 impl Default for Prompts {
     fn default() -> Self {
         let [places, queue] = [AT_ONCE, MOST_WAITING].map(|most| Arc::new(Semaphore::new(most)));
-        let shelf = Mutex::new(Shelf { by_session: LruCache::unbounded(), bytes: 0 });
-        Self { shelf, places, queue }
+        Self { by_session: Mutex::new(FairLru::new(BOUND)), places, queue }
     }
-}
-
-#[derive(Debug)]
-struct Shelf {
-    by_session: LruCache<SessionId, Arc<Kept>>,
-    bytes: usize,
 }
 
 impl Prompts {
@@ -117,26 +110,17 @@ impl Prompts {
     /// Keeps a session's newest prompt in place of its last one.
     pub fn keep(&self, session: SessionId, kept: impl Into<Arc<Kept>>) {
         let kept = kept.into();
-        let size = kept.size();
-        let mut shelf = self.shelf.lock();
-        shelf.bytes -= shelf.by_session.pop(&session).map_or(0, |last| last.size());
-        while shelf.bytes + size > BOUND
-            && let Some((_, oldest)) = shelf.by_session.pop_lru()
-        {
-            shelf.bytes -= oldest.size();
-        }
-        if size <= BOUND {
-            shelf.bytes += size;
-            shelf.by_session.put(session, kept);
-        }
+        let (tenant, size) = (kept.tenant.clone(), kept.size());
+        let gone = self.by_session.lock().put(tenant, session, (kept, size));
+        // Freed without the lock.
+        drop(gone);
     }
 
     /// A prompt of this tenant that goes through `point`; the newest of them.
     pub fn through(&self, tenant: &TenantId, point: Point) -> Option<Arc<Kept>> {
-        let shelf = self.shelf.lock();
-        let goes = |kept: &&Arc<Kept>| kept.tenant == *tenant && point.is_on(&kept.chain);
-        let mut newest_first = shelf.by_session.iter().map(|(_, kept)| kept);
-        newest_first.find(goes).cloned()
+        let by_session = self.by_session.lock();
+        let mut newest_first = by_session.of(tenant).map(|(_, kept)| kept);
+        newest_first.find(|kept| point.is_on(&kept.chain)).cloned()
     }
 }
 
@@ -203,8 +187,8 @@ mod tests {
         for n in 0..=fit {
             prompts.keep(SessionId(n as u128), kept("a", 1 << 20, n as u32));
         }
-        let shelf = prompts.shelf.lock();
-        assert_eq!((shelf.by_session.len(), shelf.bytes), (fit, fit * size));
-        assert!(!shelf.by_session.contains(&SessionId(0)));
+        let by_session = prompts.by_session.lock();
+        assert_eq!((by_session.len(), by_session.bytes()), (fit, fit * size));
+        assert!(!by_session.contains(&SessionId(0)));
     }
 }

@@ -1,9 +1,9 @@
-//! What this router remembers itself: bounded by bytes, the least recently used goes first. Pure: time is an argument.
+//! What this router remembers itself: bounded by bytes, what the tenant that holds most used least recently goes first. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use lru::LruCache;
+use prefix::FairLru;
 use vocabulary::TenantId;
 
 use super::key::{Key, Kind};
@@ -31,8 +31,7 @@ pub(super) struct Held {
 #[derive(Debug)]
 pub(super) struct Memory {
     limit: usize,
-    bytes: usize,
-    entries: LruCache<Key, Entry>,
+    entries: FairLru<TenantId, Key, Entry>,
 }
 
 #[derive(Debug)]
@@ -43,12 +42,12 @@ struct Entry {
 
 impl Memory {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, bytes: 0, entries: LruCache::unbounded() }
+        Self { limit, entries: FairLru::new(limit) }
     }
 
     /// Of everything that is held, about.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.entries.bytes()
     }
 
     /// The value of `key`; using it makes it newer, and it holds for its whole time again.
@@ -69,29 +68,22 @@ impl Memory {
         if size > self.limit / 4 {
             return;
         }
-        self.bytes += size;
-        self.entries.put(key, Entry { expires: now + held.ttl, held });
-        while self.bytes > self.limit
-            && let Some((key, entry)) = self.entries.pop_lru()
-        {
-            self.bytes -= self::size(&key, &entry.held.value);
-        }
+        let entry = Entry { expires: now + held.ttl, held };
+        self.entries.put(key.tenant.clone(), key, (entry, size));
     }
 
     pub(super) fn remove(&mut self, key: &Key) {
-        if let Some(entry) = self.entries.pop(key) {
-            self.bytes -= size(key, &entry.held.value);
-        }
+        self.entries.remove(key);
     }
 
     /// What is held of this tenant's words, and where they are.
     pub(super) fn of_tenant(&self, tenant: &TenantId) -> Vec<(Key, Bytes)> {
         let is_kept = |key: &Key| matches!(key.kind, Kind::Maker | Kind::Transcript | Kind::Checkpoint);
-        let kept = self.entries.iter().filter(|(key, _)| key.tenant == *tenant && is_kept(key));
+        let kept = self.entries.of(tenant).filter(|(key, _)| is_kept(key));
         kept.map(|(key, entry)| (key.clone(), entry.held.value.clone())).collect()
     }
 
-    /// What was put here and still holds, newest first, with the time it has left.
+    /// What was put here and still holds, each tenant's newest first, with the time it has left.
     pub(super) fn ours(&self, now: Instant) -> Vec<(Key, Held)> {
         let held = self.entries.iter().filter_map(|(key, entry)| {
             let ttl = entry.expires.checked_duration_since(now)?;
