@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use vocabulary::{LedgerTime, Micros, NodeId};
 
+use crate::access::Elsewhere;
 use crate::counters::Counters;
 use crate::error::SubmitError;
 use crate::log_store::LogStore;
@@ -24,7 +25,7 @@ use crate::members::MemberError;
 use crate::news::News;
 use crate::peers::Registry;
 use crate::proposer::Asked;
-use crate::raft::{LogId, Machine, Types};
+use crate::raft::{LogId, Machine, Types, Vote};
 use crate::ticker::Reports;
 use crate::watch::Observer;
 use crate::writer::{Queued, Ticket};
@@ -48,6 +49,12 @@ pub(crate) struct Core {
     pub(crate) proposals: mpsc::Sender<Asked>,
     pub(crate) heard: HeardLeader,
     pub(crate) freshness: Freshness<InstantOf<Types>>,
+    /// The last transfer of the leadership that this node knows of.
+    pub(crate) transfer: Mutex<Option<Transfer>>,
+    /// Members as other members know them.
+    pub(crate) elsewhere: Elsewhere,
+    /// Addresses of members that this node was told to join through.
+    pub(crate) seeds: Vec<String>,
     seat: Seat,
     /// Commands of this node; none once it is closing.
     queue: Mutex<Option<mpsc::Sender<Queued>>>,
@@ -68,6 +75,16 @@ pub(crate) struct Parts {
     pub(crate) proposals: mpsc::Sender<Asked>,
     /// Without a word of the leader for so long, the view is stale.
     pub(crate) patience: Duration,
+    /// Addresses of members that this node was told to join through.
+    pub(crate) seeds: Vec<String>,
+}
+
+/// The leadership is on its way to another node, by its leader's own word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Transfer {
+    /// The leadership that ends.
+    pub(crate) from: Vote,
+    pub(crate) to: NodeId,
 }
 
 /// What a node knows of its leader.
@@ -153,7 +170,7 @@ impl HeardLeader {
 
 impl Core {
     pub(crate) fn new(parts: Parts, queue: mpsc::Sender<Queued>) -> Arc<Self> {
-        let Parts { raft, registry, observer, log, folder, proposals, patience } = parts;
+        let Parts { raft, registry, observer, log, folder, proposals, patience, seeds } = parts;
         let (leader, heard) = (watch::Sender::new(Known::Nobody), HeardLeader::new(patience));
         Arc::new(Self {
             raft,
@@ -166,6 +183,9 @@ impl Core {
             proposals,
             heard,
             freshness: Freshness::default(),
+            transfer: Mutex::default(),
+            elsewhere: Elsewhere::default(),
+            seeds,
             seat: Seat::default(),
             queue: Mutex::new(Some(queue)),
         })

@@ -33,6 +33,10 @@ pub struct Readings {
     pub log_bytes: u64,
     /// Callers at the address for other nodes that TLS kept out.
     pub strangers: u64,
+    /// Calls that were refused there because the caller is no member, or its certificate does not name it.
+    pub outsiders: u64,
+    /// Messages that were not handed to Raft because they name terms or log positions that no sound node names.
+    pub implausible: u64,
     /// Commands that the ledger refused, by cause.
     pub refusals: BTreeMap<&'static str, u64>,
     /// Commands that were not taken or whose outcome is unknown, by cause.

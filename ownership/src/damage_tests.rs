@@ -16,9 +16,11 @@ use openraft::vote::RaftLeaderIdExt;
 use openraft::{EntryPayload, RaftLogReader};
 use vocabulary::{ClientId, ClientSerial, LedgerTime, NodeId, SessionId};
 
+use crate::directory::Directory;
 use crate::error::OwnershipError;
 use crate::log_store::LogStore;
 use crate::node_folder::NodeFolder;
+use crate::options::Options;
 use crate::raft::{LogEntry, LogId, Types, Vote};
 use crate::wal::ChunkBytes;
 
@@ -46,6 +48,19 @@ async fn append(store: &mut LogStore, entries: Vec<LogEntry>) -> std::io::Result
     let (flushed, done) = Types::oneshot();
     store.append(entries, IOFlushed::signal(flushed)).await?;
     done.await.unwrap()
+}
+
+#[tokio::test]
+async fn a_saved_term_that_no_elections_reach_is_told_at_start_and_not_blamed_on_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = NodeFolder::open(folder.path(), None).unwrap();
+    let mut log = LogStore::open(&node).unwrap();
+    log.save_vote(&Vote::new(u64::MAX, 9)).await.unwrap();
+    drop((log, node));
+    let error = Directory::open(Options::new(folder.path())).await.unwrap_err();
+    assert!(matches!(error, OwnershipError::Term { term: u64::MAX, .. }), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("The disk is sound") && told.contains("snapshot restore"), "{told}");
 }
 
 /// A log of several files that was truncated and purged, whose every byte was acknowledged.

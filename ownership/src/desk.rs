@@ -6,35 +6,36 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt, stream};
 use openraft::EntryPayload;
-use openraft::raft::AppendEntriesRequest;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
-use crate::core::Core;
+use crate::core::{Core, Transfer};
 use crate::delivery::Submitted;
 use crate::network::CHUNK_WITHIN;
-use crate::peers::handshake::Hello;
+use crate::peers::caller::Caller;
 use crate::peers::{self, Answerer, Exchange, MAX_CALL, Method, PeerError, Replies};
 use crate::proposer::Asked;
-use crate::raft::Types;
+use crate::raft::{Types, Vote};
 use crate::snapshot_stream::{self, SnapshotHead};
-use crate::{joining, members, read};
+use crate::terms::{self, Names};
+use crate::{access, joining, members, read};
 
 type Answer = Result<Bytes, PeerError>;
 
 impl Answerer for Core {
-    fn answer(self: Arc<Self>, caller: Hello, exchange: Exchange) -> BoxFuture<'static, ()> {
+    fn answer(self: Arc<Self>, caller: Arc<Caller>, exchange: Exchange) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let Exchange { method, first, more, replies } = exchange;
             let Some(method) = Method::from_repr(method) else {
                 let what = format!("method {method} is not known here; upgrade this node");
                 return replies.fail(PeerError::Failed(what)).await;
             };
-            let from = match caller.node {
-                Some(node) => node,
-                None if method.is_open_to_strangers() => NodeId(0),
-                None => return replies.fail(PeerError::Failed("only members may ask this".into())).await,
+            let from = match access::admitted(&self, &caller, (method, &first)).await {
+                Ok(from) => from,
+                Err(error) => return replies.fail(error).await,
             };
             // Raft would answer each call with an error in this node's log, and the caller would not learn why.
             if let Some(ended) = self.ended().filter(|_| method.needs_raft()) {
@@ -45,7 +46,7 @@ impl Answerer for Core {
             match (method, more) {
                 (Method::AppendStream, Some(more)) => append_stream(self, from, (first, more), replies).await,
                 (Method::Snapshot, Some(more)) => {
-                    let installed = self.snapshot(first, more).await;
+                    let installed = self.snapshot(from, (first, more)).await;
                     if let Err(error) = &installed {
                         tracing::warn!(%from, %error, "a snapshot of another node was not taken; it is sent again");
                     }
@@ -61,7 +62,7 @@ impl Core {
     async fn answer_one(&self, from: NodeId, method: Method, question: Bytes) -> Answer {
         match method {
             Method::Append => {
-                let request = self.readable(&question)?;
+                let request = self.readable(from, &question)?;
                 self.hear_of(from);
                 // A heartbeat names the last entry that this node is known to have.
                 let known = request.prev_log_id.filter(|_| request.entries.is_empty());
@@ -71,10 +72,23 @@ impl Core {
                 }
                 encode(&answer)
             }
-            Method::Vote => encode(&self.raft.vote(peers::read(&question)?).await.map_err(failed)?),
-            Method::PreVote => encode(&self.raft.pre_vote(peers::read(&question)?).await.map_err(failed)?),
+            Method::Vote => {
+                let request: VoteRequest<Types> = peers::read(&question)?;
+                let mut request = self.plausible(from, request.vote, request)?;
+                request.leadership_transfer &= self.is_heir(from);
+                encode(&self.raft.vote(request).await.map_err(failed)?)
+            }
+            Method::PreVote => {
+                let request: VoteRequest<Types> = peers::read(&question)?;
+                let request = self.plausible(from, request.vote, request)?;
+                encode(&self.raft.pre_vote(request).await.map_err(failed)?)
+            }
             Method::TransferLeader => {
-                encode(&self.raft.handle_transfer_leader(peers::read(&question)?).await.map_err(failed)?)
+                let request: TransferLeaderRequest<Types> = peers::read(&question)?;
+                let request = self.plausible(from, *request.from_leader(), request)?;
+                let (leadership, to) = (*request.from_leader(), NodeId(*request.to_node_id()));
+                *self.transfer.lock() = Some(Transfer { from: leadership, to });
+                encode(&self.raft.handle_transfer_leader(request).await.map_err(failed)?)
             }
             Method::Submit => encode(&self.submit_for(peers::read(&question)?).await),
             Method::ReadIndex => encode(&read::index_here(self).await),
@@ -92,9 +106,28 @@ impl Core {
         }
     }
 
+    /// A message that Raft may hear. One that names what no sound node names would stay in its files for good.
+    fn plausible<M: Names>(&self, from: NodeId, vote: Vote, message: M) -> Result<M, PeerError> {
+        let own = self.raft.metrics().borrow_watched().current_term;
+        match terms::check_own(from, &vote).and_then(|()| terms::check(own, &message)) {
+            Ok(()) => Ok(message),
+            Err(error) => {
+                self.registry.failures.implausible.note(&format!("node {from}"), &error.to_string());
+                Err(PeerError::Failed(error.to_string()))
+            }
+        }
+    }
+
+    /// Whether the leader itself said that this node is to lead next. Only then a vote may be asked for while it leads.
+    fn is_heir(&self, node: NodeId) -> bool {
+        let from = self.raft.metrics().borrow_watched().vote;
+        *self.transfer.lock() == Some(Transfer { from, to: node })
+    }
+
     /// Entries, all of which this node's release can read: what it cannot is never skipped.
-    fn readable(&self, request: &[u8]) -> Result<AppendEntriesRequest<Types>, PeerError> {
+    fn readable(&self, from: NodeId, request: &[u8]) -> Result<AppendEntriesRequest<Types>, PeerError> {
         let request: AppendEntriesRequest<Types> = peers::read(request)?;
+        let request = self.plausible(from, request.vote, request)?;
         let levels = self.registry.own.levels;
         for entry in &request.entries {
             let EntryPayload::Normal(proposal) = &entry.payload else { continue };
@@ -129,8 +162,9 @@ impl Core {
     }
 
     /// Receives a snapshot and installs it.
-    async fn snapshot(&self, head: Bytes, chunks: mpsc::Receiver<Bytes>) -> Answer {
+    async fn snapshot(&self, from: NodeId, (head, chunks): (Bytes, mpsc::Receiver<Bytes>)) -> Answer {
         let SnapshotHead { vote, meta, bytes } = peers::read(&head)?;
+        self.plausible(from, vote, (vote, meta.last_log_id))?;
         let _place = self.registry.incoming.try_acquire().map_err(|_| {
             PeerError::Failed("as many snapshots as may be are on their way to this node already; send it later".into())
         })?;
@@ -183,7 +217,7 @@ impl Reading {
             None => self.more.recv().await?,
         };
         self.core.hear_of(self.from);
-        let request = self.core.readable(&piece);
+        let request = self.core.readable(self.from, &piece);
         request.inspect_err(|error| tracing::error!(from = %self.from, %error, "entries are unreadable")).ok()
     }
 }

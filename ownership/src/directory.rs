@@ -203,6 +203,8 @@ impl Directory {
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
             strangers: self.core.registry.failures.strangers.count(),
+            outsiders: self.core.registry.failures.outsiders.count(),
+            implausible: self.core.registry.failures.implausible.count(),
             ..self.core.counters().read()
         }
     }

@@ -116,6 +116,21 @@ pub enum OwnershipError {
         /// What is gone.
         path: PathBuf,
     },
+    /// A vote of an absurd term was kept.
+    #[error(
+        "{path}: the vote that was kept there is of term {term}, and no elections lead to such a term: somebody who reached \
+         this node's address for other nodes sent it to an earlier release. The disk is sound, and nothing was changed. This \
+         node cannot take part again: where most voters still work, let a learner take its place (`ownerserve ctl member \
+         replace`), remove it, empty the folder, and let it join again. Where they do not, start from a saved snapshot \
+         (`ownerserve ctl snapshot restore FILE --data-dir DIR`). Set cluster.tls",
+        path = path.display()
+    )]
+    Term {
+        /// The folder of the log.
+        path: PathBuf,
+        /// The term.
+        term: u64,
+    },
     /// The options do not fit together.
     #[error("{0}")]
     Options(String),

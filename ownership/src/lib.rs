@@ -2,6 +2,7 @@
 //!
 //! Nothing here decides who owns what; the ledger does. Nothing here waits on a client's request path.
 
+mod access;
 mod backup;
 mod chunks;
 mod committed;
@@ -32,6 +33,7 @@ mod snapshot_store;
 mod snapshot_stream;
 mod snapshots;
 mod starting;
+mod terms;
 mod ticker;
 mod wal;
 mod watch;

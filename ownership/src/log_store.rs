@@ -56,6 +56,11 @@ impl LogStore {
         Ok((index(state.purged()), index(state.last())))
     }
 
+    /// The term of the last vote; 0 before the first.
+    pub(crate) fn term(&self) -> io::Result<u64> {
+        Ok(self.lock()?.wal.log_state().vote().map_or(0, |vote| vote.0.leader_id.term))
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().map_or(0, |shared| shared.wal.on_disk_size())
     }

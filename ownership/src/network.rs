@@ -26,6 +26,7 @@ use crate::peers::socket::{Directions, Missed};
 use crate::peers::{self, Answers, Lane, Link, Method, PeerError, Registry, Speaker};
 use crate::raft::{Types, Vote};
 use crate::snapshot_stream::{CHUNK, SnapshotHead};
+use crate::terms::{self, Names};
 
 /// Requests of one stream that wait for their answers.
 const WINDOW: usize = 32;
@@ -94,6 +95,28 @@ impl Way {
         decode(&answer.map_err(|error| self.failed(error, kind))?)
     }
 
+    /// An answer that Raft may hear: what it says of a term stays in this node's files.
+    fn plausible<A: Names>(&self, answer: A) -> Result<A, PeerError> {
+        let own = self.registry.publisher.view().quorum().term;
+        match terms::check(own, &answer) {
+            Ok(()) => Ok(answer),
+            Err(error) => {
+                self.registry.failures.implausible.note(&format!("node {}", self.target), &error.to_string());
+                Err(PeerError::Failed(error.to_string()))
+            }
+        }
+    }
+
+    async fn ask_plausibly<A: DeserializeOwned + Names>(
+        &self,
+        method: Method,
+        question: &impl Serialize,
+        (kind, within): (RPCTypes, Duration),
+    ) -> Result<A, RpcError> {
+        let answer = self.ask(method, question, (kind, within)).await?;
+        self.plausible(answer).map_err(|error| self.failed(error, kind))
+    }
+
     /// Raft retries a timed-out request at once, and waits before it calls an unreachable node again.
     fn failed(&self, error: PeerError, action: RPCTypes) -> RpcError {
         if matches!(error, PeerError::Stopped(_)) {
@@ -126,7 +149,7 @@ impl RaftNetworkV2<Types> for Way {
         request: Append,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types>, RpcError> {
-        self.ask(Method::Append, &request, (RPCTypes::AppendEntries, option.soft_ttl())).await
+        self.ask_plausibly(Method::Append, &request, (RPCTypes::AppendEntries, option.soft_ttl())).await
     }
 
     fn stream_append<'s, S>(
@@ -153,7 +176,7 @@ impl RaftNetworkV2<Types> for Way {
     }
 
     async fn vote(&mut self, request: VoteRequest<Types>, option: RPCOption) -> Result<VoteResponse<Types>, RpcError> {
-        self.ask(Method::Vote, &request, (RPCTypes::Vote, option.soft_ttl())).await
+        self.ask_plausibly(Method::Vote, &request, (RPCTypes::Vote, option.soft_ttl())).await
     }
 
     async fn pre_vote(
@@ -161,7 +184,7 @@ impl RaftNetworkV2<Types> for Way {
         request: VoteRequest<Types>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types>, RpcError> {
-        self.ask(Method::PreVote, &request, (RPCTypes::Vote, option.soft_ttl())).await
+        self.ask_plausibly(Method::PreVote, &request, (RPCTypes::Vote, option.soft_ttl())).await
     }
 
     async fn transfer_leader(
@@ -229,13 +252,14 @@ impl Way {
             left = left.saturating_sub(read as u64);
             tokio::time::timeout(CHUNK_WITHIN, speaker.say(chunk.into())).await.map_err(late)??;
             if let Ok(early) = answers.try_recv() {
-                return Ok(peers::read(&early?)?);
+                return Ok(self.plausible(peers::read(&early?)?)?);
             }
         }
         speaker.end().await?;
         let late = |_| PeerError::TimedOut { millis: INSTALL_WITHIN.as_millis() as u64 };
         let installed = tokio::time::timeout(INSTALL_WITHIN, answers.recv()).await.map_err(late)?;
-        Ok(peers::read(&installed.ok_or_else(|| PeerError::Failed("the snapshot was not answered".into()))??)?)
+        let installed = installed.ok_or_else(|| PeerError::Failed("the snapshot was not answered".into()))??;
+        Ok(self.plausible(peers::read(&installed)?)?)
     }
 }
 
@@ -261,7 +285,9 @@ impl<S: Stream<Item = Append> + Unpin> Appending<'_, S> {
                 biased;
                 answer = heard(&mut self.open), if awaits => {
                     self.unanswered -= 1;
-                    return Some(answer.and_then(|answer| peers::read(&answer)).map_err(|error| self.failed(error)));
+                    let answer = answer.and_then(|answer| peers::read(&answer));
+                    let answer = answer.and_then(|answer: StreamAppendResult<Types>| self.way.plausible(answer));
+                    return Some(answer.map_err(|error| self.failed(error)));
                 }
                 request = asked(&mut self.input), if has_room && self.input.is_some() => match request {
                     None => self.input = None,

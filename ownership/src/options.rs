@@ -78,6 +78,8 @@ pub struct Peering {
     pub join_within: Duration,
     /// Certificates, for connections that only members can make; none leaves them plain.
     pub tls: Option<TlsFiles>,
+    /// Listens beyond the loopback without `tls` as well: whoever reaches the address is taken at its word.
+    pub insecure: bool,
     /// When a silent leader is replaced.
     pub timers: Timers,
 }

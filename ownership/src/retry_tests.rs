@@ -75,6 +75,7 @@ async fn retried_after_its_client_was_forgotten(before: &[Command]) {
         folder: real.folder.clone(),
         proposals,
         patience: real.patience(),
+        seeds: Vec::new(),
     };
     let core = Core::new(parts, queue.clone());
     core.look();

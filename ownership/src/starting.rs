@@ -1,6 +1,6 @@
 //! How a node comes up: it founds a cluster, joins one, or goes on where it was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use crate::peers::{Listener, Registry, Task, Tls};
 use crate::proposer;
 use crate::raft::{Machine, Types};
 use crate::snapshots::SnapshotFile;
+use crate::terms::MAX_TERM;
 use crate::ticker::Ticker;
 use crate::watch::Observer;
 use crate::writer::Queued;
@@ -64,6 +65,7 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let folder = identify(claimed, options, reachable.as_ref()).await?;
     let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
     let log = open_log(&folder).await?;
+    check_term(&log, &folder)?;
     let place = InPlace::of(&folder)?;
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
@@ -79,7 +81,8 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let (queue, queued) = mpsc::channel(options.queue.max(1));
     let patience = options.peering.timers.election_max + options.peering.timers.election_min;
     let root = options.data_dir.clone();
-    let parts = Parts { raft, registry: registry.clone(), observer, log, folder: root, proposals, patience };
+    let seeds = known_members(options)?;
+    let parts = Parts { raft, registry: registry.clone(), observer, log, folder: root, proposals, patience, seeds };
     let core = Core::new(parts, queue);
     check_level(&core, options)?;
     if reachable.is_none() {
@@ -131,11 +134,18 @@ async fn listen(options: &Options) -> Result<Option<Reachable>, OwnershipError> 
     };
     let listener = Listener::bind(listen).await?;
     if options.peering.tls.is_none() && !listener.address.ip().is_loopback() {
+        if !options.peering.insecure {
+            return Err(OwnershipError::Options(format!(
+                "cluster.listen {listen} can be reached from other machines, and without certificates whoever reaches it can \
+                 change the ledger and stop it. Set cluster.tls, or listen on the loopback (127.0.0.1, ::1), or, in a network \
+                 that nobody else is in, set cluster.insecure = true"
+            )));
+        }
         tracing::warn!(
             listen = %listener.address,
             "ANYBODY who reaches this address can read and change the ledger, and have clients' prompts lent by their token \
-             ids: other nodes are let in without a certificate, and all they say goes over the network as plain text. \
-             Set cluster.tls, or keep the address in a network of its own"
+             ids: cluster.insecure lets other nodes in without a certificate, and all they say goes over the network as plain \
+             text. Set cluster.tls, or keep the address in a network of its own"
         );
     }
     let address = match &options.peering.advertise {
@@ -200,6 +210,13 @@ fn seeds(claimed: &Claimed, options: &Options) -> Result<Vec<String>, OwnershipE
     Ok(pending)
 }
 
+/// The members that this node was told of: those that are named, and those of a join that is not done.
+fn known_members(options: &Options) -> Result<Vec<String>, OwnershipError> {
+    let pending = Joining::read(&options.data_dir)?.map(|joining| joining.seeds).unwrap_or_default();
+    let all: BTreeSet<String> = options.peering.join.iter().cloned().chain(pending).collect();
+    Ok(all.into_iter().collect())
+}
+
 fn joins_unreachable(claimed: &Claimed, seeds: &[String]) -> OwnershipError {
     OwnershipError::Options(format!(
         "{} holds a join through {} that is not done, and a node that joins must be reachable: give it an address for the \
@@ -219,6 +236,13 @@ fn check_snapshot(snapshots: &SnapshotFile, log: &LogStore, folder: &NodeFolder)
         return Err(OwnershipError::Damaged { path, detail });
     }
     Ok(upto)
+}
+
+/// A term that no elections reach is no damage of the disk, and nothing here can be elected or vote in a later one.
+fn check_term(log: &LogStore, folder: &NodeFolder) -> Result<(), OwnershipError> {
+    let path = folder.path("log");
+    let term = log.term().map_err(OwnershipError::io(&path))?;
+    if term > MAX_TERM { Err(OwnershipError::Term { path, term }) } else { Ok(()) }
 }
 
 fn check_level(core: &Core, options: &Options) -> Result<(), OwnershipError> {

@@ -14,7 +14,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
-use crate::core::{Core, Known};
+use crate::core::{Core, Known, Transfer};
 use crate::joining::Enrolment;
 use crate::members::{Member, MemberChange, MemberError, Standing, next_voters};
 use crate::node_folder::random;
@@ -296,6 +296,8 @@ async fn transfer(core: &Core, to: NodeId) -> Result<(), MemberError> {
     }
     check_answers(core, to).await?;
     let stopped = |_| MemberError::Unknowable("this node is closing".into());
+    let from = core.raft.metrics().borrow_watched().vote;
+    *core.transfer.lock() = Some(Transfer { from, to });
     core.raft.trigger().transfer_leader(to.0).await.map_err(|error| MemberError::Unknowable(error.to_string()))?;
     let mut leaders = core.leader.subscribe();
     leaders.wait_for(|known| *known == Known::Leader(to)).await.map(drop).map_err(stopped)

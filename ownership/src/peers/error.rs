@@ -91,6 +91,9 @@ pub enum Refusal {
         /// The refusing node's cluster.
         cluster: ClusterId,
     },
+    /// The caller says which node it is, and not of which cluster.
+    #[error("whoever calls as a node must name its cluster, too; only a node without an id calls without one")]
+    Unproven,
     /// Another node than expected listens there.
     #[error("node {node} listens there now; the address of the node that was meant is out of date")]
     OtherNode {

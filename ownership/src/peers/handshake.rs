@@ -37,7 +37,7 @@ pub(crate) enum Lane {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) protocol: u32,
-    /// None for a node that wants to join.
+    /// None for a node that has no id yet and wants to join.
     pub(crate) cluster: Option<ClusterId>,
     /// None for a node that wants to join.
     pub(crate) node: Option<NodeId>,
@@ -104,6 +104,9 @@ pub(crate) fn judge(hello: &Hello, callee: Callee<'_>) -> Result<(), Refusal> {
     if hello.protocol != PROTOCOL {
         return Err(Refusal::Protocol { spoken: PROTOCOL });
     }
+    if hello.node.is_some() && hello.cluster.is_none() {
+        return Err(Refusal::Unproven);
+    }
     if hello.cluster.is_some_and(|theirs| theirs != cluster) {
         return Err(Refusal::OtherCluster { cluster });
     }
@@ -150,6 +153,7 @@ mod tests {
         let refused = |hello| check(hello, 2, Retired::No).unwrap_err();
         let other = refused(Hello { cluster: Some(ClusterId(8)), ..hello() });
         assert_eq!(other, Refusal::OtherCluster { cluster: ClusterId(7) });
+        assert_eq!(refused(Hello { cluster: None, ..hello() }), Refusal::Unproven);
         assert_eq!(refused(Hello { to: Some(NodeId(3)), ..hello() }), Refusal::OtherNode { node: NodeId(1) });
         assert_eq!(refused(Hello { node: Some(NodeId(1)), ..hello() }), Refusal::SameNode { node: NodeId(1) });
         assert_eq!(refused(Hello { protocol: 2, ..hello() }), Refusal::Protocol { spoken: PROTOCOL });

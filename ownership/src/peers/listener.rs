@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::error::OwnershipError;
+use crate::peers::caller::Caller;
 use crate::peers::certificate::complaint;
 use crate::peers::handshake::{self, Hello};
 use crate::peers::registry::Registry;
@@ -53,7 +54,7 @@ impl Listener {
                 let _place = place;
                 if let Err(error) = serve(socket, &registry, answerer).await {
                     match complaint(&error) {
-                        Some(why) => registry.failures.strangers.came(from, &why),
+                        Some(why) => registry.failures.strangers.note(&from, &why),
                         None => tracing::debug!(%from, %error, "a connection of another node ended"),
                     }
                 }
@@ -66,17 +67,19 @@ async fn serve<A: Answerer>(socket: TcpStream, registry: &Registry, answerer: Ar
     socket.set_nodelay(true)?;
     let greet = async {
         let mut stream: Box<dyn Stream> = Box::new(socket);
+        let mut certificate = None;
         if let Some(tls) = registry.tls() {
-            stream = tls.accept(stream).await?;
+            let (protected, shown) = tls.accept(stream).await?;
+            (stream, certificate) = (protected, Some(shown));
         }
         let hello: Hello = handshake::hear(&mut stream).await?;
         let greeted = registry.judge(&hello);
         handshake::say(&mut stream, &greeted).await?;
-        Ok::<_, std::io::Error>(greeted.ok().map(|_| (stream, hello)))
+        Ok::<_, std::io::Error>(greeted.ok().map(|_| (stream, Caller { hello, certificate })))
     };
     let greeted = timeout(GREET_WITHIN, greet).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
     match greeted {
-        Some((stream, hello)) => serving::serve(stream, hello, answerer).await,
+        Some((stream, caller)) => serving::serve(stream, Arc::new(caller), answerer).await,
         None => Ok(()),
     }
 }

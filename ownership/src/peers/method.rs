@@ -56,9 +56,4 @@ impl Method {
     pub(crate) fn topic(self) -> Option<Topic> {
         Topic::VARIANTS.iter().copied().find(|topic| Self::of_topic(*topic) == self)
     }
-
-    /// Whether a node that is no member yet may ask it.
-    pub(crate) fn is_open_to_strangers(self) -> bool {
-        self == Method::Admit
-    }
 }

@@ -1,9 +1,11 @@
 //! The other nodes: where they are, how they are called, and who answers when they call.
 
+pub(crate) mod caller;
 pub(crate) mod certificate;
 pub(crate) mod error;
 mod frame;
 pub(crate) mod handshake;
+mod kept_out;
 mod link;
 mod listener;
 pub(crate) mod method;
@@ -13,7 +15,6 @@ mod registry;
 mod seldom;
 mod serving;
 pub(crate) mod socket;
-mod strangers;
 mod task;
 pub(crate) mod tls;
 

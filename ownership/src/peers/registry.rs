@@ -14,11 +14,11 @@ use crate::core::is_retired;
 use crate::node_folder::Identity;
 use crate::peers::error::Refusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
+use crate::peers::kept_out::KeptOut;
 use crate::peers::link::Link;
 use crate::peers::misses::Misses;
 use crate::peers::refused::Refused;
 use crate::peers::socket::{Dialer, Directions, Greeted, Missed, Whom};
-use crate::peers::strangers::Strangers;
 use crate::peers::tls::Tls;
 use crate::peers::{PeerService, Topic};
 use crate::snapshot_stream::Space;
@@ -48,13 +48,28 @@ pub(crate) struct Registry {
 }
 
 /// What went wrong between this node and others, as far as people are told of it.
-#[derive(Default)]
 pub(crate) struct Failures {
     /// Members that could not be talked with.
     misses: Mutex<Misses>,
     /// Callers whose TLS was refused here, or who refused this node's.
-    pub(crate) strangers: Strangers,
+    pub(crate) strangers: KeptOut,
+    /// Callers that asked what only members may ask.
+    pub(crate) outsiders: KeptOut,
+    /// Messages of Raft that name terms or entries that no sound node names.
+    pub(crate) implausible: KeptOut,
     refused: Mutex<Refused>,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self {
+            misses: Mutex::default(),
+            strangers: KeptOut::new("a caller did not come in as another node: TLS refused it"),
+            outsiders: KeptOut::new("a caller that is no member was refused what only members may ask"),
+            implausible: KeptOut::new("a message was not handed to Raft: no sound node says what it says"),
+            refused: Mutex::default(),
+        }
+    }
 }
 
 impl Registry {

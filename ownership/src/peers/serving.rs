@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::peers::caller::Caller;
 use crate::peers::error::PeerError;
 use crate::peers::frame::{self, Frame, Kind, MAX_PAYLOAD};
-use crate::peers::handshake::Hello;
 use crate::peers::socket::Stream;
 
 /// Answers under way on one connection.
@@ -81,13 +81,13 @@ impl Replies {
 }
 
 pub(crate) trait Answerer: Send + Sync + 'static {
-    fn answer(self: Arc<Self>, caller: Hello, exchange: Exchange) -> BoxFuture<'static, ()>;
+    fn answer(self: Arc<Self>, caller: Arc<Caller>, exchange: Exchange) -> BoxFuture<'static, ()>;
 }
 
 /// Serves one greeted connection until it ends.
 pub(crate) async fn serve<A: Answerer>(
     stream: Box<dyn Stream>,
-    caller: Hello,
+    caller: Arc<Caller>,
     answerer: Arc<A>,
 ) -> std::io::Result<()> {
     let (reader, writer) = tokio::io::split(stream);
@@ -116,7 +116,7 @@ async fn write_all<W: AsyncWrite + Unpin>(to: W, mut queue: mpsc::Receiver<Frame
 
 /// One connection's state. Answers under way end with it.
 struct Serving<A> {
-    caller: Hello,
+    caller: Arc<Caller>,
     answerer: Arc<A>,
     frames: mpsc::Sender<Frame>,
     open: HashMap<u64, mpsc::Sender<Bytes>>,

@@ -71,11 +71,16 @@ impl Tls {
         connected.map(|stream| Box::new(stream) as Box<dyn Stream>)
     }
 
-    /// The answering side; refuses whoever shows no certificate of the authority.
-    pub(crate) async fn accept(&self, stream: Box<dyn Stream>) -> std::io::Result<Box<dyn Stream>> {
+    /// The answering side; refuses whoever shows no certificate of the authority. Returns the one that was shown, too.
+    pub(crate) async fn accept(
+        &self,
+        stream: Box<dyn Stream>,
+    ) -> std::io::Result<(Box<dyn Stream>, CertificateDer<'static>)> {
         let acceptor = self.sides.load().acceptor.clone();
-        let accepted = acceptor.accept(stream).await;
-        accepted.map(|stream| Box::new(stream) as Box<dyn Stream>)
+        let accepted = acceptor.accept(stream).await?;
+        let shown = accepted.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
+        let shown = shown.ok_or_else(|| std::io::Error::other("it showed no certificate"))?;
+        Ok((Box::new(accepted), shown))
     }
 }
 

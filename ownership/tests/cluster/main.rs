@@ -1,5 +1,6 @@
 //! Several nodes in one process, over loopback TCP and real disk, from outside.
 
+mod bricks;
 mod joining;
 mod leases;
 mod lost_folders;
@@ -8,4 +9,5 @@ mod mixed;
 mod nodes;
 mod strangers;
 mod watching;
+mod wire;
 mod writing;

@@ -33,21 +33,26 @@ async fn a_node_of_another_cluster_is_refused_on_every_connection() {
 }
 
 /// An authority, and files for nodes on the loopback.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    fn files(&self, folder: &Path) -> TlsFiles {
+    pub(crate) fn files(&self, folder: &Path) -> TlsFiles {
         self.files_for(folder, &["127.0.0.1"], |_| {})
     }
 
     /// Of a certificate that names these.
-    fn files_for(&self, folder: &Path, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> TlsFiles {
+    pub(crate) fn files_for(
+        &self,
+        folder: &Path,
+        names: &[&str],
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
         let names = names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let mut params = CertificateParams::new(names).unwrap();

@@ -22,8 +22,10 @@ pub struct ClusterConfig {
     /// How long a new node asks before it gives up.
     #[default(Span(Peering::default().join_within))]
     pub join_within: Span,
-    /// Certificates; without them connections between nodes are plain.
+    /// Certificates; without them connections between nodes are plain, and `listen` has to be on the loopback.
     pub tls: Option<TlsConfig>,
+    /// Lets `listen` be reached from other machines without `[cluster.tls]`: whoever reaches it can then change the ledger.
+    pub insecure: bool,
     /// How often a leader shows that it is there.
     #[default(Span(Timers::default().heartbeat))]
     pub heartbeat: Span,
@@ -58,6 +60,7 @@ impl ClusterConfig {
             advertise: text(&self.advertise),
             join: self.join.0.iter().map(|address| address.0.clone()).collect(),
             join_within: self.join_within.0,
+            insecure: self.insecure,
             tls: self.tls.clone().map(|TlsConfig { ca, certificate, key }| TlsFiles { ca, certificate, key }),
             timers: Timers {
                 heartbeat: self.heartbeat.0,
@@ -75,6 +78,9 @@ impl ClusterConfig {
         }
         if self.advertise.is_some() && self.listen.is_none() {
             return Some(("cluster.advertise", "it only makes sense with cluster.listen"));
+        }
+        if self.insecure && self.tls.is_some() {
+            return Some(("cluster.insecure", "with cluster.tls connections are secure; accepted is one of both"));
         }
         if self.heartbeat.0.as_millis() < 10 || self.election_max.0.as_secs() > 60 {
             return Some(("cluster.heartbeat", "accepted is a heartbeat from 10ms on and elections up to 60s"));
@@ -180,6 +186,8 @@ mod tests {
             assert!(error.contains("accepted is HOST:PORT"), "{address}: {error}");
         }
         assert!(wrong("join = 'a:1'").contains("cluster.listen"));
+        let both = "insecure = true\n[tls]\nca = 'a'\ncertificate = 'b'\nkey = 'c'";
+        assert!(wrong(both).contains("one of both"));
         assert!(wrong("heartbeat = '2s'").contains("heartbeat < election_min"));
         assert!(wrong("heartbeat = '1ms'").contains("10ms"));
         assert!(wrong("hartbeat = '1s'").contains("unknown field"));

@@ -1,0 +1,120 @@
+//! What a caller at the node port may ask. Members may ask anything; a node that joins may only ask what joining needs.
+//!
+//! A node is a member when the newest membership that is known here lists it. A node that was down may not know its leader
+//! yet: it then asks the members that it does know, and those that it was told to join through.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use vocabulary::NodeId;
+
+use crate::core::Core;
+use crate::joining::Enrolment;
+use crate::members::Member;
+use crate::peers::caller::Caller;
+use crate::peers::socket::Directions as _;
+use crate::peers::{self, Lane, Method, PeerError, Whom};
+
+/// How long a member may take to say who belongs to the cluster.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
+/// For how long what it said holds.
+const HOLDS: Duration = Duration::from_secs(10);
+
+/// The shortest time between two rounds of asking, whoever calls.
+const BETWEEN: Duration = Duration::from_secs(1);
+
+/// Members as other members know them.
+#[derive(Debug, Default)]
+pub(crate) struct Elsewhere(Mutex<Option<Asked>>);
+
+#[derive(Debug)]
+struct Asked {
+    at: Instant,
+    members: BTreeMap<NodeId, String>,
+}
+
+impl Elsewhere {
+    /// Where other members say that a node listens; none where none of them knows it.
+    async fn address(&self, core: &Core, node: NodeId) -> Option<String> {
+        let mut asked = self.0.lock().await;
+        if let Some(Asked { at, members }) = &*asked {
+            match members.get(&node) {
+                Some(address) if at.elapsed() < HOLDS => return Some(address.clone()),
+                None if at.elapsed() < BETWEEN => return None,
+                _ => {}
+            }
+        }
+        let members = ask_all(core).await;
+        let address = members.get(&node).cloned();
+        *asked = Some(Asked { at: Instant::now(), members });
+        address
+    }
+}
+
+/// Everybody that the members say belongs to the cluster, as far as they answer.
+async fn ask_all(core: &Core) -> BTreeMap<NodeId, String> {
+    let known = core.registry.others().into_iter().map(|node| core.registry.link(node, Lane::Call));
+    let seeds = core.seeds.iter().map(|seed| core.registry.dial(Whom::Address(seed.clone()), Lane::Call));
+    let asked = known.chain(seeds).map(|link| async move {
+        let answer = link.call(Method::Members, Bytes::new(), ANSWER_WITHIN).await;
+        answer.and_then(|answer| peers::read::<Vec<Member>>(&answer)).unwrap_or_default()
+    });
+    let told = join_all(asked).await.into_iter().flatten();
+    told.map(|member| (member.node, member.address)).collect()
+}
+
+/// Who asks, once it may ask this. A node without an id is 0.
+pub(crate) async fn admitted(
+    core: &Core,
+    caller: &Caller,
+    (method, question): (Method, &[u8]),
+) -> Result<NodeId, PeerError> {
+    let node = match (method, caller.hello.node) {
+        (Method::Admit, node) => return Ok(node.unwrap_or(NodeId(0))),
+        (_, Some(node)) if caller.hello.cluster == Some(core.registry.own.cluster) => node,
+        _ => return Err(PeerError::Failed("only members may ask this".into())),
+    };
+    let listed = core.registry.address(node);
+    if listed.as_ref().is_some_and(|address| caller.shows(address)) {
+        return Ok(node);
+    }
+    match method {
+        Method::Members => return Ok(node),
+        // A member that moved shows that it is the one that was there, above.
+        Method::Enrol if listed.is_none() => {
+            let enrolment: Enrolment = peers::read(question)?;
+            let is_own = enrolment.node == node && caller.shows(&enrolment.address);
+            return if is_own { Ok(node) } else { Err(refused(core, caller, Some(enrolment.address))) };
+        }
+        _ => {}
+    }
+    match core.elsewhere.address(core, node).await {
+        Some(address) if caller.shows(&address) => Ok(node),
+        told => Err(refused(core, caller, told.or(listed))),
+    }
+}
+
+/// Counts who is kept out, and says what would let it in.
+fn refused(core: &Core, caller: &Caller, listed: Option<String>) -> PeerError {
+    let node = caller.hello.node.unwrap_or(NodeId(0));
+    let why = match listed {
+        None => format!(
+            "node {node} is not a member of the cluster, as far as node {} and the members that answer it know. If it is \
+             one, start node {} with --join and the address of a member that knows it",
+            core.node(),
+            core.node()
+        ),
+        Some(address) => format!(
+            "the certificate that node {node} showed does not name the host of {address}, where that node is known to be. \
+             Let the authority sign one that names that host; a node that moves to another host needs one that names both, \
+             until the cluster knows the new one"
+        ),
+    };
+    core.registry.failures.outsiders.note(&format!("node {node}"), &why);
+    PeerError::Failed(why)
+}

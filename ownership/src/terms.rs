@@ -1,0 +1,162 @@
+//! Terms and log positions that another node may name. Raft counts them up by one, and keeps the highest term that it hears:
+//! one absurd number, kept by a majority, would end the elections of a cluster for good.
+
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError, StreamAppendResult,
+    TransferLeaderRequest, VoteRequest, VoteResponse,
+};
+
+use vocabulary::NodeId;
+
+use crate::raft::{LogId, Types, Vote};
+
+/// The highest term, and the highest index of the log, that is believed. No cluster comes near it.
+pub(crate) const MAX_TERM: u64 = 1 << 62;
+
+/// How far a term may be beyond this node's own. A cluster that elects once a second for twelve days gets so far.
+pub(crate) const MAX_JUMP: u64 = 1 << 20;
+
+/// A term or a log position that no sound node names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Implausible {
+    #[error("term {term} is more than {MAX_JUMP} beyond {own}, the term here, or above {MAX_TERM}; it is not believed")]
+    Term { term: u64, own: u64 },
+    #[error("entry {0} of the log is above {MAX_TERM}; it is not believed")]
+    Index(u64),
+    #[error("it speaks for node {0}, and not for who sent it")]
+    Other(u64),
+}
+
+/// What a message of Raft names.
+pub(crate) trait Names {
+    /// Every term and place in the log, as `(term, index)`; a vote has no index.
+    fn named(&self) -> Vec<(u64, Option<u64>)>;
+}
+
+fn of_vote(vote: &Vote) -> (u64, Option<u64>) {
+    (vote.leader_id.term, None)
+}
+
+fn of_log(id: &LogId) -> (u64, Option<u64>) {
+    (id.committed_leader_id().term, Some(id.index))
+}
+
+impl Names for Vote {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        vec![of_vote(self)]
+    }
+}
+
+impl Names for VoteRequest<Types> {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        [of_vote(&self.vote)].into_iter().chain(self.last_log_id.iter().map(of_log)).collect()
+    }
+}
+
+impl Names for AppendEntriesRequest<Types> {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        let entries = self.entries.iter().map(|entry| of_log(&entry.log_id));
+        let others = self.prev_log_id.iter().chain(&self.leader_commit).map(of_log);
+        [of_vote(&self.vote)].into_iter().chain(others).chain(entries).collect()
+    }
+}
+
+impl Names for TransferLeaderRequest<Types> {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        [of_vote(self.from_leader())].into_iter().chain(self.last_log_id().map(of_log)).collect()
+    }
+}
+
+impl Names for VoteResponse<Types> {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        [of_vote(&self.vote)].into_iter().chain(self.last_log_id.iter().map(of_log)).collect()
+    }
+}
+
+impl Names for AppendEntriesResponse<Types> {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        match self {
+            AppendEntriesResponse::HigherVote(vote) => vec![of_vote(vote)],
+            AppendEntriesResponse::PartialSuccess(matched) => matched.iter().map(of_log).collect(),
+            AppendEntriesResponse::Success | AppendEntriesResponse::Conflict => Vec::new(),
+        }
+    }
+}
+
+impl Names for StreamAppendResult<Types> {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        match self {
+            Ok(matched) => matched.iter().map(of_log).collect(),
+            Err(StreamAppendError::Conflict(at)) => vec![of_log(at)],
+            Err(StreamAppendError::HigherVote(vote)) => vec![of_vote(vote)],
+        }
+    }
+}
+
+impl Names for SnapshotResponse<Types> {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        vec![of_vote(&self.vote)]
+    }
+}
+
+/// The head of a snapshot: the vote of whoever sends it, and how far it goes.
+impl Names for (Vote, Option<LogId>) {
+    fn named(&self) -> Vec<(u64, Option<u64>)> {
+        [of_vote(&self.0)].into_iter().chain(self.1.iter().map(of_log)).collect()
+    }
+}
+
+/// Refuses a vote of a leader or a candidate that somebody else sent. Pure.
+pub(crate) fn check_own(from: NodeId, vote: &Vote) -> Result<(), Implausible> {
+    let node = vote.leader_id.node_id;
+    if node == from.0 { Ok(()) } else { Err(Implausible::Other(node)) }
+}
+
+/// Refuses a message that names what no sound node would, at a node of this term. Pure.
+pub(crate) fn check(own: u64, message: &impl Names) -> Result<(), Implausible> {
+    for (term, index) in message.named() {
+        if term > MAX_TERM || term > own.saturating_add(MAX_JUMP) {
+            return Err(Implausible::Term { term, own });
+        }
+        if let Some(index) = index.filter(|index| *index > MAX_TERM) {
+            return Err(Implausible::Index(index));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::type_config::alias::LeaderIdOf;
+    use openraft::vote::RaftLeaderIdExt;
+
+    use super::*;
+
+    fn vote(term: u64) -> VoteRequest<Types> {
+        VoteRequest::new(Vote::new(term, 2), None)
+    }
+
+    #[test]
+    fn terms_that_elections_reach_are_believed_and_jumps_are_not() {
+        for (own, term) in [(0, 0), (0, MAX_JUMP), (7, 3), (9, 9 + MAX_JUMP), (MAX_TERM - 1, MAX_TERM)] {
+            assert_eq!(check(own, &vote(term)), Ok(()), "{own} {term}");
+        }
+        for (own, term) in [(0, MAX_JUMP + 1), (9, u64::MAX), (MAX_TERM, MAX_TERM + 1), (u64::MAX, u64::MAX)] {
+            assert_eq!(check(own, &vote(term)), Err(Implausible::Term { term, own }));
+        }
+    }
+
+    #[test]
+    fn positions_of_the_log_are_held_to_the_same_bounds() {
+        let at = |term, index| LogId::new(LeaderIdOf::<Types>::new_committed(term, 2), index);
+        let asks = |last| VoteRequest { last_log_id: Some(last), ..vote(3) };
+        assert_eq!(check(3, &asks(at(3, MAX_TERM))), Ok(()));
+        assert_eq!(check(3, &asks(at(3, MAX_TERM + 1))), Err(Implausible::Index(MAX_TERM + 1)));
+        assert!(matches!(check(3, &asks(at(u64::MAX, 1))), Err(Implausible::Term { .. })));
+        assert!(check(3, &(Vote::new(3, 1), Some(at(u64::MAX, 1)))).is_err());
+        let (prev, commit) = (Some(at(3, 1)), Some(at(3, u64::MAX)));
+        let append =
+            AppendEntriesRequest { vote: Vote::new(3, 1), prev_log_id: prev, entries: vec![], leader_commit: commit };
+        assert_eq!(check(3, &append), Err(Implausible::Index(u64::MAX)));
+    }
+}

@@ -1,0 +1,114 @@
+//! A caller that speaks the nodes' protocol by hand, and says what no node would.
+
+use std::io;
+
+use consensus::{Levels, LogId, Vote};
+use openraft::impls::TokioRuntime;
+use openraft::raft::VoteRequest;
+use openraft::type_config::alias::LeaderIdOf;
+use openraft::vote::RaftLeaderIdExt;
+use ownership::{ClusterId, PeerError};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+pub(crate) const VOTE: u8 = 3;
+pub(crate) const TRANSFER_LEADER: u8 = 6;
+pub(crate) const ENROL: u8 = 20;
+pub(crate) const MEMBERS: u8 = 22;
+
+const MAGIC: &[u8; 8] = b"OWNPEER\x01";
+const ASK: u8 = 9;
+const REPLY: u8 = 4;
+const FAIL: u8 = 6;
+
+pub(crate) type Types = consensus::Types<TokioRuntime>;
+
+/// What a caller says first.
+#[derive(Serialize)]
+struct Hello {
+    protocol: u32,
+    cluster: Option<ClusterId>,
+    node: Option<u64>,
+    to: Option<u64>,
+    levels: Levels,
+    lane: &'static str,
+}
+
+/// The answer to it, as far as it matters here.
+#[derive(Deserialize, Debug)]
+pub(crate) struct Welcome {
+    pub(crate) cluster: ClusterId,
+}
+
+pub(crate) struct Wire<S> {
+    stream: S,
+    next: u64,
+}
+
+/// What a node answers to a greeting.
+pub(crate) type Greeted = Result<Welcome, ownership::Refusal>;
+
+impl Wire<TcpStream> {
+    /// Calls as a node of a cluster, either of which may be kept back.
+    pub(crate) async fn greet(
+        address: &str,
+        cluster: Option<ClusterId>,
+        node: Option<u64>,
+    ) -> io::Result<(Self, Greeted)> {
+        Wire::greet_over(TcpStream::connect(address).await?, cluster, node).await
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+    pub(crate) async fn greet_over(
+        mut stream: S,
+        cluster: Option<ClusterId>,
+        node: Option<u64>,
+    ) -> io::Result<(Self, Greeted)> {
+        let levels = Levels { lowest: 1, highest: ledger::NEXT_LEVEL };
+        let hello = Hello { protocol: 1, cluster, node, to: None, levels, lane: "Call" };
+        let body = rmp_serde::to_vec_named(&hello).unwrap();
+        stream.write_all(MAGIC).await?;
+        stream.write_all(&(body.len() as u32).to_le_bytes()).await?;
+        stream.write_all(&body).await?;
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await?;
+        let mut body = vec![0; u32::from_le_bytes(head[8..].try_into().unwrap()) as usize];
+        stream.read_exact(&mut body).await?;
+        let greeted = rmp_serde::from_slice(&body).map_err(io::Error::other)?;
+        Ok((Self { stream, next: 0 }, greeted))
+    }
+
+    /// Asks once.
+    pub(crate) async fn ask<A: DeserializeOwned>(
+        &mut self,
+        method: u8,
+        question: &impl Serialize,
+    ) -> io::Result<Result<A, PeerError>> {
+        let payload = rmp_serde::to_vec(question).unwrap();
+        self.next += 1;
+        self.stream.write_all(&(payload.len() as u32).to_le_bytes()).await?;
+        self.stream.write_all(&[ASK, method]).await?;
+        self.stream.write_all(&self.next.to_le_bytes()).await?;
+        self.stream.write_all(&payload).await?;
+        loop {
+            let mut head = [0; 14];
+            self.stream.read_exact(&mut head).await?;
+            let mut payload = vec![0; u32::from_le_bytes(head[..4].try_into().unwrap()) as usize];
+            self.stream.read_exact(&mut payload).await?;
+            match head[4] {
+                REPLY => return rmp_serde::from_slice(&payload).map(Ok).map_err(io::Error::other),
+                FAIL => return rmp_serde::from_slice(&payload).map(Err).map_err(io::Error::other),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A vote of a node whose log goes so far, as if its leader had named it.
+pub(crate) fn vote(term: u64, node: u64, index: u64) -> VoteRequest<Types> {
+    let last = LogId::new(LeaderIdOf::<Types>::new_committed(term.saturating_sub(1), node), index);
+    VoteRequest { leadership_transfer: true, ..VoteRequest::new(Vote::new(term, node), Some(last)) }
+}
