@@ -51,7 +51,7 @@ pub struct SnapshotReport {
     pub term: u64,
     /// Its feature level.
     pub level: u32,
-    /// How often it was restored.
+    /// When its cluster was made from another snapshot, in seconds since 1970; 0 where it was not.
     pub generation: u32,
     /// Seconds since 1970 when it was written.
     pub written: u64,
@@ -70,7 +70,7 @@ pub struct Restored {
     pub cluster: ClusterId,
     /// Its only node.
     pub node: NodeId,
-    /// How often it was restored; every grant from now on outranks those of lower generations.
+    /// When it was made, in seconds since 1970; every grant from now on outranks those of lower generations.
     pub generation: u32,
     /// Where its log begins.
     pub applied: u64,
@@ -141,8 +141,9 @@ pub fn verify(path: &Path) -> Result<SnapshotReport, OwnershipError> {
 
 /// Makes a data directory of a new cluster with one node from a snapshot.
 ///
-/// It gets a new cluster id, so that no node of the old cluster talks to it, and the next generation, so that its grants
-/// outrank all that the old cluster made after the snapshot. The directory must be empty or missing, and may be a mounted
+/// It gets a new cluster id, so that no node of the old cluster talks to it, and a later generation, so that its grants
+/// outrank all that the old cluster made after the snapshot, and all that another cluster made from the same one granted. That
+/// is the time of the restore, so a clock that stands before the snapshot was written is refused. The directory must be empty or missing, and may be a mounted
 /// volume; its identity comes last, so that no node starts in a part of it.
 pub fn restore<'a>(snapshot: &'a Path, data_dir: &'a Path) -> BoxFuture<'a, Result<Restored, OwnershipError>> {
     Box::pin(restored(snapshot, data_dir))
@@ -161,21 +162,41 @@ async fn restored(snapshot: &Path, data_dir: &Path) -> Result<Restored, Ownershi
         }
         _ => {}
     }
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = clock();
+    let generation = generation_at(since.as_secs(), head.written)?;
     let lost = since.saturating_sub(Duration::from_secs(head.written));
     let applied = ledger.applied();
     // The old cluster may have gone on since; its clock never runs faster than time.
-    let ledger = ledger.restored(Restore { applied, clock: ledger.now().after(Micros::of(lost)) });
+    let ledger = ledger.restored(Restore { applied, clock: ledger.now().after(Micros::of(lost)), generation });
     let restored =
         Restored { cluster: ClusterId(random()), node: ledger::FOUNDER, generation: ledger.generation(), applied };
     let written = match write(&unfinished, restored.cluster, ledger).await {
-        Ok(()) => move_in(&unfinished, data_dir).map_err(OwnershipError::io(data_dir)),
+        Ok(()) => {
+            // A restore that begins after this one has ended gets a later second.
+            while clock().as_secs() == since.as_secs() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            move_in(&unfinished, data_dir).map_err(OwnershipError::io(data_dir))
+        }
         Err(error) => Err(error),
     };
     // What could not be put there takes no space.
     let cleared = fs::remove_dir_all(&unfinished).map_err(OwnershipError::io(&unfinished));
     drop(claimed);
     written.and(cleared).map(|()| restored)
+}
+
+/// Time since 1970 by this machine's clock.
+fn clock() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// The generation of what is restored now, from a snapshot of that time. Both in seconds since 1970. Pure.
+fn generation_at(now: u64, written: u64) -> Result<u32, OwnershipError> {
+    if now < written {
+        return Err(OwnershipError::ClockBehind { now, written });
+    }
+    u32::try_from(now).map_err(|_| OwnershipError::ClockBehind { now, written })
 }
 
 /// Puts what was written where it belongs: whose it is at last, since nothing starts without.
@@ -226,4 +247,17 @@ async fn write(folder: &Path, cluster: ClusterId, ledger: ledger::Ledger) -> Res
     log.mark()?.sync_all().map_err(OwnershipError::io(node.path("committed")))?;
     let snapshots = SnapshotFile::at(node.path("snapshot"), cluster);
     snapshots.write(&Body { meta, ledger }).map_err(OwnershipError::io(node.path("snapshot")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_stands_before_the_backup_is_refused_with_what_to_do() {
+        assert_eq!(generation_at(1_800_000_000, 1_800_000_000).unwrap(), 1_800_000_000);
+        assert_eq!(generation_at(1_800_000_000, 0).unwrap(), 1_800_000_000);
+        let error = generation_at(1_700_000_000, 1_800_000_000).unwrap_err().to_string();
+        assert!(error.contains("100000000 s behind") && error.contains("Set the clock"), "{error}");
+    }
 }

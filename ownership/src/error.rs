@@ -33,6 +33,19 @@ pub enum OwnershipError {
         /// The directory.
         path: PathBuf,
     },
+    /// This machine's clock says that a backup is of the future.
+    #[error(
+        "this machine's clock stands at {now} s since 1970 and is {behind} s behind the time at which the snapshot was written. \
+         Grants of the restored cluster are ordered by that clock, and those of the lost cluster would outrank them. Set the \
+         clock, then restore again; nothing was made",
+        behind = written.saturating_sub(*now)
+    )]
+    ClockBehind {
+        /// Seconds since 1970 by the clock.
+        now: u64,
+        /// Seconds since 1970 when the snapshot was written.
+        written: u64,
+    },
     /// The data directory belongs to another cluster.
     #[error("{path} belongs to cluster {found}, not to {expected}", path = path.display())]
     OtherCluster {

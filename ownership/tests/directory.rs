@@ -463,6 +463,35 @@ async fn a_saved_snapshot_becomes_a_new_cluster_whose_grants_outrank_the_old_one
     }
 }
 
+#[tokio::test]
+async fn a_backup_that_is_restored_twice_outranks_what_the_first_cluster_granted() {
+    use std::io::Read;
+
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(&folder.path().join("old")).await;
+    directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
+    directory.submit(step(0, 70, 0)).unwrap().await.unwrap();
+    let mut bytes = Vec::new();
+    directory.save_snapshot().await.unwrap().file.read_to_end(&mut bytes).unwrap();
+    directory.close().await.unwrap();
+    let file = folder.path().join("backup");
+    std::fs::write(&file, &bytes).unwrap();
+    // The first cluster goes on for longer than the second one ever will.
+    let mut granted = Vec::new();
+    for (life, sessions) in [("first", 50), ("second", 1)] {
+        let at = folder.path().join(life);
+        ownership::restore(&file, &at).await.unwrap();
+        let directory = open(&at).await;
+        directory.submit(register(1, Duration::from_secs(60))).unwrap().await.unwrap();
+        for n in 0..sessions {
+            directory.submit(step(100 + n, 70, 0)).unwrap().await.unwrap();
+            granted.push(directory.view().session(SessionId(100 + n)).unwrap().epoch);
+        }
+        directory.close().await.unwrap();
+    }
+    assert!(granted.is_sorted_by(|earlier, later| earlier < later), "{granted:?}");
+}
+
 /// A data directory that the last release before feature level 2 left: 12 sessions in a snapshot, 8 more in the log.
 fn left_by_the_last_release(folder: &Path) {
     let files: std::collections::BTreeMap<String, String> = serde_json::from_str(include_str!("level_1.json")).unwrap();

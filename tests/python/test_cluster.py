@@ -192,9 +192,18 @@ def test_a_drain_is_obeyed_by_every_router_before_its_next_probe():
         worker.process.stop()
 
 
+def test_nodes_without_certificates_listen_on_the_loopback_only_unless_that_is_asked_for(tmp_path):
+    (port,) = free_ports(1)
+    done = started_and_refused(tmp_path, f'cluster.listen="0.0.0.0:{port}"', f'cluster.advertise="127.0.0.1:{port}"')
+    assert done.returncode == 1, done.stderr
+    for told in "cluster.listen", "cluster.tls", "cluster.insecure = true":
+        assert told in done.stderr, done.stderr
+
+
 def test_who_listens_for_nodes_without_certificates_is_told_what_that_gives_away():
     (port,) = free_ports(1)
-    serve = Serve([], "--node-listen", f"0.0.0.0:{port}", settings=(f'cluster.advertise="127.0.0.1:{port}"',))
+    settings = (f'cluster.advertise="127.0.0.1:{port}"', "cluster.insecure=true")
+    serve = Serve([], "--node-listen", f"0.0.0.0:{port}", settings=settings)
     try:
         serve.process.wait_for_port(serve.operator_port)
         told = log_of(serve)

@@ -40,6 +40,9 @@ pub struct Restore {
     pub applied: u64,
     /// What the lost cluster's clock may have reached.
     pub clock: LedgerTime,
+    /// The lowest generation that it may have: seconds since 1970, so that a backup which is restored twice outranks what
+    /// the first cluster made of it granted.
+    pub generation: u32,
 }
 
 /// What is remembered; all that a snapshot holds.
@@ -141,11 +144,11 @@ impl<'de> Deserialize<'de> for Ledger {
 }
 
 impl Ledger {
-    /// This ledger as another cluster takes it up: a generation later, so that every grant from here on, and every one
+    /// This ledger as another cluster takes it up: in a later generation, so that every grant from here on, and every one
     /// that is remembered, outranks whatever the lost cluster granted. Its writers and nodes are not taken over.
     pub fn restored(&self, restore: Restore) -> Self {
         let mut records = self.records.clone();
-        records.generation += 1;
+        records.generation = records.generation.saturating_add(1).max(restore.generation);
         records.clock = records.clock.max(restore.clock);
         records.applied = restore.applied;
         records.clients.clear();
@@ -166,7 +169,7 @@ impl Ledger {
         self.records.cluster.as_ref().map_or(1, |cluster| cluster.level)
     }
 
-    /// How often this was restored from a backup.
+    /// When this was restored from a backup, in seconds since 1970; 0 where it never was. Releases before counted restores.
     pub fn generation(&self) -> u32 {
         self.records.generation
     }

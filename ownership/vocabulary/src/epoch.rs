@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 )]
 #[display("{generation}.{index}.{position}")]
 pub struct Epoch {
-    /// Restores from a backup so far.
+    /// When the ledger was restored from a backup, in seconds since 1970 at least; 0 where it never was.
     pub generation: u32,
     /// Raft log index of the entry that granted it.
     pub index: u64,

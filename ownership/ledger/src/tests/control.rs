@@ -212,7 +212,7 @@ fn a_restored_ledger_outranks_whatever_the_lost_cluster_granted() {
     bench.step(step(1, &one, 0, 1));
     bench.run(quota(Some(9)));
     bench.run(admit(7, "a:1"));
-    let restored = bench.ledger.restored(Restore { applied: 3, clock: LedgerTime(1_000_000) });
+    let restored = bench.ledger.restored(Restore { applied: 3, clock: LedgerTime(1_000_000), generation: 0 });
     invariants::check(&restored).unwrap();
     assert_eq!((restored.generation(), restored.applied(), restored.now()), (1, 3, LedgerTime(1_000_000)));
     let lost = Epoch { generation: 0, index: u64::MAX, position: u32::MAX };
@@ -227,4 +227,10 @@ fn a_restored_ledger_outranks_whatever_the_lost_cluster_granted() {
     assert!(bench.step(step(1, &chain(&[('a', 60)]), 30, 1)).sealed);
     let back = bench.ledger.restored(Restore::default());
     assert_eq!((back.generation(), back.now()), (2, bench.ledger.now()), "the clock never runs backwards");
+    // Of one backup, the later restore outranks whatever the earlier one's cluster granted.
+    let at = |generation| bench.ledger.restored(Restore { generation, ..Restore::default() });
+    let (first, second) = (at(1_800_000_000), at(1_800_000_001));
+    let granted = Epoch { generation: first.generation(), index: u64::MAX, position: u32::MAX };
+    assert!(second.workers().all(|worker| worker.epoch > granted));
+    assert_eq!(first.restored(Restore::default()).generation(), 1_800_000_001, "also by a clock that stands still");
 }
