@@ -12,6 +12,7 @@ use vocabulary::NodeId;
 
 use crate::core::is_retired;
 use crate::node_folder::Identity;
+use crate::peers::caller::Caller;
 use crate::peers::error::Refusal;
 use crate::peers::handshake::{Callee, Hello, Lane, PROTOCOL, Retired, Welcome, judge};
 use crate::peers::kept_out::KeptOut;
@@ -117,6 +118,13 @@ impl Registry {
 
     pub(crate) fn others(&self) -> Vec<NodeId> {
         self.book.load().keys().copied().filter(|node| *node != self.own.node).collect()
+    }
+
+    /// Whether a caller is a member, as far as its connection and the newest membership here show it.
+    pub(crate) fn lists(&self, caller: &Caller) -> bool {
+        let (node, cluster) = (caller.hello.node, caller.hello.cluster);
+        let address = node.filter(|_| cluster == Some(self.own.cluster)).and_then(|node| self.address(node));
+        address.is_some_and(|address| caller.shows(&address))
     }
 
     /// The link to a node on a lane; one for all who call it.

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 /// Between two lines of the log.
-pub(super) const EVERY: Duration = Duration::from_secs(10);
+pub(crate) const EVERY: Duration = Duration::from_secs(10);
 
 /// Something that may happen at any rate.
 #[derive(Debug, Default)]
-pub(super) struct Seldom {
+pub(crate) struct Seldom {
     count: AtomicU64,
     /// When it was told last, and how often it had happened by then.
     told: Mutex<Option<(Instant, u64)>>,
@@ -17,12 +17,12 @@ pub(super) struct Seldom {
 
 impl Seldom {
     /// How often it happened.
-    pub(super) fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
 
     /// Counts one. How many were not told of before it, where it is time to tell.
-    pub(super) fn note(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn note(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Relaxed) + 1;
         let mut told = self.told.lock();
         let (at, before) = told.unzip();

@@ -15,7 +15,7 @@ use crate::peers::handshake::{self, Hello, Lane, Welcome};
 use crate::peers::tls::Tls;
 
 /// How long a connection may take to come up, greeting included.
-pub(crate) const GREET_WITHIN: Duration = Duration::from_secs(3);
+const GREET_WITHIN: Duration = Duration::from_secs(3);
 
 /// A byte stream both ways.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}

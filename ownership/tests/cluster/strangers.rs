@@ -7,7 +7,7 @@ use ownership::{Directory, OwnershipError, PeerError, Refusal, TlsFiles, Topic};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use vocabulary::NodeId;
 
-use crate::nodes::{Nodes, address, eventually, open_session, options};
+use crate::nodes::{Nodes, address, eventually, open_session, options, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_of_another_cluster_is_refused_on_every_connection() {
@@ -30,6 +30,49 @@ async fn a_node_of_another_cluster_is_refused_on_every_connection() {
     assert_eq!(other.members().len(), 1);
     eventually("a stale view", || async { nodes.node(2).view().quorum().stale.then_some(()) }).await;
     other.close().await.unwrap();
+}
+
+/// Sockets of this process may be many: 1,100 callers, and as many that are called.
+fn many_sockets() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(8_192).min(8_192);
+    assert!(wanted >= 4_096, "this test needs 4,096 file handles (ulimit -Hn)");
+    let raised = rustix::process::Rlimit { current: limit.current.map(|now| now.max(wanted)), ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_of_strangers_keep_no_node_from_joining_or_writing() {
+    many_sockets();
+    let mut nodes = Nodes::three_with(0, steady).await;
+    let leader = nodes.leader().await;
+    let follower = (1..=3).find(|id| *id != leader).unwrap();
+    let at = address(nodes.node(leader));
+    let mut idle = Vec::new();
+    for _ in 0..1_100 {
+        idle.push(tokio::net::TcpStream::connect(&at).await.unwrap());
+    }
+    // And callers that greet, and say nothing more.
+    for _ in 0..100 {
+        idle.push(crate::wire::Wire::greet(&at, None, None).await.unwrap().0.into_stream());
+    }
+    let since = std::time::Instant::now();
+    nodes.kill(follower).await;
+    nodes.restart(follower).await;
+    nodes.node(follower).submit(open_session(1)).unwrap().await.unwrap();
+    let joined = nodes.join().await;
+    nodes.node(joined).submit(open_session(2)).unwrap().await.unwrap();
+    let waited = since.elapsed();
+    assert!(waited < std::time::Duration::from_secs(30), "{waited:?}");
+    // Most of the idle ones were turned out.
+    let mut open = 0;
+    for stream in &mut idle {
+        let gone = tokio::time::timeout(std::time::Duration::from_millis(1), tokio::io::AsyncReadExt::read_u8(stream));
+        open += usize::from(gone.await.is_err());
+    }
+    assert!(open <= 128 + 64, "{open} are still served");
+    drop(idle);
+    nodes.close().await;
 }
 
 /// An authority, and files for nodes on the loopback.

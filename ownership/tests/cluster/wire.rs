@@ -81,6 +81,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         Ok((Self { stream, next: 0 }, greeted))
     }
 
+    pub(crate) fn into_stream(self) -> S {
+        self.stream
+    }
+
     /// Asks once.
     pub(crate) async fn ask<A: DeserializeOwned>(
         &mut self,
