@@ -37,6 +37,8 @@ pub struct Readings {
     pub outsiders: u64,
     /// Messages that were not handed to Raft because they name terms or log positions that no sound node names.
     pub implausible: u64,
+    /// Attempts to open a file or to begin a thread that failed because the process lacked something, and were repeated.
+    pub shortages: u64,
     /// Commands that the ledger refused, by cause.
     pub refusals: BTreeMap<&'static str, u64>,
     /// Commands that were not taken or whose outcome is unknown, by cause.

@@ -200,6 +200,12 @@ impl Directory {
         let last = self.core.log.bounds().map_or(0, |(_, last)| last);
         Readings {
             queue_depth: self.core.queue_depth(),
+    /// What this node's files and threads had to wait for lately: file handles, memory or threads that the process lacks. Its
+    /// ledger is whole, and goes on as soon as they are there.
+    pub fn short_of(&self) -> Option<String> {
+        self.core.log.shortages().lately()
+    }
+
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
             strangers: self.core.registry.failures.strangers.count(),
@@ -209,6 +215,7 @@ impl Directory {
         }
     }
 
+            shortages: self.core.log.shortages().count(),
     /// Writes a snapshot now and waits for it.
     pub fn snapshot(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
         Box::pin(self.snapshot_written())
@@ -268,6 +275,7 @@ impl Directory {
             task.end().await;
         }
         self.core.registry.hang_up();
+        self.core.log.shortages().end();
         self.core.raft.shutdown().await.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
         let mark = self.core.log.mark()?;
         mark.sync_data().map_err(OwnershipError::io("committed"))

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use openraft::storage::IOFlushed;
 use raft_log::api::raft_log_writer::RaftLogWriter;
-use raft_log::{Callback, RaftLog, Segment};
+use raft_log::chunked_wal::Config;
+use raft_log::{Callback, ChunkId, RaftLog, Segment};
 use tokio::sync::oneshot;
 
 use crate::committed::{Durable, Marks};
 use crate::raft::Types;
+use crate::shortage::{Shortages, is_shortage};
 use crate::wal::WalTypes;
 
 pub(crate) enum Waiter {
@@ -40,12 +42,13 @@ pub(crate) struct Flushing {
     waiting: Vec<Waiter>,
     is_flushing: bool,
     poison: Option<String>,
+    pub(crate) shortages: Arc<Shortages>,
 }
 
 impl Flushing {
     pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<Marks>) -> Self {
         let end = marks.marked().durable.unwrap_or_default().end;
-        Self { wal, marks, end, waiting: Vec::new(), is_flushing: false, poison: None }
+        Self { wal, marks, end, waiting: Vec::new(), is_flushing: false, poison: None, shortages: Arc::default() }
     }
 
     /// Writes to the log. What could not be written whole must not reach the disk with the next flush: that poisons it.
@@ -56,14 +59,33 @@ impl Flushing {
         if let Some(cause) = &self.poison {
             return Err(poisoned(cause));
         }
+        let before = self.wal.on_disk_size();
         match write(&mut self.wal) {
             Ok(written) => self.end = written.offset + written.size,
+            Err(error) if is_shortage(&error) && self.wal.on_disk_size() > before => {
+                self.end += self.wal.on_disk_size() - before;
+                self.goes_on_in_its_file(&error)?;
+            }
             Err(error) => {
                 self.poisoned_by(&error);
                 return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// The record is in the log, and only the next file could not be begun: the log grows on in the one that it has, and tries
+    /// again with the next record. A file that was made and not yet used is taken away, or it would lie in the log's middle.
+    fn goes_on_in_its_file(&mut self, error: &io::Error) -> io::Result<()> {
+        let next = self.marks.path().with_file_name("log").join(Config::chunk_file_name(ChunkId(self.end)));
+        self.shortages.note(&next.display(), error);
+        match std::fs::remove_file(&next) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                self.poisoned_by(&error);
+                Err(error)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Notes who waits for what was written, and flushes unless a flush is on its way.
@@ -165,7 +187,7 @@ fn closed(store: &Weak<Mutex<Flushing>>) -> Option<String> {
 /// Lets go of a log on its writer's thread. Closing it joins that thread, so it cannot be closed there.
 fn release(store: Arc<Mutex<Flushing>>) {
     if let Some(last) = Arc::into_inner(store) {
-        std::thread::spawn(move || drop(last));
+        Shortages::default().detach("the log's end", move || drop(last));
     }
 }
 
@@ -176,7 +198,7 @@ impl Drop for Flushed {
         let gone = || io::Error::other("the log's writer stopped after an error");
         self.answer(&Err(gone()));
         // Whoever drops this may hold the lock.
-        std::thread::spawn(move || {
+        Shortages::default().detach("the log's end", move || {
             if let Ok(mut flushing) = lock(&store) {
                 flushing.poisoned_by(&gone());
             }

@@ -29,6 +29,7 @@ mod proposer;
 mod raft;
 mod read;
 mod replay;
+mod shortage;
 mod snapshot_store;
 mod snapshot_stream;
 mod snapshots;

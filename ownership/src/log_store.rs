@@ -19,6 +19,7 @@ use crate::error::OwnershipError;
 use crate::flush::{self, Flushing, Waiter};
 use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, Types, Vote};
+use crate::shortage::Shortages;
 use crate::wal::{self, ChunkBytes, Coded, WalTypes};
 
 /// The log. Clones are handles of the same log.
@@ -26,6 +27,7 @@ use crate::wal::{self, ChunkBytes, Coded, WalTypes};
 pub(crate) struct LogStore {
     shared: Arc<Mutex<Flushing>>,
     marks: Arc<Marks>,
+    shortages: Arc<Shortages>,
 }
 
 impl fmt::Debug for LogStore {
@@ -44,8 +46,9 @@ impl LogStore {
     pub(crate) fn open_in(node: &NodeFolder, chunk: ChunkBytes) -> Result<Self, OwnershipError> {
         let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found()?)?);
         let wal = wal::open(&node.path("log"), &marks, chunk)?;
-        let shared = Arc::new(Mutex::new(Flushing::new(wal, marks.clone())));
-        Ok(Self { shared, marks })
+        let flushing = Flushing::new(wal, marks.clone());
+        let shortages = flushing.shortages.clone();
+        Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages })
     }
 
     /// The last purged and the last entry's index.
@@ -54,6 +57,11 @@ impl LogStore {
         let state = shared.wal.log_state();
         let index = |id: Option<&Coded<LogId>>| id.map_or(0, |id| id.0.index);
         Ok((index(state.purged()), index(state.last())))
+    }
+
+    /// What the log had to wait for.
+    pub(crate) fn shortages(&self) -> Arc<Shortages> {
+        self.shortages.clone()
     }
 
     /// The term of the last vote; 0 before the first.
@@ -171,7 +179,10 @@ impl RaftLogStorage<Types> for LogStore {
     {
         let entries = entries.into_iter().map(|entry| (Coded(entry.log_id), Coded(entry.payload)));
         let mut shared = self.lock()?;
-        shared.write(|wal| wal.append(entries))?;
+        // One by one: where the next file cannot be begun now, those that follow still have to be written.
+        for entry in entries {
+            shared.write(|wal| wal.append([entry]))?;
+        }
         shared.flush(&self.shared, Waiter::Raft(callback))
     }
 
@@ -180,6 +191,9 @@ impl RaftLogStorage<Types> for LogStore {
     }
 
     async fn purge(&mut self, upto: LogIdOf<Types>) -> Result<(), io::Error> {
+        // The log's writer opens its folder to take files away, and an error there is final.
+        let folder = self.marks.path().with_file_name("log");
+        drop(self.shortages.opened_soon(folder.display().to_string(), || File::open(&folder)).await?);
         self.durably(|wal| wal.purge(Coded(upto))).await
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use vocabulary::NodeId;
 
 use crate::error::OwnershipError;
+use crate::shortage::Shortages;
 
 /// A cluster's identity: made once, by the node that founded it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, derive_more::Display)]
@@ -173,13 +174,24 @@ pub(crate) fn read_note<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, O
 
 /// Replaces a file so that after a crash either the old or the new content is there, never a part.
 pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
+    write_in_time(&Shortages::default(), path, write)
+}
+
+/// The same, where somebody looks at what the process lacks meanwhile.
+pub(crate) fn write_in_time(
+    shortages: &Shortages,
+    path: &Path,
+    write: impl FnOnce(&mut File) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let new = path.with_extension("new");
-    let mut file = File::options().create(true).truncate(true).read(true).write(true).mode(0o600).open(&new)?;
+    let mut options = File::options();
+    options.create(true).truncate(true).read(true).write(true).mode(0o600);
+    let mut file = shortages.opened(new.display(), || options.open(&new))?;
     // What could not be written takes no space.
     write(&mut file).and_then(|()| file.sync_all()).inspect_err(|_| drop(fs::remove_file(&new)))?;
     fs::rename(&new, path)?;
     match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
+        Some(folder) => shortages.opened(folder.display(), || File::open(folder))?.sync_all(),
         None => Ok(()),
     }
 }

@@ -14,23 +14,24 @@ impl SnapshotStore for SnapshotFile {
 
     async fn write(&self, body: Body) -> io::Result<Snapshot<File>> {
         let snapshots = self.clone();
-        blocking(move || {
+        let work = move || {
             SnapshotFile::write(&snapshots, &body)?;
             // What is left of the ledger is freed before anybody is told.
             drop(body);
             kept(&snapshots)?.ok_or_else(|| io::ErrorKind::NotFound.into())
-        })
-        .await
+        };
+        self.shortages.beside("a snapshot", work).await
     }
 
     async fn install(&self, snapshot: File) -> io::Result<Body> {
         let snapshots = self.clone();
-        blocking(move || snapshots.keep(snapshot).map_err(io::Error::other)).await
+        let work = move || snapshots.keep(snapshot).map_err(io::Error::other);
+        self.shortages.beside("a snapshot", work).await
     }
 
     /// Frees it where nobody waits, and not before the last reader has let go of it.
     fn discard(&self, old: Arc<View>) {
-        std::thread::spawn(move || {
+        self.shortages.detach("an old view", move || {
             let mut old = old;
             while let Err(still_read) = Arc::try_unwrap(old) {
                 std::thread::sleep(Duration::from_millis(20));
@@ -41,7 +42,7 @@ impl SnapshotStore for SnapshotFile {
 
     async fn current(&self) -> io::Result<Option<Snapshot<File>>> {
         let snapshots = self.clone();
-        blocking(move || kept(&snapshots)).await
+        self.shortages.beside("a snapshot", move || kept(&snapshots)).await
     }
 }
 
@@ -49,8 +50,4 @@ impl SnapshotStore for SnapshotFile {
 fn kept(snapshots: &SnapshotFile) -> io::Result<Option<Snapshot<File>>> {
     let found = snapshots.found().map_err(io::Error::other)?;
     Ok(found.map(|(meta, snapshot)| Snapshot { meta, snapshot }))
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }

@@ -20,8 +20,9 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::chunks::damaged;
 use crate::error::OwnershipError;
 use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
-use crate::node_folder::{ClusterId, write_durably};
+use crate::node_folder::{ClusterId, write_in_time};
 use crate::raft::{LogId, SnapshotMeta};
+use crate::shortage::Shortages;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP2";
 const MAGIC_1: &[u8; 8] = b"OWNSNAP1";
@@ -59,13 +60,19 @@ pub(crate) struct SnapshotFile {
     /// How far the one goes that was kept last; held by who replaces it. Raft writes one of its own while it installs
     /// another node's.
     newest: Arc<Mutex<Option<LogId>>>,
+    pub(crate) shortages: Arc<Shortages>,
 }
 
 impl SnapshotFile {
     pub(crate) fn at(path: PathBuf, cluster: ClusterId) -> Self {
         // What a killed process left half written; there may be none.
         drop(std::fs::remove_file(path.with_extension("new")));
-        Self { path, cluster, newest: Arc::default() }
+        Self { path, cluster, newest: Arc::default(), shortages: Arc::default() }
+    }
+
+    /// Notes what it has to wait for where the log does.
+    pub(crate) fn sharing(self, shortages: Arc<Shortages>) -> Self {
+        Self { shortages, ..self }
     }
 
     /// Replaces the snapshot, unless a newer one is there by now: the log may be purged up to that. Durable when this
@@ -77,7 +84,7 @@ impl SnapshotFile {
         }
         let written = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let head = Head { cluster: Some(self.cluster), meta: body.meta.clone(), written };
-        write_durably(&self.path, |file| write(file, &head, &body.ledger))?;
+        write_in_time(&self.shortages, &self.path, |file| write(file, &head, &body.ledger))?;
         *newest = body.meta.last_log_id;
         Ok(())
     }
@@ -93,7 +100,9 @@ impl SnapshotFile {
         let mut newest = self.newest().map_err(OwnershipError::io(&self.path))?;
         if !is_own {
             let copied = from.seek(SeekFrom::Start(0)).and_then(|_| {
-                write_durably(&self.path, |to| io::copy(&mut from, &mut Paced { to, unsynced: 0 }).map(drop))
+                write_in_time(&self.shortages, &self.path, |to| {
+                    io::copy(&mut from, &mut Paced { to, unsynced: 0 }).map(drop)
+                })
             });
             copied.map_err(OwnershipError::io(&self.path))?;
         }
@@ -113,7 +122,7 @@ impl SnapshotFile {
 
     /// The snapshot's file, if there is one.
     pub(crate) fn open(&self) -> io::Result<Option<File>> {
-        match File::open(&self.path) {
+        match self.shortages.opened(self.path.display(), || File::open(&self.path)) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -356,6 +365,7 @@ impl<R: Read> Read for Hashed<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node_folder::write_durably;
 
     fn at(folder: &Path) -> SnapshotFile {
         SnapshotFile::at(folder.join("snapshot"), ClusterId(7))

@@ -63,9 +63,9 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     let claimed = Claimed::new(&options.data_dir)?;
     refuse_reverted(&options.data_dir)?;
     let folder = identify(claimed, options, reachable.as_ref()).await?;
-    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster);
     let log = open_log(&folder).await?;
     check_term(&log, &folder)?;
+    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).sharing(log.shortages());
     let place = InPlace::of(&folder)?;
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());

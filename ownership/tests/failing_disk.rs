@@ -202,3 +202,77 @@ fn a_full_disk_stops_the_node_and_freed_space_brings_it_back() {
     assert!(found > acknowledged, "{found} sessions, {acknowledged} acknowledged");
     assert!(last_acknowledged(&lines(freed)).unwrap() > acknowledged + 100, "it went on");
 }
+
+/// Opens no file and begins no socket any more, as long as it lives.
+struct Exhausted(rustix::process::Rlimit);
+
+impl Exhausted {
+    fn now() -> Self {
+        let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let used = rustix::process::Rlimit { current: Some(0), ..before };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, used).unwrap();
+        assert!(std::fs::File::open("/dev/null").is_err(), "there are file handles yet");
+        Self(before)
+    }
+}
+
+impl Drop for Exhausted {
+    fn drop(&mut self) {
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, self.0).unwrap();
+    }
+}
+
+/// The process that runs out of file handles for a while: it writes on, and takes its snapshot later.
+#[test]
+#[ignore = "run by the test below, in a process of its own"]
+fn writes_without_file_handles() {
+    let Ok(folder) = std::env::var(DATA_DIR) else { return };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        // Each takes some 3 MiB of the log, whose files have 64.
+        let large = |n: u128| {
+            let (tenant, model) = (TenantId::default(), ModelId::from("m".repeat(3 << 20).as_str()));
+            Command::OpenSession(OpenSession { session: SessionId(n), tenant, model, parent: None })
+        };
+        let directory = std::sync::Arc::new(Directory::open(options(Path::new(&folder))).await.unwrap());
+        let files = || std::fs::read_dir(Path::new(&folder).join("log")).unwrap().count();
+        let before = files();
+        let exhausted = Exhausted::now();
+        let snapshot = tokio::spawn({
+            let directory = directory.clone();
+            async move { directory.snapshot().await }
+        });
+        for n in 0..30 {
+            directory.submit(large(n)).unwrap().await.unwrap();
+        }
+        for n in 0..30 {
+            directory.submit(open_session(100 + n)).unwrap().await.unwrap();
+        }
+        let readings = directory.readings();
+        assert!(readings.shortages > 1, "it did not have to wait: {readings:?}");
+        assert!(directory.short_of().unwrap().contains("Too many open files"));
+        assert!(!snapshot.is_finished(), "a snapshot without a file");
+        drop(exhausted);
+        snapshot.await.unwrap().unwrap();
+        directory.submit(open_session(200)).unwrap().await.unwrap();
+        assert!(files() > before, "the log went on in its next file");
+        let sessions = directory.view().session_count();
+        directory.snapshot().await.unwrap();
+        assert!(!directory.view().quorum().stale);
+        directory.close().await.unwrap();
+        drop(directory);
+        let directory = Directory::open(options(Path::new(&folder))).await.unwrap();
+        assert_eq!(directory.view().session_count(), sessions);
+        directory.close().await.unwrap();
+        say("ended");
+    });
+}
+
+#[test]
+fn a_process_without_file_handles_writes_on_and_takes_its_snapshot_when_there_are_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let [own, rest @ ..] = this_test("writes_without_file_handles");
+    let mut command = Process::new(own);
+    command.args(rest).arg("--nocapture").env(DATA_DIR, folder.path().join("data"));
+    Node::start(command).ended();
+}

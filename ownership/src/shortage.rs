@@ -1,0 +1,191 @@
+//! What the process lacks for a while: file handles, threads, memory. It is waited for: nothing was written yet, and nothing is
+//! in doubt. Only a write or an fdatasync that failed is final, and never comes here.
+
+use std::fmt::Display;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use tokio::sync::oneshot;
+
+use crate::peers::seldom::Seldom;
+
+/// The wait after the first failed attempt; it doubles.
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+
+/// The longest wait between two attempts.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// For how long a shortage counts as one of now.
+const LATELY: Duration = Duration::from_secs(30);
+
+/// Whether an error says that the process has run out of something for now.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN];
+    Errno::from_io_error(error).is_some_and(|errno| short.contains(&errno))
+}
+
+/// Shortages that one node has met.
+#[derive(Debug, Default)]
+pub(crate) struct Shortages {
+    all: Seldom,
+    last: Mutex<Option<(Instant, String)>>,
+    is_over: AtomicBool,
+}
+
+impl Shortages {
+    /// How many attempts failed.
+    pub(crate) fn count(&self) -> u64 {
+        self.all.count()
+    }
+
+    /// What could not be had lately.
+    pub(crate) fn lately(&self) -> Option<String> {
+        let last = self.last.lock();
+        last.as_ref().filter(|(at, _)| at.elapsed() < LATELY).map(|(_, what)| what.clone())
+    }
+
+    /// Nothing is waited for any more: the node ends.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Relaxed);
+    }
+
+    pub(crate) fn note(&self, what: &impl Display, error: &io::Error) {
+        let now = Instant::now();
+        *self.last.lock() = Some((now, format!("{what}: {error}")));
+        if let Some(unsaid) = self.all.note(now) {
+            tracing::error!(
+                %error, unsaid,
+                "{what} cannot be opened or begun now, and is tried again: this process is out of file handles, threads or \
+                 memory. Raise its limits (ulimit -n, LimitNOFILE), or see what takes them"
+            );
+        }
+    }
+
+    /// Whether a failed attempt is made again after this wait.
+    fn goes_on(&self, what: &impl Display, error: &io::Error) -> bool {
+        if !is_shortage(error) || self.is_over.load(Relaxed) {
+            return false;
+        }
+        self.note(what, error);
+        true
+    }
+
+    /// Opens something, as soon as the process can. Blocks this thread.
+    pub(crate) fn opened<T>(&self, what: impl Display, mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let mut wait = FIRST_WAIT;
+        loop {
+            match open() {
+                Err(error) if self.goes_on(&what, &error) => thread::sleep(wait),
+                opened => return opened,
+            }
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+    }
+
+    /// The same, beside the runtime's threads.
+    pub(crate) async fn opened_soon<T>(
+        &self,
+        what: String,
+        mut open: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut wait = FIRST_WAIT;
+        loop {
+            match open() {
+                Err(error) if self.goes_on(&what, &error) => tokio::time::sleep(wait).await,
+                opened => return opened,
+            }
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+    }
+
+    /// Does disk work on a thread of its own, and waits for it.
+    pub(crate) async fn beside<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let work = Work::new(move || {
+            // Whoever asked may have gone.
+            drop(answer.send(work()));
+        });
+        self.opened_soon(format!("a thread for {what}"), || work.spawn(what)).await?;
+        answered.await.map_err(|_| io::Error::other(format!("{what} ended in a panic")))?
+    }
+
+    /// Does work on a thread of its own, which nobody waits for.
+    pub(crate) fn detach(&self, what: &'static str, work: impl FnOnce() + Send + 'static) {
+        let work = Work::new(work);
+        if let Err(error) = self.opened(format_args!("a thread for {what}"), || work.spawn(what)) {
+            tracing::error!(%error, "no thread could be begun for {what}");
+        }
+    }
+}
+
+/// Work that waits for a thread; an attempt that fails does not lose it.
+struct Work<W>(Arc<Mutex<Option<W>>>);
+
+impl<W: FnOnce() + Send + 'static> Work<W> {
+    fn new(work: W) -> Self {
+        Self(Arc::new(Mutex::new(Some(work))))
+    }
+
+    fn spawn(&self, name: &str) -> io::Result<()> {
+        let waiting = self.0.clone();
+        let run = move || {
+            let work = waiting.lock().take();
+            work.into_iter().for_each(|work| work());
+        };
+        thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failing<T: Copy>(times: u32, errno: Errno, then: T) -> impl FnMut() -> io::Result<T> {
+        let mut left = times;
+        move || {
+            if left == 0 {
+                return Ok(then);
+            }
+            left -= 1;
+            Err(errno.into())
+        }
+    }
+
+    #[test]
+    fn what_the_process_lacks_is_waited_for_and_visible() {
+        let shortages = Shortages::default();
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN] {
+            assert_eq!(shortages.opened("a file", failing(2, errno, 7)).unwrap(), 7);
+        }
+        assert_eq!(shortages.count(), 8);
+        assert!(shortages.lately().unwrap().starts_with("a file: "));
+    }
+
+    #[test]
+    fn any_other_error_is_final_at_once_and_so_is_a_shortage_once_the_node_ends() {
+        let shortages = Shortages::default();
+        for errno in [Errno::IO, Errno::NOSPC, Errno::NOENT, Errno::ACCESS] {
+            assert!(shortages.opened("a file", failing(1, errno, ())).is_err(), "{errno:?}");
+        }
+        assert_eq!((shortages.count(), shortages.lately()), (0, None));
+        shortages.end();
+        assert!(shortages.opened("a file", failing(1, Errno::MFILE, ())).is_err());
+    }
+
+    #[tokio::test]
+    async fn work_beside_the_runtime_is_answered_also_where_it_panics() {
+        let shortages = Shortages::default();
+        assert_eq!(shortages.beside("a sum", || Ok(2 + 2)).await.unwrap(), 4);
+        let error = shortages.beside("a bug", || -> io::Result<()> { panic!("a planted one") }).await.unwrap_err();
+        assert!(error.to_string().contains("a bug ended in a panic"), "{error}");
+    }
+}
