@@ -26,6 +26,7 @@ use crate::news::News;
 use crate::peers::Registry;
 use crate::proposer::Asked;
 use crate::raft::{LogId, Machine, Types, Vote};
+use crate::supervision::Supervision;
 use crate::ticker::Reports;
 use crate::watch::Observer;
 use crate::writer::{Queued, Ticket};
@@ -55,6 +56,7 @@ pub(crate) struct Core {
     pub(crate) elsewhere: Elsewhere,
     /// Addresses of members that this node was told to join through.
     pub(crate) seeds: Vec<String>,
+    pub(crate) supervision: Arc<Supervision>,
     seat: Seat,
     /// Commands of this node; none once it is closing.
     queue: Mutex<Option<mpsc::Sender<Queued>>>,
@@ -186,6 +188,7 @@ impl Core {
             transfer: Mutex::default(),
             elsewhere: Elsewhere::default(),
             seeds,
+            supervision: Arc::default(),
             seat: Seat::default(),
             queue: Mutex::new(Some(queue)),
         })

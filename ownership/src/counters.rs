@@ -39,6 +39,8 @@ pub struct Readings {
     pub implausible: u64,
     /// Attempts to open a file or to begin a thread that failed because the process lacked something, and were repeated.
     pub shortages: u64,
+    /// Tasks of this node that ended in a panic and were begun anew.
+    pub tasks_ended: BTreeMap<&'static str, u64>,
     /// Commands that the ledger refused, by cause.
     pub refusals: BTreeMap<&'static str, u64>,
     /// Commands that were not taken or whose outcome is unknown, by cause.

@@ -11,6 +11,7 @@ use openraft::Raft;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::metrics::WaitError;
 use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 use vocabulary::{Incarnation, NodeId, WorkerId};
 
@@ -61,8 +62,12 @@ impl Directory {
 
     async fn started(options: Options) -> Result<Self, OwnershipError> {
         let Started { core, folder, mut tasks, queue, address } = starting::start(&options).await?;
-        let writer = Writer::new(core.clone(), options.submit_within);
-        let writer = tokio::spawn(writer.run(queue));
+        let (writing, queue, within) = (core.clone(), Arc::new(AsyncMutex::new(queue)), options.submit_within);
+        let writer = core.supervision.keep("writer", move || {
+            let (core, queue) = (writing.clone(), queue.clone());
+            // What it had on its way is answered as unknown; it writes on as a new client.
+            async move { Writer::new(core, within).run(&mut *queue.lock().await).await }
+        });
         starting::raise_new(&core, &options).await.map_err(|error| cause(&core, error))?;
         if let Some(address) = address {
             let settled = starting::settle(&core, address, &options).await;
@@ -195,27 +200,28 @@ impl Directory {
         self.core.registry.is_retired()
     }
 
-    /// Counters and gauges.
-    pub fn readings(&self) -> Readings {
-        let last = self.core.log.bounds().map_or(0, |(_, last)| last);
-        Readings {
-            queue_depth: self.core.queue_depth(),
     /// What this node's files and threads had to wait for lately: file handles, memory or threads that the process lacks. Its
     /// ledger is whole, and goes on as soon as they are there.
     pub fn short_of(&self) -> Option<String> {
         self.core.log.shortages().lately()
     }
 
+    /// Counters and gauges.
+    pub fn readings(&self) -> Readings {
+        let last = self.core.log.bounds().map_or(0, |(_, last)| last);
+        Readings {
+            queue_depth: self.core.queue_depth(),
             apply_lag: last.saturating_sub(self.view().applied()),
             log_bytes: self.core.log.bytes(),
             strangers: self.core.registry.failures.strangers.count(),
             outsiders: self.core.registry.failures.outsiders.count(),
+            shortages: self.core.log.shortages().count(),
+            tasks_ended: self.core.supervision.ended(),
             implausible: self.core.registry.failures.implausible.count(),
             ..self.core.counters().read()
         }
     }
 
-            shortages: self.core.log.shortages().count(),
     /// Writes a snapshot now and waits for it.
     pub fn snapshot(&self) -> BoxFuture<'_, Result<(), OwnershipError>> {
         Box::pin(self.snapshot_written())
@@ -269,13 +275,13 @@ impl Directory {
 
     async fn halted(&self) -> Result<(), OwnershipError> {
         self.core.close_queue();
+        self.core.log.shortages().end();
         let writer = self.writer.lock().take().map(Task);
         let beside = std::mem::take(&mut *self.tasks.lock());
         for task in writer.into_iter().chain(beside) {
             task.end().await;
         }
         self.core.registry.hang_up();
-        self.core.log.shortages().end();
         self.core.raft.shutdown().await.map_err(|error| OwnershipError::Quorum(error.to_string()))?;
         let mark = self.core.log.mark()?;
         mark.sync_data().map_err(OwnershipError::io("committed"))

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::chunks;
@@ -116,23 +117,16 @@ fn newest(log: &Path) -> io::Result<Option<(u64, PathBuf)>> {
 }
 
 /// Looks until something is missing, and still is: then this node leaves the quorum.
-pub(crate) async fn watch(core: Arc<Core>, mut place: InPlace) {
+pub(crate) async fn watch(core: Arc<Core>, place: Arc<Mutex<InPlace>>) {
     let mut look = interval(EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut in_a_row = 0;
     loop {
         look.tick().await;
         let durable = core.log.durable_end();
-        let looked = tokio::task::spawn_blocking(move || {
-            let missing = place.missing(durable);
-            (place, missing)
-        });
-        let Ok((back, missing)) = looked.await else {
-            tracing::error!("the data directory is not looked at any more: the look ended in a panic");
-            return;
-        };
-        place = back;
-        match missing {
+        let looking = place.clone();
+        let looked = tokio::task::spawn_blocking(move || looking.lock().missing(durable));
+        match looked.await.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(None) => in_a_row = 0,
             Ok(Some(path)) if in_a_row + 1 == LOOKS => return core.leave_without(path),
             Ok(Some(_)) => in_a_row += 1,

@@ -34,6 +34,7 @@ mod snapshot_store;
 mod snapshot_stream;
 mod snapshots;
 mod starting;
+mod supervision;
 mod terms;
 mod ticker;
 mod wal;

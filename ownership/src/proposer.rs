@@ -44,7 +44,7 @@ pub(crate) enum Fate {
 }
 
 /// Runs until nobody can hand in anything any more.
-pub(crate) async fn run(core: Arc<Core>, mut queue: mpsc::Receiver<Asked>) {
+pub(crate) async fn run(core: Arc<Core>, queue: &mut mpsc::Receiver<Asked>) {
     let mut in_flight = FuturesUnordered::new();
     loop {
         tokio::select! {

@@ -66,7 +66,7 @@ async fn retried_after_its_client_was_forgotten(before: &[Command]) {
     let directory = Directory::open(Options::new(folder.path())).await.unwrap();
     let real = directory.core();
     let (proposals, asked) = mpsc::channel(1);
-    let (queue, queued) = mpsc::channel(4);
+    let (queue, mut queued) = mpsc::channel(4);
     let parts = Parts {
         raft: real.raft.clone(),
         registry: real.registry.clone(),
@@ -80,7 +80,8 @@ async fn retried_after_its_client_was_forgotten(before: &[Command]) {
     let core = Core::new(parts, queue.clone());
     core.look();
     let proposer = tokio::spawn(lose_one_answer(real.clone(), asked));
-    let writer = tokio::spawn(Writer::new(core.clone(), Duration::from_secs(60)).run(queued));
+    let writer = Writer::new(core.clone(), Duration::from_secs(60));
+    let writer = tokio::spawn(async move { writer.run(&mut queued).await });
     let submit = |command| {
         let (answer, ticket) = oneshot::channel();
         queue.try_send(Queued::new(command, answer).unwrap()).unwrap();

@@ -9,7 +9,8 @@ use consensus::{Consistency, Publisher, Unfinished};
 use ledger::{Command, Outcome};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{BasicNode, Raft};
-use tokio::sync::mpsc;
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::LedgerTime;
 
 use crate::core::{Core, Known, Parts, is_retired};
@@ -64,9 +65,9 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     refuse_reverted(&options.data_dir)?;
     let folder = identify(claimed, options, reachable.as_ref()).await?;
     let log = open_log(&folder).await?;
-    check_term(&log, &folder)?;
     let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).sharing(log.shortages());
-    let place = InPlace::of(&folder)?;
+    check_term(&log, &folder)?;
+    let place = Arc::new(Mutex::new(InPlace::of(&folder)?));
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;
     let (publisher, observer) = (Arc::<Publisher>::default(), Arc::<Observer>::default());
     let tls = reachable.as_ref().and_then(|reachable| reachable.tls.clone());
@@ -88,18 +89,30 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     if reachable.is_none() {
         check_alone(&core)?;
     }
-    let mut tasks =
-        vec![Task(tokio::spawn(core.clone().follow())), Task(tokio::spawn(proposer::run(core.clone(), asked)))];
-    tasks.push(Task(tokio::spawn(in_place::watch(core.clone(), place))));
+    let mut tasks = Vec::new();
+    let own = core.clone();
+    tasks.push(Task(core.supervision.keep("follower", move || own.clone().follow())));
+    let (own, asked) = (core.clone(), Arc::new(AsyncMutex::new(asked)));
+    tasks.push(Task(core.supervision.keep("proposer", move || {
+        let (core, asked) = (own.clone(), asked.clone());
+        // What was handed in and not answered is handed in again by its writer, and executed once.
+        async move { proposer::run(core, &mut *asked.lock().await).await }
+    })));
+    let own = core.clone();
+    tasks.push(Task(core.supervision.keep("folder watch", move || in_place::watch(own.clone(), place.clone()))));
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
     if let Some(Reachable { listener, address, .. }) = reachable {
         tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
-        tasks.push(Task(tokio::spawn(listener.run(registry, core.clone()))));
+        let (listener, own) = (Arc::new(listener), core.clone());
+        tasks.push(Task(
+            core.supervision.keep("node listener", move || listener.clone().run(registry.clone(), own.clone())),
+        ));
     }
-    let snapshot_bytes = core.log.bytes();
-    let unfinished = Unfinished::default();
-    let ticker = Ticker { core: core.clone(), options: options.clone(), snapshot_at, snapshot_bytes, unfinished };
-    tasks.push(Task(tokio::spawn(ticker.run())));
+    let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());
+    tasks.push(Task(core.supervision.keep("ticker", move || {
+        let (core, options, unfinished) = (own.clone(), options_of.clone(), Unfinished::default());
+        Ticker { core, options, snapshot_at, snapshot_bytes, unfinished }.run()
+    })));
     let found = found_or_wait(&core, address.as_deref().unwrap_or_default()).await;
     found.map_err(|error| cause(&core, error))?;
     Ok(Started { core, folder, tasks, queue: queued, address })
@@ -313,15 +326,18 @@ pub(crate) async fn settle(
     let joining = Joining::read(&options.data_dir)?;
     let is_new = joining.is_some();
     let seeds = joining.map_or_else(|| options.peering.join.clone(), |joining| joining.seeds);
-    let enrolling = joining::enrol_self(core.clone(), address, seeds.clone());
     if !is_new {
-        let comparing = joining::compare(core.clone(), options.peering.join.clone());
-        let both = async move {
-            tokio::join!(enrolling, comparing);
-        };
-        return Ok(Some(Task(tokio::spawn(both))));
+        let (own, join) = (core.clone(), options.peering.join.clone());
+        let task = core.supervision.keep("enrolment", move || {
+            let enrolling = joining::enrol_self(own.clone(), address.clone(), seeds.clone());
+            let comparing = joining::compare(own.clone(), join.clone());
+            async move {
+                tokio::join!(enrolling, comparing);
+            }
+        });
+        return Ok(Some(Task(task)));
     }
-    let mut enrolling = tokio::spawn(enrolling);
+    let mut enrolling = tokio::spawn(joining::enrol_self(core.clone(), address, seeds.clone()));
     let settled = tokio::time::timeout(options.peering.join_within, async {
         // It only ends when the cluster knows this node.
         drop((&mut enrolling).await);

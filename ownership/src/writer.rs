@@ -212,7 +212,7 @@ impl Writer {
     }
 
     /// Runs until the queue is closed and everything in it is answered.
-    pub(crate) async fn run(mut self, mut queue: mpsc::Receiver<Queued>) {
+    pub(crate) async fn run(mut self, queue: &mut mpsc::Receiver<Queued>) {
         let mut in_flight = FuturesUnordered::new();
         let (mut taken, mut waiting) = (Vec::new(), VecDeque::new());
         let mut is_closed = false;
@@ -230,7 +230,7 @@ impl Writer {
             tokio::select! {
                 count = queue.recv_many(&mut taken, BATCH), if next == Next::Take => {
                     is_closed = count == 0;
-                    gather(&mut queue, &mut taken).await;
+                    gather(queue, &mut taken).await;
                     waiting.extend(taken.drain(..));
                 }
                 Some(answered) = in_flight.next() => self.answer(answered),

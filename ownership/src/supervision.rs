@@ -1,0 +1,111 @@
+//! Tasks that run as long as the node does. One that panics is told, counted and begun anew, with a growing wait.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// The wait before a task is begun anew; it doubles.
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+
+/// The longest.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// A task that ran for so long has done its work in between.
+const SOUND: Duration = Duration::from_secs(60);
+
+/// Which tasks ended that should not have.
+#[derive(Debug, Default)]
+pub(crate) struct Supervision {
+    ended: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Supervision {
+    /// How often each task ended that should not have.
+    pub(crate) fn ended(&self) -> BTreeMap<&'static str, u64> {
+        self.ended.lock().clone()
+    }
+
+    /// Runs a task until it returns, which it does once its work is done for good. Aborted, it ends with all that it holds.
+    pub(crate) fn keep<F: Future<Output = ()> + Send>(
+        self: &Arc<Self>,
+        name: &'static str,
+        mut begin: impl FnMut() -> F + Send + 'static,
+    ) -> JoinHandle<()> {
+        let own = self.clone();
+        tokio::spawn(async move {
+            let mut wait = FIRST_WAIT;
+            loop {
+                let begun = Instant::now();
+                // What it shares is behind locks, or is made anew.
+                let Err(panic) = AssertUnwindSafe(async { begin().await }).catch_unwind().await else { return };
+                *own.ended.lock().entry(name).or_default() += 1;
+                if begun.elapsed() >= SOUND {
+                    wait = FIRST_WAIT;
+                }
+                let why = said(&*panic);
+                tracing::error!(
+                    task = name,
+                    why,
+                    ?wait,
+                    "a task of this node ended in a panic, and is begun anew; report this"
+                );
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(LONGEST_WAIT);
+            }
+        })
+    }
+}
+
+/// What a panic says.
+fn said(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_counted_and_begun_anew_until_its_work_is_done() {
+        let (supervision, (tell, mut told)) = (Arc::new(Supervision::default()), mpsc::channel(8));
+        let mut life = 0;
+        let task = supervision.keep("ticker", move || {
+            let tell = tell.clone();
+            life += 1;
+            async move {
+                tell.send(life).await.unwrap();
+                assert!(life == 3, "life {life} ends");
+            }
+        });
+        task.await.unwrap();
+        for life in 1..=3 {
+            assert_eq!(told.recv().await, Some(life));
+        }
+        assert_eq!(told.recv().await, None, "what a life held is gone");
+        assert_eq!(supervision.ended(), BTreeMap::from([("ticker", 2)]));
+    }
+
+    #[tokio::test]
+    async fn a_task_that_is_ended_is_no_unexpected_end() {
+        let (supervision, (hold, mut held)) = (Arc::new(Supervision::default()), mpsc::channel::<()>(1));
+        let task = supervision.keep("ticker", move || {
+            let hold = hold.clone();
+            async move { hold.closed().await }
+        });
+        tokio::task::yield_now().await;
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+        held.close();
+        assert_eq!(held.recv().await, None);
+        assert_eq!(supervision.ended(), BTreeMap::new());
+    }
+}
