@@ -73,6 +73,10 @@ pub(crate) struct Indexes {
     pub(crate) sessions: Radix<[u64; 3], (), 64>,
     /// Unreferenced extents by their last write.
     pub(crate) idle: OrdSet<(LedgerTime, ArtifactId)>,
+    /// Sessions of each tenant by their last write.
+    pub(crate) sessions_of: OrdMap<TenantId, Radix<[u64; 3], (), 64>>,
+    /// Unreferenced extents of each tenant by their last write.
+    pub(crate) idle_of: OrdMap<TenantId, OrdSet<(LedgerTime, ArtifactId)>>,
     /// Copies by their end.
     pub(crate) replicas: OrdSet<(LedgerTime, ArtifactId, Owner)>,
     pub(crate) intents: OrdSet<(LedgerTime, SessionId)>,
@@ -93,7 +97,7 @@ impl Indexes {
             }
         }
         for session in records.sessions.iter() {
-            index.sessions.insert(session.by_touch(), ());
+            index.add_session(&session);
             index.usage(&session.tenant, |usage| usage.sessions += 1);
         }
         for artifact in records.artifacts.iter() {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use imbl::OrdSet;
 use vocabulary::{ArtifactId, LedgerTime, SessionId, TenantId};
 
 use crate::artifact::{Artifact, Boundary};
@@ -46,18 +47,18 @@ impl Ledger {
     pub(crate) fn put_session(&mut self, session: Session) {
         let old = self.session(session.id);
         match &old {
-            Some(old) => drop(self.index.sessions.remove(&old.by_touch())),
+            Some(old) => self.index.drop_session(old),
             None => self.index.usage(&session.tenant, |usage| usage.sessions += 1),
         }
         self.changes.put(Key::Session(session.id));
-        self.index.sessions.insert(session.by_touch(), ());
+        self.index.add_session(&session);
         self.records.sessions.insert(&session);
         self.refer(old.as_ref(), Some(&session));
     }
 
     pub(crate) fn remove_session(&mut self, id: SessionId) {
         if let Some(old) = self.records.sessions.remove(id) {
-            self.index.sessions.remove(&old.by_touch());
+            self.index.drop_session(&old);
             self.index.usage(&old.tenant, |usage| usage.sessions -= 1);
             self.changes.gone(Key::Session(id));
             self.refer(Some(&old), None);
@@ -152,18 +153,81 @@ impl Ledger {
         }
     }
 
+    /// Closes a session to make room for one of this tenant: the one that was idle longest of the tenant that has most beyond
+    /// its share, this tenant included. Nobody within its share loses one to somebody beyond it.
+    pub(crate) fn make_room_for_session(&mut self, tenant: &TenantId) {
+        let closed = match self.level() {
+            ..2 => None,
+            _ => self.crowding(tenant, |usage| usage.sessions, |_| true),
+        };
+        let oldest = closed.and_then(|tenant| Some(*self.index.sessions_of.get(&tenant)?.first()?.0));
+        match oldest {
+            Some([_, high, low]) => self.remove_session(SessionId(u128::from(high) << 64 | u128::from(low))),
+            None => self.close_coldest_session(),
+        }
+    }
+
+    /// Forgets an extent to make room for one of this tenant, in the same way; false where none can go. Those that sessions
+    /// reference cannot.
+    pub(crate) fn make_room_for_extent(&mut self, tenant: &TenantId) -> bool {
+        if self.level() < 2 {
+            return self.evict_coldest_artifact();
+        }
+        let has_idle = |tenant: &TenantId| self.index.idle_of.contains_key(tenant);
+        let crowding = self.crowding(tenant, |usage| usage.artifacts, has_idle);
+        let coldest = match crowding.and_then(|tenant| self.index.idle_of.get(&tenant)) {
+            Some(idle) => self.coldest(idle),
+            // All that could go is of tenants within their shares: it goes only for one that is within its own.
+            None if self.is_beyond(tenant, |usage| usage.artifacts) => None,
+            None => self.coldest(&self.index.idle),
+        };
+        if let Some(id) = coldest {
+            self.remove_artifact(id);
+        }
+        coldest.is_some()
+    }
+
+    /// What a tenant would have with one more, and its equal share of all that there are.
+    fn shares(&self, tenant: &TenantId, count: impl Fn(&Usage) -> u64) -> (u64, u64) {
+        let others = self.index.usage.iter().filter(|(other, _)| *other != tenant);
+        let (tenants, all) = others.fold((1, 0), |(tenants, all), (_, usage)| (tenants + 1, all + count(usage)));
+        let own = self.index.usage.get(tenant).map_or(0, &count);
+        (own + 1, (all + own) / tenants)
+    }
+
+    fn is_beyond(&self, tenant: &TenantId, count: impl Fn(&Usage) -> u64) -> bool {
+        let (own, share) = self.shares(tenant, count);
+        own > share
+    }
+
+    /// Who has most beyond its share when this tenant gets one more, among those of which something can go. Of those with
+    /// equally many it is this tenant, else the first by name.
+    fn crowding(
+        &self,
+        tenant: &TenantId,
+        count: impl Fn(&Usage) -> u64,
+        can_go: impl Fn(&TenantId) -> bool,
+    ) -> Option<TenantId> {
+        let (own, share) = self.shares(tenant, &count);
+        let others = self.index.usage.iter().filter(|(other, _)| *other != tenant);
+        let all = others.map(|(other, usage)| (count(usage), other)).chain([(own, tenant)]);
+        let beyond = all.filter(|(held, other)| *held > share && can_go(other));
+        let most = beyond.max_by_key(|(held, other)| (*held, *other == tenant, std::cmp::Reverse(*other)));
+        most.map(|(_, most)| most.clone())
+    }
+
     /// The unreferenced extent that is missed least: of those that were idle longest, the one whose group was. A group
     /// is as warm as the extent of it that was written last; an extent without one is its own.
-    fn coldest(&self) -> Option<ArtifactId> {
+    fn coldest(&self, idle: &OrdSet<(LedgerTime, ArtifactId)>) -> Option<ArtifactId> {
         let warmth = |id| self.artifact(id)?.group.and_then(|group| self.group_touched(group));
         let candidates = if self.level() < 2 { 1 } else { EVICTION_CANDIDATES };
-        let oldest = self.index.idle.iter().take(candidates);
+        let oldest = idle.iter().take(candidates);
         oldest.min_by_key(|(touched, id)| (warmth(*id).unwrap_or(*touched), *touched, *id)).map(|(_, id)| *id)
     }
 
     /// Forgets the unreferenced extent that was idle longest; false when every extent is referenced.
     pub(crate) fn evict_coldest_artifact(&mut self) -> bool {
-        let coldest = self.coldest();
+        let coldest = self.coldest(&self.index.idle);
         if let Some(id) = coldest {
             self.remove_artifact(id);
         }
@@ -196,10 +260,26 @@ impl Indexes {
         }
     }
 
+    pub(crate) fn add_session(&mut self, session: &Session) {
+        self.sessions.insert(session.by_touch(), ());
+        self.sessions_of.entry(session.tenant.clone()).or_default().insert(session.by_touch(), ());
+    }
+
+    fn drop_session(&mut self, session: &Session) {
+        self.sessions.remove(&session.by_touch());
+        let Some(own) = self.sessions_of.get_mut(&session.tenant) else { return };
+        own.remove(&session.by_touch());
+        if own.len() == 0 {
+            self.sessions_of.remove(&session.tenant);
+        }
+    }
+
     /// Everything about an extent but its boundaries.
     pub(crate) fn index_soft(&mut self, artifact: &Artifact) {
         if artifact.is_idle() {
-            self.idle.insert((artifact.touched, artifact.id));
+            let place = (artifact.touched, artifact.id);
+            self.idle.insert(place);
+            self.idle_of.entry(artifact.origin.tenant.clone()).or_default().insert(place);
         }
         self.replicas.extend(artifact.replicas.iter().map(|copy| (copy.expires, artifact.id, copy.holder)));
         self.groups.extend(artifact.group.map(|group| (group, artifact.id)));
@@ -207,7 +287,15 @@ impl Indexes {
     }
 
     fn unindex_soft(&mut self, artifact: &Artifact) {
-        self.idle.remove(&(artifact.touched, artifact.id));
+        let place = (artifact.touched, artifact.id);
+        if self.idle.remove(&place).is_some()
+            && let Some(own) = self.idle_of.get_mut(&artifact.origin.tenant)
+        {
+            own.remove(&place);
+            if own.is_empty() {
+                self.idle_of.remove(&artifact.origin.tenant);
+            }
+        }
         for copy in &artifact.replicas {
             self.replicas.remove(&(copy.expires, artifact.id, copy.holder));
         }

@@ -132,7 +132,7 @@ impl Ledger {
         // The parent is linked before anything is evicted, so that it is not.
         self.link(parent, id, touched);
         while self.artifact_count() >= self.records.limits.artifacts as usize {
-            if !self.evict_coldest_artifact() {
+            if !self.make_room_for_extent(&seal.origin.tenant) {
                 self.unlink(parent, id);
                 return Err(Refusal::Full);
             }

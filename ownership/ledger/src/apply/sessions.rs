@@ -18,7 +18,7 @@ impl Ledger {
         }
         self.check_session_quota(&open.tenant)?;
         while self.session_count() >= self.records.limits.sessions.max(1) as usize {
-            self.close_coldest_session();
+            self.make_room_for_session(&open.tenant);
         }
         self.put_session(Session {
             id: open.session,

@@ -196,3 +196,73 @@ fn a_sweep_forgets_no_more_than_its_bound_an_entry() {
         left = now;
     }
 }
+
+fn of(tenant: &str) -> TenantId {
+    TenantId(tenant.into())
+}
+
+fn open(bench: &mut Bench, id: u128, tenant: &TenantId) {
+    let open = OpenSession { session: session(id), tenant: tenant.clone(), model: ModelId::from("tiny"), parent: None };
+    assert!(matches!(bench.run(Command::OpenSession(open)), Outcome::Opened { .. }));
+}
+
+#[test]
+fn a_tenant_that_opens_many_sessions_closes_its_own_and_makes_room_for_the_others() {
+    let mut bench = Bench::empty(Limits { sessions: 8, ..Limits::default() });
+    let (small, large, late) = (of("small"), of("large"), of("late"));
+    open(&mut bench, 1, &small);
+    open(&mut bench, 2, &small);
+    for id in 100..140 {
+        open(&mut bench, id, &large);
+    }
+    let held = |bench: &Bench, tenant| bench.ledger.usage(tenant).sessions;
+    assert_eq!((held(&bench, &small), held(&bench, &large)), (2, 6));
+    assert!(bench.ledger.session(session(1)).is_some(), "the coldest of all, and within its tenant's share");
+    // Those that come later get their shares from the one that has most, the coldest first.
+    for id in 200..203 {
+        open(&mut bench, id, &late);
+    }
+    assert_eq!([&small, &large, &late].map(|tenant| held(&bench, tenant)), [2, 3, 3]);
+    assert!(bench.ledger.session(session(139)).is_some() && bench.ledger.session(session(134)).is_none());
+    open(&mut bench, 203, &late);
+    assert_eq!([&small, &large, &late].map(|tenant| held(&bench, tenant)), [2, 3, 3], "all have their shares");
+}
+
+#[test]
+fn a_tenant_that_seals_many_extents_evicts_its_own_and_is_refused_where_it_uses_them_all() {
+    let mut bench = Bench::empty(Limits { artifacts: 4, ..Limits::default() });
+    bench.run(register(1, 1));
+    let (small, large) = (of("small"), of("large"));
+    let seal = |bench: &mut Bench, id: u128, letter: char, tenant: &TenantId, closes: bool| {
+        let text = text(letter);
+        let outcome = bench.run(Command::commit_step(StepCommit { tenant, ..step(id, &text, 0, 1) }).unwrap());
+        if closes {
+            bench.run(Command::CloseSession(session(id)));
+        }
+        outcome
+    };
+    seal(&mut bench, 1, 'a', &small, true);
+    for (id, letter) in (10..).zip('b'..='h') {
+        seal(&mut bench, id, letter, &large, true);
+    }
+    let held = |bench: &Bench, tenant| bench.ledger.usage(tenant).artifacts;
+    assert_eq!((held(&bench, &small), held(&bench, &large)), (1, 3), "the small one's was idle longest");
+    for (id, letter) in (20..).zip('i'..='k') {
+        seal(&mut bench, id, letter, &large, false);
+    }
+    let refused = seal(&mut bench, 30, 'l', &large, false);
+    assert!(refused.refusals().contains(&&Refusal::Full), "{refused:?}");
+    assert_eq!(held(&bench, &small), 1, "it is idle, and not the large one's to evict");
+    // The small one replaces its own, as nothing of the large one can go.
+    assert!(seal(&mut bench, 2, 'm', &small, false).refusals().is_empty());
+    assert_eq!((held(&bench, &small), held(&bench, &large)), (1, 3));
+}
+
+#[test]
+fn at_level_1_tenants_have_no_shares() {
+    let mut bench = Bench::level1(Limits { sessions: 2, ..Limits::default() });
+    open(&mut bench, 1, &of("small"));
+    open(&mut bench, 2, &of("large"));
+    open(&mut bench, 3, &of("large"));
+    assert!(bench.ledger.session(session(1)).is_none());
+}
