@@ -51,7 +51,9 @@ pub fn exchanges(bytes: &[u8]) {
     RequestBody::read(body.plain(&options)).expect("a leg is JSON");
     if let Ok(answer) = Answer::read(&first) {
         drop(answer);
-        drop(for_client(&first));
+        for ids in [ShownIds::All, ShownIds::None] {
+            drop(for_client(&first, ids));
+        }
     }
     let budget = EventBudget::of(1 << 20);
     let told = |size: usize| {
