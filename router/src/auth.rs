@@ -44,14 +44,14 @@ impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Given {
+        enum SecretValue {
             Text(Arc<str>),
             Other(serde::de::IgnoredAny),
         }
-        match Given::deserialize(deserializer)? {
-            Given::Text(text) => Ok(Self(text)),
+        match SecretValue::deserialize(deserializer)? {
+            SecretValue::Text(text) => Ok(Self(text)),
             // Serde's own message would quote what was given.
-            Given::Other(_) => Err(serde::de::Error::custom("accepted is a text, in quotes")),
+            SecretValue::Other(_) => Err(serde::de::Error::custom("accepted is a text, in quotes")),
         }
     }
 }

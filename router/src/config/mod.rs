@@ -259,7 +259,7 @@ impl Config {
         }
         serde_path_to_error::deserialize(Value::Table(std::mem::take(table))).map_err(|error| {
             let path = error.path().to_string();
-            let mut problem = without_odd_names(error.into_inner().message().trim());
+            let (path, mut problem) = without_odd_names(path, error.into_inner().message().trim());
             if problem.contains("socket address") {
                 problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
             }
@@ -366,12 +366,15 @@ fn is_of_a_setting(c: char) -> bool {
     c.is_ascii_lowercase() || c == '_' || c == '.'
 }
 
-/// The message without the name of an unknown field that cannot be a misspelt setting: keys of clients are put there by mistake.
-fn without_odd_names(message: &str) -> String {
-    let name = message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'));
+/// Path and message without the name of an unknown field that cannot be a misspelt setting: clients' keys are put there by mistake.
+fn without_odd_names(path: String, message: &str) -> (String, String) {
+    let name = message.strip_prefix("unknown field `").and_then(|rest| rest.rsplit_once("`, expected"));
     match name {
-        Some((name, rest)) if !name.chars().all(is_of_a_setting) => format!("unknown field{rest}"),
-        _ => message.to_owned(),
+        Some((name, expected)) if !name.chars().all(is_of_a_setting) => {
+            let section = path.strip_suffix(name).unwrap_or_default().trim_end_matches('.');
+            (section.to_owned(), format!("unknown field, expected{expected}"))
+        }
+        _ => (path, message.to_owned()),
     }
 }
 

@@ -39,7 +39,7 @@ impl Client {
     /// Sends one chat of `session` and reads its answer to the end.
     pub(crate) async fn chat(&mut self, session: &str, body: &[u8]) -> Result<Timing, BenchError> {
         let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n\
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n\
              content-length: {}\r\n\r\n",
             body.len()
         );
