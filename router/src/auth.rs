@@ -12,6 +12,7 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
+use smart_default::SmartDefault;
 use vocabulary::TenantId;
 
 use crate::error::ApiError;
@@ -21,7 +22,7 @@ use crate::following::{Followed, Stamp, follow, stamp};
 const MOST_NAMED: usize = 8;
 
 /// Section `[auth]`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
     /// File of API keys, re-read when it changes. Without one everybody is the tenant `default`.
@@ -34,6 +35,10 @@ pub struct AuthConfig {
     pub keys_file: Option<PathBuf>,
     /// Secret from which each tenant's cache salt is made.
     pub salt_secret: Option<Secret>,
+    /// Whether each worker has to show once, with two requests of its own, that it keeps prompts of different salts apart. One
+    /// that does not serves no requests while keys name more than one tenant.
+    #[default(true)]
+    pub prove_salts: bool,
 }
 
 /// A text that must not be printed.
@@ -138,6 +143,14 @@ impl Keys {
         self.file.is_some()
     }
 
+    /// Whether keys name more than one tenant.
+    pub(crate) fn are_several(&self) -> bool {
+        let table = self.table.load();
+        let mut tenants = table.iter().flat_map(|table| table.values());
+        let first = tenants.next();
+        tenants.any(|tenant| Some(tenant) != first)
+    }
+
     /// Those of `tenants` that no key names.
     pub(crate) fn without_key<'a>(&self, tenants: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         let named: HashSet<TenantId> = match &*self.table.load() {
@@ -238,7 +251,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, text).unwrap();
-        Keys::open(&AuthConfig { keys_file: Some(path), salt_secret: None })
+        Keys::open(&AuthConfig { keys_file: Some(path), ..AuthConfig::default() })
     }
 
     fn tenant(keys: &Keys, name: &'static str, value: &str) -> Result<String, ApiError> {
@@ -283,8 +296,8 @@ mod tests {
             let error = keys(text).unwrap_err().to_string();
             assert!(!error.contains("sk-secret") && error.contains("accepted is"), "{error}");
         }
-        let missing =
-            Keys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()), salt_secret: None }).unwrap_err();
+        let missing = Keys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()), ..AuthConfig::default() })
+            .unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/keys"));
     }
 
@@ -298,7 +311,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         std::fs::write(&path, "[keys]\n\"k1\" = \"a\"").unwrap();
-        let keys = Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()), salt_secret: None }).unwrap());
+        let keys =
+            Arc::new(Keys::open(&AuthConfig { keys_file: Some(path.clone()), ..AuthConfig::default() }).unwrap());
         let follower = tokio::spawn(keys.clone().follow_file(
             Duration::from_millis(5),
             Followed { what: "api_keys", untaken: Arc::default() },

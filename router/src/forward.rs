@@ -63,9 +63,10 @@ pub(crate) async fn forward(
     to: Where<'_>,
     learn: Learn,
 ) -> Result<Response, ApiError> {
+    let barred = gateway.barred();
     let mut tried = Vec::new();
     loop {
-        let sent = choose(gateway, to, &tried)?;
+        let sent = choose(gateway, to, &[&tried[..], &barred].concat())?;
         let worker = sent.member.id;
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
@@ -94,6 +95,7 @@ fn choose(gateway: &Gateway, to: Where<'_>, tried: &[WorkerId]) -> Result<Sent, 
     let gone = || ApiError::WorkerFailed { detail: "no worker that could serve this is reachable".into() };
     let (roster, fleet) = (&gateway.roster, gateway.fleet());
     match to {
+        Where::Only(id) if tried.contains(&id) => Err(gone()),
         Where::Only(id) => roster.send_to(fleet, id).ok_or_else(gone),
         Where::Model(model) => {
             // Trials are for requests whose end tells something.

@@ -34,6 +34,7 @@ use crate::remembered::Remembered;
 use crate::retries::Share;
 use crate::rooms::{Rooms, RoomsError};
 use crate::roster::{Member, Roster};
+use crate::salt_proof::SaltProofs;
 use crate::salts::Salts;
 use crate::soft_state::{SoftState, SoftStateError};
 use crate::telemetry::metrics::Metrics;
@@ -65,6 +66,8 @@ pub struct Gateway {
     rooms: Rooms,
     /// What keeps tenants apart inside the engines.
     pub salts: Salts,
+    /// Whether it does.
+    pub(crate) salt_proofs: SaltProofs,
     /// The planner's policy, its account of whose KV lies where, and the bypass.
     pub policies: Policies,
     /// Prefixes on their way between workers.
@@ -126,6 +129,7 @@ impl Gateway {
             roster: rooms.roster.clone(),
             rooms,
             salts,
+            salt_proofs: SaltProofs::default(),
             policies,
             replicates: SingleFlight::default(),
             decisions,
@@ -184,6 +188,11 @@ impl Gateway {
     /// The models.
     pub fn catalog(&self) -> &Catalog {
         &self.rooms.catalog
+    }
+
+    /// Workers that may not be asked for anything of a client's, because tenants would not be apart there.
+    pub(crate) fn barred(&self) -> Vec<WorkerId> {
+        if self.keys.are_several() { self.salt_proofs.barred() } else { Vec::new() }
     }
 
     /// How a worker is reached, also one that is leaving.

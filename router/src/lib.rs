@@ -41,6 +41,7 @@ pub mod resources;
 pub mod retries;
 pub mod rooms;
 pub mod roster;
+mod salt_proof;
 pub mod salts;
 pub mod serve;
 pub mod server;

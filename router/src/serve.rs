@@ -14,7 +14,7 @@ use crate::gateway::{Gateway, GatewayError};
 use crate::identity::agreement;
 use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsConfig, TlsError, UnauthenticatedLimits, descriptors};
-use crate::{adapters, ahead, file_modes, operator, proxy};
+use crate::{adapters, ahead, file_modes, operator, proxy, salt_proof};
 
 /// Most connections of the operators' listener.
 const OPERATORS: usize = 256;
@@ -129,6 +129,8 @@ impl Serving {
         for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
             background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(FILES_EVERY, gateway.followed(what)))));
         }
+        let proves = gateway.keys.required() && gateway.config.auth.prove_salts;
+        background.extend(proves.then(|| tokio::spawn(salt_proof::follow(gateway.clone()))));
         background.extend(certificates.map(|files| tokio::spawn(files.follow(gateway.clone(), FILES_EVERY))));
         let serving = Self { gateway, desk, proxy, operator, background };
         serving.announce();

@@ -57,6 +57,9 @@ pub struct SimArgs {
     events_fault: Option<EventFault>,
     #[command(flatten)]
     handing: HandingArgs,
+    /// Keeps all prompts in one cache, whatever cache_salt they come with, for tests.
+    #[arg(long)]
+    ignore_salts: bool,
     /// Ends when standard input closes.
     #[arg(long, hide = true)]
     pub(crate) exit_with_parent: bool,
@@ -154,6 +157,7 @@ fn options(args: &SimArgs, listen: SocketAddr) -> Result<SimOptions, SimCommandE
             patience: Duration::from_secs(args.handing.meet_within),
         },
         transfer_fault: args.handing.transfer_fault.unwrap_or_default(),
+        ignores_salts: args.ignore_salts,
         ..SimOptions::default()
     })
 }

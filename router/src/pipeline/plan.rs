@@ -179,6 +179,14 @@ fn transfers(located: &Located) -> Transfers {
 
 /// Plans a step, and notes where it goes unless it is to wait. `failed` did already in this request.
 pub fn plan(gateway: &Gateway, step: &Classified, failed: &[WorkerId]) -> Result<Planned, ApiError> {
+    let barred = gateway.barred();
+    match barred.is_empty() {
+        true => planned(gateway, step, failed),
+        false => planned(gateway, step, &[failed, &barred].concat()),
+    }
+}
+
+fn planned(gateway: &Gateway, step: &Classified, failed: &[WorkerId]) -> Result<Planned, ApiError> {
     let Policies { account, outliers, .. } = &gateway.policies;
     account.compare(gateway.fleet());
     // Planned, admitted and noted at one moment: the next one finds what this one takes, trials included.

@@ -16,6 +16,7 @@ use super::families::{FINE_SECONDS, Families, SECONDS, TOKENS, families, words};
 use super::identity::IdentityMetrics;
 use super::soft_state::SoftStateMetrics;
 use crate::pipeline::readback::Fate;
+use crate::salt_proof::Verdict;
 
 families! {
     /// All families, by what they tell about.
@@ -94,6 +95,8 @@ families! {
         errors: IntCounterVec = "errors_total" {cause}, "Requests that ended in an error of this proxy, by cause.";
         stripped: IntCounterVec = "stripped_parameters_total" {name},
             "Parameters taken out of clients' bodies because only routers may send them.";
+        salt_proofs: IntCounterVec = "salt_proofs_total" {outcome = words::<Verdict>()},
+            "Workers that were asked once whether they keep prompts of different salts apart, by what they showed.";
         retries: IntCounterVec = "retries_total" {cause}, "Tries of a request after its first, by cause.";
         retries_refused: IntCounter = "retries_refused_total",
             "Tries of a request after its first that the retry budget did not allow.";

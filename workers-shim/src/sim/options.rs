@@ -39,6 +39,8 @@ pub struct SimOptions {
     pub handing: HandingOptions,
     /// What goes wrong with KV on its way to consumers.
     pub transfer_fault: TransferFault,
+    /// Whether it keeps all prompts in one cache, whatever salt they come with, as engines do that do not know salts.
+    pub ignores_salts: bool,
     /// Largest request body in bytes.
     #[default(64 << 20)]
     pub body_limit: usize,

@@ -80,6 +80,7 @@ impl SimWorker {
             codec,
             identity,
             model: options.model,
+            ignores_salts: options.ignores_salts,
             profile,
             endpoints: endpoints.clone(),
             clock,

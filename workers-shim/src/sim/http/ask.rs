@@ -70,7 +70,7 @@ impl Ask {
         no_priority(fields)?;
         let part = app.handing.part(fields)?;
         let longest = limits.iter().map(|name| fields.count(name, 1)).collect::<Result<Vec<_>, _>>()?;
-        let keys = CacheKeys { salt: cache_salt(fields)?, adapter };
+        let keys = CacheKeys { salt: cache_salt(fields)?.filter(|_| !app.ignores_salts), adapter };
         Ok(Self {
             id: answer_id(app, headers, prefix),
             choices: fields.count("n", 1)?.unwrap_or(1).min(128),

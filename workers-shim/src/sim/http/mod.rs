@@ -50,6 +50,7 @@ pub(crate) struct App {
     pub(crate) codec: Arc<dyn TextCodec>,
     pub(crate) identity: Identity,
     pub(crate) model: String,
+    pub(crate) ignores_salts: bool,
     pub(crate) profile: Arc<Profile>,
     pub(crate) endpoints: Endpoints,
     pub(crate) clock: Clock,
