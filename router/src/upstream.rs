@@ -91,7 +91,7 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// Whether another worker may do better. A timed-out request may still run; trying again would double it.
     pub fn retryable(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Broken(_) | Self::Redirect(_))
+        matches!(self, Self::Connect(_) | Self::Broken(_))
     }
 }
 
