@@ -74,14 +74,14 @@ def ask(router, path: str, body: dict, key: str = KEY) -> bytes:
 
 
 def traffic(router) -> None:
-    """Every endpoint, whole and streamed, refused and served, short, and so long that a checkpoint is kept."""
+    """Every endpoint, whole and streamed, refused and served, short, and with a body so long that a checkpoint is kept."""
     text = f"{prose(40, 3)} {WORD} {prose(40, 4)}"
-    long = f"{WORD} {prose(60_000, 5)}"
+    long = f"{WORD} {prose(15_000, 5)}"
     for stream in (False, True):
         common = {"model": MODEL, "stream": stream}
         for words in (text, long):
             chat = {**common, "messages": [{"role": "system", "content": text}, {"role": "user", "content": words}]}
-            ask(router, "/v1/chat/completions", {**chat, "max_tokens": 8})
+            ask(router, "/v1/chat/completions", {**chat, "max_tokens": 8, "metadata": {"note": "x" * 200_000}})
             ask(router, "/v1/messages", {**common, "max_tokens": 8, "messages": chat["messages"][1:]})
             ask(router, "/v1/completions", {**common, "prompt": words, "max_tokens": 8})
         first = json.loads(ask(router, "/v1/responses", {"model": MODEL, "input": text, "max_output_tokens": 8}))
