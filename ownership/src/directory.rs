@@ -28,6 +28,7 @@ use crate::peers::{PeerService, Peers, Task, Tls, Topic};
 use crate::raft::{Machine, Types};
 use crate::read::{self, ReadError};
 use crate::starting::{self, START_WITHIN, Started};
+use crate::supervision::Supervision;
 use crate::writer::{Ticket, Writer};
 
 /// How long a leader that closes waits for another one to take over.
@@ -198,6 +199,11 @@ impl Directory {
     /// Whether this node was removed from the cluster: then it only has its last view.
     pub fn is_removed(&self) -> bool {
         self.core.registry.is_retired()
+    }
+
+    /// What runs as long as this node does, and is begun anew when it ends too early.
+    pub fn supervision(&self) -> &Arc<Supervision> {
+        &self.core.supervision
     }
 
     /// What this node's files and threads had to wait for lately: file handles, memory or threads that the process lacks. Its

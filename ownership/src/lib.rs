@@ -52,6 +52,7 @@ pub use node_folder::ClusterId;
 pub use options::{Options, Peering, Timers};
 pub use peers::{CALL_WITHIN, MAX_CALL, PeerError, PeerService, Peers, Refusal, TlsFiles, Topic};
 pub use read::ReadError;
+pub use supervision::Supervision;
 pub use writer::Ticket;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Tasks that run as long as the node does. One that panics is told, counted and begun anew, with a growing wait.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -19,32 +21,74 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// A task that ran for so long has done its work in between.
 const SOUND: Duration = Duration::from_secs(60);
 
+/// A task that ended is an alarm for so long.
+const ALARMS: Duration = Duration::from_secs(300);
+
 /// Which tasks ended that should not have.
 #[derive(Debug, Default)]
-pub(crate) struct Supervision {
-    ended: Mutex<BTreeMap<&'static str, u64>>,
+pub struct Supervision {
+    ended: Mutex<BTreeMap<&'static str, TaskEnds>>,
+    /// By which tests end a task too early.
+    fail_points: Mutex<BTreeMap<&'static str, Arc<Notify>>>,
+}
+
+/// How often one did, and when last.
+#[derive(Clone, Copy, Debug)]
+struct TaskEnds {
+    times: u64,
+    last: Instant,
 }
 
 impl Supervision {
     /// How often each task ended that should not have.
-    pub(crate) fn ended(&self) -> BTreeMap<&'static str, u64> {
-        self.ended.lock().clone()
+    pub fn ended(&self) -> BTreeMap<&'static str, u64> {
+        self.ended.lock().iter().map(|(name, ends)| (*name, ends.times)).collect()
+    }
+
+    /// Those that ended in the last five minutes.
+    pub fn lately(&self) -> Vec<&'static str> {
+        let ended = self.ended.lock();
+        ended.iter().filter(|(_, ends)| ends.last.elapsed() < ALARMS).map(|(name, _)| *name).collect()
+    }
+
+    /// All tasks that were begun.
+    pub fn tasks(&self) -> Vec<&'static str> {
+        self.fail_points.lock().keys().copied().collect()
+    }
+
+    /// Ends a task as a panic would, so that a test sees what becomes of it.
+    pub fn fail(&self, name: &str) {
+        if let Some(point) = self.fail_points.lock().get(name) {
+            point.notify_one();
+        }
+    }
+
+    fn note(&self, name: &'static str) {
+        let (mut ended, last) = (self.ended.lock(), Instant::now());
+        let times = ended.get(name).map_or(0, |ends| ends.times);
+        ended.insert(name, TaskEnds { times: times + 1, last });
     }
 
     /// Runs a task until it returns, which it does once its work is done for good. Aborted, it ends with all that it holds.
-    pub(crate) fn keep<F: Future<Output = ()> + Send>(
+    pub fn keep<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
         mut begin: impl FnMut() -> F + Send + 'static,
     ) -> JoinHandle<()> {
         let own = self.clone();
+        let fail_point = self.fail_points.lock().entry(name).or_default().clone();
         tokio::spawn(async move {
             let mut wait = FIRST_WAIT;
             loop {
                 let begun = Instant::now();
                 // What it shares is behind locks, or is made anew.
-                let Err(panic) = AssertUnwindSafe(async { begin().await }).catch_unwind().await else { return };
-                *own.ended.lock().entry(name).or_default() += 1;
+                let running = AssertUnwindSafe(async { begin().await }).catch_unwind();
+                let ended: Result<(), Box<dyn Any + Send>> = tokio::select! {
+                    ended = running => ended,
+                    () = fail_point.notified() => Err(Box::new("a fail point")),
+                };
+                let Err(panic) = ended else { return };
+                own.note(name);
                 if begun.elapsed() >= SOUND {
                     wait = FIRST_WAIT;
                 }
@@ -63,7 +107,7 @@ impl Supervision {
 }
 
 /// What a panic says.
-fn said(panic: &(dyn std::any::Any + Send)) -> &str {
+fn said(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words")
 }
@@ -91,7 +135,7 @@ mod tests {
             assert_eq!(told.recv().await, Some(life));
         }
         assert_eq!(told.recv().await, None, "what a life held is gone");
-        assert_eq!(supervision.ended(), BTreeMap::from([("ticker", 2)]));
+        assert_eq!((supervision.ended(), supervision.lately()), (BTreeMap::from([("ticker", 2)]), vec!["ticker"]));
     }
 
     #[tokio::test]

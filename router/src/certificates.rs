@@ -10,6 +10,7 @@ use crate::following::{Stamp, follow, stamp};
 use crate::gateway::Gateway;
 
 /// The files, as they were before the directory read them.
+#[derive(Clone)]
 pub(crate) struct Certificates {
     files: TlsFiles,
     seen: [Option<Stamp>; 3],

@@ -115,7 +115,7 @@ impl Gateway {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let aside = Aside::new(2 * cores, if is_shared { cores } else { 2 * cores });
         let cluster = rooms.directory.cluster().to_string();
-        let remembered = Remembered::start(&config, &cluster, &metrics)?;
+        let remembered = Remembered::start(&config, (&cluster, rooms.directory.supervision()), &metrics)?;
         let policies = Policies::new(&config, if is_shared { Share::Half } else { Share::All });
         let log = DecisionLog {
             folder: &config.ledger.data_dir.join("decisions"),

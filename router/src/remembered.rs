@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ownership::Supervision;
 use prefix::{Checkpoint, Rung};
 use vocabulary::Tokens;
 
@@ -39,13 +40,17 @@ pub struct Remembered {
 
 impl Remembered {
     /// Nothing yet.
-    pub fn start(config: &Config, cluster: &str, metrics: &Metrics) -> Result<Self, SoftStateError> {
+    pub fn start(
+        config: &Config,
+        (cluster, tasks): (&str, &Arc<Supervision>),
+        metrics: &Metrics,
+    ) -> Result<Self, SoftStateError> {
         let identity_metrics = metrics.identity.clone();
         let metrics = &metrics.soft_state;
-        let state = Arc::new(SoftState::start(&config.soft_state, cluster, metrics.clone())?);
+        let state = Arc::new(SoftState::start(&config.soft_state, (cluster, tasks), metrics.clone())?);
         let quotas = Quotas::new(&config.tenants, &state, metrics);
         let checkpoints = Arc::new(Checkpoints::new(state.clone()));
-        let identity = Identity::start(&config.identity, checkpoints.clone(), identity_metrics);
+        let identity = Identity::start(&config.identity, checkpoints.clone(), (identity_metrics, tasks));
         let tenancy = if config.auth.keys_file.is_some() { Tenancy::Several } else { Tenancy::Single };
         let responses = Arc::new(Resources::new(state.clone(), tenancy));
         let (prompts, readbacks, metrics) = (Arc::default(), Readbacks::default(), metrics.clone());

@@ -173,7 +173,7 @@ mod tests {
     #[tokio::test]
     async fn a_response_belongs_to_its_tenant() {
         let metrics = crate::telemetry::metrics::Metrics::default().soft_state;
-        let state = SoftState::start(&Default::default(), "c", metrics.clone()).unwrap();
+        let state = SoftState::start(&Default::default(), ("c", &Arc::default()), metrics.clone()).unwrap();
         let makers = Resources::new(Arc::new(state), Tenancy::Several);
         makers.learn(&tenant("a"), "resp_1", WorkerId(1));
         assert_eq!(makers.maker(&tenant("a"), "resp_1").await, Some(WorkerId(1)));
@@ -188,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn an_id_is_the_first_tenants_whatever_engines_say_later() {
         let metrics = crate::telemetry::metrics::Metrics::default().soft_state;
-        let state = Arc::new(SoftState::start(&Default::default(), "c", metrics).unwrap());
+        let state = Arc::new(SoftState::start(&Default::default(), ("c", &Arc::default()), metrics).unwrap());
         let several = Resources::new(state.clone(), Tenancy::Several);
         assert!(several.learn(&tenant("b"), "resp_1", WorkerId(1)));
         assert!(!several.learn(&tenant("a"), "resp_1", WorkerId(1)));

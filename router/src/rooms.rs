@@ -10,7 +10,7 @@ use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec
 use ownership::{Directory, Options, OwnershipError, Room};
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
 use vocabulary::{Micros, ModelId};
 use workers_shim::events::SharedIndex;
@@ -101,24 +101,36 @@ impl Rooms {
         membership.tell((Source::Static, 0), config.workers.clone());
         let exchange = Exchange::new(fleet.clone(), neighbours, metrics.exchange.clone());
         exchange.serve(&directory);
-        let mut tasks = vec![
-            tokio::spawn(keep_leases(directory.clone(), roster.clone(), reports)),
-            tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
-            tokio::spawn(exchange.run()),
+        let tasks = directory.supervision();
+        let leases = (directory.clone(), roster.clone(), Arc::new(AsyncMutex::new(reports)));
+        let drained = (directory.clone(), Arc::downgrade(&fleet));
+        let mut running = vec![
+            tasks.keep("leases", move || {
+                let (directory, roster, reports) = leases.clone();
+                async move { keep_leases(directory, roster, &mut *reports.lock().await).await }
+            }),
+            tasks.keep("drains", move || drains::follow(drained.0.clone(), drained.1.clone())),
+            tasks.keep("exchange", move || exchange.clone().run()),
         ];
         if let Some((file, workers)) = file {
             membership.tell((Source::File, 0), workers);
-            let followed = Followed { what: "workers", untaken: untaken.clone() };
-            tasks.push(tokio::spawn(file.follow(membership.clone(), followed)));
+            let (followed, told) = (Followed { what: "workers", untaken: untaken.clone() }, membership.clone());
+            running.push(tasks.keep("workers_file", move || file.clone().follow(told.clone(), followed.clone())));
         }
         membership.apply()?;
-        tasks.extend([tokio::spawn(membership.clone().keep()), tokio::spawn(membership.clone().expire())]);
-        let names = config.discovery.dns.iter().cloned().enumerate();
-        tasks.extend(names.map(|name| tokio::spawn(dns::follow(membership.clone(), name))));
-        let services = config.discovery.kubernetes.iter().cloned().enumerate();
-        tasks.extend(services.map(|service| tokio::spawn(kubernetes::follow(membership.clone(), service))));
+        let (kept, expired) = (membership.clone(), membership.clone());
+        running.push(tasks.keep("membership", move || kept.clone().keep()));
+        running.push(tasks.keep("registrations", move || expired.clone().expire()));
+        for name in config.discovery.dns.iter().cloned().enumerate() {
+            let told = membership.clone();
+            running.push(tasks.keep("dns", move || dns::follow(told.clone(), name.clone())));
+        }
+        for service in config.discovery.kubernetes.iter().cloned().enumerate() {
+            let told = membership.clone();
+            running.push(tasks.keep("kubernetes", move || kubernetes::follow(told.clone(), service.clone())));
+        }
         let (watch, unapplied) = (LedgerWatch::default(), Mutex::default());
-        Ok(Self { directory, fleet, roster, membership, index, catalog, unapplied, watch, untaken, tasks })
+        Ok(Self { directory, fleet, roster, membership, index, catalog, unapplied, watch, untaken, tasks: running })
     }
 
     /// Writes out what was taken and closes the ledger.
@@ -156,7 +168,7 @@ fn rules(catalog: Arc<Catalog>) -> RulesOf {
 }
 
 /// Registers each life of a worker when it is first reached, and renews its lease while it is.
-async fn keep_leases(directory: Arc<Directory>, roster: Arc<Roster>, mut reports: mpsc::Receiver<Alive>) {
+async fn keep_leases(directory: Arc<Directory>, roster: Arc<Roster>, reports: &mut mpsc::Receiver<Alive>) {
     while let Some(alive) = reports.recv().await {
         let view = directory.view();
         let registered = view.worker(alive.worker).is_some_and(|worker| {
@@ -214,7 +226,7 @@ mod tests {
         let directory = Arc::new(Directory::open(Options::new(data.path())).await.unwrap());
         let config = WorkerConfig::at(worker.url().parse().unwrap());
         let id = WorkerId::of_endpoint(config.endpoint());
-        let (alive, reports) = mpsc::channel(WAITING_REPORTS);
+        let (alive, mut reports) = mpsc::channel(WAITING_REPORTS);
         // Probed when it starts, and then not again as long as this test runs.
         let pace = Pace { every: Duration::from_secs(3600), ..Pace::default() };
         let fleet = Fleet::start(FleetOptions {
@@ -230,7 +242,10 @@ mod tests {
         let roster = Arc::new(Roster::default());
         roster.add(vec![(Source::Static, config)]);
         let tasks = [
-            tokio::spawn(keep_leases(directory.clone(), roster, reports)),
+            tokio::spawn({
+                let directory = directory.clone();
+                async move { keep_leases(directory, roster, &mut reports).await }
+            }),
             tokio::spawn(drains::follow(directory.clone(), Arc::downgrade(&fleet))),
         ];
         until("the worker is registered", || directory.view().worker(id).is_some()).await;

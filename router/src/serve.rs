@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 
 use crate::certificates::Certificates;
@@ -117,21 +119,41 @@ impl Serving {
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
         let operator = Server::start(operator, operator::routes(&desk), small, uncounted)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
-        let limited = gateway.config.tenants.keys().cloned().collect();
-        let mut background = vec![
-            tokio::spawn(gateway.keys.clone().follow_file(FILES_EVERY, gateway.followed("api_keys"), limited)),
-            tokio::spawn(keeper::keep(gateway.clone())),
-            tokio::spawn(adapters::follow(gateway.clone())),
-            tokio::spawn(agreement::follow(gateway.clone())),
-            tokio::spawn(ahead::run(gateway.clone())),
-            tokio::spawn(desk.follow_tokens()),
-        ];
-        for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
-            background.extend(tls.map(|tls| tokio::spawn(tls.follow_files(FILES_EVERY, gateway.followed(what)))));
+        let tasks = gateway.directory().supervision();
+        let mut background = Vec::new();
+        if gateway.keys.required() {
+            let (keys, followed) = (gateway.keys.clone(), gateway.followed("api_keys"));
+            let limited: Vec<_> = gateway.config.tenants.keys().cloned().collect();
+            background.push(tasks.keep("api_keys", move || {
+                keys.clone().follow_file(FILES_EVERY, followed.clone(), limited.clone())
+            }));
         }
-        let proves = gateway.keys.required() && gateway.config.auth.prove_salts;
-        background.extend(proves.then(|| tokio::spawn(salt_proof::follow(gateway.clone()))));
-        background.extend(certificates.map(|files| tokio::spawn(files.follow(gateway.clone(), FILES_EVERY))));
+        if gateway.config.operator.tokens_file.is_some() {
+            let desk = desk.clone();
+            background.push(tasks.keep("operator_tokens", move || desk.follow_tokens()));
+        }
+        let on = |task, run: fn(Arc<Gateway>) -> BoxFuture<'static, ()>| {
+            let gateway = gateway.clone();
+            tasks.keep(task, move || run(gateway.clone()))
+        };
+        background.push(on("sessions", |gateway| keeper::keep(gateway).boxed()));
+        background.push(on("adapters", |gateway| adapters::follow(gateway).boxed()));
+        background.push(on("agreement", |gateway| agreement::follow(gateway).boxed()));
+        background.push(on("ahead", |gateway| ahead::run(gateway).boxed()));
+        if gateway.keys.required() && gateway.config.auth.prove_salts {
+            background.push(on("salt_proofs", |gateway| salt_proof::follow(gateway).boxed()));
+        }
+        for (tls, what) in [(proxy_tls, "proxy_certificate"), (operator_tls, "operator_certificate")] {
+            if let Some(tls) = tls.map(Arc::new) {
+                let followed = gateway.followed(what);
+                background.push(tasks.keep(what, move || tls.clone().follow_files(FILES_EVERY, followed.clone())));
+            }
+        }
+        if let Some(files) = certificates {
+            let gateway = gateway.clone();
+            let follow = move || files.clone().follow(gateway.clone(), FILES_EVERY);
+            background.push(tasks.keep("cluster_certificates", follow));
+        }
         let serving = Self { gateway, desk, proxy, operator, background };
         serving.announce();
         Ok(serving)
@@ -238,6 +260,50 @@ pub async fn asked_to_end() {
 mod tests {
     use super::*;
     use crate::config::Overrides;
+    use crate::testing::{Worker, front, get, post, until};
+
+    #[tokio::test]
+    async fn every_background_task_that_ends_is_counted_an_alarm_and_begun_anew() {
+        let (worker, files) = (Worker::start("one", "tiny").await, tempfile::tempdir().unwrap());
+        let file = |name: &str, text: &str| {
+            let path = files.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let settings = [
+            format!("auth.keys_file={:?}", file("keys.toml", "[keys]\n\"sk-a\" = \"a\"\n\"sk-b\" = \"b\"\n")),
+            format!("discovery.workers_file={:?}", file("workers.toml", "workers = []\n")),
+            "discovery.dns=[{name = \"localhost:1\"}]".to_owned(),
+        ];
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        let front = front(&[&worker], &settings).await;
+        let tasks = front.gateway.directory().supervision().clone();
+        let names = tasks.tasks();
+        for wanted in ["api_keys", "workers_file", "dns", "leases", "membership", "sessions", "writer", "proposer"] {
+            assert!(names.contains(&wanted), "{wanted} is not among {names:?}");
+        }
+        for name in names {
+            let before = tasks.ended().get(name).copied().unwrap_or(0);
+            tasks.fail(name);
+            until(name, || tasks.ended().get(name).is_some_and(|times| *times > before)).await;
+            let metrics = get(front.operator_address(), "/metrics").await;
+            let text = String::from_utf8_lossy(&metrics.body).into_owned();
+            assert!(text.contains(&format!("background_tasks_ended_total{{task=\"{name}\"}}")), "{name}");
+            let ready = get(front.operator_address(), "/readyz").await.json();
+            let alarms = ready["degraded"].as_array().unwrap();
+            let is_told = |alarm: &serde_json::Value| {
+                alarm["what"] == "tasks" && alarm["detail"].as_str().is_some_and(|detail| detail.contains(name))
+            };
+            assert!(alarms.iter().any(is_told), "{name}: {ready}");
+        }
+        // All of them work again.
+        let request = http::Request::post("/v1/completions").header("authorization", "Bearer sk-a");
+        let body = "{\"model\":\"tiny\",\"prompt\":\"\"}";
+        assert_eq!(crate::testing::send(front.proxy_address(), request, body).await.status, 200);
+        assert_eq!(post(front.proxy_address(), "/v1/completions", body).await.status, 401);
+        front.gateway.directory().snapshot().await.unwrap();
+        front.stop().await;
+    }
 
     #[tokio::test]
     async fn an_audit_log_that_cannot_be_opened_is_refused_before_a_cluster_is_founded() {

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use ownership::Supervision;
 use prefix::{Difference, Identified, Memory, Prompt, Rung, Trails};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use vocabulary::{ModelId, RequestId, SessionId, TenantId, Tokens};
 
 use crate::checkpoints::{Checkpoints, Tokenized};
@@ -58,21 +59,19 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    pub(super) fn start(trails: Arc<Trails>, checkpoints: Arc<Checkpoints>, metrics: IdentityMetrics) -> Self {
-        let (waiting, mut next) = mpsc::channel::<Look>(WAITING);
-        let looking = metrics.clone();
-        tokio::spawn(async move {
-            while let Some(look) = next.recv().await {
-                let taken = tokio::task::spawn_blocking(move || (look.taken(), look)).await;
-                let Ok(((difference, whole), look)) = taken else { continue };
-                told(&looking, &look, (difference, &trails));
-                if difference.is_none() {
-                    let body_bytes = look.written.bytes();
-                    let tokenized = Tokenized { known: look.known, next: whole.next, body_bytes };
-                    checkpoints.keep(&look.tenant, look.pin, tokenized);
-                }
-            }
-        });
+    pub(super) fn start(
+        (trails, checkpoints): (Arc<Trails>, Arc<Checkpoints>),
+        metrics: IdentityMetrics,
+        tasks: &Arc<Supervision>,
+    ) -> Self {
+        let (waiting, next) = mpsc::channel::<Look>(WAITING);
+        let (looking, next) = (metrics.clone(), Arc::new(AsyncMutex::new(next)));
+        // Ends with the last sender, this one.
+        drop(tasks.keep("looks", move || {
+            let (next, looking) = (next.clone(), looking.clone());
+            let kept = (trails.clone(), checkpoints.clone());
+            async move { look_at_all(&mut *next.lock().await, &looking, (&kept.0, &kept.1)).await }
+        }));
         Self { waiting, metrics }
     }
 
@@ -80,6 +79,23 @@ impl Looks {
     pub(super) fn take(&self, look: Look) {
         if self.waiting.try_send(look).is_err() {
             self.metrics.looks.with_label_values(&["left_out"]).inc();
+        }
+    }
+}
+
+async fn look_at_all(
+    next: &mut mpsc::Receiver<Look>,
+    looking: &IdentityMetrics,
+    (trails, checkpoints): (&Arc<Trails>, &Checkpoints),
+) {
+    while let Some(look) = next.recv().await {
+        let taken = tokio::task::spawn_blocking(move || (look.taken(), look)).await;
+        let Ok(((difference, whole), look)) = taken else { continue };
+        told(looking, &look, (difference, trails));
+        if difference.is_none() {
+            let body_bytes = look.written.bytes();
+            let tokenized = Tokenized { known: look.known, next: whole.next, body_bytes };
+            checkpoints.keep(&look.tenant, look.pin, tokenized);
         }
     }
 }

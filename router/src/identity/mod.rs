@@ -11,6 +11,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ownership::Supervision;
 use prefix::{Rung, Trails};
 use serde::Deserialize;
 use smart_default::SmartDefault;
@@ -51,10 +52,14 @@ pub struct Identity {
 
 impl Identity {
     /// Knows nothing yet. Looks are taken for as long as it lives.
-    pub fn start(config: &IdentityConfig, checkpoints: Arc<Checkpoints>, metrics: IdentityMetrics) -> Self {
+    pub fn start(
+        config: &IdentityConfig,
+        checkpoints: Arc<Checkpoints>,
+        (metrics, tasks): (IdentityMetrics, &Arc<Supervision>),
+    ) -> Self {
         let trails = Arc::new(Trails::new(Bytes(config.memory.0 as u64)));
         Self {
-            looks: Looks::start(trails.clone(), checkpoints.clone(), metrics.clone()),
+            looks: Looks::start((trails.clone(), checkpoints.clone()), metrics.clone(), tasks),
             agreement: Agreement::new(metrics.clone()),
             trails,
             every: NonZeroU64::new(config.look_every),

@@ -28,6 +28,7 @@ pub struct WorkerFileError {
 }
 
 /// The file, as it was last read.
+#[derive(Clone)]
 pub(crate) struct WorkerFile {
     path: PathBuf,
     seen: Option<Stamp>,

@@ -81,7 +81,7 @@ impl Desk {
     }
 
     /// Follows the tokens file for ever.
-    pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn follow_tokens(&self) -> impl Future<Output = ()> + Send + use<> {
         self.tokens.clone().follow_file(Duration::from_secs(5), self.gateway.followed("operator_tokens"))
     }
 }

@@ -156,6 +156,13 @@ fn ledger(gateway: &Gateway) {
     }
     let readings = gateway.directory().readings();
     metrics.queue.set(signed(readings.queue_depth));
+    let process = &gateway.metrics.process;
+    process.shortages.reset();
+    process.shortages.inc_by(readings.shortages);
+    process.tasks_ended.reset();
+    for (task, times) in &readings.tasks_ended {
+        process.tasks_ended.with_label_values(&[task]).inc_by(*times);
+    }
     let refused: u64 = readings.refusals.values().sum();
     // The directory counts; a counter can only be set by starting it anew.
     metrics.commits.reset();
@@ -172,7 +179,12 @@ fn cluster(gateway: &Gateway) {
     metrics.leads.set(i64::from(leads));
     metrics.level.set(i64::from(directory.view().level()));
     metrics.tls_refused.reset();
-    metrics.tls_refused.inc_by(directory.readings().strangers);
+    let readings = directory.readings();
+    metrics.tls_refused.inc_by(readings.strangers);
+    metrics.refused.reset();
+    for (cause, times) in [("outsider", readings.outsiders), ("implausible", readings.implausible)] {
+        metrics.refused.with_label_values(&[cause]).inc_by(times);
+    }
     for (standing, word) in [(Standing::Voter, "voter"), (Standing::Learner, "learner")] {
         let count = members.iter().filter(|member| member.voter == standing).count();
         metrics.members.with_label_values(&[word]).set(signed(count as u64));

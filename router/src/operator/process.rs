@@ -165,6 +165,19 @@ impl Readiness {
             cause: source.into(),
             detail: format!("{why}; the workers that were found before stay"),
         });
+        let tasks = directory.supervision().lately().into_iter().map(|task| Degraded {
+            what: "tasks",
+            cause: "ended",
+            detail: format!(
+                "the background task {task} ended in an error of ours in the last five minutes, and was begun anew: the log has \
+                 it; please report it"
+            ),
+        });
+        let short = directory.short_of().map(|what| Degraded {
+            what: "process",
+            cause: "shortage",
+            detail: format!("the ledger waits for what this process lacks: {what}"),
+        });
         let degraded = draining
             .into_iter()
             .chain(ejected)
@@ -176,6 +189,8 @@ impl Readiness {
             .chain(audit)
             .chain(files)
             .chain(lookups)
+            .chain(tasks)
+            .chain(short)
             .chain(Self::of_tenants(gateway))
             .collect();
         Self { ready: true, node: directory.node().0, standing, degraded }

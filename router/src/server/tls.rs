@@ -67,14 +67,14 @@ impl Tls {
     }
 
     /// Reads the files anew whenever they change. What cannot be used is said, and the last certificate stays.
-    pub(crate) async fn follow_files(self, every: Duration, followed: Followed) {
-        let Self { config, stamps, shown } = self;
+    pub(crate) async fn follow_files(self: Arc<Self>, every: Duration, followed: Followed) {
+        let Self { config, stamps, shown } = &*self;
         let take = || {
-            shown.0.store(Arc::new(read(&config)?));
+            shown.0.store(Arc::new(read(config)?));
             tracing::info!(certificate = %config.certificate.display(), "the certificate was read anew");
             Ok::<_, TlsError>(())
         };
-        follow((stamps, || self::stamps(&config)), (every, &followed), take).await;
+        follow((*stamps, || self::stamps(config)), (every, &followed), take).await;
     }
 }
 

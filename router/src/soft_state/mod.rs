@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use ownership::Supervision;
 use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 
 use crate::telemetry::soft_state::SoftStateMetrics;
@@ -89,7 +91,11 @@ impl SoftState {
 
     /// Remembers for itself at once; with Redis as soon as it answers. `cluster` names the keys where no namespace is
     /// configured.
-    pub fn start(config: &SoftStateConfig, cluster: &str, metrics: SoftStateMetrics) -> Result<Self, SoftStateError> {
+    pub fn start(
+        config: &SoftStateConfig,
+        (cluster, supervision): (&str, &Arc<Supervision>),
+        metrics: SoftStateMetrics,
+    ) -> Result<Self, SoftStateError> {
         metrics.standing(None);
         let (writes, waiting) = Writes::new();
         let shared = match &config.redis {
@@ -119,7 +125,14 @@ impl SoftState {
         });
         let tasks = match inner.shared {
             Some(_) => {
-                vec![tokio::spawn(watch::watch(inner.clone())), tokio::spawn(watch::write_all(inner.clone(), waiting))]
+                let (watched, written) = (inner.clone(), (inner.clone(), Arc::new(AsyncMutex::new(waiting))));
+                vec![
+                    supervision.keep("redis_watch", move || watch::watch(watched.clone())),
+                    supervision.keep("redis_writes", move || {
+                        let (inner, waiting) = written.clone();
+                        async move { watch::write_all(inner, &mut *waiting.lock().await).await }
+                    }),
+                ]
             }
             None => Vec::new(),
         };

@@ -119,7 +119,7 @@ mod tests {
     #[tokio::test]
     async fn one_tenants_values_are_forgotten_and_no_others() {
         let metrics = crate::telemetry::metrics::Metrics::default().soft_state;
-        let state = SoftState::start(&Default::default(), "c", metrics).unwrap();
+        let state = SoftState::start(&Default::default(), ("c", &std::sync::Arc::default()), metrics).unwrap();
         let key = |kind, tenant: &str, name: &str| Key::new(kind, &TenantId(tenant.into()), name);
         for tenant in ["a", "b"] {
             state.put(key(Kind::Transcript, tenant, "resp_1"), Bytes::from_static(b"words"));

@@ -79,7 +79,7 @@ impl Writes {
 }
 
 /// Writes what was pushed, in order, in batches.
-pub(super) async fn write_all(inner: Arc<Inner>, mut waiting: mpsc::Receiver<Write>) {
+pub(super) async fn write_all(inner: Arc<Inner>, waiting: &mut mpsc::Receiver<Write>) {
     let Some(shared) = &inner.shared else { return };
     let mut batch = Vec::with_capacity(BATCH);
     while waiting.recv_many(&mut batch, BATCH).await > 0 {

@@ -192,6 +192,8 @@ families! {
         level: IntGauge = "ledger_level", "Feature level of the ledger's cluster.";
         tls_refused: IntCounter = "ledger_tls_refused_total",
             "Callers at the address for other nodes that TLS kept out, or that refused this node's certificate.";
+        refused: IntCounterVec = "ledger_peers_refused_total" {cause = ["outsider", "implausible"]},
+            "Callers at the address for other nodes that are no members of the cluster, or that said a term that cannot be.";
     }
 }
 
@@ -215,6 +217,10 @@ families! {
         connections: IntGauge = "client_connections", "Open connections of clients.";
         audit_failed: IntCounterVec = "audit_failed_total" {what},
             "Operators' writes that were refused because the audit log had no room, and lines that it lost.";
+        tasks_ended: IntCounterVec = "background_tasks_ended_total" {task},
+            "Background tasks that ended in an error of ours and were begun anew.";
+        shortages: IntCounter = "shortages_total",
+            "Files and threads of the ledger that could not be opened because the process lacked something, and were waited for.";
         + discovery: DiscoveryMetrics, "Who lists workers.";
     }
 }
