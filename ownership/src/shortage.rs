@@ -88,11 +88,7 @@ impl Shortages {
     }
 
     /// The same, beside the runtime's threads.
-    pub(crate) async fn opened_soon<T>(
-        &self,
-        what: String,
-        mut open: impl FnMut() -> io::Result<T>,
-    ) -> io::Result<T> {
+    pub(crate) async fn opened_soon<T>(&self, what: String, mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         let mut wait = FIRST_WAIT;
         loop {
             match open() {

@@ -99,13 +99,13 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
         async move { proposer::run(core, &mut *asked.lock().await).await }
     })));
     let own = core.clone();
-    tasks.push(Task(core.supervision.keep("folder watch", move || in_place::watch(own.clone(), place.clone()))));
+    tasks.push(Task(core.supervision.keep("folder_watch", move || in_place::watch(own.clone(), place.clone()))));
     let address = reachable.as_ref().map(|reachable| reachable.address.clone());
     if let Some(Reachable { listener, address, .. }) = reachable {
         tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
         let (listener, own) = (Arc::new(listener), core.clone());
         tasks.push(Task(
-            core.supervision.keep("node listener", move || listener.clone().run(registry.clone(), own.clone())),
+            core.supervision.keep("node_listener", move || listener.clone().run(registry.clone(), own.clone())),
         ));
     }
     let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());

@@ -51,7 +51,7 @@ impl Supervision {
         ended.iter().filter(|(_, ends)| ends.last.elapsed() < ALARMS).map(|(name, _)| *name).collect()
     }
 
-    /// All tasks that were begun.
+    /// All tasks that were begun and have not returned.
     pub fn tasks(&self) -> Vec<&'static str> {
         self.fail_points.lock().keys().copied().collect()
     }
@@ -87,7 +87,10 @@ impl Supervision {
                     ended = running => ended,
                     () = fail_point.notified() => Err(Box::new("a fail point")),
                 };
-                let Err(panic) = ended else { return };
+                let Err(panic) = ended else {
+                    own.fail_points.lock().remove(name);
+                    return;
+                };
                 own.note(name);
                 if begun.elapsed() >= SOUND {
                     wait = FIRST_WAIT;

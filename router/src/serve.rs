@@ -124,9 +124,10 @@ impl Serving {
         if gateway.keys.required() {
             let (keys, followed) = (gateway.keys.clone(), gateway.followed("api_keys"));
             let limited: Vec<_> = gateway.config.tenants.keys().cloned().collect();
-            background.push(tasks.keep("api_keys", move || {
-                keys.clone().follow_file(FILES_EVERY, followed.clone(), limited.clone())
-            }));
+            background
+                .push(tasks.keep("api_keys", move || {
+                    keys.clone().follow_file(FILES_EVERY, followed.clone(), limited.clone())
+                }));
         }
         if gateway.config.operator.tokens_file.is_some() {
             let desk = desk.clone();
