@@ -52,7 +52,8 @@ class Guests:
                 self._go(self.here.pop(self.chance.randrange(len(self.here))))
 
     def _come(self) -> None:
-        worker = SimWorker("hybrid", *SPEED).wait()
+        worker = SimWorker("hybrid", *SPEED)
+        worker.process.wait_for_port(worker.port, 120)
         self.here.append(worker)
         self._register(worker)
 
