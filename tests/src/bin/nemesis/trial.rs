@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::NemesisError;
 use crate::arena::{Arena, Pace};
-use crate::check::{self, Broken};
+use crate::check::{self, Broken, Judged};
 use crate::faults::{Nemesis, Strike};
 use crate::history::At;
 use crate::throughput::{Tally, longest_silence, per_second};
@@ -90,8 +90,12 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Arena) -> Result<Outcome, 
     let over = arena.history.now();
     let mut broken = strike.broken.clone();
     broken.extend(in_time(arena, &strike, recovered));
-    broken.extend(settled(arena).await?);
+    let Judged { broken: found, undecided } = settled(arena).await?;
+    broken.extend(found);
     arena.load.check()?;
+    let undecided = (undecided > 0).then(|| format!("the order of {undecided} sessions is undecided"));
+    let note = [Some(strike.note.clone()), undecided].into_iter().flatten().filter(|part| !part.is_empty());
+    let note = note.collect::<Vec<_>>().join("; ");
     let windows = [(calm, strike.began), (recovered, over)];
     let outcome = arena.history.look(|kept| {
         let operations = &kept.operations[first..];
@@ -110,7 +114,7 @@ pub(crate) async fn run(nemesis: Nemesis, arena: &mut Arena) -> Result<Outcome, 
             fail_overs: gaps.collect(),
             recovery: recovered.since(strike.healed),
             broken: broken.iter().map(ToString::to_string).collect(),
-            note: strike.note.clone(),
+            note,
         }
     });
     Ok(outcome)
@@ -142,18 +146,19 @@ fn in_time(arena: &Arena, strike: &Strike, recovered: At) -> Option<Broken> {
 }
 
 /// Everything that can be checked once clients hold still: last states, state hashes, watches, streams.
-async fn settled(arena: &mut Arena) -> Result<Vec<Broken>, NemesisError> {
+async fn settled(arena: &mut Arena) -> Result<Judged, NemesisError> {
     let held = arena.load.pause().await;
     sight_leases(arena).await?;
     let finals = arena.finals().await?;
     let mut broken = arena.equal_states().await?;
     let history = arena.history.clone();
-    broken.extend(check::aside(move || history.look(|kept| check::history(kept, &finals))).await?);
+    let judged = check::aside(move || history.look(|kept| check::history(kept, &finals))).await?;
+    broken.extend(judged.broken);
     broken.extend(arena.watchers.check(&arena.history, CATCH_UP).await?);
     broken.extend(arena.streams.check());
     broken.extend(invariants(arena).await?);
     drop(held);
-    Ok(broken)
+    Ok(Judged { broken, undecided: judged.undecided })
 }
 
 /// The ledger's own invariants, in every node's snapshot. In a quick run in one node's, drawn by chance: snapshots shorten

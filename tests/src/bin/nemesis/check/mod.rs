@@ -3,6 +3,7 @@
 mod backup;
 mod fleet;
 mod grants;
+mod linear;
 mod order;
 mod streams;
 mod watched;
@@ -51,17 +52,31 @@ pub(crate) async fn aside<T: Send + 'static>(judge: impl FnOnce() -> T + Send + 
     judged.map_err(|error| NemesisError::Answer { who: "a check".into(), got: error.to_string() })
 }
 
+/// What came of a check of everything that clients were told.
+#[derive(Default, Debug)]
+pub(crate) struct Judged {
+    /// What did not hold.
+    pub(crate) broken: Vec<Broken>,
+    /// Sessions whose operations have so many orders that the search for one was given up.
+    pub(crate) undecided: usize,
+}
+
 /// Checks everything that clients were told.
-pub(crate) fn history(kept: &Kept, finals: &Finals) -> Vec<Broken> {
-    let mut broken = Vec::new();
+pub(crate) fn history(kept: &Kept, finals: &Finals) -> Judged {
+    let (mut broken, mut undecided) = (Vec::new(), 0);
     for (subject, operations) in by_subject(&kept.operations) {
+        match linear::of_subject(subject, &operations, &kept.sightings) {
+            linear::Verdict::Linearizable => {}
+            linear::Verdict::Broken(found) => broken.push(found),
+            linear::Verdict::Undecided => undecided += 1,
+        }
         broken.extend(order::of_subject(subject, &operations));
         broken.extend(grants::of_subject(subject, &operations, &kept.sightings));
         if let Some(last) = finals.get(&subject) {
             broken.extend(grants::nothing_lost(subject, &operations, *last));
         }
     }
-    broken
+    Judged { broken, undecided }
 }
 
 fn by_subject(operations: &[Operation]) -> HashMap<SessionId, Vec<&Operation>> {
