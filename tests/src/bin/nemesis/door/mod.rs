@@ -92,6 +92,11 @@ impl Doors {
         self.good(seat, path, reply).map(|reply| reply.body)
     }
 
+    /// Lets a node write a snapshot of its ledger to its disk.
+    pub(crate) async fn write_snapshot(&self, seat: Seat) -> Result<(), NemesisError> {
+        self.told(seat, (Method::POST, "/cluster/snapshot", serde_json::json!({}))).await.map(drop)
+    }
+
     /// Workers' leases, as a node has them.
     pub(crate) async fn leases(&self, seat: Seat) -> Result<Vec<Sighting>, NemesisError> {
         let leases: LeasesWord = self.get(seat, "/leases", WITHIN).await?;

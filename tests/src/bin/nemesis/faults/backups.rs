@@ -1,4 +1,5 @@
-//! Backups: saved while clients write, restored as a cluster of its own, and held against what clients were told.
+//! Backups: saved while clients write, restored as a cluster of its own, and held against what clients were told; and
+//! restored once more.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -7,13 +8,14 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio::process::Command;
 use tokio::time::Instant;
+use vocabulary::{Epoch, SessionId};
 
 use super::Strike;
 use crate::NemesisError;
 use crate::arena::{Arena, PATIENCE};
 use crate::check::{self, Broken, Finals, NodeState};
 use crate::cluster::{Boot, Origin};
-use crate::door::Change;
+use crate::door::{Change, Door};
 use crate::ground::{SEATS, cut};
 use crate::history::{Answer, Asked, Holding, Seat};
 use crate::node::Running;
@@ -23,6 +25,8 @@ const RESTORED: [Seat; 3] = [Seat(SEATS - 2), Seat(SEATS - 1), Seat(SEATS)];
 const PROMISE: &str = "a restored backup holds all that was acknowledged before it";
 /// Sessions that are written to in the restored cluster.
 const WRITTEN: usize = 12;
+/// Writes to each of them in the first cluster of one backup; the second gets fewer.
+const WRITES: usize = 4;
 
 /// A snapshot that `ctl` saved.
 #[derive(Deserialize)]
@@ -54,8 +58,18 @@ pub(super) async fn backup(arena: &mut Arena) -> Result<Strike, NemesisError> {
         strike.broken.extend(refuses_a_part(arena, &file).await?);
         notes.push(format!("{name} to entry {applied}"));
         let restored = restore(arena, &file).await?;
-        strike.broken.extend(judge(arena, &saved).await?);
+        let (first, broken) = judge(arena, &saved, WRITES).await?;
+        strike.broken.extend(broken);
         drop(restored);
+        // Its machine died too, or it turned out bad: the same last good backup is taken again, and has written less so far.
+        if seat == leader {
+            strike.fault();
+            let again = restore(arena, &file).await?;
+            let (second, broken) = judge(arena, &saved, 1).await?;
+            strike.broken.extend(broken);
+            strike.broken.extend(outranks(&first, &second));
+            drop(again);
+        }
         std::fs::remove_file(&file).map_err(NemesisError::system(file.display().to_string()))?;
     }
     strike.note = format!("restored on {} nodes: {}", RESTORED.len(), notes.join(", "));
@@ -161,9 +175,18 @@ fn holdings(arena: &Arena, file: &Path) -> Result<Finals, NemesisError> {
     Ok(sessions.map(|(subject, session)| (subject, Holding { owner: session.owner, epoch: session.epoch })).collect())
 }
 
-/// What the restored cluster remembers beside the backup, through each of its nodes; and whether its grants outrank.
-async fn judge(arena: &Arena, saved: &Finals) -> Result<Vec<Broken>, NemesisError> {
-    let mut broken = Vec::new();
+/// Every grant of the second cluster that a backup was restored to is newer than all of the first one: whoever holds one of
+/// those is fenced off by it.
+fn outranks(first: &[Epoch], second: &[Epoch]) -> Option<Broken> {
+    let (newest, oldest) = first.iter().max().zip(second.iter().min())?;
+    let detail = format!("the first restored cluster granted {newest}, the second one, later, {oldest}");
+    (oldest <= newest).then_some(Broken { promise: "epochs rise over two restores of one backup", detail })
+}
+
+/// What the restored cluster remembers beside the backup, through each of its nodes; whether its grants, so many of each
+/// session that is written to, outrank; and whether clients of the old cluster are fenced off. Returns the grants.
+async fn judge(arena: &Arena, saved: &Finals, writes: usize) -> Result<(Vec<Epoch>, Vec<Broken>), NemesisError> {
+    let (mut grants, mut broken) = (Vec::new(), Vec::new());
     let mut door = arena.cluster.doors().enter();
     let owners = arena.cluster.doors().owners(RESTORED[0]).await?;
     for (at, (subject, before)) in saved.iter().enumerate() {
@@ -172,17 +195,39 @@ async fn judge(arena: &Arena, saved: &Finals) -> Result<Vec<Broken>, NemesisErro
             let detail = format!("{subject} was {before:?} in the backup, and is {found:?}");
             broken.push(Broken { promise: PROMISE, detail });
         }
-        let Some(to) = owners.first().filter(|_| at < WRITTEN) else { continue };
-        let asked = Asked::Migrate { to: *to, seen: found.epoch };
-        let (answer, _) = door.ask(RESTORED[1], (*subject, asked), PATIENCE).await;
-        if !matches!(answer, Answer::Granted(now) if now.generation > before.epoch.generation) {
-            let detail = format!("{subject} was {before:?} in the backup; {answer:?} to a migration");
-            broken.push(Broken { promise: "a restored cluster's grants outrank all earlier ones", detail });
+        if at >= WRITTEN || owners.is_empty() {
+            continue;
         }
+        let mut seen = found.epoch;
+        for to in owners.iter().cycle().take(writes) {
+            let (answer, _) = door.ask(RESTORED[1], (*subject, Asked::Migrate { to: *to, seen }), PATIENCE).await;
+            match answer {
+                Answer::Granted(now) if now.generation > before.epoch.generation => {
+                    grants.push(now);
+                    seen = now;
+                }
+                _ => {
+                    let detail = format!("{subject} was {before:?} in the backup; {answer:?} to a migration");
+                    broken.push(Broken { promise: "a restored cluster's grants outrank all earlier ones", detail });
+                    break;
+                }
+            }
+        }
+        broken.extend(fences_off(&mut door, (*subject, *before)).await?);
     }
     broken.extend(equal(arena).await?);
     broken.extend(crate::snapshot::check(arena, RESTORED[2]).await?);
-    Ok(broken)
+    Ok((grants, broken))
+}
+
+/// A client of the old cluster, which lives on, comes to the restored one with what it saw there: nothing is taken away.
+async fn fences_off(door: &mut Door, (subject, before): (SessionId, Holding)) -> Result<Option<Broken>, NemesisError> {
+    let Some(owner) = before.owner else { return Ok(None) };
+    let now = door.read(RESTORED[0], subject).await?;
+    let (answer, _) = door.ask(RESTORED[0], (subject, Asked::Release { owner, seen: before.epoch }), PATIENCE).await;
+    let then = door.read(RESTORED[0], subject).await?;
+    let detail = format!("{subject} was {now:?}; {answer:?} to a release that had seen {before:?}, and it is {then:?}");
+    Ok((then != now).then_some(Broken { promise: "epochs from before a backup fence nothing after it", detail }))
 }
 
 async fn equal(arena: &Arena) -> Result<Vec<Broken>, NemesisError> {

@@ -10,6 +10,7 @@ mod links;
 mod many;
 mod processes;
 mod routers;
+mod shortages;
 mod versions;
 
 pub(crate) use processes::LONGEST_PAUSE;
@@ -127,13 +128,15 @@ pub(crate) enum Nemesis {
     CutTail,
     /// A snapshot whose last bytes are gone.
     CutSnapshot,
-    /// Saved under load, and restored as another cluster.
+    /// Saved under load, and restored as another cluster, twice.
     Backup,
+    /// No descriptors, memory, room or threads for a while.
+    Shortages,
 }
 
 impl Nemesis {
     /// All, in the order of a run.
-    pub(crate) const ALL: [Nemesis; 28] = [
+    pub(crate) const ALL: [Nemesis; 29] = [
         Nemesis::MixedVersions,
         Nemesis::SymmetricPartition,
         Nemesis::OneWayPartition,
@@ -162,6 +165,7 @@ impl Nemesis {
         Nemesis::CutTail,
         Nemesis::CutSnapshot,
         Nemesis::Backup,
+        Nemesis::Shortages,
     ];
 
     /// Its name on the command line and in the table.
@@ -195,6 +199,7 @@ impl Nemesis {
             Nemesis::CutTail => "cut-log-tail",
             Nemesis::CutSnapshot => "cut-snapshot",
             Nemesis::Backup => "backup-restore",
+            Nemesis::Shortages => "shortages",
         }
     }
 
@@ -244,6 +249,7 @@ impl Nemesis {
             Nemesis::CutTail => disks::tail(arena).await,
             Nemesis::CutSnapshot => disks::snapshot(arena).await,
             Nemesis::Backup => backups::backup(arena).await,
+            Nemesis::Shortages => shortages::shortages(arena).await,
         }
     }
 }

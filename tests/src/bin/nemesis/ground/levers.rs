@@ -1,4 +1,5 @@
-//! Levers on a running node's system calls: its disk becomes slow or fails, its clocks jump or run at another pace.
+//! Levers on a running node's system calls: its disk becomes slow or fails, its clocks jump or run at another pace, and it
+//! runs out of descriptors, memory, room or threads.
 //!
 //! They are C (`shim.c`), loaded before libc, because that is where a real node meets its disk and its clocks. Without a
 //! C compiler there are none, and a run says so.
@@ -26,6 +27,12 @@ pub(crate) enum Lever {
     Pace = 3,
     /// Milliseconds that monotonic clocks have jumped ahead, all jumps together.
     Jump = 4,
+    /// The error of every opening of a file.
+    OpenError = 5,
+    /// The error of every accept of a connection.
+    AcceptError = 6,
+    /// The error of every start of a thread.
+    ThreadError = 7,
 }
 
 /// What came of it, by the node's own calls; without any a lever did nothing.
@@ -39,10 +46,16 @@ pub(crate) struct Felt {
     pub(crate) wall_reads: i64,
     /// Monotonic clocks that were read while they ran at another pace.
     pub(crate) odd_reads: i64,
+    /// Files that were not opened.
+    pub(crate) unopened: i64,
+    /// Connections that were not taken.
+    pub(crate) unaccepted: i64,
+    /// Threads that were not started.
+    pub(crate) unstarted: i64,
 }
 
-const LEVERS: u64 = 5;
-const BYTES: usize = 9 * 8;
+const LEVERS: u64 = 8;
+const BYTES: usize = 15 * 8;
 
 /// The levers of all nodes of a run.
 #[derive(Clone, Debug)]
@@ -91,7 +104,15 @@ impl Levers {
             let from = (LEVERS + place) as usize * 8;
             bytes[from..from + 8].try_into().map_or(0, i64::from_ne_bytes)
         };
-        Ok(Felt { delayed: at(0), failed: at(1), wall_reads: at(2), odd_reads: at(3) })
+        Ok(Felt {
+            delayed: at(0),
+            failed: at(1),
+            wall_reads: at(2),
+            odd_reads: at(3),
+            unopened: at(4),
+            unaccepted: at(5),
+            unstarted: at(6),
+        })
     }
 
     fn path(&self, seat: Seat) -> PathBuf {
@@ -116,6 +137,30 @@ mod tests {
         let mut sync = Command::new("sync");
         sync.arg("--data").arg(file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(seat));
         sync.stderr(Stdio::null()).status().unwrap().success()
+    }
+
+    #[test]
+    fn a_program_runs_out_of_what_is_said_and_has_it_again() {
+        let folder = std::env::temp_dir().join(format!("shortages-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        if let Ok(levers) = Levers::build(&folder) {
+            let (seat, file) = (Seat(1), folder.join("file"));
+            std::fs::write(&file, "written").unwrap();
+            levers.environment(seat).unwrap();
+            let read = || {
+                let mut cat = Command::new("cat");
+                cat.arg(&file).env("LD_PRELOAD", &levers.shared_object).env("FAULT_LEVERS", levers.path(seat));
+                cat.env("LC_ALL", "C").output().unwrap()
+            };
+            levers.pull(seat, Lever::OpenError, 24).unwrap();
+            let refused = read();
+            assert!(!refused.status.success());
+            assert!(String::from_utf8_lossy(&refused.stderr).contains("Too many open files"));
+            assert!(levers.felt(seat).unwrap().unopened > 0);
+            levers.pull(seat, Lever::OpenError, 0).unwrap();
+            assert_eq!(read().stdout, b"written");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -1,4 +1,5 @@
-/* Loaded before libc into one process: its disk becomes slow or fails, its clocks jump or run at another pace.
+/* Loaded before libc into one process: its disk becomes slow or fails, its clocks jump or run at another pace, and it runs
+ * out of descriptors, memory, room or threads.
  *
  * The file that FAULT_LEVERS names is mapped and shared with whoever pulls the levers. All are 64-bit numbers in the
  * machine's order; zeros change nothing. Monotonic time never runs backwards here either, whatever is pulled. */
@@ -8,9 +9,11 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,8 +27,11 @@ struct levers {
     volatile int64_t wall_offset_s;     /* added to wall clocks */
     volatile int64_t pace_permille;     /* of monotonic clocks; 0 is 1000 */
     volatile int64_t monotonic_jump_ms; /* added to monotonic clocks, once for every rise */
+    volatile int64_t open_errno;        /* instead of opening a file */
+    volatile int64_t accept_errno;      /* instead of taking a connection */
+    volatile int64_t thread_errno;      /* instead of starting a thread */
     /* What came of it. */
-    int64_t delayed, failed, wall_reads, odd_reads;
+    int64_t delayed, failed, wall_reads, odd_reads, unopened, unaccepted, unstarted;
 };
 
 static struct levers none, *levers = &none;
@@ -64,6 +70,64 @@ static int sync_as_told(int fd, int (*real)(int)) {
 
 int fdatasync(int fd) { return sync_as_told(fd, real_fdatasync); }
 int fsync(int fd) { return sync_as_told(fd, real_fsync); }
+
+/* The error that a lever says, counted; 0 without one. */
+static int refused(volatile int64_t *lever, int64_t *count) {
+    int error = (int)*lever;
+    if (error) __atomic_add_fetch(count, 1, __ATOMIC_RELAXED);
+    return error;
+}
+
+static int open_as_told(int folder, const char *path, int flags, mode_t mode) {
+    int error = refused(&levers->open_errno, &levers->unopened);
+    if (!error) return (int)syscall(SYS_openat, folder, path, flags, mode);
+    errno = error;
+    return -1;
+}
+
+/* The mode is there only with these flags. */
+#define MODE(flags, last, mode)                                 \
+    mode_t mode = 0;                                            \
+    if (((flags) & O_CREAT) || ((flags) & O_TMPFILE) == O_TMPFILE) { \
+        va_list rest;                                           \
+        va_start(rest, last);                                   \
+        mode = va_arg(rest, mode_t);                            \
+        va_end(rest);                                           \
+    }
+
+int open(const char *path, int flags, ...) {
+    MODE(flags, flags, mode)
+    return open_as_told(AT_FDCWD, path, flags, mode);
+}
+
+int open64(const char *path, int flags, ...) {
+    MODE(flags, flags, mode)
+    return open_as_told(AT_FDCWD, path, flags, mode);
+}
+
+int openat(int folder, const char *path, int flags, ...) {
+    MODE(flags, flags, mode)
+    return open_as_told(folder, path, flags, mode);
+}
+
+int openat64(int folder, const char *path, int flags, ...) {
+    MODE(flags, flags, mode)
+    return open_as_told(folder, path, flags, mode);
+}
+
+int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags) {
+    int error = refused(&levers->accept_errno, &levers->unaccepted);
+    if (!error) return (int)syscall(SYS_accept4, fd, address, length, flags);
+    errno = error;
+    return -1;
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *with) {
+    static int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    if (!real) real = (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+    int error = refused(&levers->thread_errno, &levers->unstarted);
+    return error ? error : real(thread, attributes, run, with);
+}
 
 static int64_t pace(void) { return levers->pace_permille > 0 ? levers->pace_permille : 1000; }
 
