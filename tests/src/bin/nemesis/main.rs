@@ -1,5 +1,5 @@
-//! Real processes under real faults: partitions, kills, stops, full, slow and failing disks, odd clocks, damaged logs and
-//! snapshots, and backups, while clients write and check every answer.
+//! Real processes under real faults: partitions, kills, stops, full, slow and failing disks, odd clocks, shortages, damaged
+//! logs and snapshots, and backups, while clients write and check every answer.
 //!
 //!     nemesis [--quick] [--seed N] [--minutes M] [--only NAME]... [-o FILE] [--bin OWNERSERVE] [--clients N] [--rate N]
 //!
