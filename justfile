@@ -78,7 +78,7 @@ fuzz seconds="60" *targets:
     #!/usr/bin/env bash
     set -euo pipefail
     targets="{{targets}}"
-    for target in ${targets:-events bodies answers prompts templates zmtp values exchanges}; do
+    for target in ${targets:-events bodies answers nodes prompts templates zmtp values exchanges}; do
         mkdir -p target/fuzz-corpus/$target
         cargo +nightly fuzz run -s none --fuzz-dir tests/fuzz --target-dir target/fuzz $target \
             target/fuzz-corpus/$target tests/fuzz/corpus/$target -- -max_total_time={{seconds}} -timeout=10 \

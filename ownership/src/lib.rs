@@ -15,6 +15,8 @@ mod error;
 mod failure;
 mod flush;
 mod frames;
+#[doc(hidden)]
+pub mod fuzzed;
 mod in_place;
 mod joining;
 mod leading;

@@ -3,7 +3,7 @@
 pub(crate) mod caller;
 pub(crate) mod certificate;
 pub(crate) mod error;
-mod frame;
+pub(crate) mod frame;
 pub(crate) mod handshake;
 mod kept_out;
 mod link;

@@ -1,8 +1,9 @@
-//! What is done with made-up bytes: everything that reads what an engine or a client sends, and what must hold then.
+//! What is done with made-up bytes: everything that reads what an engine, a client or another node sends, and what must hold then.
 //!
 //! libFuzzer calls these with what it makes up, the test suite with the corpus beside this folder. Anything may be
 //! refused; nothing may panic, take long, or take memory that the bytes do not account for.
 
+pub mod nodes;
 pub mod peers;
 pub mod text;
 

@@ -34,6 +34,11 @@ fn answers_of_the_corpus_say_the_same_in_chunks_of_any_size() {
 }
 
 #[test]
+fn connections_of_the_corpus_are_read_or_refused() {
+    replay("nodes", targets::nodes::connections);
+}
+
+#[test]
 fn prompts_of_the_corpus_are_the_same_step_by_step_and_as_a_whole() {
     replay("prompts", targets::text::prompts);
 }
