@@ -49,7 +49,7 @@ pub struct NotAHost(String);
 pub struct NotAnOrigin(String);
 
 /// Splits `HOST[:PORT]`; the host comes in lower case, an IPv6 address in brackets.
-fn split(authority: &str) -> Option<(Box<str>, Option<u16>)> {
+fn split(authority: &str) -> Option<Called> {
     let parsed = authority.parse::<Authority>().ok().filter(|_| !authority.contains('@'))?;
     let host = parsed.host();
     let port = match authority.strip_prefix(host)? {
@@ -199,8 +199,11 @@ impl<'a> HostCheck<'a> {
     }
 }
 
+/// A host, and its port where one is said.
+type Called = (Box<str>, Option<u16>);
+
 /// The host and port that the client called: those of an absolute target, else of `Host`. None in HTTP/1.0 without either.
-fn called(head: &Parts) -> Result<Option<(Box<str>, Option<u16>)>, HostRefusal> {
+fn called(head: &Parts) -> Result<Option<Called>, HostRefusal> {
     let mut hosts = head.headers.get_all(header::HOST).iter();
     let sent = match (hosts.next(), hosts.next()) {
         (_, Some(_)) => return Err(HostRefusal::BadHost),

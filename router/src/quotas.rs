@@ -263,7 +263,7 @@ impl Reserved {
         let most = (meter.allowance.lock().per_minute() / ANSWERS_A_MINUTE).min(LONGEST_RESERVED);
         let answer = bound.unwrap_or(UNBOUNDED).min(Tokens(most));
         meter.take(answer.0).await?;
-        self.charge.taken = self.charge.taken + answer;
+        self.charge.taken += answer;
         Ok(())
     }
 

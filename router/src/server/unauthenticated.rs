@@ -179,7 +179,7 @@ mod tests {
         let all = UnauthenticatedConnections::new(LIMITS);
         let (authentication, mut closed) = all.add(address(1));
         authentication.done();
-        authentication.clone().done();
+        authentication.done();
         assert_eq!(closed.try_recv(), Err(oneshot::error::TryRecvError::Closed), "never closed for another");
         drop(all.add(address(1)));
         assert!(all.open.lock().by_age.is_empty() && all.open.lock().by_address.is_empty());
