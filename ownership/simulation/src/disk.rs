@@ -76,6 +76,27 @@ pub(crate) enum Health {
     Full,
 }
 
+/// What a process runs out of for a while. What it has open already goes on working.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shortage {
+    Files,
+    Memory,
+    Threads,
+}
+
+impl Shortage {
+    pub(crate) const ALL: [Shortage; 3] = [Shortage::Files, Shortage::Memory, Shortage::Threads];
+
+    /// As Linux says it: EMFILE, ENOMEM, EAGAIN.
+    fn error(self) -> io::Error {
+        io::Error::from_raw_os_error(match self {
+            Shortage::Files => 24,
+            Shortage::Memory => 12,
+            Shortage::Threads => 11,
+        })
+    }
+}
+
 pub(crate) type Kept = (SnapshotMeta, Arc<Vec<u8>>);
 
 #[derive(Debug)]
@@ -92,6 +113,8 @@ struct Platter {
     busy_until: Duration,
     health: Health,
     in_doubt: bool,
+    /// What the process that uses it lacks.
+    short_of: Option<Shortage>,
     snapshot: Option<Kept>,
     mark: Mark,
 }
@@ -123,6 +146,7 @@ impl Disk {
             busy_until: Duration::ZERO,
             health: Health::Fine,
             in_doubt: false,
+            short_of: None,
             snapshot: None,
             mark: Mark::default(),
         })))
@@ -227,6 +251,27 @@ impl Disk {
         self.lock().snapshot.clone()
     }
 
+    /// Opens a file, for what is written next.
+    pub(crate) fn open(&self) -> io::Result<()> {
+        match self.lock().short_of {
+            Some(short @ (Shortage::Files | Shortage::Memory)) => Err(short.error()),
+            Some(Shortage::Threads) | None => Ok(()),
+        }
+    }
+
+    /// Begins a thread for work on it.
+    pub(crate) fn begin_thread(&self) -> io::Result<()> {
+        match self.lock().short_of {
+            Some(short @ (Shortage::Threads | Shortage::Memory)) => Err(short.error()),
+            Some(Shortage::Files) | None => Ok(()),
+        }
+    }
+
+    /// Lets its process lack something, or nothing any more.
+    pub(crate) fn lacks(&self, short_of: Option<Shortage>) {
+        self.lock().short_of = short_of;
+    }
+
     /// Makes it behave otherwise.
     pub(crate) fn set(&self, health: Health) {
         self.lock().health = health;
@@ -247,6 +292,7 @@ impl Disk {
         platter.pending.clear();
         platter.written = platter.flushed;
         platter.in_doubt = false;
+        platter.short_of = None;
         (platter.next_flush, platter.busy_until) = (Duration::ZERO, Duration::ZERO);
         if ending == Ending::PowerLoss && platter.rng.chance(500) {
             platter.mark.written = platter.mark.kept;
@@ -329,6 +375,20 @@ mod tests {
         disk.end(Ending::Killed);
         disk.write(vote(3)).unwrap();
         assert_eq!(term(&disk), 3);
+    }
+
+    #[test]
+    fn what_a_process_lacks_ends_with_it_and_spoils_nothing_that_is_open() {
+        let disk = Disk::new(Rng::stream(1, "disk"));
+        for (short, opens, begins) in
+            [(Shortage::Files, false, true), (Shortage::Memory, false, false), (Shortage::Threads, true, false)]
+        {
+            disk.lacks(Some(short));
+            assert_eq!((disk.open().is_ok(), disk.begin_thread().is_ok()), (opens, begins), "{short:?}");
+            disk.write(vote(1)).unwrap();
+        }
+        disk.end(Ending::Killed);
+        assert!(disk.open().is_ok() && disk.begin_thread().is_ok());
     }
 
     #[test]

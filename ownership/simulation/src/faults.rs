@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use openraft::AsyncRuntime;
 
-use crate::disk::{Ending, Health};
+use crate::disk::{Ending, Health, Shortage};
 use crate::fabric::Weather;
 use crate::operator;
 use crate::process;
@@ -54,7 +54,7 @@ impl Fault {
     ];
 
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-        Self::ALL.into_iter().map(|(.., name)| name)
+        Self::ALL.into_iter().map(|(.., name)| name).chain([SHORTAGES])
     }
 
     fn draw(rng: &mut Rng) -> (Fault, &'static str) {
@@ -67,6 +67,29 @@ impl Fault {
             at -= weight;
         }
         unreachable!("less than the sum of the weights was drawn")
+    }
+}
+
+/// The word for reports of processes that lack something.
+const SHORTAGES: &str = "shortages";
+
+/// Lets processes run out of file handles, memory or threads, one after the other, until it is stopped. Without a file handle
+/// a process accepts no connection either: one that breaks meanwhile stays broken.
+pub(crate) async fn shortages(world: Arc<World>) {
+    let mut rng = Rng::stream(world.plan.seed, SHORTAGES);
+    loop {
+        Sim::sleep(rng.millis(500, 8_000)).await;
+        let (Some(node), Some(short)) = (victim(&world, &mut rng), rng.pick(&Shortage::ALL).copied()) else { continue };
+        let Some(disk) = world.disk(node) else { continue };
+        world.book.count(SHORTAGES);
+        world.book.tell(|| format!("{short:?} run short at node {node}"));
+        let others: Vec<u64> = world.ids().into_iter().filter(|other| *other != node).collect();
+        let broken = rng.pick(&others).copied().filter(|_| short == Shortage::Files);
+        disk.lacks(Some(short));
+        broken.into_iter().for_each(|other| world.fabric().cut(other, node));
+        Sim::sleep(rng.millis(500, 12_000)).await;
+        disk.lacks(None);
+        broken.into_iter().for_each(|other| world.fabric().mend(other, node));
     }
 }
 

@@ -162,6 +162,11 @@ impl Node {
         leader.filter(|leader| leads && leader.term == term)
     }
 
+    /// Why Raft runs here no more, once it does not.
+    pub(crate) fn ended(&self) -> Option<String> {
+        self.raft.metrics().borrow_watched().running_state.as_ref().err().map(ToString::to_string)
+    }
+
     /// Whether Raft still runs here.
     pub(crate) fn is_well(&self) -> bool {
         self.raft.metrics().borrow_watched().running_state.is_ok()

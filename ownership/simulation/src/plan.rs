@@ -25,6 +25,8 @@ pub(crate) struct Plan {
     pub(crate) timers: (Duration, (Duration, Duration)),
     /// How long until the next fault, in milliseconds.
     pub(crate) calm: (u64, u64),
+    /// Whether processes lack file handles, memory or threads for a while.
+    pub(crate) lacks: bool,
     /// What is changed on purpose meanwhile.
     pub(crate) changes: Changes,
 }
@@ -75,6 +77,8 @@ impl Plan {
             drift: *rng.pick(&[0, 500, 20_000]).unwrap_or(&0),
             kept: Kept::draw(seed, &mut rng),
             calm: *rng.pick(&[(1_000, 6_000), (3_000, 12_000), (6_000, 30_000)]).unwrap_or(&(3_000, 12_000)),
+            // Every sixth seed; the others are what they were before there were shortages.
+            lacks: matches!(seed % 12, 0 | 9),
             changes: Changes { members: rng.chance(600), releases: rng.chance(500) },
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use openraft::{AsyncRuntime, BasicNode};
 
 use crate::book::{Book, Broken, Checked};
+use crate::checks::shortages;
 use crate::disk::{Ending, Health};
 use crate::ensure;
 use crate::faults;
@@ -98,6 +99,7 @@ async fn watch(world: Arc<World>) {
             if process::is_running(node.pid) && !node.is_well() {
                 world.book.count("nodes that stopped by themselves");
                 world.book.tell(|| format!("node {} stopped by itself", node.id));
+                world.book.note(node.ended().map_or(Ok(()), |why| shortages::check(node.id, &why)));
                 world.end(node.id, Ending::Killed);
             }
         }
@@ -121,6 +123,9 @@ async fn play(world: Arc<World>) {
     let troubles = process::begin(0);
     process::within(troubles, || {
         drop(Sim::spawn(faults::trouble(world.clone())));
+        if world.plan.lacks {
+            drop(Sim::spawn(faults::shortages(world.clone())));
+        }
         if world.plan.changes.members {
             drop(Sim::spawn(operator::operate(world.clone())));
         }
@@ -187,6 +192,7 @@ fn heal(world: &Arc<World>) {
     for id in world.ids() {
         if let Some(disk) = world.disk(id) {
             disk.set(Health::Fine);
+            disk.lacks(None);
         }
         if let Some(pid) = world.pid(id) {
             process::resume(pid);

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use consensus::{Body, Snapshot, SnapshotMeta, SnapshotStore};
 use openraft::AsyncRuntime;
@@ -9,12 +10,26 @@ use openraft::AsyncRuntime;
 use crate::disk::Disk;
 use crate::runtime::Sim;
 
+/// Between two attempts to begin a thread or to open a file.
+const AGAIN: Duration = Duration::from_millis(100);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshots(Disk);
 
 impl Snapshots {
     pub(crate) fn on(disk: Disk) -> Self {
         Self(disk)
+    }
+
+    /// Begins a thread for a snapshot, and opens its file, as soon as the process can.
+    async fn begun(&self) -> io::Result<()> {
+        while self.0.begin_thread().is_err() {
+            Sim::sleep(AGAIN).await;
+        }
+        while self.0.open().is_err() {
+            Sim::sleep(AGAIN).await;
+        }
+        Ok(())
     }
 
     async fn keep(&self, meta: SnapshotMeta, bytes: Arc<Vec<u8>>) -> io::Result<()> {
@@ -28,6 +43,7 @@ impl SnapshotStore for Snapshots {
 
     async fn write(&self, body: Body) -> io::Result<Snapshot<Self::Handle>> {
         let bytes = Arc::new(rmp_serde::to_vec(&(&body.meta, &body.ledger)).map_err(io::Error::other)?);
+        self.begun().await?;
         Sim::sleep(self.0.snapshot_latency()).await;
         self.keep(body.meta, bytes).await?;
         self.current().await?.ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -37,6 +53,7 @@ impl SnapshotStore for Snapshots {
         let (meta, ledger): (SnapshotMeta, _) = rmp_serde::from_slice(&snapshot).map_err(io::Error::other)?;
         let is_kept = self.0.snapshot().is_some_and(|(kept, _)| kept == meta);
         if !is_kept {
+            self.begun().await?;
             self.keep(meta.clone(), snapshot).await?;
         }
         Ok(Body { meta, ledger })

@@ -9,6 +9,7 @@ pub(crate) mod levels;
 pub(crate) mod lock;
 pub(crate) mod order;
 pub(crate) mod serials;
+pub(crate) mod shortages;
 pub(crate) mod staleness;
 pub(crate) mod tokens;
 pub(crate) mod watches;

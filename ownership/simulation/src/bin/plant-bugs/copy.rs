@@ -199,7 +199,7 @@ mod tests {
         for edit in &bugs.edits {
             assert!(edit.replace.contains(&edit.name) || edit.replace.contains("pub fn"), "{} is never off", edit.name);
         }
-        assert_eq!(bugs.known.len(), 39);
+        assert_eq!(bugs.known.len(), 46);
         assert!(bugs.known.values().all(Option::is_some), "{:?}", bugs.known);
         assert!(files.values().any(|text| text.contains(concat!("planted::", "on("))));
         assert!(files[Path::new("ownership/simulation/Cargo.toml")].contains(&format!("name = \"{BINARY}\"")));
