@@ -298,8 +298,9 @@ impl ApiError {
             Self::NoKey | Self::BadKey => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // What is left of such a body cannot be told from the next request.
-            Self::BodyTimeout | Self::BodyBroken => {
+            // What is left of such a body cannot be told from the next request, and who does not know what HTTP asks of a
+            // head may not know where its message ends.
+            Self::BodyTimeout | Self::BodyBroken | Self::Host(HostRefusal::NoHost | HostRefusal::BadHost) => {
                 headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

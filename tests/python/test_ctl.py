@@ -102,7 +102,7 @@ def test_a_snapshot_is_saved_verified_and_restored(run, tmp_path):
     assert again.returncode == 2 and "there already" in again.stderr
     assert ctl("snapshot", "verify", str(file)).returncode == 0
     restored = ctl("snapshot", "restore", str(file), "--data-dir", str(folder), "-o", "json")
-    assert restored.returncode == 0 and json.loads(restored.stdout)["generation"] == 1, restored.stderr
+    assert restored.returncode == 0 and json.loads(restored.stdout)["generation"] > 1_700_000_000, restored.stderr
     file.write_bytes(file.read_bytes()[:-5])
     torn = ctl("snapshot", "verify", str(file))
     assert torn.returncode == 1 and str(file) in torn.stderr

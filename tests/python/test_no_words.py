@@ -123,7 +123,9 @@ def everywhere(router, redis) -> dict[str, bytes]:
         if path.is_file():
             found[str(path)] = path.read_bytes() + path.name.encode()
     for key in redis.ask("KEYS", "*"):
-        found[f"redis {key.decode()}"] = redis.ask("DUMP", key) + key
+        # A dump is compressed, which hides words.
+        value = redis.ask("GET", key) if redis.ask("TYPE", key) == b"string" else redis.ask("DUMP", key)
+        found[f"redis {key.decode()}"] = value + key
     return found
 
 

@@ -76,7 +76,8 @@ def test_a_quota_of_requests_is_told_and_kept(worker):
         assert 1 <= int(answers[3].headers["retry-after"]) <= 20
         assert float(answers[3].headers["x-ratelimit-reset-requests"].removesuffix("s")) > 0
         assert router.metric("quota_refusals_total", tenant="default", unit="requests") == 1
-        assert wire.ask(router.port, "GET", "/v1/models").status == 200, "what makes no engine work is free"
+        assert wire.ask(router.port, "GET", "/livez").status == 200, "a probe is free"
+        assert wire.ask(router.port, "GET", "/v1/models").status == 429, "a list of models is a request"
     finally:
         router.stop()
 

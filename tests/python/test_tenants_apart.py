@@ -97,7 +97,9 @@ def counted(found: list[dict]) -> tuple[int, int]:
             if isinstance(value, int):
                 largest[name] = max(largest.get(name, 0), value)
     cached = largest.get("cached_tokens", 0) + largest.get("cache_read_input_tokens", 0)
-    prompt = largest.get("prompt_tokens", 0) or largest.get("input_tokens", 0) + largest.get("cache_read_input_tokens", 0)
+    # The messages API counts apart what was found in a cache, and what was put there.
+    apart = largest.get("cache_read_input_tokens", 0) + largest.get("cache_creation_input_tokens", 0)
+    prompt = largest.get("prompt_tokens", 0) or largest.get("input_tokens", 0) + apart
     return prompt + (largest.get("completion_tokens", 0) or largest.get("output_tokens", 0)), cached
 
 
@@ -134,7 +136,7 @@ def run(keys, steps_of_b: list) -> dict:
         until("A's tokens are counted", lambda: router.metric("tenant_tokens_total", tenant="a") >= a.tokens)
         return {
             "seen": a, "other": b,
-            "kinds": [(receipt["decision"]["kind"], [attempt["action"] for attempt in receipt["attempts"]]) for receipt in receipts],
+            "kinds": [(receipt["decision"]["step"], [attempt["action"] for attempt in receipt["attempts"]]) for receipt in receipts],
             "metered": {tenant: router.metric("tenant_tokens_total", tenant=tenant) for tenant in ("a", "b")},
             "ejected": [worker["ejected"] for worker in get_json(f"{router.operator}/ownerserve/v1/workers")["workers"]],
         }

@@ -160,8 +160,9 @@ fn ledger(gateway: &Gateway) {
     process.shortages.reset();
     process.shortages.inc_by(readings.shortages);
     process.tasks_ended.reset();
-    for (task, times) in &readings.tasks_ended {
-        process.tasks_ended.with_label_values(&[task]).inc_by(*times);
+    for task in gateway.directory().supervision().tasks() {
+        let times = readings.tasks_ended.get(task).copied().unwrap_or(0);
+        process.tasks_ended.with_label_values(&[task]).inc_by(times);
     }
     let refused: u64 = readings.refusals.values().sum();
     // The directory counts; a counter can only be set by starting it anew.

@@ -69,7 +69,7 @@ pub struct LegOptions {
     /// Whose fields.
     pub api: Api,
     /// The tenant's cache salt, in place of any that the client sent; without one the client's stays. Where there is one,
-    /// tenants share the engines, and the fields in [`REACHING`] are left out too.
+    /// tenants share the engines, and the fields in `REACHING` are left out too.
     pub salt: Option<Arc<str>>,
     /// Whether to ask for usage.
     pub usage: UsageEvent,
