@@ -1,7 +1,8 @@
 """What a byte on the wire may cost: the worst bodies of N bytes at every endpoint, beside a plain one of N bytes in the same run.
 
 CPU is the process's own (utime and stime), memory its peak. Meanwhile `/livez` is asked, of the process and of an idle one beside
-it: what the machine does to both is nobody's fault. COST_BYTES sets another N; `./test` has a small one.
+it: what the machine does to both is nobody's fault. COST_BYTES sets another N. `./test` has a small one and
+three endpoints, one of each way that a body is read; `./test --deep` has all of them (COST_ALL).
 """
 
 import functools
@@ -40,6 +41,7 @@ FIELDS = {
     "/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/rerank": "query", "/v1/score": "text_1", "/tokenize": "messages",
     "/detokenize": "prompt",
 }
+PATHS = list(FIELDS) if os.environ.get("COST_ALL") else ["/v1/chat/completions", "/v1/responses", "/v1/embeddings"]
 
 
 @dataclass(frozen=True)
@@ -227,13 +229,13 @@ def judge(bench: Bench, post: Post, cpu_factor: int, memory_factor: int) -> None
     assert all(status == 0 or status < 500 or status == 503 for status in cost.statuses), told
 
 
-@pytest.mark.parametrize("path", FIELDS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "text"])
 def test_no_body_costs_much_more_than_a_plain_one(bench, path, shape):
     judge(bench, Post(path, SHAPES[shape](path, BYTES)), CPU_PLAIN, MEMORY_PLAIN)
 
 
-@pytest.mark.parametrize("path", FIELDS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_packed_body_costs_much_more_than_a_plain_one_of_its_bytes(bench, path, shape):
     judge(bench, Post(path, packed(path, shape), is_packed=True), CPU_PACKED, MEMORY_PACKED)
