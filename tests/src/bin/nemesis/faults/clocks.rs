@@ -103,7 +103,7 @@ async fn dead_worker(
         if began.elapsed() > 2 * arena.lease + PATIENCE {
             break None;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(LOOK / 2).await;
     };
     if let Some(worker) = arena.cluster.worker(0) {
         worker.resume().await?;
@@ -118,6 +118,9 @@ async fn dead_worker(
     Ok(ended)
 }
 
+/// A pause between two looks at who holds a lease, and as long for the answer.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// Whether a lease ended when the leader's clock says so.
 fn judged(lease: Duration, strike: &mut Strike, (pace, ended, kept): (i64, Option<Duration>, bool)) -> String {
     let own = lease.mul_f64(1000.0 / pace as f64);
@@ -125,7 +128,8 @@ fn judged(lease: Duration, strike: &mut Strike, (pace, ended, kept): (i64, Optio
     // leader renews in its own, and ends the lease in another. A new leader waits a lease of its own.
     let earliest = own.min(lease).saturating_sub(2 * TICK);
     let others = if kept { Duration::ZERO } else { lease.mul_f64(1.25) + FAIL_OVER };
-    let latest = (lease + 3 * TICK).mul_f64(1000.0 / pace as f64) + others;
+    // It is seen by asking, which takes a while itself.
+    let latest = (lease + 3 * TICK).mul_f64(1000.0 / pace as f64) + others + LOOK;
     let told = ended.map_or("never".into(), |ended| format!("after {:.1} s", ended.as_secs_f64()));
     let told = format!("{told}, {:.1} to {:.1} s allowed", earliest.as_secs_f64(), latest.as_secs_f64());
     if !ended.is_some_and(|ended| (earliest..=latest).contains(&ended)) {

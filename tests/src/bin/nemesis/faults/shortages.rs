@@ -1,5 +1,5 @@
-//! What a process runs out of, for a while: descriptors, memory and room for files it opens, descriptors for connections it
-//! takes, threads it starts.
+//! What a process runs out of, for a while: descriptors and memory for files it opens and connections it takes, threads it
+//! starts. A disk without room is another nemesis: it ends a ledger.
 
 use std::time::Duration;
 
@@ -15,11 +15,10 @@ use crate::history::Seat;
 const HELD: Duration = Duration::from_millis(900);
 const PROMISE: &str = "a shortage ends with its cause";
 
-/// Each with the error of the system call: EMFILE, ENOMEM, ENOSPC, EAGAIN.
-const SHORTAGES: [(&str, Lever, i64); 6] = [
+/// Each with the error of the system call: EMFILE, ENOMEM, EAGAIN.
+const SHORTAGES: [(&str, Lever, i64); 5] = [
     ("descriptors for files", Lever::OpenError, 24),
     ("memory for files", Lever::OpenError, 12),
-    ("room for files", Lever::OpenError, 28),
     ("descriptors for connections", Lever::AcceptError, 24),
     ("memory for connections", Lever::AcceptError, 12),
     ("threads", Lever::ThreadError, 11),
