@@ -48,8 +48,7 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, request: Request) -
     let id = new_request_id();
     let named = request.headers().get(REQUEST_ID).cloned();
     let client = Addressee { words: Words::of(request.uri().path()), request: id };
-    let counted = Counted::begin(gateway.clone(), route.path, arrived);
-    let mut counted = counted;
+    let mut counted = Counted::begin(gateway.clone(), route.path, arrived);
     let dispatched = dispatch(&gateway, route, request, (client, arrived, &mut counted));
     let served = AssertUnwindSafe(dispatched).catch_unwind().await;
     let result = served.unwrap_or_else(|_| {
