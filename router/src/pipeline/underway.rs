@@ -85,7 +85,7 @@ struct Begun {
 
 /// Whether a worker answered a request in the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Settled {
+enum RequestOutcome {
     Answered,
     Unanswered,
 }
@@ -158,15 +158,15 @@ impl Tried {
         self.failures.extend(before.map(|(worker, asked)| (worker, asked, trials.flatten())));
         self.failures.extend(sick.map(|worker| (worker, asked, None)));
         if well.is_some() {
-            self.settle_blame(gateway, Settled::Answered);
+            self.settle_blame(gateway, RequestOutcome::Answered);
         }
     }
 
     /// It is known whether the request or its workers are to blame for what failed: what fails at two workers, and nowhere is
     /// answered, would fail at all of them.
-    fn settle_blame(&mut self, gateway: &Gateway, settled: Settled) {
+    fn settle_blame(&mut self, gateway: &Gateway, settled: RequestOutcome) {
         let failures = std::mem::take(&mut self.failures);
-        if settled == Settled::Unanswered && failures.len() >= 2 {
+        if settled == RequestOutcome::Unanswered && failures.len() >= 2 {
             let request = self.step.located.prefixed.request.incoming.id;
             tracing::warn!(%request, workers = failures.len(), "a request failed at every worker that was asked: it counts against none");
             return;
@@ -315,7 +315,7 @@ impl Underway {
         let well = answering.opened.status().is_success().then_some(planned.plan.target());
         tried.blame(&self.gateway, (sick, answering.asked), well);
         // Refused: it is the client's error, whoever failed before.
-        tried.settle_blame(&self.gateway, Settled::Unanswered);
+        tried.settle_blame(&self.gateway, RequestOutcome::Unanswered);
         planned.trials.iter().for_each(Trials::heard);
         tried.planned = Some(planned);
         tried.note(answering.asked, answering.remarks);
@@ -336,7 +336,7 @@ impl Underway {
         let Some(mut tried) = self.tried.take() else { return };
         tried.over(&self.gateway, Until::Left);
         tried.blame(&self.gateway, (None, Instant::now()), None);
-        tried.settle_blame(&self.gateway, Settled::Unanswered);
+        tried.settle_blame(&self.gateway, RequestOutcome::Unanswered);
         // A step that nobody could even plan leaves no receipt: its error is counted by cause.
         let Some(planned) = tried.planned.take() else { return };
         let (ending, begun) = match tried.begun.take() {
