@@ -65,18 +65,21 @@ pub(crate) async fn forward(
 ) -> Result<Response, ApiError> {
     let barred = gateway.barred();
     let mut tried = Vec::new();
+    let reserved = request.reserved.clone();
     loop {
         let sent = choose(gateway, to, &[&tried[..], &barred].concat())?;
         let worker = sent.member.id;
+        reserved.iter().for_each(Reserved::begin);
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
                 let (listener, filing) = learning(gateway, request, (learn, worker), &answer);
                 let (gateway, client) = (gateway.clone(), request.addressee());
-                let reserved = request.reserved.clone().map(|reserved| (reserved, answer.status().is_success()));
+                let reserved = reserved.map(|reserved| (reserved, answer.status().is_success()));
                 let budget = gateway.upstream.events();
                 return Ok(relay(answer, budget, Watch { gateway, client, _sent: sent, listener, filing, reserved }));
             }
             Err(error) => {
+                reserved.iter().for_each(Reserved::came_to_nothing);
                 tracing::warn!(worker = %sent.member.config.endpoint(), request = %request.id, %error, "try failed");
                 if let UpstreamError::Connect(_) = &error {
                     gateway.fleet().unreachable(worker);
@@ -164,10 +167,13 @@ struct Watch {
 impl Observer for Watch {
     fn ended(&mut self, usage: Option<Usage>, delivered: Tokens) {
         let Some((reserved, is_taken)) = &self.reserved else { return };
+        if !is_taken {
+            // Another worker may be sent it.
+            return reserved.came_to_nothing();
+        }
         let believed = usage.filter(|usage| usage.prompt + usage.completion <= MOST_COUNTED);
         self.gateway.metrics.requests.usage_disbelieved.inc_by(u64::from(usage != believed));
         let used = match believed {
-            _ if !is_taken => Tokens::ZERO,
             Some(usage) => usage.prompt + usage.completion.max(delivered),
             None => reserved.taken() + delivered,
         };

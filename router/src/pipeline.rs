@@ -58,10 +58,9 @@ pub async fn serve_generation(
     let mut clock = Steps::begin(&gateway.metrics);
     gateway.policies.retries.earn(&incoming.tenant);
     let salt = gateway.salts.of(&incoming.tenant);
-    let mut request =
-        Load::of(&incoming).done(&gateway.aside, move || parse::parse(incoming, endpoint, salt)).await??;
+    let request = Load::of(&incoming).done(&gateway.aside, move || parse::parse(incoming, endpoint, salt)).await??;
     gateway.metrics.requests.count_stripped(request.body.stripped(&legs::options(&request)));
-    if let Some(reserved) = &mut request.incoming.reserved {
+    if let Some(reserved) = &request.incoming.reserved {
         reserved.take_answer(request.answer).await?;
     }
     clock.done("parse");

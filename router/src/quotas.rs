@@ -175,10 +175,14 @@ impl TenantQuotas {
         if let (Some(named), Some(before)) = (&named, before) {
             if before.body == body_id && named.may_repeat().await {
                 self.repeated.inc();
-                return Ok(Reserved::new(self, (before, Sent::Again), Some(named.clone())));
+                // Where its tokens were given back they are taken anew.
+                if before.taken > Tokens::ZERO {
+                    return Ok(Reserved::new(self, (before, Sent::Again), Some(named.clone())));
+                }
+            } else {
+                // Another one under the same name, or once too often.
+                self.take_one().await?;
             }
-            // Another one under the same name, or once too often.
-            self.take_one().await?;
         }
         let taken = Tokens((body.len() as u64 / BYTES_PER_TOKEN).max(1));
         if let Some(meter) = &self.tokens {
@@ -237,55 +241,91 @@ pub enum Came {
     Short,
 }
 
-/// Tokens that were taken for a request before it was known what it uses. Clones are one reservation.
+/// Tokens that were taken for a request before it was known what it uses. Clones are one reservation; when the last of them
+/// is dropped without a settlement, the tokens are given back.
 #[derive(Clone, Debug)]
-pub struct Reserved {
+pub struct Reserved(Arc<Reservation>);
+
+#[derive(Debug)]
+struct Reservation {
     quotas: Arc<TenantQuotas>,
-    charge: Charge,
+    charge: Mutex<Charge>,
     sent: Sent,
     named: Option<Named>,
-    settled: Arc<AtomicBool>,
+    settled: AtomicBool,
+    /// Whether a worker is at work on it that nobody else settles for.
+    begun: AtomicBool,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let used = if self.begun.load(Ordering::Relaxed) { self.charge.lock().taken } else { Tokens::ZERO };
+        self.settle(used, Came::Short);
+    }
 }
 
 impl Reserved {
     fn new(quotas: &Arc<TenantQuotas>, (charge, sent): (Charge, Sent), named: Option<Named>) -> Self {
-        Self { quotas: quotas.clone(), charge, sent, named, settled: Arc::default() }
+        let (settled, begun) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self(Arc::new(Reservation { quotas: quotas.clone(), charge: Mutex::new(charge), sent, named, settled, begun }))
+    }
+
+    /// A worker begins with it: a client that leaves from now on has used what was taken.
+    pub fn begin(&self) {
+        self.0.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// The worker did nothing for it: where nobody else does, its tokens are given back.
+    pub fn came_to_nothing(&self) {
+        self.0.begun.store(false, Ordering::Relaxed);
     }
 
     /// Whether it was sent before and is not charged again.
     pub fn is_repeated(&self) -> bool {
-        self.sent == Sent::Again
+        self.0.sent == Sent::Again
     }
 
-    /// Takes what its answer is expected to use as well, or refuses the request.
-    pub async fn take_answer(&mut self, bound: Option<Tokens>) -> Result<(), ApiError> {
-        let Some(meter) = self.quotas.tokens.clone().filter(|_| self.sent == Sent::First) else { return Ok(()) };
+    /// Takes what its answer is expected to use as well, or refuses the request and gives back what was taken: prompt and
+    /// answer are one amount, so that who waits for as long as it is told finds all of it.
+    pub async fn take_answer(&self, bound: Option<Tokens>) -> Result<(), ApiError> {
+        let Reservation { quotas, charge, sent, .. } = &*self.0;
+        let Some(meter) = quotas.tokens.clone().filter(|_| *sent == Sent::First) else { return Ok(()) };
         let most = (meter.allowance.lock().per_minute() / ANSWERS_A_MINUTE).min(LONGEST_RESERVED);
         let answer = bound.unwrap_or(UNBOUNDED).min(Tokens(most));
-        meter.take(answer.0).await?;
-        self.charge.taken += answer;
+        let prompt = std::mem::take(&mut charge.lock().taken);
+        meter.allowance.lock().settle(prompt.0, 0);
+        let both = prompt + answer;
+        meter.take(both.0).await?;
+        charge.lock().taken = both;
         Ok(())
     }
 
     /// Whether its tenant's tokens are limited.
     pub fn is_metered(&self) -> bool {
-        self.quotas.tokens.is_some()
+        self.0.quotas.tokens.is_some()
     }
 
     /// What was taken for it.
     pub fn taken(&self) -> Tokens {
-        self.charge.taken
+        self.0.charge.lock().taken
     }
 
     /// What the request has really used, with what its tries before have. Counts once.
     pub fn settle(&self, used: Tokens, came: Came) {
+        self.0.settle(used, came);
+    }
+}
+
+impl Reservation {
+    fn settle(&self, used: Tokens, came: Came) {
         if self.settled.swap(true, Ordering::Relaxed) {
             return;
         }
+        let before = *self.charge.lock();
         // A try that came less far than the one before took nothing back.
-        let used = used.max(self.charge.used);
-        self.quotas.used.inc_by((used - self.charge.used).0);
-        let (moved, charge) = self.charge.settled(self.sent, used);
+        let used = used.max(before.used);
+        self.quotas.used.inc_by((used - before.used).0);
+        let (moved, charge) = before.settled(self.sent, used);
         if let Some(meter) = &self.quotas.tokens {
             meter.allowance.lock().settle(moved.0.0, moved.1.0);
             meter.lease_ahead();
@@ -400,6 +440,77 @@ impl Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::metrics::Metrics;
+
+    fn quotas(tokens_per_minute: u64) -> Arc<TenantQuotas> {
+        let metrics = Metrics::default().soft_state;
+        let state = SoftState::start(&Default::default(), ("c", &Arc::default()), metrics.clone()).unwrap();
+        let limits = TenantConfig { tokens_per_minute: Some(tokens_per_minute), ..TenantConfig::default() };
+        let all = Quotas::new(&BTreeMap::from([("a".to_owned(), limits)]), &Arc::new(state), &metrics);
+        all.of(&TenantId("a".into())).unwrap()
+    }
+
+    fn remaining(quotas: &TenantQuotas) -> u64 {
+        quotas.tokens.as_ref().unwrap().allowance.lock().remaining().0
+    }
+
+    /// As a request comes in; its reservation, or how long it is to wait.
+    async fn asked(quotas: &Arc<TenantQuotas>, bytes: usize) -> Result<Reserved, Duration> {
+        let counted = Counted { named: None, before: None };
+        let wait = |error: ApiError| match error {
+            ApiError::RateLimited { after, .. } => after,
+            other => panic!("{other}"),
+        };
+        let reserved = quotas.take_tokens(&vec![b'x'; bytes], counted).await.map_err(wait)?;
+        reserved.take_answer(Some(Tokens(60))).await.map_err(wait)?;
+        Ok(reserved)
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_as_long_as_it_is_told_is_served_and_a_refused_one_costs_nothing() {
+        let quotas = quotas(960);
+        let meter = quotas.tokens.as_ref().unwrap();
+        let pass = |time| {
+            let mut allowance = meter.allowance.lock();
+            allowance.advance(Instant::now(), Supply::Share(1));
+            allowance.advance(Instant::now() + time + Duration::from_millis(1), Supply::Share(1));
+        };
+        // The second one needs more than a minute's quota, of which its prompt alone is a part.
+        for (bytes, taken) in [(2_000, 560), (3_800, 1_010)] {
+            pass(Duration::from_secs(600));
+            meter.try_take(500).unwrap();
+            let mut served = None;
+            // It is told of its prompt first, and then of all of it.
+            for _ in 0..3 {
+                let left = remaining(&quotas);
+                match asked(&quotas, bytes).await {
+                    Ok(reserved) => served = Some(reserved.taken()),
+                    Err(wait) => {
+                        assert!(remaining(&quotas) >= left, "refused, and yet charged");
+                        pass(wait);
+                    }
+                }
+                if served.is_some() {
+                    break;
+                }
+            }
+            assert_eq!(served, Some(Tokens(taken)));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_nobody_settles_is_given_back_unless_a_worker_began_with_it() {
+        let quotas = quotas(1_000);
+        let clone = asked(&quotas, 400).await.unwrap();
+        drop(clone.clone());
+        assert_eq!(remaining(&quotas), 840, "its clone is there");
+        drop(clone);
+        assert!(remaining(&quotas) >= 999);
+        let begun = asked(&quotas, 400).await.unwrap();
+        begun.begin();
+        drop(begun);
+        assert!(remaining(&quotas) < 850);
+    }
 
     #[test]
     fn what_was_taken_once_is_not_taken_again_however_often_a_request_breaks_off() {
