@@ -104,9 +104,12 @@ async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<(Pr
     if let Some(derived) = &mut derived {
         derived.grow(request.body.derived_bytes())?;
     }
-    let (request, found) = grown(gateway, Unnamed::new(request, model)).await?;
+    let (request, found, derived) = grown(gateway, Unnamed::new(request, model), derived).await?;
     let (request, found) = match found {
-        Some(found) => (request, found),
+        Some(found) => {
+            drop(derived);
+            (request, found)
+        }
         None => {
             let incoming = &request.request().incoming;
             let (tenant, size) = (incoming.tenant.clone(), incoming.body.len());
@@ -114,35 +117,39 @@ async fn identify(gateway: &Arc<Gateway>, request: parse::Request) -> Result<(Pr
                 true => remembered.checkpoints.known(&tenant, request.pin, size).await,
                 false => None,
             };
-            whole(gateway, request, known).await?
+            whole(gateway, (request, known), derived).await?
         }
     };
-    drop(derived);
     let Named { prefixed, known, next, chat } = request.named(found);
     remembered.keep(&prefixed, known, next);
     Ok((prefixed, chat))
 }
 
 /// At the cost of what is new, once what comes in another endpoint's words is put into those of chat. None where it must
-/// be identified as a whole.
-async fn grown(gateway: &Arc<Gateway>, request: Unnamed) -> Result<(Unnamed, Option<Found>), ApiError> {
+/// be identified as a whole. The memory goes with the work, which may outlast its client.
+async fn grown(
+    gateway: &Arc<Gateway>,
+    request: Unnamed,
+    derived: Option<MemoryReservation>,
+) -> Result<(Unnamed, Option<Found>, Option<MemoryReservation>), ApiError> {
     let (load, trails) = (Load::of(&request.request().incoming), gateway.remembered.identity.trails.clone());
     let work = move || {
         let request = if request.is_foreign() { request.converted() } else { request };
         let found = request.grown(&trails);
-        (request, found)
+        (request, found, derived)
     };
     load.done(&gateway.aside, work).await
 }
 
 async fn whole(
     gateway: &Arc<Gateway>,
-    request: Unnamed,
-    known: Option<Checkpoint>,
+    (request, known): (Unnamed, Option<Checkpoint>),
+    derived: Option<MemoryReservation>,
 ) -> Result<(Unnamed, Found), ApiError> {
     let (load, trails) = (Load::of(&request.request().incoming), gateway.remembered.identity.trails.clone());
     let work = move || {
         let found = request.whole(&trails, known.as_ref());
+        drop(derived);
         (request, found)
     };
     load.done(&gateway.aside, work).await

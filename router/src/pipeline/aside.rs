@@ -21,7 +21,7 @@ const WAITING: usize = 256;
 /// Places for long work.
 #[derive(Debug)]
 pub struct Aside {
-    places: Semaphore,
+    places: Arc<Semaphore>,
     of_tenant: usize,
     tenants: Mutex<HashMap<TenantId, Weak<Queue>>>,
 }
@@ -29,14 +29,15 @@ pub struct Aside {
 /// The places of one tenant.
 #[derive(Debug)]
 struct Queue {
-    places: Semaphore,
+    places: Arc<Semaphore>,
     waiting: Semaphore,
 }
 
 impl Aside {
     /// `places` at once, of which one tenant gets `of_tenant`; at least one.
     pub fn new(places: usize, of_tenant: usize) -> Self {
-        Self { places: Semaphore::new(places.max(1)), of_tenant: of_tenant.max(1), tenants: Mutex::default() }
+        let places = Arc::new(Semaphore::new(places.max(1)));
+        Self { places, of_tenant: of_tenant.max(1), tenants: Mutex::default() }
     }
 
     fn queue(&self, tenant: &TenantId) -> Arc<Queue> {
@@ -45,7 +46,7 @@ impl Aside {
             return queue;
         }
         tenants.retain(|_, queue| queue.strong_count() > 0);
-        let (places, waiting) = (Semaphore::new(self.of_tenant), Semaphore::new(WAITING));
+        let (places, waiting) = (Arc::new(Semaphore::new(self.of_tenant)), Semaphore::new(WAITING));
         let queue = Arc::new(Queue { places, waiting });
         tenants.insert(tenant.clone(), Arc::downgrade(&queue));
         queue
@@ -62,12 +63,13 @@ impl Aside {
         let Ok(waits) = queue.waiting.try_acquire() else {
             return Err(ApiError::Overloaded { what: "too many long requests of yours wait to be read" });
         };
-        let of_tenant = queue.places.acquire().await.map_err(|_| internal())?;
-        let place = self.places.acquire().await.map_err(|_| internal())?;
+        let of_tenant = queue.places.clone().acquire_owned().await.map_err(|_| internal())?;
+        let place = self.places.clone().acquire_owned().await.map_err(|_| internal())?;
         drop(waits);
-        let done = spawn_blocking(work).await.map_err(|_| internal());
-        drop((place, of_tenant));
-        done
+        // A client that leaves does not end what runs. The queue is known for as long as its places are taken.
+        let at = queue.clone();
+        let held = move || (work(), (place, of_tenant, at)).0;
+        spawn_blocking(held).await.map_err(|_| internal())
     }
 }
 
@@ -142,6 +144,30 @@ mod tests {
         aside.queue(&TenantId("c".into()));
         aside.queue(&TenantId("d".into()));
         assert!(aside.tenants.lock().len() <= 1, "who has nothing to do is forgotten");
+    }
+
+    #[tokio::test]
+    async fn work_whose_client_left_keeps_its_place_until_it_is_done() {
+        let aside = Arc::new(Aside::new(2, 1));
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let (of, at) = (aside.clone(), begun.clone());
+        let tenant = TenantId("a".into());
+        let left = tokio::spawn(async move {
+            let work = move || {
+                at.notify_one();
+                held.recv().unwrap();
+            };
+            of.done((&TenantId("a".into()), RequestId(1)), work).await
+        });
+        begun.notified().await;
+        left.abort();
+        assert!(left.await.unwrap_err().is_cancelled());
+        let next = aside.done((&tenant, RequestId(2)), || ());
+        tokio::pin!(next);
+        assert!(futures::poll!(&mut next).is_pending(), "the work goes on");
+        release.send(()).unwrap();
+        next.await.unwrap();
     }
 
     #[tokio::test]

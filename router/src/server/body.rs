@@ -72,9 +72,11 @@ pub(crate) async fn read_body(
         return Ok(bytes);
     }
     let mut inflated = memory.beside();
+    let received = std::mem::replace(memory, memory.beside());
     // Up to the body limit has to be inflated: too long for a thread that serves others.
     let work = move || {
         let plain = unpack(encoding, &bytes, (limits.bytes, &mut inflated))?;
+        drop((bytes, received));
         Ok::<_, ApiError>((plain, inflated))
     };
     let (aside, request) = aside;
