@@ -11,15 +11,14 @@ use crate::error::{Addressee, ApiError};
 use crate::gateway::Gateway;
 use crate::incoming::Incoming;
 use crate::pipeline::aside::Load;
-use crate::quotas::{Came, Reserved};
+use crate::pipeline::finish::{UNBOUNDED_ANSWER, most_believed};
+use crate::quotas::{BYTES_PER_TOKEN, Came, Reserved};
 use crate::relay::{Observer, is_event_stream, relay};
 use crate::resources::filing::Filing;
 use crate::resources::listener::{Form, Listener};
 use crate::roster::Sent;
 use crate::upstream::{Outgoing, UpstreamError, WorkerBody, direct};
 
-/// Most tokens that a worker may count of a request that no plan was made for.
-const MOST_COUNTED: Tokens = Tokens(16 << 20);
 /// Most workers tried for one request.
 const ATTEMPTS: usize = 3;
 
@@ -76,7 +75,9 @@ pub(crate) async fn forward(
                 let (gateway, client) = (gateway.clone(), request.addressee());
                 let reserved = reserved.map(|reserved| (reserved, answer.status().is_success()));
                 let budget = gateway.upstream.events();
-                return Ok(relay(answer, budget, Watch { gateway, client, _sent: sent, listener, filing, reserved }));
+                let most = Counted::most(request, learn, filing.as_ref().and_then(Filing::asked));
+                let watch = Watch { gateway, client, _sent: sent, listener, filing, reserved, most };
+                return Ok(relay(answer, budget, watch));
             }
             Err(error) => {
                 reserved.iter().for_each(Reserved::came_to_nothing);
@@ -153,6 +154,26 @@ fn learning(
     (listener, filed)
 }
 
+/// Most tokens that a worker can have counted.
+#[derive(Clone, Copy)]
+struct Counted {
+    prompt: Tokens,
+    answer: Tokens,
+}
+
+impl Counted {
+    /// For a request whose answer may have `asked` tokens, where it says so. What a step goes on after lies at its worker.
+    fn most(request: &Incoming, learn: Learn, asked: Option<Tokens>) -> Self {
+        let history = if learn == Learn::Nothing { Tokens::ZERO } else { UNBOUNDED_ANSWER };
+        let prompt = most_believed(Tokens(request.body.len() as u64 / BYTES_PER_TOKEN)).max(history);
+        Self { prompt, answer: asked.map_or(history, most_believed).max(most_believed(Tokens::ZERO)) }
+    }
+
+    fn covers(self, usage: &Usage, delivered: Tokens) -> bool {
+        usage.prompt <= self.prompt && usage.completion <= self.answer.max(most_believed(delivered))
+    }
+}
+
 /// Keeps the request counted at its worker while the answer runs, and learns from it.
 struct Watch {
     gateway: Arc<Gateway>,
@@ -162,6 +183,7 @@ struct Watch {
     filing: Option<Filing>,
     /// What was taken from the tenant's quota, and whether the worker took the request.
     reserved: Option<(Reserved, bool)>,
+    most: Counted,
 }
 
 impl Observer for Watch {
@@ -171,7 +193,7 @@ impl Observer for Watch {
             // Another worker may be sent it.
             return reserved.came_to_nothing();
         }
-        let believed = usage.filter(|usage| usage.prompt + usage.completion <= MOST_COUNTED);
+        let believed = usage.filter(|usage| self.most.covers(usage, delivered));
         self.gateway.metrics.requests.usage_disbelieved.inc_by(u64::from(usage != believed));
         let used = match believed {
             Some(usage) => usage.prompt + usage.completion.max(delivered),

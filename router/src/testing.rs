@@ -243,7 +243,10 @@ fn speaking_for_the_proxy(streams: bool) -> Response {
 fn stored(asked: &Value, headers: &HeaderMap) -> Response {
     let header = headers["x-request-id"].to_str().unwrap();
     let id = asked["request_id"].as_str().map_or_else(|| format!("resp_{header}"), str::to_owned);
-    let json = serde_json::json!({"id": id, "output": []});
+    let counted = &asked["counted"];
+    let usage = serde_json::json!({"input_tokens": counted, "output_tokens": 1, "total_tokens": counted});
+    let usage = counted.is_number().then_some(usage);
+    let json = serde_json::json!({"id": id, "output": [], "usage": usage});
     ([("x-request-id", header.to_owned())], axum::Json(json)).into_response()
 }
 

@@ -54,6 +54,14 @@ const BELIEVED: u64 = 16;
 /// What an engine may always count: images that a prompt only names, templates, the answer to a request without a bound.
 const ALWAYS_BELIEVED: Tokens = Tokens(65_536);
 
+/// Most tokens that an engine is believed to count where so many were expected.
+pub(crate) fn most_believed(expected: Tokens) -> Tokens {
+    Tokens(expected.0.saturating_mul(BELIEVED)).max(ALWAYS_BELIEVED)
+}
+
+/// The same for an answer whose request sets no bound.
+pub(crate) const UNBOUNDED_ANSWER: Tokens = Tokens(BELIEVED * ALWAYS_BELIEVED.0);
+
 impl Finish {
     /// Who answers.
     pub fn server(&self) -> WorkerId {
@@ -144,10 +152,9 @@ impl Finish {
 
     /// Whether an engine can have counted this. One that cannot is counted, and taken for an engine that counts nothing.
     fn believes(&self, usage: &Usage) -> bool {
-        let most = |expected: Tokens| Tokens(expected.0.saturating_mul(BELIEVED)).max(ALWAYS_BELIEVED);
         let asked = self.step.located.prefixed.request.answer.unwrap_or_default();
-        let is_possible = usage.prompt <= most(self.step.ask.prompt)
-            && usage.completion <= most(asked.max(self.delivered)).max(Tokens(BELIEVED * ALWAYS_BELIEVED.0));
+        let is_possible = usage.prompt <= most_believed(self.step.ask.prompt)
+            && usage.completion <= most_believed(asked.max(self.delivered)).max(UNBOUNDED_ANSWER);
         if !is_possible {
             self.gateway.metrics.requests.usage_disbelieved.inc();
             let (prompt, completion) = (usage.prompt.0, usage.completion.0);

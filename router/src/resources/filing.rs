@@ -101,6 +101,11 @@ impl Filing {
         self.request.session_key.as_ref().map(|_| self.session)
     }
 
+    /// The most tokens of the answer, where the client says.
+    pub(crate) fn asked(&self) -> Option<Tokens> {
+        self.request.answer
+    }
+
     pub(crate) fn piece(&mut self, data: &Bytes) {
         self.first_byte.get_or_insert_with(Instant::now);
         self.reading.piece(data);

@@ -9,7 +9,6 @@ use super::numbers::Numbers;
 use super::transcript::{Addition, Told};
 use super::{IdSniffer, Resources};
 use crate::incoming::Incoming;
-use crate::quotas::{Came, Reserved};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
@@ -29,7 +28,6 @@ pub(crate) struct Listener {
     request: Bytes,
     sniffer: IdSniffer,
     adds: Option<Addition>,
-    reserved: Option<Reserved>,
     collector: Collector,
     numbers: Numbers,
 }
@@ -43,14 +41,10 @@ impl Listener {
         form: Form,
     ) -> Self {
         let collector = Collector { form, limit: resources.longest_answer(), line: Vec::new(), last: None };
-        let (tenant, reserved, adds) = (
-            request.tenant.clone(),
-            request.reserved.clone(),
-            request.adds.clone().map(|adds| adds.of_session(session)),
-        );
+        let (tenant, adds) = (request.tenant.clone(), request.adds.clone().map(|adds| adds.of_session(session)));
         let (sniffer, numbers) = (IdSniffer::default(), Numbers::default());
         let request = request.body.clone();
-        Self { resources, tenant, worker, request, sniffer, adds, reserved, collector, numbers }
+        Self { resources, tenant, worker, request, sniffer, adds, collector, numbers }
     }
 
     /// The number of an event that follows what has passed.
@@ -69,16 +63,13 @@ impl Listener {
         if self.collector.form == Form::Events {
             self.numbers.feed(data);
         }
-        if self.adds.is_some() || self.reserved.is_some() {
+        if self.adds.is_some() {
             self.collector.feed(data);
         }
     }
 
     fn ended(&mut self) {
         let Some(told) = self.collector.told() else { return };
-        if let (Some(reserved), Some(used)) = (&self.reserved, told.tokens()) {
-            reserved.settle(used, Came::ToItsEnd);
-        }
         if let Some(transcript) = self.adds.as_ref().and_then(|adds| adds.answered(told.output)) {
             self.resources.keep_transcript(&self.tenant, &told.id, transcript);
         }

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use vocabulary::{SessionId, Tokens};
+use vocabulary::SessionId;
 use workers_shim::dialect::{JsonFields, Splice, items};
 
 /// Most steps of a conversation that are put together.
@@ -58,12 +58,6 @@ pub(crate) struct Told<'a> {
     status: Option<String>,
     #[serde(borrow)]
     pub(crate) output: &'a RawValue,
-    usage: Option<Used>,
-}
-
-#[derive(Deserialize)]
-struct Used {
-    total_tokens: Option<u64>,
 }
 
 impl<'a> Told<'a> {
@@ -71,11 +65,6 @@ impl<'a> Told<'a> {
     pub(crate) fn read(text: &'a [u8]) -> Option<Self> {
         let told: Self = serde_json::from_slice(text).ok()?;
         matches!(told.status.as_deref(), None | Some("completed" | "incomplete")).then_some(told)
-    }
-
-    /// Tokens of prompt and answer, where the engine says.
-    pub(crate) fn tokens(&self) -> Option<Tokens> {
-        self.usage.as_ref()?.total_tokens.map(Tokens)
     }
 
     /// The response inside of a stream's last event.

@@ -69,6 +69,24 @@ async fn an_engine_that_counts_what_cannot_be_is_not_believed() {
 }
 
 #[tokio::test]
+async fn a_response_that_counts_what_cannot_be_is_not_believed() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[METERED]).await;
+    let ask = async |previous: Value| {
+        let body = json!({"model": "tiny", "input": "a history ".repeat(40), "behave": "store", "counted": u64::MAX,
+            "previous_response_id": previous});
+        post(front.proxy_address(), "/v1/responses", body.to_string()).await
+    };
+    let first = ask(Value::Null).await;
+    let id = first.json()["id"].clone();
+    let second = ask(id).await;
+    assert_eq!((first.status, second.status), (200, 200));
+    until("both are over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
+    assert_eq!(front.gateway.metrics.requests.usage_disbelieved.get(), 2);
+    assert!((1..10_000).contains(&charged(&front)), "{}", charged(&front));
+}
+
+#[tokio::test]
 async fn an_answer_that_is_not_there_yet_is_taken_from_the_quota() {
     let worker = Worker::start("one", "tiny").await;
     let front = front(&[&worker], &["tenants.default.tokens_per_minute=16000"]).await;
