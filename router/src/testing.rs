@@ -202,6 +202,8 @@ async fn answer(worker: Arc<Worker>, model: &str, request: Request) -> Response 
         "speak for the proxy" => speaking_for_the_proxy(asked["stream"] == true),
         "store" => stored(&asked, &head.headers),
         "busy" => StatusCode::TOO_MANY_REQUESTS.into_response(),
+        "fail or hang" if worker.name == "one" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        "fail or hang" => std::future::pending().await,
         "fail at one" if worker.name == "one" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "fail" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "refuse" => (StatusCode::UNPROCESSABLE_ENTITY, [("x-engine", "said no")], "engine's own words").into_response(),

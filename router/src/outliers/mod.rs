@@ -8,11 +8,11 @@ mod blame;
 mod config;
 mod trials;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
-use vocabulary::{Health, Incarnation, Role, WorkerId, WorkerView};
+use vocabulary::{Health, Incarnation, Role, TenantId, WorkerId, WorkerView};
 
 pub(crate) use blame::{Suspects, answered, failed, sick};
 pub use config::OutlierConfig;
@@ -196,18 +196,22 @@ impl Record {
 
 /// So many workers are remembered; beyond that only those who are ejected.
 const MOST_RECORDS: usize = 4096;
+/// Of so many tenants a failure without a second opinion counts in an interval.
+const MOST_TENANTS: usize = 1024;
 
 /// All workers that were sent requests.
 #[derive(Debug)]
 pub struct Outliers {
     config: OutlierConfig,
     records: BTreeMap<WorkerId, Record>,
+    /// When a failure without a second opinion was counted, by tenant.
+    unconfirmed: HashMap<TenantId, Instant>,
 }
 
 impl Outliers {
     /// Nothing is known of anybody.
     pub fn new(config: OutlierConfig) -> Self {
-        Self { config, records: BTreeMap::new() }
+        Self { config, records: BTreeMap::new(), unconfirmed: HashMap::new() }
     }
 
     /// Who of these takes no requests now.
@@ -264,6 +268,18 @@ impl Outliers {
                 true
             }
         }
+    }
+
+    /// Whether a failure of this tenant's that no other worker had a chance to prove wrong is counted: one in an interval, so
+    /// that requests that fail everywhere do not eject workers one by one.
+    pub fn counts_unconfirmed(&mut self, tenant: &TenantId, now: Instant) -> bool {
+        let interval = self.config.interval.0;
+        self.unconfirmed.retain(|_, at| now.saturating_duration_since(*at) < interval);
+        if self.unconfirmed.contains_key(tenant) || self.unconfirmed.len() >= MOST_TENANTS {
+            return false;
+        }
+        self.unconfirmed.insert(tenant.clone(), now);
+        true
     }
 
     /// A request that was sent at `asked` failed at `worker`, one of `workers`. How long it is out, where it is ejected because

@@ -331,14 +331,77 @@ async fn what_is_the_clients_error_or_a_lack_of_room_ejects_nobody() {
     }
 }
 
+/// Drawn without a seed: it cannot go on elsewhere.
+const SPOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"words\"}]}\n\n";
+
 #[tokio::test]
 async fn answers_that_break_off_eject() {
     let ([one, two], front) = two(&["outliers.consecutive_failures=2", "retries.burst=0"]).await;
     let ejected =
         || front.gateway.metrics.decisions.outliers.ejections.with_label_values(&["consecutive_failures"]).get();
-    let body = json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": "die", "stream": true});
+    let body =
+        json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": "die", "stream": true, "before": SPOKEN});
     for _ in 0..8 {
         post(front.proxy_address(), PATH, body.to_string()).await;
     }
     assert_eq!(ejected(), 1, "one of {} and {}", one.seen().len(), two.seen().len());
+}
+
+#[test]
+fn of_failures_without_a_second_opinion_one_of_each_tenant_counts_in_an_interval() {
+    let mut outliers = Outliers::new(OutlierConfig::default());
+    let (begin, tenant) = (Instant::now(), |n: usize| vocabulary::TenantId(n.to_string().into()));
+    let counted =
+        |outliers: &mut Outliers, now| (0..300).filter(|n| outliers.counts_unconfirmed(&tenant(n % 2), now)).count();
+    assert_eq!(counted(&mut outliers, begin), 2);
+    assert_eq!((counted(&mut outliers, begin + SECOND * 9), counted(&mut outliers, begin + SECOND * 10)), (0, 2));
+    let many = (0..5000).filter(|n| outliers.counts_unconfirmed(&tenant(*n), begin + SECOND * 30)).count();
+    assert_eq!((many, outliers.unconfirmed.len()), (MOST_TENANTS, MOST_TENANTS));
+}
+
+/// A request of the first of two tenants; its client leaves once the second worker is at work on it.
+async fn leaves(front: &Front, two: &Worker, body: &str) {
+    let head = format!(
+        "POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k1\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let client = crate::testing::raw(front.proxy_address(), format!("{head}{body}").as_bytes()).await;
+    until("the second one hangs", || two.at_work.count() == 1).await;
+    drop(client);
+    until("it is over", || two.at_work.count() == 0 && front.gateway.metrics.requests.in_flight.get() == 0).await;
+}
+
+#[tokio::test]
+async fn one_tenants_poison_ejects_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
+    let keys = format!("auth.keys_file={}", keys.display());
+    let body = |behave: &str, before: Option<&str>| {
+        let mut body = json!({"model": "tiny", "prompt": "a history ".repeat(40), "behave": behave});
+        if let Some(before) = before {
+            (body["stream"], body["before"]) = (json!(true), json!(before));
+        }
+        body.to_string()
+    };
+    // Without a retry, with one, and cut inside an answer that may go on elsewhere, and inside one that may not.
+    let cut = Some("data: {\"cut\":");
+    let cases = [(0, "fail", None), (8, "fail", None), (0, "die", cut), (256, "die", cut), (256, "die", Some(SPOKEN))];
+    for (burst, behave, before) in cases {
+        let burst = format!("retries.burst={burst}");
+        let ([one, two], front) = two(&[&keys, "auth.prove_salts=false", "outliers.interval=1h", &burst]).await;
+        for _ in 0..150 {
+            let request = http::Request::post(PATH).header("authorization", "Bearer k1");
+            crate::testing::send(front.proxy_address(), request, body(behave, before)).await;
+        }
+        assert!(one.seen().len() + two.seen().len() >= 150);
+        let workers = front.gateway.fleet().snapshot();
+        assert_eq!(front.gateway.policies.outliers.lock().all_ejected(&workers), [], "{behave}, {burst}");
+    }
+    let ([_one, two], front) = two(&[&keys, "auth.prove_salts=false"]).await;
+    for _ in 0..40 {
+        leaves(&front, &two, &body("fail or hang", None)).await;
+    }
+    let workers = front.gateway.fleet().snapshot();
+    assert_eq!(front.gateway.policies.outliers.lock().all_ejected(&workers), []);
 }

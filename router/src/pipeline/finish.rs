@@ -18,6 +18,7 @@ use super::prompts::Kept;
 use super::receipt::{Attempt, Ending, Known, Receipt, Seen};
 use super::steering::Mode;
 use super::turns::Waited;
+use super::underway::{Failures, RequestOutcome, settle_failures};
 use super::verify::{Transfer, sample, unix_ms};
 use crate::gateway::Gateway;
 use crate::guardrail::{Arm, Step};
@@ -47,6 +48,8 @@ pub struct Finish {
     pub status: u16,
     /// Tokens of the answer that reached us, counted by events where the engine does not tell.
     pub delivered: Tokens,
+    /// Who broke off inside the answer so far.
+    pub(super) failures: Failures,
 }
 
 /// How many times what was expected an engine may count before it is not believed.
@@ -106,6 +109,13 @@ impl Finish {
             let prompts: Vec<_> = located.prefixed.chains().collect();
             self.gateway.fleet().note_routed(leg.worker, leg.rank, Served { prompts: &prompts, by });
             outliers::answered(&self.gateway, &located.workers, (&self.planned.plan, self.attempts.last()));
+        }
+        let failures = std::mem::take(&mut self.failures);
+        match ending {
+            Ending::Complete => settle_failures(&self.gateway, &self.step, failures, RequestOutcome::Answered),
+            // Nobody knows how it would have gone on.
+            Ending::ClientLeft => drop(failures),
+            _ => settle_failures(&self.gateway, &self.step, failures, RequestOutcome::Unanswered),
         }
         if let Some(at) = self.first_byte {
             self.gateway.metrics.plans.step.with_label_values(&["stream"]).observe(at.elapsed().as_secs_f64());

@@ -36,7 +36,6 @@ use super::underway::Break;
 use super::vigil::Vigil;
 use crate::error::{Addressee, ApiError};
 use crate::incoming::Endpoint;
-use crate::outliers;
 use crate::quotas::BYTES_PER_TOKEN;
 use crate::resources::listener::{Form, Listener};
 use crate::upstream::{WorkerBody, WorkerBodyError, answer_headers};
@@ -178,7 +177,7 @@ impl Events {
     /// The worker's answer is over: complete, or broken off as `remark` says.
     fn ended(&mut self, remark: Remark, error: Option<&WorkerBodyError>) {
         let Leg::Answering(answering) = mem::replace(&mut self.leg, Leg::Over) else { return };
-        let finish = answering.finish;
+        let mut finish = answering.finish;
         let cut = self.scanner.finish();
         if let Some(closing) = self.scanner.closing() {
             self.ready.push_back(closing);
@@ -194,7 +193,7 @@ impl Events {
             let ending = if facts.error.is_none() { Ending::Complete } else { Ending::Broken };
             if ending == Ending::Broken {
                 finish.gateway.metrics.requests.errors.with_label_values(&["worker_broke_off"]).inc();
-                note_failure(&finish);
+                note_failure(&mut finish);
             }
             let usage = facts.usage;
             self.ready.extend(cut);
@@ -204,7 +203,7 @@ impl Events {
         tracing::warn!(worker = %finish.server(), how = remark.as_ref(), error, "a worker's stream broke off");
         // One that answers otherwise than another began is well.
         if !self.scanner.differs() {
-            note_failure(&finish);
+            note_failure(&mut finish);
         }
         match so_far {
             Ok(so_far) => self.go_on(finish, remark, so_far),
@@ -292,10 +291,11 @@ impl Events {
     }
 }
 
-/// Who answered failed what it was asked last.
-fn note_failure(finish: &Finish) {
-    if let Some(attempt) = finish.attempts.last() {
-        outliers::failed(&finish.gateway, &finish.step.located.workers, (finish.server(), attempt.asked));
+/// Who answered failed what it was asked last. Whether that is its fault, the end of the request tells.
+fn note_failure(finish: &mut Finish) {
+    if let Some(asked) = finish.attempts.last().map(|attempt| attempt.asked) {
+        let (worker, trials) = (finish.server(), finish.planned.trials.take());
+        finish.failures.push((worker, asked, trials));
     }
 }
 

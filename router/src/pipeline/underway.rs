@@ -85,14 +85,32 @@ struct Begun {
 
 /// Whether a worker answered a request in the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RequestOutcome {
+pub(super) enum RequestOutcome {
     Answered,
     Unanswered,
 }
 
 /// Workers that answered this request with an error of theirs, when it was sent there, and the trials of that try, which last
 /// until it is known whose fault it was.
-type Failures = Vec<(WorkerId, Instant, Option<Trials>)>;
+pub(super) type Failures = Vec<(WorkerId, Instant, Option<Trials>)>;
+
+/// It is known whether the request or its workers are to blame for what failed: what fails at two workers, and nowhere is
+/// answered, would fail at all of them. What failed at one, and was tried nowhere else, counts seldom: where there are several
+/// tenants, one's requests take no workers from the others.
+pub(super) fn settle_failures(gateway: &Gateway, step: &Classified, failures: Failures, settled: RequestOutcome) {
+    let incoming = &step.located.prefixed.request.incoming;
+    if settled == RequestOutcome::Unanswered && failures.len() >= 2 {
+        let request = incoming.id;
+        tracing::warn!(%request, workers = failures.len(), "a request failed at every worker that was asked: it counts against none");
+        return;
+    }
+    let is_confirmed = settled == RequestOutcome::Answered || !gateway.keys.are_several();
+    for (worker, asked, _trials) in failures {
+        if is_confirmed || gateway.policies.outliers.lock().counts_unconfirmed(&incoming.tenant, Instant::now()) {
+            outliers::failed(gateway, &step.located.workers, (worker, asked));
+        }
+    }
+}
 
 impl Tried {
     /// Whether it is to wait. Where it is not, a wait is over.
@@ -157,23 +175,20 @@ impl Tried {
         let before = before.map(|suspects| suspects.sick(well));
         self.failures.extend(before.map(|(worker, asked)| (worker, asked, trials.flatten())));
         self.failures.extend(sick.map(|worker| (worker, asked, None)));
-        if well.is_some() {
+        // Where the rest of an answer only begins, its end tells.
+        if well.is_some() && self.begun.is_none() {
             self.settle_blame(gateway, RequestOutcome::Answered);
         }
     }
 
-    /// It is known whether the request or its workers are to blame for what failed: what fails at two workers, and nowhere is
-    /// answered, would fail at all of them.
+    /// Nobody else was asked: whose fault it was is not known.
+    fn forget_blame(&mut self) {
+        self.suspects = None;
+        self.failures.clear();
+    }
+
     fn settle_blame(&mut self, gateway: &Gateway, settled: RequestOutcome) {
-        let failures = std::mem::take(&mut self.failures);
-        if settled == RequestOutcome::Unanswered && failures.len() >= 2 {
-            let request = self.step.located.prefixed.request.incoming.id;
-            tracing::warn!(%request, workers = failures.len(), "a request failed at every worker that was asked: it counts against none");
-            return;
-        }
-        for (worker, asked, _trials) in failures {
-            outliers::failed(gateway, &self.step.located.workers, (worker, asked));
-        }
+        settle_failures(gateway, &self.step, std::mem::take(&mut self.failures), settled);
     }
 
     /// What brings the step to its end by this plan; who answers it, when the first byte was there, and its status.
@@ -183,9 +198,9 @@ impl Tried {
         planned: Planned,
         (in_flight, first_byte, status): (Option<InFlight>, Option<Instant>, u16),
     ) -> Finish {
-        let Self { step, chosen, attempts, waited, .. } = self;
+        let Self { step, chosen, attempts, waited, failures, .. } = self;
         let delivered = Tokens::ZERO;
-        Finish { gateway, step, chosen, planned, attempts, waited, in_flight, first_byte, status, delivered }
+        Finish { gateway, step, chosen, planned, attempts, waited, in_flight, first_byte, status, delivered, failures }
     }
 
     /// Tries since the step began, or since its answer broke off.
@@ -207,7 +222,9 @@ impl Underway {
 
     /// An answer broke off, and is to go on elsewhere.
     pub fn broken(finish: Finish, broken: Break) -> Self {
-        let Finish { gateway, mut step, chosen, mut planned, mut attempts, waited, first_byte, status, .. } = finish;
+        let Finish {
+            gateway, mut step, chosen, mut planned, mut attempts, waited, first_byte, status, failures, ..
+        } = finish;
         let Break { remark, error, after, usage, delivered } = broken;
         attempts.iter_mut().last().into_iter().for_each(|attempt| attempt.remarks.push(remark));
         if let Some(tenure) = planned.tenure.take() {
@@ -219,7 +236,7 @@ impl Underway {
         // Whoever broke off is asked no more: it may be the request that breaks them.
         let excluded = attempts.iter().map(|attempt| attempt.decode).collect();
         let failed = Some((remark, error));
-        let (planned, begun, place, suspects, failures) = (Some(planned), Some(begun), None, None, Vec::new());
+        let (planned, begun, place, suspects) = (Some(planned), Some(begun), None, None);
         let tried =
             Tried { step, chosen, planned, attempts, excluded, failed, place, waited, begun, suspects, failures };
         Self { gateway, tried: Some(tried) }
@@ -239,6 +256,7 @@ impl Underway {
             plan(&tried.step, &tried.excluded)
         } else {
             self.gateway.metrics.requests.retries_refused.inc();
+            tried.forget_blame();
             Err(ApiError::Overloaded { what: "too many requests are tried again" })
         };
         match next {
@@ -314,8 +332,10 @@ impl Underway {
         let sick = outliers::sick(&planned.plan, &answering.remarks, Ok(&answering.opened));
         let well = answering.opened.status().is_success().then_some(planned.plan.target());
         tried.blame(&self.gateway, (sick, answering.asked), well);
-        // Refused: it is the client's error, whoever failed before.
-        tried.settle_blame(&self.gateway, RequestOutcome::Unanswered);
+        if well.is_none() {
+            // Refused: it is the client's error, whoever failed before.
+            tried.settle_blame(&self.gateway, RequestOutcome::Unanswered);
+        }
         planned.trials.iter().for_each(Trials::heard);
         tried.planned = Some(planned);
         tried.note(answering.asked, answering.remarks);
@@ -335,6 +355,9 @@ impl Underway {
     fn give_up(&mut self, ending: Ending, status: u16) {
         let Some(mut tried) = self.tried.take() else { return };
         tried.over(&self.gateway, Until::Left);
+        if ending == Ending::ClientLeft {
+            tried.forget_blame();
+        }
         tried.blame(&self.gateway, (None, Instant::now()), None);
         tried.settle_blame(&self.gateway, RequestOutcome::Unanswered);
         // A step that nobody could even plan leaves no receipt: its error is counted by cause.
