@@ -18,8 +18,8 @@ use crate::operator::{Desk, DeskError};
 use crate::server::{Bound, Server, ServerLimits, Tls, TlsConfig, TlsError, UnauthenticatedLimits, descriptors};
 use crate::{adapters, ahead, file_modes, operator, proxy, salt_proof};
 
-/// Most connections of the operators' listener.
-const OPERATORS: usize = 256;
+/// Workers for which descriptors are kept where discovery finds them.
+const FOUND_WORKERS: usize = 64;
 /// How often files that are read anew are looked at.
 const FILES_EVERY: Duration = Duration::from_secs(5);
 
@@ -87,15 +87,23 @@ impl Serving {
         let gateway = Arc::new(Gateway::open(config).await?);
         let desk = Desk::open(&gateway)?;
         let settings = &gateway.config.proxy;
+        let found = if gateway.config.discovery.finds() { FOUND_WORKERS } else { 0 };
+        let needs = descriptors::Needs {
+            clients: settings.connections,
+            workers: gateway.config.workers.len().max(found),
+            is_in_cluster: gateway.config.cluster.listen.is_some(),
+        };
+        let shares = descriptors::Shares::of(open_files, needs);
         let limits = ServerLimits {
             header_timeout: settings.header_timeout.0,
             write_timeout: settings.write_timeout.0,
             unauthenticated: Some(UnauthenticatedLimits {
-                connections: settings.unauthenticated_connections,
+                // Else all places could be strangers', and none of them would be closed for a new one.
+                connections: settings.unauthenticated_connections.min(half(shares.clients)),
                 per_address: settings.unauthenticated_per_address,
                 timeout: settings.authentication_timeout.0,
             }),
-            connections: descriptors::connections(settings.connections, open_files),
+            connections: shares.clients,
             drain_timeout: settings.drain_timeout.0,
         };
         let open = gateway.metrics.process.connections.clone();
@@ -106,10 +114,10 @@ impl Serving {
             source,
         })?;
         let small = ServerLimits {
-            connections: OPERATORS,
+            connections: shares.operators,
             unauthenticated: Some(UnauthenticatedLimits {
-                connections: OPERATORS / 2,
-                per_address: OPERATORS / 4,
+                connections: half(shares.operators),
+                per_address: half(half(shares.operators)),
                 timeout: settings.authentication_timeout.0,
             }),
             drain_timeout: Duration::from_secs(1),
@@ -210,6 +218,10 @@ impl Serving {
             tracing::warn!("no workers: give --worker URL, or [[workers]] or [discovery] in the configuration");
         }
     }
+}
+
+fn half(connections: usize) -> usize {
+    (connections / 2).max(1)
 }
 
 fn tls(config: Option<&TlsConfig>, setting: &'static str) -> Result<Option<Tls>, StartError> {

@@ -2,10 +2,16 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What is kept for the ledger, its peers, logs and configuration files.
-const RESERVE: u64 = 256;
-/// A client's connection and the worker's that answers it.
-const PER_CLIENT: u64 = 2;
+/// What is kept for the ledger, logs and configuration files.
+const FILES: u64 = 256;
+/// Most connections of the operators' listener.
+const OPERATORS: u64 = 256;
+/// Most connections of the nodes' listener.
+const NODES: u64 = 1024;
+/// Sockets of one worker that no client asked for: its events, their replay, probes.
+const PER_WORKER: u64 = 4;
+/// A client's connection, the worker's that answers it, and one that is idle until it is used again.
+const PER_CLIENT: u64 = 3;
 /// More are never asked for: some systems allow a thousand million, for which nobody has memory.
 const MOST: u64 = 1 << 20;
 
@@ -26,20 +32,44 @@ pub(crate) fn raise_limit() -> u64 {
     }
 }
 
-/// How many clients may be connected at once where `configured` are wanted and `limit` files may be open.
-pub(crate) fn connections(configured: usize, limit: u64) -> usize {
-    // A quarter of a small limit: what is left must serve clients at all.
-    let reserve = RESERVE.min(limit / 4);
-    let possible = usize::try_from((limit - reserve) / PER_CLIENT).unwrap_or(usize::MAX).max(1);
-    if possible < configured {
-        tracing::warn!(
-            configured,
-            possible,
-            open_files = limit,
-            "proxy.connections is more than this process may open: raise its limit of open files (ulimit -n, LimitNOFILE)"
-        );
+/// What needs descriptors beside connections of clients.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    /// Clients that are wanted: `proxy.connections`.
+    pub(crate) clients: usize,
+    /// Workers that may be there.
+    pub(crate) workers: usize,
+    /// Whether other nodes connect here.
+    pub(crate) is_in_cluster: bool,
+}
+
+/// How many connections each listener may have at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Shares {
+    pub(crate) clients: usize,
+    pub(crate) operators: usize,
+}
+
+impl Shares {
+    /// Of `limit` descriptors. Of a small limit everything but clients gets an eighth at most: what is left must serve clients
+    /// at all.
+    pub(crate) fn of(limit: u64, needs: Needs) -> Self {
+        let eighth = limit / 8;
+        let operators = OPERATORS.min(eighth / 2).max(2);
+        let nodes = if needs.is_in_cluster { NODES.min(eighth) } else { 0 };
+        let events = (needs.workers as u64).saturating_mul(PER_WORKER).min(eighth);
+        let kept = FILES.min(eighth) + operators + nodes + events;
+        let possible = usize::try_from(limit.saturating_sub(kept) / PER_CLIENT).unwrap_or(usize::MAX).max(1);
+        if possible < needs.clients {
+            tracing::warn!(
+                configured = needs.clients,
+                possible,
+                open_files = limit,
+                "proxy.connections is more than this process may open: raise its limit of open files (ulimit -n, LimitNOFILE)"
+            );
+        }
+        Self { clients: possible.min(needs.clients), operators: operators as usize }
     }
-    possible.min(configured)
 }
 
 #[cfg(test)]
@@ -47,11 +77,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_descriptors_to_the_ledger() {
-        assert_eq!(connections(16_384, 1 << 20), 16_384);
-        assert_eq!(connections(16_384, 1024), 384);
-        assert_eq!(connections(100, 1024), 100);
-        assert!(connections(16_384, 64) * 2 + 16 <= 64);
+    fn all_connections_together_leave_descriptors_to_the_ledger() {
+        let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
+        assert_eq!(Shares::of(1 << 20, needs), Shares { clients: 16_384, operators: 256 });
+        assert_eq!(Shares::of(1 << 20, Needs { clients: 100, ..needs }).clients, 100);
+        for limit in [64, 256, 1024, 4096, 20_000] {
+            let Shares { clients, operators } = Shares::of(limit, needs);
+            let kept = FILES.min(limit / 8) + NODES.min(limit / 8) + (64 * PER_WORKER).min(limit / 8);
+            assert!(clients as u64 * PER_CLIENT + operators as u64 + kept <= limit, "{limit}: {clients}, {operators}");
+            assert!(clients as u64 * 2 * PER_CLIENT >= limit - 8, "{limit}: {clients}");
+        }
     }
 
     #[test]

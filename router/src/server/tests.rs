@@ -168,3 +168,21 @@ fn a_connection_whose_task_panics_is_no_longer_open() {
     assert!(panicked.join().is_err());
     assert_eq!(open.get(), 0);
 }
+
+#[tokio::test]
+async fn strangers_keep_no_client_out_where_more_of_them_may_come_than_there_are_connections() {
+    let worker = Worker::start("one", "tiny").await;
+    let settings = [
+        "proxy.connections=4",
+        "proxy.unauthenticated_connections=1024",
+        "proxy.unauthenticated_per_address=1024",
+        "proxy.authentication_timeout=\"60s\"",
+    ];
+    let front = front(&[&worker], &settings).await;
+    let mut strangers = Vec::new();
+    for _ in 0..20 {
+        strangers.push(raw(front.proxy_address(), b"GET /v1/models HTTP/1.1\r\nx-unfinished: ").await);
+    }
+    let probe = tokio::time::timeout(Duration::from_secs(20), get(front.proxy_address(), "/livez")).await;
+    assert_eq!(probe.expect("a stranger gave way").status, 200);
+}
