@@ -1,12 +1,11 @@
 //! What is kept of people's words, and forgetting it: transcripts of stored responses, their makers, and token checkpoints.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use bytes::Bytes;
 use vocabulary::{SessionId, TenantId};
 
 use crate::resources::transcript::Origin;
-use crate::soft_state::{Key, Kind, NotForgotten, SoftState};
+use crate::soft_state::{Key, Kind, NotForgotten, Purged, SoftState};
 
 /// Whose words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,26 +17,28 @@ pub(crate) enum Whose {
 }
 
 /// Forgets what this router and Redis keep; how many values it was.
-pub(crate) async fn forget(state: &SoftState, tenant: &TenantId, whose: Whose) -> Result<usize, NotForgotten> {
-    let wanted = |kept: &[(Key, Bytes)]| match whose {
-        Whose::Tenants => kept.iter().map(|(key, _)| key.clone()).collect(),
-        Whose::Sessions(session) => of_session(kept, session),
-    };
-    state.purge(tenant, wanted).await
+pub(crate) async fn forget(state: &SoftState, tenant: &TenantId, whose: Whose) -> Result<Purged, NotForgotten> {
+    match whose {
+        Whose::Tenants => state.purge(tenant).await,
+        Whose::Sessions(session) => state.purge_some(tenant, Origin::read, |kept| of_session(kept, session)).await,
+    }
 }
 
-fn of_session(kept: &[(Key, Bytes)], session: SessionId) -> Vec<Key> {
-    let transcripts = kept.iter().filter(|(key, _)| key.kind == Kind::Transcript);
-    let origins: Vec<_> = transcripts.filter_map(|(key, value)| Some((&*key.name, Origin::read(value)?))).collect();
-    let mut ids: HashSet<&str> =
-        origins.iter().filter(|(_, origin)| origin.session() == Some(session)).map(|(id, _)| *id).collect();
-    loop {
-        let known = ids.len();
-        let follows = |origin: &Origin| origin.previous.as_deref().is_some_and(|id| ids.contains(id));
-        let more: Vec<&str> = origins.iter().filter(|(_, origin)| follows(origin)).map(|(id, _)| *id).collect();
-        ids.extend(more);
-        if ids.len() == known {
-            break;
+fn of_session(kept: &[(Key, Option<Origin>)], session: SessionId) -> Vec<Key> {
+    let mut following: HashMap<&str, Vec<&str>> = HashMap::new();
+    let (mut open, mut ids) = (Vec::new(), HashSet::new());
+    for (key, origin) in kept.iter().filter(|(key, _)| key.kind == Kind::Transcript) {
+        let Some(origin) = origin else { continue };
+        if origin.session() == Some(session) {
+            open.push(&*key.name);
+        }
+        if let Some(previous) = origin.previous.as_deref() {
+            following.entry(previous).or_default().push(&key.name);
+        }
+    }
+    while let Some(id) = open.pop() {
+        if ids.insert(id) {
+            open.extend(following.get(id).into_iter().flatten());
         }
     }
     let checkpoint = session.to_string();
@@ -61,7 +62,7 @@ mod tests {
         let transcript = |name: &str, previous: Option<&str>, session: Option<u128>| {
             let session = session.map(|session| SessionId(session).to_string());
             let value = json!({"previous": previous, "session": session, "items": [{"x": 1}]}).to_string();
-            (key(Kind::Transcript, name), Bytes::from(value))
+            (key(Kind::Transcript, name), Origin::read(value.as_bytes()))
         };
         let kept = [
             transcript("resp_3", Some("resp_2"), None),
@@ -69,10 +70,10 @@ mod tests {
             transcript("resp_1", None, Some(7)),
             transcript("resp_4", None, Some(8)),
             transcript("resp_5", Some("resp_4"), None),
-            (key(Kind::Maker, "resp_2"), Bytes::from_static(b"12345678")),
-            (key(Kind::Maker, "resp_4"), Bytes::from_static(b"12345678")),
-            (key(Kind::Checkpoint, &SessionId(7).to_string()), Bytes::from_static(b"ids")),
-            (key(Kind::Checkpoint, &SessionId(8).to_string()), Bytes::from_static(b"ids")),
+            (key(Kind::Maker, "resp_2"), None),
+            (key(Kind::Maker, "resp_4"), None),
+            (key(Kind::Checkpoint, &SessionId(7).to_string()), None),
+            (key(Kind::Checkpoint, &SessionId(8).to_string()), None),
         ];
         let names: Vec<_> = of_session(&kept, SessionId(7)).iter().map(|key| key.name.to_string()).collect();
         assert_eq!(names, ["resp_3", "resp_2", "resp_1", "resp_2", &SessionId(7).to_string()]);

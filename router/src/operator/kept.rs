@@ -15,16 +15,24 @@ use super::words::{SessionWord, TenantWord};
 use super::writes::Done;
 use crate::gateway::Gateway;
 use crate::kept::{Whose, forget};
+use crate::soft_state::Purged;
 
 async fn forgotten(gateway: &Gateway, tenant: &TenantId, whose: Whose) -> Result<Fresh<Done>, Problem> {
-    let count = forget(&gateway.remembered.state, tenant, whose).await.map_err(|error| {
+    let Purged { forgotten, unread } = forget(&gateway.remembered.state, tenant, whose).await.map_err(|error| {
         let detail = format!(
             "This router has forgotten its own; {error}, so that others may still find what was kept. Ask again once \
              Redis is up."
         );
         Problem::new(Kind::NotReady, detail).caused("soft_state")
     })?;
-    Ok(Done::plain(gateway, format!("{count} values were forgotten here and in Redis")))
+    let mut told = format!("{forgotten} values were forgotten here and in Redis");
+    if unread > 0 {
+        told += &format!(
+            "; {unread} transcripts of the tenant in Redis could not be read (they were written with another \
+             soft_state.secret, or without one), and may be of this session: forget what is kept of the tenant to be sure"
+        );
+    }
+    Ok(Done::plain(gateway, told))
 }
 
 /// Forgets what is kept of a tenant's words.

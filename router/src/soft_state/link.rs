@@ -107,6 +107,12 @@ impl Link {
         self.heard(answer, Asked::Request)
     }
 
+    /// Tells, and learns nothing of Redis from it: whoever looks through much may be late for that alone.
+    pub(super) async fn browse<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, NoAnswer> {
+        let lanes = self.open_lanes()?;
+        run(lanes.tells, pipeline, self.timeout * PATIENCE).await
+    }
+
     /// Asks however Redis stands, over new connections where the old ones are suspect.
     pub(super) async fn probe<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, NoAnswer> {
         let lanes = self.lanes.lock().clone();

@@ -31,7 +31,7 @@ pub use key::{Key, Kind};
 pub(crate) use lease::Leased;
 use link::Link;
 use memory::{Held, Memory, Origin};
-pub(crate) use purge::NotForgotten;
+pub(crate) use purge::{NotForgotten, Purged};
 use seal::Sealer;
 use watch::{Write, Writes};
 

@@ -60,6 +60,14 @@ impl Sealer {
         Some(sealed)
     }
 
+    /// First byte and length of an empty value that is written.
+    pub(super) fn mark(&self) -> (u8, usize) {
+        match self {
+            Self::Encrypting { .. } => (ENCRYPTED, OVERHEAD),
+            Self::Plain => (PLAIN, 1),
+        }
+    }
+
     /// What was sealed under this `name`; none for anything else. What is not encrypted is not read where values are to be.
     pub(super) fn open(&self, name: &str, sealed: Vec<u8>) -> Option<Bytes> {
         let Self::Encrypting { root, .. } = self else {

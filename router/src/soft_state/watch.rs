@@ -41,7 +41,7 @@ impl Write {
 
 /// What a write may do to what is there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Over {
+pub(super) enum Over {
     Anything,
     /// Nothing: others may have forgotten it meanwhile.
     Nothing,
@@ -101,7 +101,7 @@ impl Shared {
     }
 
     /// The word for how it went. What was not saved stays in memory, and is told anew.
-    async fn save(&self, batch: &[Write], over: Over) -> &'static str {
+    pub(super) async fn save(&self, batch: &[Write], over: Over) -> &'static str {
         let mut pipeline = redis::pipe();
         batch.iter().for_each(|write| self.command(write, over, &mut pipeline));
         match self.link.tell::<()>(&pipeline).await {
