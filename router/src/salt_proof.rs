@@ -1,20 +1,25 @@
-//! Whether workers keep prompts of different salts apart: proven once in each of their lives, with two requests of one prompt.
+//! Whether workers keep prompts of different salts apart: proven once in each of their lives, at each endpoint that they serve,
+//! with requests of one prompt.
 //!
 //! An engine that takes no `cache_salt` lets tenants find out what others have sent. Nothing of a client's goes into a proof.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use http::StatusCode;
 use parking_lot::Mutex;
 use planner::Leg;
-use serde_json::json;
+use serde_json::{Value, json};
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 use vocabulary::{DpRank, Health, Incarnation, Tokens, WorkerId, WorkerView};
 
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, new_request_id};
-use crate::pipeline::legs::Legs;
+use crate::pipeline::legs::{LegError, Legs};
 
 /// How often it is looked for workers without a verdict.
 const EVERY: Duration = Duration::from_secs(1);
@@ -54,11 +59,23 @@ impl SaltProofs {
 
     /// What is wrong with a worker, for a person.
     pub(crate) fn doubt(&self, worker: WorkerId) -> Option<&'static str> {
-        let is_ignoring = self.verdicts.lock().get(&worker).is_some_and(|(_, verdict)| *verdict == Verdict::Ignored);
+        let is_ignoring = self.verdict(worker) == Some(Verdict::Ignored);
         is_ignoring.then_some(
             "Its engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests. \
              Update the engine, or set auth.prove_salts = false where tenants may share caches.",
         )
+    }
+
+    /// What is not known of a worker that serves all the same.
+    pub(crate) fn untold(&self, worker: WorkerId) -> Option<&'static str> {
+        (self.verdict(worker) == Some(Verdict::Untold)).then_some(
+            "Whether its engine honours cache_salt is not proven, because it does not tell cached tokens: tenants may find out \
+             what others have sent. Start vLLM with --enable-prompt-tokens-details.",
+        )
+    }
+
+    fn verdict(&self, worker: WorkerId) -> Option<Verdict> {
+        self.verdicts.lock().get(&worker).map(|(_, verdict)| *verdict)
     }
 
     fn is_known(&self, view: &WorkerView) -> bool {
@@ -73,9 +90,22 @@ impl SaltProofs {
 /// Proves every worker that comes, for as long as it is asked to.
 pub(crate) async fn follow(gateway: Arc<Gateway>) {
     let mut failed: HashMap<WorkerId, u32> = HashMap::new();
+    // One that hangs keeps no other from being judged.
+    let mut proofs: FuturesUnordered<BoxFuture<'static, (WorkerView, Option<Verdict>)>> = FuturesUnordered::new();
+    let mut under_way = HashSet::new();
     let mut tick = tokio::time::interval(EVERY);
     loop {
-        tick.tick().await;
+        tokio::select! {
+            Some((view, verdict)) = proofs.next() => {
+                under_way.remove(&view.id);
+                match verdict {
+                    Some(verdict) => judge(&gateway, &view, verdict),
+                    None => drop(failed.insert(view.id, AGAIN)),
+                }
+                continue;
+            }
+            _ = tick.tick() => {}
+        }
         if !gateway.keys.are_several() {
             continue;
         }
@@ -91,14 +121,17 @@ pub(crate) async fn follow(gateway: Arc<Gateway>) {
                 && view.link.as_ref().is_none_or(|link| link.carries.serves_alone())
                 && !gateway.salt_proofs.is_known(view)
                 && !failed.contains_key(&view.id)
+                && !under_way.contains(&view.id)
         };
-        let due: Vec<&WorkerView> = workers.iter().filter(is_due).collect();
-        let proofs = futures::future::join_all(due.iter().map(|view| prove(&gateway, view))).await;
-        for (view, verdict) in due.into_iter().zip(proofs) {
-            match verdict {
-                Some(verdict) => judge(&gateway, view, verdict),
-                None => drop(failed.insert(view.id, AGAIN)),
-            }
+        let due: Vec<WorkerView> = workers.iter().filter(is_due).cloned().collect();
+        for view in due {
+            under_way.insert(view.id);
+            let gateway = gateway.clone();
+            let proof = async move {
+                let verdict = prove(&gateway, &view).await;
+                (view, verdict)
+            };
+            proofs.push(proof.boxed());
         }
     }
 }
@@ -114,40 +147,105 @@ fn judge(gateway: &Gateway, view: &WorkerView, verdict: Verdict) {
             "the engine ignores cache_salt, so that tenants would find out what others have sent: it serves no requests; update \
              the engine, or set auth.prove_salts = false where tenants may share caches"
         ),
-        Verdict::Untold => tracing::info!(
+        Verdict::Untold => tracing::warn!(
             %worker,
-            "whether the engine honours cache_salt cannot be proven, because it does not tell cached tokens: start vLLM with \
+            "whether the engine honours cache_salt cannot be proven, so that tenants may find out what others have sent, because it does not tell cached tokens: start vLLM with \
              --enable-prompt-tokens-details"
         ),
     }
 }
 
-/// None where the worker failed, or lists no model.
+/// What the endpoints show that the worker serves, the worst of it; none where it failed, or lists no model.
 async fn prove(gateway: &Arc<Gateway>, view: &WorkerView) -> Option<Verdict> {
-    let model = view.models.first()?;
+    let mut verdicts = Vec::new();
+    for endpoint in [Endpoint::Completions, Endpoint::ChatCompletions, Endpoint::Messages] {
+        verdicts.extend(prove_at(gateway, view, endpoint).await?);
+    }
+    [Verdict::Ignored, Verdict::Untold, Verdict::Honoured].into_iter().find(|verdict| verdicts.contains(verdict))
+}
+
+/// What a worker said to a prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Said {
+    /// How much of it was in its cache, where it tells.
+    Found(Option<Tokens>),
+    /// It does not serve this.
+    Nothing,
+}
+
+/// One prompt that no cache has seen.
+struct Proof<'a> {
+    gateway: &'a Arc<Gateway>,
+    view: &'a WorkerView,
+    model: String,
+    ids: Vec<u64>,
+}
+
+impl Proof<'_> {
+    fn body(&self, endpoint: Endpoint, salt: Option<&str>) -> Value {
+        let mut body = json!({"model": self.model, "max_tokens": 1, "temperature": 0, "stream": false});
+        match endpoint {
+            Endpoint::Completions => body["prompt"] = json!(self.ids),
+            _ => {
+                let words: Vec<String> = self.ids.iter().map(u64::to_string).collect();
+                body["messages"] = json!([{"role": "user", "content": words.join(" ")}]);
+            }
+        }
+        if let Some(salt) = salt {
+            body["cache_salt"] = json!(salt);
+        }
+        body
+    }
+
+    /// None where the worker failed.
+    async fn ask(&self, endpoint: Endpoint, salt: Option<&str>) -> Option<Said> {
+        let legs = Legs::unasked(self.gateway);
+        let tokens_computed = Tokens(self.ids.len() as u64);
+        let leg = Leg { worker: self.view.id, rank: DpRank(0), tokens_cached: Tokens::ZERO, tokens_computed };
+        let counted = legs.dispatch(&leg);
+        let body = self.body(endpoint, salt).to_string();
+        let answer = legs.whole_answer(&leg, endpoint.path(), body.into()).await;
+        drop(counted);
+        match answer {
+            Ok((_, answer)) => Some(Said::Found(answer.usage.and_then(|usage| usage.cached))),
+            Err(LegError::Failed(status)) if status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED => {
+                Some(Said::Nothing)
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+/// None where the worker failed; no verdict where it does not serve this endpoint.
+async fn prove_at(gateway: &Arc<Gateway>, view: &WorkerView, endpoint: Endpoint) -> Option<Option<Verdict>> {
+    let model = view.models.first()?.to_string();
     let tokens = (BLOCKS * view.capacity.block.0).clamp(SHORTEST, LONGEST);
     let seed = new_request_id().0;
     // Ids that every vocabulary has, in an order that no cache has seen.
-    let prompt: Vec<u64> = (0..tokens).map(|at| 100 + (seed.rotate_left(at as u32 * 7) as u64 ^ at) % 150).collect();
-    let ask = async |salt: String| {
-        let body = json!({
-            "model": model.to_string(), "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": false, "cache_salt": salt,
-        });
-        let legs = Legs::unasked(gateway);
-        let leg =
-            Leg { worker: view.id, rank: DpRank(0), tokens_cached: Tokens::ZERO, tokens_computed: Tokens(tokens) };
-        let counted = legs.dispatch(&leg);
-        let answer = legs.whole_answer(&leg, Endpoint::Completions.path(), body.to_string().into()).await;
-        drop(counted);
-        Some(answer.ok()?.1.usage.and_then(|usage| usage.cached))
+    let ids = (0..tokens).map(|at| 100 + (seed.rotate_left(at as u32 * 7) as u64 ^ at) % 150).collect();
+    let proof = Proof { gateway, view, model, ids };
+    let [one, other] = ["one", "other"].map(|name| format!("proof-{name}-{}", new_request_id()));
+    if proof.ask(endpoint, Some(&one)).await? == Said::Nothing {
+        return Some(None);
+    }
+    let verdict = match proof.ask(endpoint, Some(&other)).await? {
+        Said::Nothing => return Some(None),
+        Said::Found(Some(Tokens::ZERO)) => Verdict::Honoured,
+        Said::Found(Some(_)) => Verdict::Ignored,
+        Said::Found(None) if endpoint == Endpoint::Messages => through_chat(&proof, &one).await?,
+        Said::Found(None) => Verdict::Untold,
     };
-    let salt = |name: &str| format!("proof-{name}-{}", new_request_id());
-    ask(salt("one")).await?;
-    Some(match ask(salt("other")).await? {
-        None => Verdict::Untold,
-        Some(Tokens::ZERO) => Verdict::Honoured,
-        Some(_) => Verdict::Ignored,
-    })
+    Some(Some(verdict))
+}
+
+/// vLLM's messages tell no cached tokens, but the same words in a chat find under which salt they were kept.
+async fn through_chat(proof: &Proof<'_>, salt: &str) -> Option<Verdict> {
+    let found = |said| matches!(said, Said::Found(Some(cached)) if cached > Tokens::ZERO);
+    if found(proof.ask(Endpoint::ChatCompletions, None).await?) {
+        return Some(Verdict::Ignored);
+    }
+    let is_kept_apart = found(proof.ask(Endpoint::ChatCompletions, Some(salt)).await?);
+    Some(if is_kept_apart { Verdict::Honoured } else { Verdict::Untold })
 }
 
 #[cfg(test)]
@@ -159,7 +257,7 @@ mod tests {
     use workers_shim::sim::{SimOptions, SimWorker};
 
     use crate::sim_command::ModelCodec;
-    use crate::testing::{front_of, get, send, until};
+    use crate::testing::{Worker, front_of, get, send, until};
 
     async fn engine(ignores_salts: bool) -> SimWorker {
         let options = SimOptions { ignores_salts, speed_up: 50.0, ..SimOptions::default() };
@@ -190,6 +288,28 @@ mod tests {
         let line =
             workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == urls[1].as_str()).unwrap();
         assert!(line["knowledge"] == "degraded" && line["doubt"].as_str().unwrap().contains("cache_salt"), "{line}");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_hangs_keeps_no_other_from_its_verdict_and_an_untold_one_is_told() {
+        let silent = Worker::start("one", "tiny").await;
+        let well = engine(false).await;
+        // Takes connections and says nothing to what it is asked.
+        let hanging = Worker::start("hangs at proofs", "tiny").await;
+        let urls = [format!("http://{}", well.address()), silent.url(), hanging.url()];
+        let folder = tempfile::tempdir().unwrap();
+        let keys = folder.path().join("keys.toml");
+        std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
+        let front = front_of(&urls, &[&format!("auth.keys_file={}", keys.display())]).await;
+        let proofs = |verdict| front.gateway.metrics.requests.salt_proofs.with_label_values(&[verdict]).get();
+        until("the others are judged", || proofs("honoured") == 1 && proofs("untold") == 1).await;
+        assert_eq!(hanging.at_work.count(), 1, "it still hangs");
+        let ready = get(front.operator_address(), "/readyz").await.json();
+        let told = ready["degraded"].as_array().unwrap().iter().find(|line| line["cause"] == "salt_untold").unwrap();
+        assert!(told["detail"].as_str().unwrap().contains(&silent.url()), "{ready}");
+        let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
+        let line = workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == silent.url()).unwrap();
+        assert!(line["doubt"].as_str().unwrap().contains("cache_salt"), "{line}");
     }
 
     #[tokio::test]

@@ -44,13 +44,14 @@ enum StandingNow {
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files` or
-    /// `discovery`.
+    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files`, `discovery`, `tasks`,
+    /// `process`, `salts` or `tenants`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining` or `ejected`; of Redis how it
     /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
     /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
-    /// of files that cannot be read what they hold; of discovery who lists workers.
+    /// of files that cannot be read what they hold; of discovery who lists workers; of tasks `ended`; of the process `shortage`;
+    /// of salts `salt_untold`; of tenants `no_key`.
     cause: &'static str,
     /// In words. Names of workers, models and files, and errors, only for those who show a token.
     detail: String,
@@ -70,6 +71,7 @@ impl Degraded {
             "files" => "a file that changed is not used, what was read before still is",
             "discovery" => "workers cannot be looked up, those that were found before stay",
             "tenants" => "quotas limit nobody, because no key names their tenants",
+            "salts" => "whether engines keep tenants apart is not proven",
             _ => "something is not as it should be",
         };
         Self { detail: format!("{what}; asked with a token this says more"), ..self }
@@ -84,6 +86,24 @@ impl Degraded {
             what: "workers",
             cause: "ejected",
             detail: format!("requests failed there, so that only trials go there for a while: {}", told.join(", ")),
+        })
+    }
+
+    fn of_salts(gateway: &Gateway) -> Option<Self> {
+        if !gateway.keys.are_several() {
+            return None;
+        }
+        let workers = gateway.fleet().snapshot();
+        let untold = workers.iter().filter(|view| gateway.salt_proofs.untold(view.id).is_some());
+        let untold: Vec<_> = untold.map(|view| view.endpoint.to_string()).collect();
+        (!untold.is_empty()).then(|| Self {
+            what: "salts",
+            cause: "salt_untold",
+            detail: format!(
+                "whether these engines honour cache_salt is not proven, because they do not tell cached tokens, so that tenants may \
+                 find out what others have sent: {}; start vLLM with --enable-prompt-tokens-details",
+                untold.join(", ")
+            ),
         })
     }
 
@@ -191,6 +211,7 @@ impl Readiness {
             .chain(lookups)
             .chain(tasks)
             .chain(short)
+            .chain(Degraded::of_salts(gateway))
             .chain(Self::of_tenants(gateway))
             .collect();
         Self { ready: true, node: directory.node().0, standing, degraded }

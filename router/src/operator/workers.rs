@@ -275,7 +275,7 @@ fn known(gateway: &Gateway, worker: &WorkerView) -> (Knowledge, Option<String>) 
         return (Knowledge::Degraded, Some(doubt.to_owned()));
     }
     match (worker.knowledge, doubted) {
-        (Knowledge::Exact, None) => (Knowledge::Exact, None),
+        (Knowledge::Exact, None) => (Knowledge::Exact, gateway.salt_proofs.untold(worker.id).map(str::to_owned)),
         (Knowledge::Exact, Some(model)) => {
             let why = format!(
                 "its counts of prompts of {model} are not those that are made here, or it finds more than its events tell, so that \
@@ -283,7 +283,10 @@ fn known(gateway: &Gateway, worker: &WorkerView) -> (Knowledge, Option<String>) 
             );
             (Knowledge::Fallback, Some(why))
         }
-        (knowledge, _) => (knowledge, doubt()),
+        (knowledge, _) => {
+            let all = [gateway.salt_proofs.untold(worker.id).map(str::to_owned), doubt()];
+            (knowledge, all.into_iter().flatten().reduce(|all, next| format!("{all} {next}")))
+        }
     }
 }
 
