@@ -40,6 +40,9 @@ use crate::soft_state::{SoftState, SoftStateError};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::{Upstream, request_headers};
 
+/// Memory for bodies of operators' writes: a full one for each of their connections.
+const OPERATOR_MEMORY: usize = 16 << 20;
+
 /// The front door's shared state; one a process, or one a server in tests.
 #[derive(Debug)]
 pub struct Gateway {
@@ -61,6 +64,8 @@ pub struct Gateway {
     pub remembered: Remembered,
     /// Memory of the requests in work.
     pub memory: Arc<MemoryBudget>,
+    /// The same for operators, whom no tenant leaves without any.
+    pub operator_memory: Arc<MemoryBudget>,
     /// Where work that takes long is done.
     pub aside: Aside,
     rooms: Rooms,
@@ -112,6 +117,8 @@ impl Gateway {
         let total = config.proxy.memory.0;
         let tenant = if is_shared { total / 2 } else { total };
         let memory = MemoryBudget::new(MemoryLimits { total, tenant }, &metrics.memory);
+        let operators = MemoryLimits { total: OPERATOR_MEMORY, tenant: OPERATOR_MEMORY };
+        let operator_memory = MemoryBudget::unshown(operators, &metrics.memory);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let aside = Aside::new(2 * cores, if is_shared { cores } else { 2 * cores });
         let cluster = rooms.directory.cluster().to_string();
@@ -139,6 +146,7 @@ impl Gateway {
             steering: LiveSteering::new(config.steering()),
             remembered,
             memory,
+            operator_memory,
             aside,
             models: ModelList::default(),
             config,

@@ -42,6 +42,12 @@ impl MemoryBudget {
         Arc::new(Self { limits, reserved: Mutex::default(), shown, refused })
     }
 
+    /// One that no metric shows but for what it refuses.
+    pub fn unshown(limits: MemoryLimits, metrics: &Memory) -> Arc<Self> {
+        let shown = IntGauge::new("operator_memory", "not shown").expect("a valid name");
+        Arc::new(Self { limits, reserved: Mutex::default(), shown, refused: metrics.refused.clone() })
+    }
+
     /// A reservation of nothing yet, which grows with its request.
     pub fn reservation(self: &Arc<Self>, tenant: &TenantId) -> MemoryReservation {
         MemoryReservation { budget: self.clone(), tenant: tenant.clone(), bytes: 0 }

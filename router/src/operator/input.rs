@@ -92,17 +92,21 @@ const BODY_LIMITS: BodyLimits = BodyLimits {
 
 /// The whole body of a write.
 pub(super) async fn body_of(gateway: &Gateway, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
-    let mut memory = gateway.memory.reservation(&TenantId::default());
+    let mut memory = gateway.operator_memory.reservation(&TenantId("".into()));
     let (aside, request) = (&gateway.aside, new_request_id());
     read_body(&parts.headers, body, (BODY_LIMITS, &mut memory, (aside, request))).await.map_err(|error| {
         let kind = match &error {
             ApiError::BodyTooLarge { .. } => Kind::BodyTooLarge,
             ApiError::BodyTimeout => Kind::BodyTimeout,
             ApiError::UnknownEncoding { .. } => Kind::NotJson,
-            ApiError::Overloaded { .. } => Kind::Overloaded,
+            ApiError::Overloaded { .. } => Kind::TooMany,
             _ => Kind::InvalidBody,
         };
         match kind {
+            Kind::TooMany => Problem::new(
+                kind,
+                "Operators' requests in work hold all the memory there is for them. Try again shortly.",
+            ),
             Kind::BodyTooLarge => Problem::new(kind, format!("The body is larger than {} bytes.", BODY_LIMITS.bytes)),
             _ => Problem::new(kind, error.to_string()),
         }

@@ -617,3 +617,20 @@ async fn readiness_names_nothing_to_those_without_a_token() {
     let told = ask(None).await;
     assert!(told.contains("cannot be looked up") && !told.contains("no-such-host"), "{told}");
 }
+
+#[tokio::test]
+async fn no_tenant_takes_the_memory_of_operators_writes() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let mut held = front.gateway.memory.reservation(&TenantId::default());
+    held.grow(front.gateway.config.proxy.memory.0).unwrap();
+    let write = || Request::put("/ownerserve/v1/mode").header("content-type", "application/json");
+    let refused = post(front.proxy_address(), "/tokenize", "{\"x\": 1}").await;
+    assert_eq!(refused.status, 429, "clients have none left");
+    let told = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
+    assert!(told.status != 429 && told.status < 500, "{told:?}");
+    let mut operators = front.gateway.operator_memory.reservation(&TenantId("".into()));
+    operators.grow(16 << 20).unwrap();
+    let told = send(front.operator_address(), write(), "{\"mode\": \"shadow\"}").await;
+    assert_eq!((told.status, told.json()["title"].as_str()), (429, Some("Too many")));
+}
