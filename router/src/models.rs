@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method};
 use http_body_util::{BodyExt as _, Limited};
@@ -48,17 +49,32 @@ type Entries = Vec<(String, Box<RawValue>)>;
 /// The list that all callers share for a second: asking every worker is work for all of them.
 #[derive(Debug, Default)]
 pub struct ModelList {
-    last: Mutex<Option<(Instant, Option<Arc<Entries>>)>>,
+    last: Mutex<Option<(Instant, Option<Arc<List>>)>>,
+}
+
+#[derive(Debug)]
+struct List {
+    entries: Entries,
+    /// All of it as it is answered; callers share it.
+    text: Bytes,
+}
+
+impl List {
+    fn of(entries: Entries) -> Self {
+        let data = entries.iter().map(|(_, entry)| &**entry).collect();
+        let text = serde_json::to_vec(&Union { object: "list", data }).expect("raw JSON serializes").into();
+        Self { entries, text }
+    }
 }
 
 impl ModelList {
     /// The list as it was at most a second ago. Who comes while it is made waits for it.
-    async fn get(&self, gateway: &Gateway) -> Result<Arc<Entries>, ApiError> {
+    async fn get(&self, gateway: &Gateway) -> Result<Arc<List>, ApiError> {
         let mut last = self.last.lock().await;
         let entries = match &*last {
             Some((at, entries)) if at.elapsed() < FRESH => entries.clone(),
             _ => {
-                let entries = union(gateway).await.map(Arc::new);
+                let entries = union(gateway).await.map(List::of).map(Arc::new);
                 *last = Some((Instant::now(), entries.clone()));
                 entries
             }
@@ -68,21 +84,18 @@ impl ModelList {
 }
 
 pub(crate) async fn list(gateway: &Gateway) -> Result<Response, ApiError> {
-    let entries = gateway.models.get(gateway).await?;
-    let data = entries.iter().map(|(_, entry)| &**entry).collect();
-    let text = serde_json::to_string(&Union { object: "list", data }).expect("raw JSON serializes");
-    Ok(json(text))
+    Ok(json(gateway.models.get(gateway).await?.text.clone()))
 }
 
 pub(crate) async fn one(gateway: &Gateway, wanted: &str) -> Result<Response, ApiError> {
-    let entries = gateway.models.get(gateway).await?;
-    let found = entries.iter().find(|(id, _)| id == wanted);
+    let list = gateway.models.get(gateway).await?;
+    let found = list.entries.iter().find(|(id, _)| id == wanted);
     found
-        .map(|(_, entry)| json(entry.get().to_owned()))
+        .map(|(_, entry)| json(Bytes::copy_from_slice(entry.get().as_bytes())))
         .ok_or_else(|| ApiError::UnknownModel { model: shortened(wanted) })
 }
 
-fn json(text: String) -> Response {
+fn json(text: Bytes) -> Response {
     let mut response = Body::from(text).into_response();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
@@ -112,7 +125,7 @@ async fn ask(gateway: &Gateway, member: &Member) -> Option<Vec<Box<RawValue>>> {
         method: Method::GET,
         path: "/v1/models".into(),
         headers: gateway.headers_for(member, &HeaderMap::new()),
-        body: bytes::Bytes::new(),
+        body: Bytes::new(),
     };
     let answer = async {
         let answer = gateway.upstream.send(member.config.endpoint(), request).await.ok()?;
@@ -136,5 +149,7 @@ mod tests {
         let entries = once(lists.into_iter());
         assert_eq!(entries.len(), 1030);
         assert_eq!([&*entries[0].0, &*entries[1029].0], ["m0", "m1029"]);
+        let few = List::of(once([list(0..2)].into_iter()));
+        assert_eq!(few.text, r#"{"object":"list","data":[{"id":"m0"},{"id":"m1"}]}"#);
     }
 }
