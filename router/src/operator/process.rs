@@ -71,6 +71,8 @@ impl Degraded {
             "files" => "a file that changed is not used, what was read before still is",
             "discovery" => "workers cannot be looked up, those that were found before stay",
             "tenants" => "quotas limit nobody, because no key names their tenants",
+            "tasks" => "a task in the background ended in an error and was begun anew",
+            "process" => "the ledger waits for what this process lacks",
             "salts" => "whether engines keep tenants apart is not proven",
             _ => "something is not as it should be",
         };
