@@ -12,6 +12,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use vocabulary::Tokens;
 use workers_shim::dialect::{EventBudget, SseScanner, Usage, usage_at_end};
 
+use crate::quotas::BYTES_PER_TOKEN;
 use crate::upstream::{WorkerBody, WorkerBodyError, answer_headers};
 
 /// Sees what passes. Dropping it tells that the answer is over, for whatever reason.
@@ -69,7 +70,7 @@ impl<O: Observer> Drop for Relayed<O> {
         let (usage, delivered) = match &self.scanner {
             Some(scanner) => {
                 let facts = scanner.facts();
-                (facts.usage, Tokens(facts.outputs.saturating_add(facts.unread)))
+                (facts.usage, Tokens(facts.outputs.saturating_add(facts.unread).max(facts.text / BYTES_PER_TOKEN)))
             }
             None => (usage_at_end(&self.tail), Tokens::ZERO),
         };

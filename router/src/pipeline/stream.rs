@@ -275,10 +275,10 @@ impl Events {
         Finish { delivered: self.delivered(), ..finish }.end(ending, usage);
     }
 
-    /// Tokens of the answer so far: engines send one an event, or a few.
+    /// Tokens of the answer so far: engines send one an event, or a few, which show by their bytes.
     fn delivered(&self) -> Tokens {
         let facts = self.scanner.facts();
-        Tokens(facts.outputs.saturating_add(facts.unread))
+        Tokens(facts.outputs.saturating_add(facts.unread).max(facts.text / BYTES_PER_TOKEN))
     }
 
     fn number(&self) -> u64 {

@@ -12,7 +12,7 @@ use super::retold::Retold;
 use super::said::{Event, Kept, Lost, Passage, Said, ShownIds};
 pub use budget::EventBudget;
 use budget::Share;
-use chunk::{Choice, Chunk, EngineError, Inner};
+use chunk::{Choice, Chunk, EngineError, Inner, TypedDelta};
 use framing::{Last, ends_answer, event_end, name_of};
 
 /// Longest event that is looked into; longer ones pass unread.
@@ -32,6 +32,8 @@ pub struct StreamFacts {
     pub id: Option<String>,
     /// Events with output so far; engines send one a token or a few.
     pub outputs: u64,
+    /// Bytes of the text in them.
+    pub text: u64,
     /// Why it ended; of several choices the last one's.
     pub finish: Option<String>,
     /// What it cost, once told.
@@ -332,6 +334,8 @@ impl SseScanner {
         let choices = chunk.choices.unwrap_or_default();
         self.facts.outputs += u64::from(kind.ends_with("delta") && kind != "message_delta");
         self.facts.outputs += u64::from(choices.iter().any(Choice::has_output));
+        let text = choices.iter().map(Choice::text).sum::<usize>() + chunk.delta.map_or(0, TypedDelta::text);
+        self.facts.text = self.facts.text.saturating_add(text as u64);
         if let Some(finish) = choices.iter().rev().find_map(|choice| choice.finish_reason.clone()) {
             self.facts.finish = Some(finish);
         }

@@ -18,6 +18,7 @@ pub(super) struct Chunk<'a> {
     pub(super) choices: Option<Vec<Choice>>,
     pub(super) usage: Option<UsageFields>,
     pub(super) error: Option<EngineError>,
+    pub(super) delta: Option<TypedDelta>,
     /// The answer so far of `/v1/responses`, and the head of one of `/v1/messages`; errors have a text of that name.
     pub(super) response: Option<&'a RawValue>,
     pub(super) message: Option<&'a RawValue>,
@@ -44,6 +45,28 @@ pub(super) struct Choice {
     delta: Option<Delta>,
 }
 
+/// What is said in an event of `/v1/responses` or `/v1/messages`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum TypedDelta {
+    Text(String),
+    Parts { text: Option<String>, thinking: Option<String>, partial_json: Option<String> },
+    Other(IgnoredAny),
+}
+
+impl TypedDelta {
+    /// Bytes of it.
+    pub(super) fn text(self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Parts { text, thinking, partial_json } => {
+                [text, thinking, partial_json].iter().flatten().map(String::len).sum()
+            }
+            Self::Other(_) => 0,
+        }
+    }
+}
+
 #[derive(Deserialize)]
 struct Delta {
     content: Option<String>,
@@ -53,6 +76,13 @@ struct Delta {
 }
 
 impl Choice {
+    /// Bytes of text that it says.
+    pub(super) fn text(&self) -> usize {
+        let of_delta = self.delta.as_ref().map(|delta| [&delta.content, &delta.reasoning, &delta.reasoning_content]);
+        let all = of_delta.into_iter().flatten().chain([&self.text]);
+        all.flatten().map(String::len).sum()
+    }
+
     pub(super) fn has_output(&self) -> bool {
         let text = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let delta = self.delta.as_ref().is_some_and(|delta| {

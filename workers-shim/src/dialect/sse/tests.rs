@@ -103,6 +103,9 @@ fn every_kind_of_output_counts() {
     ] {
         assert_eq!(output(choice), 1, "{choice}");
     }
+    let several = b"data:{\"choices\":[{\"text\":\"several tokens at once\"},{\"delta\":{\"content\":\"two\"}}]}\n\n";
+    let facts = read(SseScanner::new(), &[several]).1.facts().clone();
+    assert_eq!((facts.outputs, facts.text), (1, 25), "an event may hold many tokens");
 }
 
 /// One event as the other two APIs write them.
@@ -133,6 +136,7 @@ fn streams_of_messages_and_responses_are_understood() {
         assert_eq!(out, events.concat().as_bytes());
         let facts = scanner.facts();
         assert_eq!((facts.id.as_deref(), facts.outputs, facts.done, facts.unread), (Some(id), 1, true, 0));
+        assert_eq!(facts.text, 1, "{id}");
         let usage = Usage { prompt: Tokens(52), completion: Tokens(5), cached: Some(Tokens(32)) };
         assert_eq!((facts.usage, facts.error.as_deref()), (Some(usage), None));
     }
