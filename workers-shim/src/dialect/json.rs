@@ -71,12 +71,13 @@ pub(super) struct Walker<'a> {
     bytes: &'a [u8],
     at: usize,
     values: usize,
+    containers: usize,
 }
 
 impl<'a> Walker<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, JsonError> {
         std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { offset: error.valid_up_to() })?;
-        Ok(Self { bytes, at: 0, values: 0 })
+        Ok(Self { bytes, at: 0, values: 0, containers: 0 })
     }
 
     fn peek(&self) -> u8 {
@@ -95,11 +96,11 @@ impl<'a> Walker<'a> {
     }
 
     /// Walks one object that is the whole text, and shows each of its fields. Returns where the object opens, which is
-    /// the byte after the brace, and how many values there are.
+    /// the byte after the brace, how many values there are, and how many of them hold others.
     pub(super) fn whole_object(
         mut self,
         mut field: impl FnMut(Field) -> Result<(), JsonError>,
-    ) -> Result<(usize, usize), JsonError> {
+    ) -> Result<(usize, usize, usize), JsonError> {
         self.space();
         if self.peek() != b'{' {
             return self.expected("an object");
@@ -110,7 +111,7 @@ impl<'a> Walker<'a> {
         if self.at < self.bytes.len() {
             return self.expected("the end of the body");
         }
-        Ok((open, self.values))
+        Ok((open, self.values, self.containers))
     }
 
     fn object(&mut self, depth: u32, field: &mut dyn FnMut(Field) -> Result<(), JsonError>) -> Result<(), JsonError> {
@@ -180,6 +181,7 @@ impl<'a> Walker<'a> {
         if self.values > MOST_VALUES {
             return Err(JsonError::TooManyValues { offset: self.at });
         }
+        self.containers += usize::from(matches!(self.peek(), b'{' | b'['));
         match self.peek() {
             b'"' => self.string(),
             b'{' => self.object(depth, &mut |_| Ok(())),

@@ -183,7 +183,9 @@ impl RequestBody {
     pub fn derived_bytes(&self) -> usize {
         // A template's value, and the text once more for what is rendered of it.
         const VALUE: usize = 48;
-        self.fields.body().len() + VALUE * self.fields.values()
+        // What a list or an object takes for itself, and for the name of its first value.
+        const CONTAINER: usize = 256;
+        self.fields.body().len() + VALUE * self.fields.values() + CONTAINER * self.fields.containers()
     }
 
     /// The fields, for whoever has to look at more of them.

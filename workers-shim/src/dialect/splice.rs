@@ -21,6 +21,7 @@ pub struct JsonFields {
     body: Bytes,
     open: usize,
     values: usize,
+    containers: usize,
     fields: Vec<Field>,
 }
 
@@ -28,7 +29,7 @@ impl JsonFields {
     /// Scans `body` once. Fields in `relied` may stand only once; the last of others' repetitions counts.
     pub fn scan(body: Bytes, relied: &[&str]) -> Result<Self, JsonError> {
         let mut fields = Vec::with_capacity(24);
-        let (open, values) = Walker::new(&body)?.whole_object(|field| {
+        let (open, values, containers) = Walker::new(&body)?.whole_object(|field| {
             if field.name.len() > LONGEST_NAME {
                 return Err(JsonError::LongName { offset: field.name.start, most: LONGEST_NAME });
             }
@@ -38,7 +39,7 @@ impl JsonFields {
             fields.push(field);
             Ok(())
         })?;
-        let scanned = Self { body, open, values, fields };
+        let scanned = Self { body, open, values, containers, fields };
         match relied.iter().find(|name| scanned.places(name).nth(1).is_some()) {
             Some(name) => Err(JsonError::Duplicate { name: (*name).to_owned() }),
             None => Ok(scanned),
@@ -48,6 +49,11 @@ impl JsonFields {
     /// The text that was scanned.
     pub fn body(&self) -> &Bytes {
         &self.body
+    }
+
+    /// How many of its values hold others.
+    pub fn containers(&self) -> usize {
+        self.containers
     }
 
     /// How many values the text has, at any depth.
