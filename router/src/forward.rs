@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::Bytes;
+use http::StatusCode;
 use vocabulary::{Tokens, WorkerId};
 use workers_shim::dialect::{LegOptions, RequestBody, Stripped, Usage};
 
@@ -71,7 +72,8 @@ pub(crate) async fn forward(
         reserved.iter().for_each(Reserved::begin);
         match attempt(gateway, request, &sent).await {
             Ok(answer) => {
-                let (listener, filing) = learning(gateway, request, (learn, worker), &answer);
+                let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
+                let (listener, filing) = learning(gateway, request, (learn, worker), (answer.status(), form)).await;
                 let (gateway, client) = (gateway.clone(), request.addressee());
                 let reserved = reserved.map(|reserved| (reserved, answer.status().is_success()));
                 let budget = gateway.upstream.events();
@@ -139,16 +141,18 @@ pub fn client_error(error: &UpstreamError) -> ApiError {
     }
 }
 
-fn learning(
+async fn learning(
     gateway: &Arc<Gateway>,
     request: &Incoming,
     (learn, worker): (Learn, WorkerId),
-    answer: &http::Response<WorkerBody>,
+    (status, form): (StatusCode, Form),
 ) -> (Option<Listener>, Option<Filing>) {
-    let form = if is_event_stream(answer.headers()) { Form::Events } else { Form::Whole };
     let responses = gateway.remembered.responses.clone();
-    let is_wanted = learn != Learn::Nothing && answer.status().is_success();
-    let filed = (learn == Learn::Step).then(|| Filing::of(gateway, request, (worker, answer.status(), form))).flatten();
+    let is_wanted = learn != Learn::Nothing && status.is_success();
+    let filed = match learn {
+        Learn::Step => Filing::of(gateway, request, (worker, status, form)).await,
+        Learn::Nothing | Learn::Response => None,
+    };
     let session = filed.as_ref().and_then(Filing::session);
     let listener = is_wanted.then(|| Listener::new(responses, (request, session), worker, form));
     (listener, filed)

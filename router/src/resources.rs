@@ -13,6 +13,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use vocabulary::{TenantId, WorkerId};
 
+use crate::pipeline::aside::{Aside, Load};
 use crate::soft_state::{Key, Kind, SoftState};
 use transcript::{Before, History};
 
@@ -88,19 +89,34 @@ impl Resources {
     }
 
     /// `body`, which follows `id`, with the whole history as its input; none when a part of that is not known.
-    pub(crate) async fn resolve(&self, tenant: &TenantId, id: &str, body: &Bytes) -> Option<Bytes> {
+    /// What is long is put together aside.
+    pub(crate) async fn resolve(
+        &self,
+        (load, aside): (&Load, &Aside),
+        (tenant, id): (&TenantId, &str),
+        body: &Bytes,
+    ) -> Option<Bytes> {
         let gather = async {
             let mut history = History::new(LONGEST_HISTORY);
             let mut id = id.to_owned();
             loop {
                 let transcript = self.state.get_settled(&Key::new(Kind::Transcript, tenant, &id)).await?;
-                match history.add(&transcript)? {
+                let load = load.on(transcript.len());
+                let add = move || {
+                    let before = history.add(&transcript);
+                    (history, before)
+                };
+                let (longer, before) = load.done(aside, add).await.ok()?;
+                history = longer;
+                match before? {
                     Before::Nothing => return Some(history),
                     Before::Response(before) => id = before,
                 }
             }
         };
-        tokio::time::timeout(self.state.patience(), gather).await.ok()??.into_body(body)
+        let history = tokio::time::timeout(self.state.patience(), gather).await.ok()??;
+        let (load, body) = (load.on(history.bytes() + body.len()), body.clone());
+        load.done(aside, move || history.into_body(&body)).await.ok()?
     }
 }
 

@@ -87,6 +87,16 @@ impl Load {
         Self { request: incoming.id, tenant: incoming.tenant.clone(), bytes: incoming.body.len() }
     }
 
+    /// Of a request that no client sent.
+    pub fn unasked(request: RequestId) -> Self {
+        Self { request, tenant: TenantId("".into()), bytes: 0 }
+    }
+
+    /// As much of the same request.
+    pub fn on(&self, bytes: usize) -> Self {
+        Self { bytes, ..self.clone() }
+    }
+
     /// What `work` gives.
     pub async fn done<T: Send + 'static>(
         self,

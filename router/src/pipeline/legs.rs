@@ -14,6 +14,7 @@ use workers_shim::dialect::{Answer, Api, LegOptions, RequestBody, TokenIds, Tran
 use workers_shim::fleet::InFlight;
 use workers_shim::scrape::Engine;
 
+use super::aside::Load;
 use super::parse::{Delivery, Request};
 use super::plan::Classified;
 use super::receipt::Remark;
@@ -117,6 +118,7 @@ pub struct Legs {
     gateway: Arc<Gateway>,
     path: String,
     client: HeaderMap,
+    load: Load,
     /// The client's body, scanned.
     pub body: RequestBody,
     /// What every leg's body has in common.
@@ -133,6 +135,7 @@ impl Legs {
             gateway: gateway.clone(),
             path: request.incoming.path.clone(),
             client: client_headers(request),
+            load: Load::of(&request.incoming),
             body: request.body.clone(),
             options: LegOptions { ids, ..options(request) },
         }
@@ -158,11 +161,13 @@ impl Legs {
     pub fn unasked(gateway: &Arc<Gateway>) -> Self {
         let mut client = HeaderMap::new();
         client.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        client.insert(REQUEST_ID, crate::incoming::id_value(crate::incoming::new_request_id()));
+        let request = crate::incoming::new_request_id();
+        client.insert(REQUEST_ID, crate::incoming::id_value(request));
         Self {
             gateway: gateway.clone(),
             path: String::new(),
             client,
+            load: Load::unasked(request),
             body: RequestBody::read(Bytes::from_static(b"{}")).expect("an empty object is JSON"),
             options: LegOptions { api: Api::Completions, ..LegOptions::default() },
         }
@@ -215,7 +220,7 @@ impl Legs {
         if let Some(error) = failure(answer.status()) {
             return Err(error);
         }
-        if is_event_stream(answer.headers()) { first_piece(answer).await } else { whole(answer).await }
+        if is_event_stream(answer.headers()) { first_piece(answer).await } else { self.whole(answer).await }
     }
 
     /// Sends a leg whose text nobody reads, and reads what its answer tells.
@@ -228,11 +233,9 @@ impl Legs {
         let sent = async {
             let answer = self.send(leg, path, body).await?;
             match answer.status() {
-                status if status.is_success() => Ok(answer),
+                status if status.is_success() => self.whole(answer).await,
                 status => Err(failure(status).unwrap_or(LegError::Failed(status))),
             }
-            .map(whole)?
-            .await
         };
         match tokio::time::timeout(SILENT_LEG_LIMIT, sent).await {
             Ok(Ok(Opened::Whole(whole, answer))) => Ok((whole.into_body(), answer)),
@@ -240,6 +243,17 @@ impl Legs {
             Ok(Err(error)) => Err(error),
             Err(_) => Err(LegError::Upstream(UpstreamError::Timeout(SILENT_LEG_LIMIT))),
         }
+    }
+
+    /// All of an answer; a long one is read aside.
+    async fn whole(&self, answer: Response<WorkerBody>) -> Result<Opened, LegError> {
+        let (mut head, body) = answer.into_parts();
+        let body = Limited::new(body, LARGEST_ANSWER).collect().await.map_err(|_| LegError::Broken)?.to_bytes();
+        head.headers = answer_headers(&head.headers);
+        let (load, text) = (self.load.on(body.len()), body.clone());
+        let read = move || Answer::read(&text).unwrap_or_default();
+        let told = load.done(&self.gateway.aside, read).await.unwrap_or_default();
+        Ok(Opened::Whole(Response::from_parts(head, body), told))
     }
 
     /// Data-parallel ranks of a worker. Where there are several, an engine that is told none takes any.
@@ -310,14 +324,6 @@ async fn first_piece(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
             return Ok(Opened::Stream(Response::from_parts(head, body), piece));
         }
     }
-}
-
-async fn whole(answer: Response<WorkerBody>) -> Result<Opened, LegError> {
-    let (mut head, body) = answer.into_parts();
-    let body = Limited::new(body, LARGEST_ANSWER).collect().await.map_err(|_| LegError::Broken)?.to_bytes();
-    head.headers = answer_headers(&head.headers);
-    let told = Answer::read(&body).unwrap_or_default();
-    Ok(Opened::Whole(Response::from_parts(head, body), told))
 }
 
 /// Who failed, as far as can be told: a decode leg that fails after a prefill leg points at the producer's blocks as

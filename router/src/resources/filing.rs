@@ -13,6 +13,7 @@ use workers_shim::dialect::{Answer, SseScanner, Usage};
 use super::listener::Form;
 use crate::gateway::Gateway;
 use crate::incoming::{Endpoint, Incoming};
+use crate::pipeline::aside::Load;
 use crate::pipeline::locate::{Freshness, Grounds};
 use crate::pipeline::parse::{self, Request};
 use crate::pipeline::receipt::{Attempt, Ending, Known, Receipt, Seen};
@@ -74,8 +75,8 @@ impl Reading {
 
 impl Filing {
     /// For the answer of `worker` to a step that follows a stored response. None where the request names no model, or
-    /// where the worker does not know that response: then this is no step.
-    pub(crate) fn of(
+    /// where the worker does not know that response: then this is no step. A long request is read aside.
+    pub(crate) async fn of(
         gateway: &Arc<Gateway>,
         request: &Incoming,
         (worker, status, form): (WorkerId, StatusCode, Form),
@@ -83,7 +84,9 @@ impl Filing {
         if status == StatusCode::NOT_FOUND {
             return None;
         }
-        let request = parse::parse(request.clone(), Endpoint::Responses, None).ok()?;
+        let (load, request) = (Load::of(request), request.clone());
+        let read = move || parse::parse(request, Endpoint::Responses, None);
+        let request = load.done(&gateway.aside, read).await.ok()?.ok()?;
         // Which conversation it goes on only its worker knows: without a name it is a session of its own.
         let previous = request.body.fields().read::<String>("previous_response_id").unwrap_or_default();
         let name = request.session_key.as_ref().map_or(previous.as_str(), |key| &key.name);

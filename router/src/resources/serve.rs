@@ -67,7 +67,9 @@ pub(crate) async fn new_response(gateway: &Arc<Gateway>, mut request: Incoming) 
     let resolved = match has_forgotten(&followed) {
         false => None,
         true => {
-            let resolved = gateway.remembered.responses.resolve(&request.tenant, previous, &request.body).await;
+            let (load, of) = (Load::of(&request), (&request.tenant, previous));
+            let responses = &gateway.remembered.responses;
+            let resolved = responses.resolve((&load, &gateway.aside), of, &request.body).await;
             gateway.metrics.soft_state.resolved(resolved.as_ref().map(drop));
             resolved
         }

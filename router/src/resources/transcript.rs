@@ -128,6 +128,11 @@ impl History {
         Self { most_bytes, bytes: 0, steps: Vec::new() }
     }
 
+    /// Of what it holds.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Adds the step before those that are there; none when it is not one, or one too many.
     pub(crate) fn add(&mut self, transcript: &Bytes) -> Option<Before> {
         let kept: Kept<'_> = serde_json::from_slice(transcript).ok()?;
