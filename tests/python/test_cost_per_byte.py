@@ -5,6 +5,7 @@ it: what the machine does to both is nobody's fault. COST_BYTES sets another N. 
 three endpoints, one of each way that a body is read; `./test --deep` has all of them (COST_ALL).
 """
 
+import base64
 import functools
 import gzip
 import json
@@ -35,6 +36,10 @@ LEAST_CPU = 1 / os.sysconf("SC_CLK_TCK") / AT_ONCE
 LEAST_MEMORY = 4 << 20
 # Of `/livez`, beyond what the idle process took; the slowest of a few probes scatters on a busy machine.
 SLOWEST_PROBE, SCATTER = 0.1, 3
+
+# What `read_body` takes: so many bytes of one byte of gzip, and any density below so many bytes.
+DENSEST, ANY_DENSITY = 32, 1 << 20
+TOO_DENSE = 413
 
 FIELDS = {
     "/v1/chat/completions": "messages", "/v1/messages": "messages", "/v1/messages/count_tokens": "messages", "/v1/responses": "input",
@@ -129,6 +134,19 @@ def packed(path: str, shape: str) -> bytes:
     return whole
 
 
+@functools.cache
+def taken(path: str, shape: str) -> bytes:
+    """A shape in gzip that is just less dense than what is refused: a field that nothing shortens fills it up to N bytes."""
+    noise = base64.b64encode(random.Random(BYTES).randbytes(2 * BYTES))
+    size, most = min(int(0.9 * max(DENSEST * BYTES, ANY_DENSITY)), 60 << 20), 2 * BYTES
+    while True:
+        whole = gzip.compress(SHAPES[shape](path, size)[:-1] + b',"noise":"' + noise[:most] + b'"}', 6)
+        if len(whole) <= BYTES:
+            return whole
+        # First without the noise, then with less of the shape.
+        most, size = (max(0, most - max(64, len(whole) - BYTES)), size) if most else (0, int(size * BYTES / len(whole) * 0.95))
+
+
 @dataclass
 class Cost:
     """Of one request, on the average: CPU seconds and bytes of peak memory; and the slowest probes."""
@@ -213,7 +231,7 @@ def bench():
     worker.process.stop()
 
 
-def judge(bench: Bench, post: Post, cpu_factor: int, memory_factor: int) -> None:
+def judge(bench: Bench, post: Post, cpu_factor: int, memory_factor: int) -> Cost:
     plain_cost, cost = bench.reference(post.path), bench.cost(post)
     # As if all bodies had the plain one's length.
     share = len(plain(post.path, BYTES)) / len(post.body)
@@ -227,6 +245,7 @@ def judge(bench: Bench, post: Post, cpu_factor: int, memory_factor: int) -> None
     assert cost.memory * min(share, 1) <= most_memory, told
     assert cost.probe <= SLOWEST_PROBE + SCATTER * cost.idle_probe, told
     assert all(status == 0 or status < 500 or status == 503 for status in cost.statuses), told
+    return cost
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -239,3 +258,10 @@ def test_no_body_costs_much_more_than_a_plain_one(bench, path, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_packed_body_costs_much_more_than_a_plain_one_of_its_bytes(bench, path, shape):
     judge(bench, Post(path, packed(path, shape), is_packed=True), CPU_PACKED, MEMORY_PACKED)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_packed_body_that_is_taken_costs_much_more_than_a_plain_one_of_its_bytes(bench, path, shape):
+    cost = judge(bench, Post(path, taken(path, shape), is_packed=True), CPU_PACKED, MEMORY_PACKED)
+    assert TOO_DENSE not in cost.statuses, f"it was not read to its end: {cost.statuses}"

@@ -163,6 +163,8 @@ def run(options: argparse.Namespace, router: Router, verdict: Verdict) -> None:
         verdict.say(f"most {what} open at once", str(count))
     for what, count in did["answers"].items():
         verdict.say(f"answers to {what}", str(count))
+    verdict.expect(not did["refused"], f"bodies that may be so dense and so long were refused for that: {did['refused']}")
+    verdict.expect(did["read"] == did["taken"], f"of the bodies {did['taken']} only {did['read']} were ever read to their end")
     verdict.say("errors of tenant A in the storm", f"{len(stormy.errors)} {stormy.errors[:2] or ''}")
     verdict.expect(not stormy.errors, f"{len(stormy.errors)} errors of tenant A in the storm, such as {stormy.errors[:3]}")
     ratio = percentile(stormy.first_tokens, 99) / percentile(alone.first_tokens, 99)
