@@ -16,7 +16,7 @@ use crate::core::Core;
 use crate::directory::Directory;
 use crate::error::OwnershipError;
 use crate::in_place::KNOWN_WITHIN;
-use crate::node_folder::{read_note, write_durably};
+use crate::node_folder::{read_note, write_in_time};
 use crate::raft::Types;
 use crate::watch::Observer;
 
@@ -40,6 +40,9 @@ pub(crate) fn too_old(observer: &Observer) -> Option<OwnershipError> {
 
 /// How long a leader must be contradicted before this node believes that it lost entries.
 const CONTRADICTED: Duration = Duration::from_secs(3);
+
+/// How long a node that lacks entries may take to write that down before it ends.
+const NOTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Whether this node's log lacks what it has acknowledged. The leader does not send that again, so nothing new comes.
 #[derive(Debug, Default)]
@@ -94,12 +97,18 @@ impl Core {
         if self.observer.reversion.found.set(reverted).is_ok() {
             tracing::error!(last, acknowledged, "this node lacks entries that it has acknowledged, and ends");
             let bytes = serde_json::to_vec(&reverted).expect("two numbers encode");
-            let written = write_durably(&self.folder.join(FILE), |file| file.write_all(&bytes));
-            if let Err(error) = written {
-                tracing::error!(%error, "that could not be written down; do not start this node again");
-            }
-            let raft = self.raft.clone();
-            tokio::spawn(async move { raft.shutdown().await });
+            let (raft, path, shortages) = (self.raft.clone(), self.folder.join(FILE), self.log.shortages());
+            tokio::spawn(async move {
+                let own = shortages.clone();
+                let written = shortages
+                    .beside("what is lacking", move || write_in_time(&own, &path, |file| file.write_all(&bytes)));
+                // It must vote no longer, also where no file can be had now.
+                let written = tokio::time::timeout(NOTED_WITHIN, written).await;
+                if let Err(error) = written.map_err(io::Error::from).and_then(|written| written) {
+                    tracing::error!(%error, "that could not be written down; do not start this node again");
+                }
+                raft.shutdown().await
+            });
         }
     }
 

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::committed::{Durable, Marks};
 use crate::raft::Types;
+use crate::reaper::Reaper;
 use crate::shortage::{Shortages, is_shortage};
 use crate::wal::WalTypes;
 
@@ -43,12 +44,23 @@ pub(crate) struct Flushing {
     is_flushing: bool,
     poison: Option<String>,
     pub(crate) shortages: Arc<Shortages>,
+    reaper: Reaper,
 }
 
 impl Flushing {
-    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<Marks>) -> Self {
+    pub(crate) fn new(wal: RaftLog<WalTypes>, marks: Arc<Marks>, reaper: Reaper) -> Self {
         let end = marks.marked().durable.unwrap_or_default().end;
-        Self { wal, marks, end, waiting: Vec::new(), is_flushing: false, poison: None, shortages: Arc::default() }
+        let shortages = Arc::default();
+        Self {
+            wal,
+            marks,
+            end,
+            waiting: Vec::new(),
+            is_flushing: false,
+            poison: None,
+            shortages,
+            reaper,
+        }
     }
 
     /// Writes to the log. What could not be written whole must not reach the disk with the next flush: that poisons it.
@@ -102,6 +114,7 @@ impl Flushing {
             marks: self.marks.clone(),
             durable: Durable { end: self.end, last },
             waiters: std::mem::take(&mut self.waiting),
+            reaper: self.reaper.clone(),
         };
         // What cannot be sent is dropped there, which answers its waiters.
         self.wal.flush(true, Some(flushed)).inspect_err(|error| self.poisoned_by(error))
@@ -141,6 +154,7 @@ pub(crate) struct Flushed {
     marks: Arc<Marks>,
     durable: Durable,
     waiters: Vec<Waiter>,
+    reaper: Reaper,
 }
 
 impl Flushed {
@@ -152,12 +166,27 @@ impl Flushed {
             });
         }
     }
+
+    /// Why the log was closed, if it was.
+    fn closed(&self, store: &Weak<Mutex<Flushing>>) -> Option<String> {
+        let store = store.upgrade()?;
+        let cause = lock(&store).ok().and_then(|flushing| flushing.poison.clone());
+        self.release(store);
+        cause
+    }
+
+    /// Lets go of a log on its writer's thread. Closing it joins that thread, so it cannot be closed there.
+    fn release(&self, store: Arc<Mutex<Flushing>>) {
+        if let Some(last) = Arc::into_inner(store) {
+            self.reaper.run(move || drop(last));
+        }
+    }
 }
 
 impl Callback for Flushed {
     fn send(mut self, result: Result<(), io::Error>) {
         let store = std::mem::take(&mut self.store);
-        let result = match closed(&store) {
+        let result = match self.closed(&store) {
             // What was flushed meanwhile may be kept nowhere.
             Some(cause) => Err(poisoned(&cause)),
             None => result.and_then(|()| self.marks.confirm(self.durable)),
@@ -172,22 +201,7 @@ impl Callback for Flushed {
             (Ok(mut flushing), Ok(())) => drop(flushing.start(&store)),
             (Err(_), _) => {}
         }
-        release(store);
-    }
-}
-
-/// Why the log was closed, if it was.
-fn closed(store: &Weak<Mutex<Flushing>>) -> Option<String> {
-    let store = store.upgrade()?;
-    let cause = lock(&store).ok().and_then(|flushing| flushing.poison.clone());
-    release(store);
-    cause
-}
-
-/// Lets go of a log on its writer's thread. Closing it joins that thread, so it cannot be closed there.
-fn release(store: Arc<Mutex<Flushing>>) {
-    if let Some(last) = Arc::into_inner(store) {
-        Shortages::default().detach("the log's end", move || drop(last));
+        self.release(store);
     }
 }
 
@@ -198,7 +212,7 @@ impl Drop for Flushed {
         let gone = || io::Error::other("the log's writer stopped after an error");
         self.answer(&Err(gone()));
         // Whoever drops this may hold the lock.
-        Shortages::default().detach("the log's end", move || {
+        self.reaper.run(move || {
             if let Ok(mut flushing) = lock(&store) {
                 flushing.poisoned_by(&gone());
             }
@@ -223,7 +237,7 @@ mod tests {
         let node = NodeFolder::open(folder.path(), None).unwrap();
         let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found().unwrap()).unwrap());
         let wal = wal::open(&node.path("log"), &marks, ChunkBytes::default()).unwrap();
-        let store = Arc::new(Mutex::new(Flushing::new(wal, marks.clone())));
+        let store = Arc::new(Mutex::new(Flushing::new(wal, marks.clone(), Reaper::begin().unwrap())));
         (folder, store, marks)
     }
 
@@ -234,7 +248,13 @@ mod tests {
         let (waiter, mut answer) = oneshot::channel();
         let durable = Durable { end: before.durable.unwrap().end + 1, last: 1 };
         let waiters = vec![Waiter::Call(waiter)];
-        let flushed = Flushed { store: Arc::downgrade(&store), marks: marks.clone(), durable, waiters };
+        let flushed = Flushed {
+            store: Arc::downgrade(&store),
+            marks: marks.clone(),
+            durable,
+            waiters,
+            reaper: Reaper::begin().unwrap(),
+        };
         lock(&store).unwrap().poisoned_by(&io::Error::other("its folder is gone"));
         flushed.send(Ok(()));
         let error = answer.try_recv().unwrap().unwrap_err().to_string();
@@ -257,7 +277,13 @@ mod tests {
         }
         let (waiters, durable) =
             (vec![Waiter::Call(on_its_way.0)], Durable { end: before.durable.unwrap().end, last: 0 });
-        let flushed = Flushed { store: Arc::downgrade(&store), marks: marks.clone(), durable, waiters };
+        let flushed = Flushed {
+            store: Arc::downgrade(&store),
+            marks: marks.clone(),
+            durable,
+            waiters,
+            reaper: Reaper::begin().unwrap(),
+        };
         flushed.send(Err(io::Error::from_raw_os_error(5)));
 
         for mut answer in [on_its_way.1, behind_it.1] {

@@ -30,6 +30,7 @@ mod peers;
 mod proposer;
 mod raft;
 mod read;
+mod reaper;
 mod replay;
 mod shortage;
 mod snapshot_store;

@@ -19,6 +19,7 @@ use crate::error::OwnershipError;
 use crate::flush::{self, Flushing, Waiter};
 use crate::node_folder::NodeFolder;
 use crate::raft::{LogEntry, LogId, Types, Vote};
+use crate::reaper::Reaper;
 use crate::shortage::Shortages;
 use crate::wal::{self, ChunkBytes, Coded, WalTypes};
 
@@ -28,6 +29,7 @@ pub(crate) struct LogStore {
     shared: Arc<Mutex<Flushing>>,
     marks: Arc<Marks>,
     shortages: Arc<Shortages>,
+    reaper: Reaper,
 }
 
 impl fmt::Debug for LogStore {
@@ -46,9 +48,10 @@ impl LogStore {
     pub(crate) fn open_in(node: &NodeFolder, chunk: ChunkBytes) -> Result<Self, OwnershipError> {
         let marks = Arc::new(Marks::open(&node.path("committed"), node.identity, node.found()?)?);
         let wal = wal::open(&node.path("log"), &marks, chunk)?;
-        let flushing = Flushing::new(wal, marks.clone());
+        let reaper = Reaper::begin().map_err(OwnershipError::io(node.path("log")))?;
+        let flushing = Flushing::new(wal, marks.clone(), reaper.clone());
         let shortages = flushing.shortages.clone();
-        Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages })
+        Ok(Self { shared: Arc::new(Mutex::new(flushing)), marks, shortages, reaper })
     }
 
     /// The last purged and the last entry's index.
@@ -62,6 +65,11 @@ impl LogStore {
     /// What the log had to wait for.
     pub(crate) fn shortages(&self) -> Arc<Shortages> {
         self.shortages.clone()
+    }
+
+    /// Where the log ends, and what else is slow to let go of.
+    pub(crate) fn reaper(&self) -> Reaper {
+        self.reaper.clone()
     }
 
     /// The term of the last vote; 0 before the first.

@@ -172,7 +172,8 @@ pub(crate) fn read_note<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, O
     }
 }
 
-/// Replaces a file so that after a crash either the old or the new content is there, never a part.
+/// Replaces a file so that after a crash either the old or the new content is there, never a part. For what is
+/// written before a node runs; see [`write_in_time`].
 pub(crate) fn write_durably(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
     write_in_time(&Shortages::default(), path, write)
 }

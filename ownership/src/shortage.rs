@@ -113,14 +113,6 @@ impl Shortages {
         self.opened_soon(format!("a thread for {what}"), || work.spawn(what)).await?;
         answered.await.map_err(|_| io::Error::other(format!("{what} ended in a panic")))?
     }
-
-    /// Does work on a thread of its own, which nobody waits for.
-    pub(crate) fn detach(&self, what: &'static str, work: impl FnOnce() + Send + 'static) {
-        let work = Work::new(work);
-        if let Err(error) = self.opened(format_args!("a thread for {what}"), || work.spawn(what)) {
-            tracing::error!(%error, "no thread could be begun for {what}");
-        }
-    }
 }
 
 /// Work that waits for a thread; an attempt that fails does not lose it.

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use consensus::{Body, Snapshot, SnapshotStore, View};
 
@@ -31,13 +30,9 @@ impl SnapshotStore for SnapshotFile {
 
     /// Frees it where nobody waits, and not before the last reader has let go of it.
     fn discard(&self, old: Arc<View>) {
-        self.shortages.detach("an old view", move || {
-            let mut old = old;
-            while let Err(still_read) = Arc::try_unwrap(old) {
-                std::thread::sleep(Duration::from_millis(20));
-                old = still_read;
-            }
-        });
+        if let Some(reaper) = &self.reaper {
+            reaper.free(old);
+        }
     }
 
     async fn current(&self) -> io::Result<Option<Snapshot<File>>> {

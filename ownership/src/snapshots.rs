@@ -20,8 +20,10 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::chunks::damaged;
 use crate::error::OwnershipError;
 use crate::frames::{FrameReader, FrameWriter, PAYLOAD};
+use crate::log_store::LogStore;
 use crate::node_folder::{ClusterId, write_in_time};
 use crate::raft::{LogId, SnapshotMeta};
+use crate::reaper::Reaper;
 use crate::shortage::Shortages;
 
 const MAGIC: &[u8; 8] = b"OWNSNAP2";
@@ -61,18 +63,20 @@ pub(crate) struct SnapshotFile {
     /// another node's.
     newest: Arc<Mutex<Option<LogId>>>,
     pub(crate) shortages: Arc<Shortages>,
+    /// Of a running node only.
+    pub(crate) reaper: Option<Reaper>,
 }
 
 impl SnapshotFile {
     pub(crate) fn at(path: PathBuf, cluster: ClusterId) -> Self {
         // What a killed process left half written; there may be none.
         drop(std::fs::remove_file(path.with_extension("new")));
-        Self { path, cluster, newest: Arc::default(), shortages: Arc::default() }
+        Self { path, cluster, newest: Arc::default(), shortages: Arc::default(), reaper: None }
     }
 
-    /// Notes what it has to wait for where the log does.
-    pub(crate) fn sharing(self, shortages: Arc<Shortages>) -> Self {
-        Self { shortages, ..self }
+    /// Notes what it has to wait for where the log does, and has old views freed where the log ends.
+    pub(crate) fn sharing(self, log: &LogStore) -> Self {
+        Self { shortages: log.shortages(), reaper: Some(log.reaper()), ..self }
     }
 
     /// Replaces the snapshot, unless a newer one is there by now: the log may be purged up to that. Durable when this

@@ -65,7 +65,7 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
     refuse_reverted(&options.data_dir)?;
     let folder = identify(claimed, options, reachable.as_ref()).await?;
     let log = open_log(&folder).await?;
-    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).sharing(log.shortages());
+    let snapshots = SnapshotFile::at(folder.path("snapshot"), folder.identity.cluster).sharing(&log);
     check_term(&log, &folder)?;
     let place = Arc::new(Mutex::new(InPlace::of(&folder)?));
     let snapshot_at = check_snapshot(&snapshots, &log, &folder)?;

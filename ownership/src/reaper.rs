@@ -1,0 +1,122 @@
+//! One thread per node that lets go of what is not let go of where it was used: a large view takes long to free, and the log's end
+//! joins the log's writer. It begins with the node, so that it is there when the process can begin no thread. It waits for nothing
+//! that the process lacks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use consensus::View;
+
+use crate::peers::seldom::Seldom;
+
+/// How many things wait at most.
+const QUEUE: usize = 256;
+
+/// How many of them are views; the other places are the log's.
+const VIEWS: usize = 192;
+
+/// Between two looks for views that are still read.
+const LOOK: Duration = Duration::from_millis(20);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+enum Discarded {
+    View(Arc<View>),
+    Work(Work),
+}
+
+/// Its handle; the thread ends with the last one.
+#[derive(Clone, Debug)]
+pub(crate) struct Reaper {
+    queue: SyncSender<Discarded>,
+    views: Arc<AtomicUsize>,
+    full: Arc<Seldom>,
+}
+
+impl Reaper {
+    pub(crate) fn begin() -> io::Result<Self> {
+        let (queue, discarded) = mpsc::sync_channel(QUEUE);
+        let views = Arc::<AtomicUsize>::default();
+        let waiting = views.clone();
+        thread::Builder::new().name("reaper".into()).spawn(move || reap(&discarded, &waiting))?;
+        Ok(Self { queue, views, full: Arc::default() })
+    }
+
+    /// Frees a view once nobody reads it. Where too many wait, whoever held it last frees it.
+    pub(crate) fn free(&self, view: Arc<View>) {
+        let is_taken = self.views.fetch_add(1, Relaxed) < VIEWS && self.queue.try_send(Discarded::View(view)).is_ok();
+        if is_taken {
+            return;
+        }
+        self.views.fetch_sub(1, Relaxed);
+        if let Some(unsaid) = self.full.note(Instant::now()) {
+            tracing::warn!(unsaid, "{VIEWS} old views of the ledger wait to be freed; one was freed where others wait");
+        }
+    }
+
+    /// Does what must not be done on this thread. Never waits.
+    pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static) {
+        // One log has two or three ends, and more places than that.
+        if let Err(mpsc::TrySendError::Full(work) | mpsc::TrySendError::Disconnected(work)) =
+            self.queue.try_send(Discarded::Work(Box::new(work)))
+        {
+            tracing::error!("the thread that ends the log is gone; the log stays open as long as this process runs");
+            std::mem::forget(work);
+        }
+    }
+}
+
+fn reap(queue: &Receiver<Discarded>, views: &AtomicUsize) {
+    let mut read: Vec<Arc<View>> = Vec::new();
+    loop {
+        let next =
+            if read.is_empty() { queue.recv().map_err(RecvTimeoutError::from) } else { queue.recv_timeout(LOOK) };
+        match next {
+            Ok(Discarded::View(view)) => read.push(view),
+            Ok(Discarded::Work(work)) => work(),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let before = read.len();
+        read = read.into_iter().filter_map(|view| Arc::try_unwrap(view).err()).collect();
+        views.fetch_sub(before - read.len(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(reaper: &Reaper) -> mpsc::Receiver<()> {
+        let (tell, told) = mpsc::channel();
+        reaper.run(move || tell.send(()).unwrap());
+        told
+    }
+
+    #[test]
+    fn a_view_that_is_still_read_keeps_nothing_else_waiting_and_is_freed_in_the_end() {
+        let reaper = Reaper::begin().unwrap();
+        let view = Arc::new(View::default());
+        let (reader, freed) = (view.clone(), Arc::downgrade(&view));
+        reaper.free(view);
+        done(&reaper).recv().unwrap();
+        assert_eq!((freed.strong_count(), reaper.views.load(Relaxed)), (2, 1));
+        drop(reader);
+        while freed.strong_count() > 0 || reaper.views.load(Relaxed) > 0 {
+            done(&reaper).recv().unwrap();
+        }
+    }
+
+    #[test]
+    fn more_views_than_may_wait_are_counted_and_leave_room_for_the_log() {
+        let reaper = Reaper::begin().unwrap();
+        let view = Arc::new(View::default());
+        (0..QUEUE).for_each(|_| reaper.free(view.clone()));
+        assert_eq!(reaper.full.count(), (QUEUE - VIEWS) as u64);
+        done(&reaper).recv().unwrap();
+        assert_eq!(Arc::strong_count(&view), 1 + VIEWS);
+    }
+}
