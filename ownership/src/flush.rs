@@ -3,6 +3,7 @@
 //! One flush is on its way at a time; whatever is written meanwhile goes with the next. A flush that failed is never
 //! repeated: the kernel may have dropped the pages, so the log is poisoned and the node stops.
 
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -45,6 +46,8 @@ pub(crate) struct Flushing {
     poison: Option<String>,
     pub(crate) shortages: Arc<Shortages>,
     reaper: Reaper,
+    /// A file handle for the log's writer, which opens one of its own after the next flush, and where an error is final.
+    pub(crate) reserve: Option<File>,
 }
 
 impl Flushing {
@@ -60,6 +63,7 @@ impl Flushing {
             poison: None,
             shortages,
             reaper,
+            reserve: None,
         }
     }
 
@@ -115,6 +119,7 @@ impl Flushing {
             durable: Durable { end: self.end, last },
             waiters: std::mem::take(&mut self.waiting),
             reaper: self.reaper.clone(),
+            _reserve: self.reserve.take(),
         };
         // What cannot be sent is dropped there, which answers its waiters.
         self.wal.flush(true, Some(flushed)).inspect_err(|error| self.poisoned_by(error))
@@ -155,6 +160,8 @@ pub(crate) struct Flushed {
     durable: Durable,
     waiters: Vec<Waiter>,
     reaper: Reaper,
+    /// Closed as the last thing here; what the writer does next is to open a file.
+    _reserve: Option<File>,
 }
 
 impl Flushed {
@@ -254,12 +261,30 @@ mod tests {
             durable,
             waiters,
             reaper: Reaper::begin().unwrap(),
+            _reserve: None,
         };
         lock(&store).unwrap().poisoned_by(&io::Error::other("its folder is gone"));
         flushed.send(Ok(()));
         let error = answer.try_recv().unwrap().unwrap_err().to_string();
         assert!(error.contains("its folder is gone"), "{error}");
         assert_eq!(marks.marked(), before);
+    }
+
+    #[test]
+    fn a_reserved_file_handle_is_held_until_the_next_flush_is_through() {
+        let (_folder, store, _) = opened();
+        let (mut held, reserve) = io::pipe().unwrap();
+        let (waiter, answer) = oneshot::channel();
+        let mut flushing = lock(&store).unwrap();
+        flushing.reserve = Some(File::from(std::os::fd::OwnedFd::from(reserve)));
+        flushing.is_flushing = true;
+        flushing.flush(&store, Waiter::Call(waiter)).unwrap();
+        assert!(flushing.reserve.is_some(), "the flush on its way does not take it");
+        flushing.start(&store).unwrap();
+        assert!(flushing.reserve.is_none());
+        drop(flushing);
+        answer.blocking_recv().unwrap().unwrap();
+        assert_eq!(io::Read::read(&mut held, &mut [0]).unwrap(), 0, "it is closed");
     }
 
     #[test]
@@ -283,6 +308,7 @@ mod tests {
             durable,
             waiters,
             reaper: Reaper::begin().unwrap(),
+            _reserve: None,
         };
         flushed.send(Err(io::Error::from_raw_os_error(5)));
 

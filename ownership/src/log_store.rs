@@ -199,9 +199,10 @@ impl RaftLogStorage<Types> for LogStore {
     }
 
     async fn purge(&mut self, upto: LogIdOf<Types>) -> Result<(), io::Error> {
-        // The log's writer opens its folder to take files away, and an error there is final.
+        // The log's writer opens its folder to take files away, and an error there is final: a file handle is kept for it.
         let folder = self.marks.path().with_file_name("log");
-        drop(self.shortages.opened_soon(folder.display().to_string(), || File::open(&folder)).await?);
+        let reserve = self.shortages.opened_soon(folder.display().to_string(), || File::open(&folder)).await?;
+        self.lock()?.reserve = Some(reserve);
         self.durably(|wal| wal.purge(Coded(upto))).await
     }
 }
