@@ -43,6 +43,7 @@ impl Lobby {
     /// Gives a place to whoever comes.
     pub(crate) fn enter(self: &Arc<Self>, from: IpAddr) -> Place {
         let (stays, turned_out) = oneshot::channel();
+        let from = network_of(from);
         let id = self.next.fetch_add(1, Relaxed);
         let mut waiting = self.waiting.lock();
         if let Some(leaves) = self.who_leaves(&waiting, from) {
@@ -52,18 +53,24 @@ impl Lobby {
         Place { lobby: self.clone(), id, turned_out }
     }
 
-    /// The one that has waited longest, of the same address where that has its share, else of the address that has most.
+    /// The one that has waited longest: of the same address where that has its share, else of those that have most.
     fn who_leaves(&self, waiting: &[Waiting], from: IpAddr) -> Option<usize> {
         let mut held = BTreeMap::<IpAddr, usize>::new();
         waiting.iter().for_each(|waiting| *held.entry(waiting.from).or_default() += 1);
-        let crowded = if held.get(&from).is_some_and(|held| *held >= self.for_one_address) {
-            from
-        } else if waiting.len() >= self.places {
-            held.into_iter().max_by_key(|(_, held)| *held).map(|(address, _)| address)?
-        } else {
-            return None;
-        };
-        waiting.iter().position(|waiting| waiting.from == crowded)
+        if held.get(&from).is_some_and(|held| *held >= self.for_one_address) {
+            return waiting.iter().position(|waiting| waiting.from == from);
+        }
+        let most = held.values().max()?;
+        let crowds = |waiting: &Waiting| held.get(&waiting.from) == Some(most);
+        (waiting.len() >= self.places).then(|| waiting.iter().position(crowds))?
+    }
+}
+
+/// Who counts as one address: an IPv6 host has a whole /64.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
+        v4 => v4,
     }
 }
 
@@ -113,5 +120,23 @@ mod tests {
         drop((one, late));
         let mut again = lobby.enter(from(4));
         assert!(!is_out(&mut again) && lobby.waiting.lock().len() == 3, "who leaves makes room");
+    }
+
+    #[test]
+    fn among_addresses_with_as_many_places_the_longest_waiting_caller_leaves() {
+        let lobby = Lobby::new(3, 2);
+        let from = |n| IpAddr::from([10, 0, 0, n]);
+        let mut all: Vec<Place> = [2, 9, 5, 7].map(|n| lobby.enter(from(n))).into();
+        assert_eq!(all.iter_mut().map(is_out).collect::<Vec<_>>(), [true, false, false, false]);
+    }
+
+    #[test]
+    fn the_addresses_of_one_ipv6_network_share_its_places() {
+        let lobby = Lobby::new(8, 2);
+        let from = |network: u128, host: u128| IpAddr::V6((network << 64 | host).into());
+        let mut other = lobby.enter(from(2, 1));
+        let mut all: Vec<Place> = (1..6).map(|host| lobby.enter(from(1, host))).collect();
+        assert_eq!(all.iter_mut().map(is_out).collect::<Vec<_>>(), [true, true, true, false, false]);
+        assert!(!is_out(&mut other));
     }
 }
