@@ -109,6 +109,7 @@ impl Core {
     /// A message that Raft may hear. One that names what no sound node names would stay in its files for good.
     fn plausible<M: Names>(&self, from: NodeId, vote: Vote, message: M) -> Result<M, PeerError> {
         let own = self.raft.metrics().borrow_watched().current_term;
+        let own = terms::beside(own, own == 0 && self.log.is_new());
         match terms::check_own(from, &vote).and_then(|()| terms::check(own, &message)) {
             Ok(()) => Ok(message),
             Err(error) => {

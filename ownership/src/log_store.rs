@@ -62,6 +62,14 @@ impl LogStore {
         Ok((index(state.purged()), index(state.last())))
     }
 
+    /// Whether nothing was ever written to it: no vote and no entry.
+    pub(crate) fn is_new(&self) -> bool {
+        self.lock().is_ok_and(|shared| {
+            let state = shared.wal.log_state();
+            state.vote().is_none() && state.last().is_none() && state.purged().is_none()
+        })
+    }
+
     /// What the log had to wait for.
     pub(crate) fn shortages(&self) -> Arc<Shortages> {
         self.shortages.clone()

@@ -1,14 +1,21 @@
 //! A node that asks to be added, over the real leader: its release has to work at the cluster's level, and one change is made
 //! at a time.
 
+use std::time::Duration;
+
 use consensus::{Leadership, Levels, Newcomer, NotWritten, Turn};
 use futures::FutureExt;
-use ledger::{Command, Entry, LEVEL, NEXT_LEVEL, Submission};
+use ledger::{Command, Entry, FOUNDER, LEVEL, NEXT_LEVEL, Submission};
+use openraft::storage::RaftLogStorage;
 use vocabulary::{ClientId, ClientSerial, NodeId};
 
 use crate::core::Core;
 use crate::joining::Enrolment;
+use crate::log_store::LogStore;
 use crate::members::{MemberError, enrol};
+use crate::node_folder::NodeFolder;
+use crate::raft::Vote;
+use crate::terms::MAX_JUMP;
 use crate::{Directory, Options, Peering};
 
 const NEWCOMER: NodeId = NodeId(2);
@@ -90,6 +97,31 @@ async fn what_was_decided_in_another_leadership_is_not_written() {
     assert_eq!(turn.let_in(founder.raft(), newcomer, || LEVEL).await, Err(NotWritten::NotLeading));
     assert_eq!(turn.write(founder.raft(), raise(founder.core())).await, Err(NotWritten::NotLeading));
     assert_eq!((founder.members().len(), founder.view().level()), (1, LEVEL));
+    founder.halt().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_has_elected_ever_so_often_lets_newcomers_in() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let before = open(&folder, NEXT_LEVEL).await;
+    let address = before.members()[0].address.clone();
+    before.close().await.unwrap();
+    drop(before);
+    let term = 3 * MAX_JUMP;
+    let mut log = LogStore::open(&NodeFolder::open(folder.path(), None).unwrap()).unwrap();
+    log.save_vote(&Vote::new(term, FOUNDER.0)).await.unwrap();
+    drop(log);
+    let founder = open_at(address.clone(), &folder, NEXT_LEVEL).await;
+    let peering = Peering {
+        listen: Some("127.0.0.1:0".into()),
+        join: vec![address],
+        join_within: Duration::from_secs(20),
+        ..Peering::default()
+    };
+    let newcomer = Directory::open(Options { peering, ..Options::new(other.path()) }).await.unwrap();
+    assert!(newcomer.view().quorum().term > term);
+    assert_eq!(founder.members().len(), 2);
+    newcomer.halt().await.unwrap();
     founder.halt().await.unwrap();
 }
 

@@ -112,6 +112,12 @@ pub(crate) fn check_own(from: NodeId, vote: &Vote) -> Result<(), Implausible> {
     if node == from.0 { Ok(()) } else { Err(Implausible::Other(node)) }
 }
 
+/// The term beside which a message is judged, at a node of this term. A new one has heard of none: it takes the one of the cluster
+/// that let it in, however often that has elected. Pure.
+pub(crate) fn beside(own: u64, is_new: bool) -> u64 {
+    if is_new { MAX_TERM } else { own }
+}
+
 /// Refuses a message that names what no sound node would, at a node of this term. Pure.
 pub(crate) fn check(own: u64, message: &impl Names) -> Result<(), Implausible> {
     for (term, index) in message.named() {
@@ -144,6 +150,13 @@ mod tests {
         for (own, term) in [(0, MAX_JUMP + 1), (9, u64::MAX), (MAX_TERM, MAX_TERM + 1), (u64::MAX, u64::MAX)] {
             assert_eq!(check(own, &vote(term)), Err(Implausible::Term { term, own }));
         }
+    }
+
+    #[test]
+    fn a_new_node_believes_every_term_that_elections_may_reach() {
+        assert!(check(beside(0, false), &vote(MAX_JUMP + 1)).is_err());
+        assert_eq!(check(beside(0, true), &vote(MAX_TERM)), Ok(()));
+        assert!(check(beside(0, true), &vote(MAX_TERM + 1)).is_err());
     }
 
     #[test]
