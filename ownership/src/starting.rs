@@ -105,11 +105,11 @@ pub(crate) async fn start(options: &Options) -> Result<Started, OwnershipError> 
         tracing::info!(node = %core.node(), cluster = %registry.own.cluster, listen = %listener.address, address, "this node listens for others");
         let (listener, own) = (Arc::new(listener), core.clone());
         tasks.push(Task(
-            core.supervision.keep("node_listener", move || listener.clone().run(registry.clone(), own.clone())),
+            core.supervision.keep_forever("node_listener", move || listener.clone().run(registry.clone(), own.clone())),
         ));
     }
     let (own, options_of, snapshot_bytes) = (core.clone(), options.clone(), core.log.bytes());
-    tasks.push(Task(core.supervision.keep("ticker", move || {
+    tasks.push(Task(core.supervision.keep_forever("ticker", move || {
         let (core, options, unfinished) = (own.clone(), options_of.clone(), Unfinished::default());
         Ticker { core, options, snapshot_at, snapshot_bytes, unfinished }.run()
     })));

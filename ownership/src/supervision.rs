@@ -73,11 +73,36 @@ impl Supervision {
     pub fn keep<F: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         name: &'static str,
+        begin: impl FnMut() -> F + Send + 'static,
+    ) -> JoinHandle<()> {
+        tokio::spawn(self.kept(name, begin))
+    }
+
+    /// Runs a task whose work is never done: that it returns is an end as well.
+    pub fn keep_forever<F: Future<Output = ()> + Send>(
+        self: &Arc<Self>,
+        name: &'static str,
         mut begin: impl FnMut() -> F + Send + 'static,
     ) -> JoinHandle<()> {
+        let begin = move || {
+            let task = begin();
+            async move {
+                task.await;
+                panic!("it returned, and has no end");
+            }
+        };
+        tokio::spawn(self.kept(name, begin))
+    }
+
+    /// [`Supervision::keep`] for who spawns it: several tasks may have one name.
+    pub fn kept<F: Future<Output = ()> + Send>(
+        self: &Arc<Self>,
+        name: &'static str,
+        mut begin: impl FnMut() -> F + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let own = self.clone();
         let fail_point = self.fail_points.lock().entry(name).or_default().clone();
-        tokio::spawn(async move {
+        async move {
             let mut wait = FIRST_WAIT;
             loop {
                 let begun = Instant::now();
@@ -88,7 +113,11 @@ impl Supervision {
                     () = fail_point.notified() => Err(Box::new("a fail point")),
                 };
                 let Err(panic) = ended else {
-                    own.fail_points.lock().remove(name);
+                    let mut fail_points = own.fail_points.lock();
+                    // The map's own, and this one.
+                    if Arc::strong_count(&fail_point) == 2 {
+                        fail_points.remove(name);
+                    }
                     return;
                 };
                 own.note(name);
@@ -105,7 +134,7 @@ impl Supervision {
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(LONGEST_WAIT);
             }
-        })
+        }
     }
 }
 
@@ -139,6 +168,34 @@ mod tests {
         }
         assert_eq!(told.recv().await, None, "what a life held is gone");
         assert_eq!((supervision.ended(), supervision.lately()), (BTreeMap::from([("ticker", 2)]), vec!["ticker"]));
+    }
+
+    #[tokio::test]
+    async fn a_task_without_an_end_that_returns_is_counted_and_begun_anew() {
+        let (supervision, (tell, mut told)) = (Arc::new(Supervision::default()), mpsc::channel(8));
+        let task = supervision.keep_forever("ticker", move || {
+            let tell = tell.clone();
+            async move { tell.send(()).await.unwrap() }
+        });
+        for _ in 0..3 {
+            told.recv().await.unwrap();
+        }
+        task.abort();
+        assert!(supervision.ended()["ticker"] >= 2);
+    }
+
+    #[tokio::test]
+    async fn a_name_is_known_as_long_as_one_task_has_it() {
+        let (supervision, (hold, held)) = (Arc::new(Supervision::default()), mpsc::channel::<()>(1));
+        let long = supervision.keep("probes", move || {
+            let hold = hold.clone();
+            async move { hold.closed().await }
+        });
+        supervision.keep("probes", || async {}).await.unwrap();
+        assert_eq!(supervision.tasks(), ["probes"]);
+        drop(held);
+        long.await.unwrap();
+        assert!(supervision.tasks().is_empty());
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use ownership::ledger::{Command, Outcome, RegisterWorker, WorkerKind, WorkerSpec as LedgerSpec};
 use ownership::{Directory, Options, OwnershipError, Room};
 use parking_lot::Mutex;
@@ -14,7 +15,7 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
 use vocabulary::{Micros, ModelId};
 use workers_shim::events::SharedIndex;
-use workers_shim::fleet::{Alive, Fleet, FleetError, FleetOptions, Pace, RulesOf};
+use workers_shim::fleet::{Alive, Fleet, FleetError, FleetOptions, Keep, Pace, RulesOf};
 
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::Config;
@@ -85,7 +86,9 @@ impl Rooms {
         let index = SharedIndex::new();
         let neighbours: Arc<dyn Neighbours> = Arc::new(directory.peers().clone());
         let (alive, reports) = mpsc::channel(WAITING_REPORTS);
-        let fleet = Arc::new(Fleet::start(FleetOptions {
+        let supervision = directory.supervision().clone();
+        let keep: Keep = Arc::new(move |name, begin| supervision.kept(name, begin).boxed());
+        let options = FleetOptions {
             workers: Vec::new(),
             pace: Pace::default(),
             index: index.clone(),
@@ -93,7 +96,8 @@ impl Rooms {
             alive: Some(alive),
             routed: RoutedLimits::default(),
             imprints: Some(Arc::new(Borrower::new(neighbours.clone(), metrics.exchange.clone()))),
-        })?);
+        };
+        let fleet = Arc::new(Fleet::start_kept(options, keep)?);
         let (roster, untaken) = (Arc::new(Roster::default()), Arc::new(Untaken::default()));
         let discovery = (&config.discovery, metrics.process.discovery.clone());
         let membership = Membership::new((fleet.clone(), roster.clone()), directory.clone(), discovery);
@@ -119,11 +123,11 @@ impl Rooms {
         }
         membership.apply()?;
         let (kept, expired) = (membership.clone(), membership.clone());
-        running.push(tasks.keep("membership", move || kept.clone().keep()));
-        running.push(tasks.keep("registrations", move || expired.clone().expire()));
+        running.push(tasks.keep_forever("membership", move || kept.clone().keep()));
+        running.push(tasks.keep_forever("registrations", move || expired.clone().expire()));
         for name in config.discovery.dns.iter().cloned().enumerate() {
             let told = membership.clone();
-            running.push(tasks.keep("dns", move || dns::follow(told.clone(), name.clone())));
+            running.push(tasks.keep_forever("dns", move || dns::follow(told.clone(), name.clone())));
         }
         for service in config.discovery.kubernetes.iter().cloned().enumerate() {
             let told = membership.clone();

@@ -108,11 +108,9 @@ impl Serving {
         };
         let open = gateway.metrics.process.connections.clone();
         let routes = proxy::routes(&gateway);
-        let proxy = Server::start(proxy, routes, limits, open).map_err(|source| StartError::Listen {
-            address: settings.listen,
-            setting: "proxy.listen",
-            source,
-        })?;
+        let tasks = gateway.directory().supervision();
+        let proxy = Server::start_kept(proxy, routes, limits, open, (tasks, "proxy_listener"))
+            .map_err(|source| StartError::Listen { address: settings.listen, setting: "proxy.listen", source })?;
         let small = ServerLimits {
             connections: shares.operators,
             unauthenticated: Some(UnauthenticatedLimits {
@@ -125,9 +123,9 @@ impl Serving {
         };
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
-        let operator = Server::start(operator, operator::routes(&desk), small, uncounted)
+        let (routes, kept) = (operator::routes(&desk), (tasks, "operator_listener"));
+        let operator = Server::start_kept(operator, routes, small, uncounted, kept)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
-        let tasks = gateway.directory().supervision();
         let mut background = Vec::new();
         if gateway.keys.required() {
             let (keys, followed) = (gateway.keys.clone(), gateway.followed("api_keys"));
@@ -292,7 +290,9 @@ mod tests {
         let front = front(&[&worker], &settings).await;
         let tasks = front.gateway.directory().supervision().clone();
         let names = tasks.tasks();
-        for wanted in ["api_keys", "workers_file", "dns", "leases", "membership", "sessions", "writer", "proposer"] {
+        let wanted =
+            "api_keys workers_file dns leases membership probes events proxy_listener sessions writer proposer";
+        for wanted in wanted.split(' ') {
             assert!(names.contains(&wanted), "{wanted} is not among {names:?}");
         }
         for name in names {

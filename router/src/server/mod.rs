@@ -17,6 +17,7 @@ use std::time::Duration;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
+use ownership::Supervision;
 use prometheus::IntGauge;
 use serde::Deserialize;
 use smart_default::SmartDefault;
@@ -142,6 +143,17 @@ pub struct Server {
 impl Server {
     /// Serves `routes` at an address that was taken; `open` shows the connections.
     pub fn start(bound: Bound, routes: Router, limits: ServerLimits, open: IntGauge) -> std::io::Result<Self> {
+        Self::start_kept(bound, routes, limits, open, (&Arc::default(), "listener"))
+    }
+
+    /// The same, with an accept loop that is supervised under this name.
+    pub fn start_kept(
+        bound: Bound,
+        routes: Router,
+        limits: ServerLimits,
+        open: IntGauge,
+        (tasks, name): (&Arc<Supervision>, &'static str),
+    ) -> std::io::Result<Self> {
         let listener = bound.socket.listen(WAITING)?;
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
@@ -158,7 +170,8 @@ impl Server {
             open,
             tls: bound.tls.map(TlsAcceptor::from),
         };
-        let accepting = tokio::spawn(accept(listener, accepting));
+        let listener = Arc::new(listener);
+        let accepting = tasks.keep(name, move || accept(listener.clone(), accepting.clone()));
         Ok(Self { address, stop, accepting, places, limits })
     }
 
@@ -183,6 +196,7 @@ impl Server {
     }
 }
 
+#[derive(Clone)]
 struct Accepting {
     places: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
@@ -231,7 +245,7 @@ impl Drop for OpenConnection {
     }
 }
 
-async fn accept(listener: TcpListener, mut accepting: Accepting) {
+async fn accept(listener: Arc<TcpListener>, mut accepting: Accepting) {
     let mut stopping = accepting.stopping.clone();
     let mut warnings = RareWarning::default();
     loop {

@@ -148,7 +148,8 @@ impl Worker {
         }
         loop {
             match timeout(self.with.look_again, ranks.join_next()).await {
-                // A rank that panicked has left nothing to do.
+                // Whoever keeps this task tells of it, and begins it anew.
+                Ok(Some(Err(error))) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 // What is guessed beside the events grows old.

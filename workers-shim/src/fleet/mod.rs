@@ -31,6 +31,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use residency::{RoutedLimits, SourceRules};
 use tokio::sync::{Notify, mpsc};
@@ -92,6 +94,12 @@ pub struct FleetOptions {
     pub imprints: Option<Arc<dyn Imprints>>,
 }
 
+/// Begins a task, once more after it ended in a panic.
+pub type Begin = Box<dyn FnMut() -> BoxFuture<'static, ()> + Send>;
+
+/// Runs a task of this name until its work is done, and begins it anew where a panic ends it. Several tasks have one name.
+pub type Keep = Arc<dyn Fn(&'static str, Begin) -> BoxFuture<'static, ()> + Send + Sync>;
+
 /// Every worker as it looks now. Dropping it stops its probes and its event streams.
 pub struct Fleet {
     roll: Arc<Roll>,
@@ -118,11 +126,17 @@ struct Recruiting {
     pace: Pace,
     alive: Option<mpsc::Sender<Alive>>,
     following: Following,
+    keep: Keep,
 }
 
 impl Fleet {
-    /// Starts to watch. Must be called inside a tokio runtime.
+    /// Starts to watch, with tasks that a panic ends for good. Must be called inside a tokio runtime.
     pub fn start(options: FleetOptions) -> Result<Self, FleetError> {
+        Self::start_kept(options, Arc::new(|_, mut begin| begin()))
+    }
+
+    /// Starts to watch, with tasks that are kept. Must be called inside a tokio runtime.
+    pub fn start_kept(options: FleetOptions, keep: Keep) -> Result<Self, FleetError> {
         let client = probe::client(options.pace)?;
         let following = Following {
             client: client.clone(),
@@ -134,7 +148,7 @@ impl Fleet {
         };
         let fleet = Self {
             roll: Arc::default(),
-            recruiting: Recruiting { client, pace: options.pace, alive: options.alive, following },
+            recruiting: Recruiting { client, pace: options.pace, alive: options.alive, following, keep },
             index: options.index,
             revision: Arc::new(AtomicU64::new(1)),
             cached: ArcSwap::from_pointee(Cached { revision: 0, views: Arc::new([]) }),
@@ -171,22 +185,32 @@ impl Fleet {
     }
 
     fn watch(&self, Newcomer { member, before }: Newcomer, tasks: &mut JoinSet<()>) {
-        let Recruiting { client, pace, alive, following } = &self.recruiting;
+        let Recruiting { client, pace, alive, following, keep } = &self.recruiting;
         let (client, pace, alive) = (client.clone(), *pace, alive.clone());
         let prober = Prober { member: member.clone(), client, pace, alive };
         let (roll, gone) = (self.roll.clone(), member.clone());
-        tasks.spawn(async move {
-            prober.run().await;
-            gone.forgotten().await;
-            roll.strike(&gone);
-        });
-        let following = following.clone();
-        tasks.spawn(async move {
-            if let Some(before) = before {
-                before.forgotten().await;
+        let probing = move || {
+            let (prober, roll, gone) = (prober.clone(), roll.clone(), gone.clone());
+            async move {
+                prober.run().await;
+                gone.forgotten().await;
+                roll.strike(&gone);
             }
-            follow(member, following).await;
-        });
+            .boxed()
+        };
+        tasks.spawn(keep("probes", Box::new(probing)));
+        let following = following.clone();
+        let followed = move || {
+            let (before, member, following) = (before.clone(), member.clone(), following.clone());
+            async move {
+                if let Some(before) = before {
+                    before.forgotten().await;
+                }
+                follow(member, following).await;
+            }
+            .boxed()
+        };
+        tasks.spawn(keep("events", Box::new(followed)));
     }
 
     /// All workers that are listed, in their order. Made anew only when something changed.

@@ -78,6 +78,7 @@ pub(crate) async fn life_of(client: &reqwest::Client, member: &Member) -> Option
 }
 
 /// One worker's probes.
+#[derive(Clone)]
 pub(super) struct Prober {
     pub(super) member: Arc<Member>,
     pub(super) client: reqwest::Client,

@@ -130,6 +130,17 @@ impl Watch {
     }
 
     fn open(workers: Vec<WorkerSpec>, pace: Pace, imprints: Option<Arc<dyn Imprints>>) -> Self {
+        Self::start((workers, pace, imprints), |options| Fleet::start(options))
+    }
+
+    fn kept(workers: Vec<WorkerSpec>, pace: Pace, keep: Keep) -> Self {
+        Self::start((workers, pace, None), |options| Fleet::start_kept(options, keep))
+    }
+
+    fn start(
+        (workers, pace, imprints): (Vec<WorkerSpec>, Pace, Option<Arc<dyn Imprints>>),
+        start: impl FnOnce(FleetOptions) -> Result<Fleet, FleetError>,
+    ) -> Self {
         let index = SharedIndex::new();
         let (alive, reports) = mpsc::channel(64);
         let rules = SourceRules::new(Tokens(4), SEED, namespace());
@@ -142,7 +153,7 @@ impl Watch {
             routed: RoutedLimits::default(),
             imprints,
         };
-        Self { fleet: Arc::new(Fleet::start(options).unwrap()), index, alive: reports }
+        Self { fleet: Arc::new(start(options).unwrap()), index, alive: reports }
     }
 
     fn at(address: SocketAddr) -> Self {

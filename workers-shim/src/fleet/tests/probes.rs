@@ -153,6 +153,42 @@ async fn an_engine_whose_metrics_fail_stays_who_it_is_and_its_load_is_forgotten(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_that_end_in_a_panic_are_counted_begun_anew_and_see_what_happens_then() {
+    let engine = Engine::start().await;
+    let (panics, ended) = (Arc::new(Notify::new()), Arc::new(AtomicU64::new(0)));
+    let (planted, counted) = (panics.clone(), ended.clone());
+    let keep: Keep = Arc::new(move |name, mut begin| {
+        let (planted, counted) = (planted.clone(), counted.clone());
+        Box::pin(async move {
+            loop {
+                let fails = async {
+                    planted.notified().await;
+                    panic!("a planted one");
+                };
+                let life = async {
+                    tokio::select! {
+                        () = begin() => {}
+                        () = fails, if name == "probes" => {}
+                    }
+                };
+                match std::panic::AssertUnwindSafe(life).catch_unwind().await {
+                    Ok(()) => return,
+                    Err(_) => counted.fetch_add(1, Ordering::Relaxed),
+                };
+            }
+        })
+    });
+    let watch = Watch::kept(vec![spec(&engine)], quick(), keep);
+    ready(&watch).await;
+    panics.notify_one();
+    watch.until("ended", |_| ended.load(Ordering::Relaxed) == 1).await;
+    engine.mood("/health", Mood::Status(503));
+    unreachable(&watch).await;
+    engine.mood("/health", Mood::Good);
+    ready(&watch).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_ill_takes_no_work_until_it_says_otherwise() {
     let engine = Engine::start().await;
     let watch = watch(vec![spec(&engine)]);
