@@ -124,6 +124,21 @@ pub(crate) struct Sighting {
     pub(crate) revision: u64,
 }
 
+impl Sighting {
+    /// Whether the lease under which something was granted then has ended, by this.
+    pub(crate) fn shows_ended(&self, granted: Epoch) -> bool {
+        // In another generation indexes begin anew.
+        let is_later = self.revision >= granted.index || self.granted.generation != granted.generation;
+        self.granted > granted || !self.is_live && is_later
+    }
+
+    /// Whether it went on without an end up to `until`.
+    pub(crate) fn shows_held(&self, granted: Epoch, until: Epoch) -> bool {
+        let is_later = self.revision >= until.index && self.granted.generation == until.generation;
+        self.is_live && self.granted <= granted && is_later
+    }
+}
+
 /// Everything that was seen. Shared by all clients; pushing is all they do with it.
 pub(crate) struct History {
     began: Instant,

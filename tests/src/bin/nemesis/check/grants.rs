@@ -105,8 +105,8 @@ impl Change<'_> {
     /// No, when the owner's lease was seen after the change as it had been before it.
     fn lease_may_have_ended(&self, sightings: &[Sighting]) -> bool {
         let own = || sightings.iter().filter(|seen| seen.worker == self.owner.worker);
-        let held = own().any(|seen| seen.is_live && seen.granted <= self.from && seen.revision >= self.to.index);
-        let ended = own().any(|seen| seen.granted > self.from || !seen.is_live);
+        let held = own().any(|seen| seen.shows_held(self.from, self.to));
+        let ended = own().any(|seen| seen.shows_ended(self.from));
         ended && !held
     }
 }

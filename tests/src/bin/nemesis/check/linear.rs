@@ -87,17 +87,18 @@ impl Model<'_> {
             (Asked::Read, Answer::Found(found)) => {
                 let same = found.owner == owner && mark.may_be(found.epoch);
                 // The owner of an ended lease is taken out.
-                let ended = found.owner.is_none() && self.may_be_free(state?) && found.epoch > mark.floor();
+                let ended =
+                    found.owner.is_none() && self.may_be_free(state?, Some(found.epoch)) && found.epoch > mark.floor();
                 (same || ended).then_some(State { owner: found.owner, mark: Mark::At(found.epoch) })?
             }
             (Asked::Claim(to) | Asked::Migrate { to, .. }, Answer::Granted(epoch)) if owner == Some(to) => {
                 mark.may_be(epoch).then(|| granted(to, epoch))?
             }
             (Asked::Claim(to), Answer::Granted(epoch)) => {
-                (self.may_be_free(state?) && epoch > mark.floor()).then(|| granted(to, epoch))?
+                (self.may_be_free(state?, Some(epoch)) && epoch > mark.floor()).then(|| granted(to, epoch))?
             }
             (Asked::Migrate { to, seen }, Answer::Granted(epoch)) => {
-                let is_allowed = mark.may_be(seen) || self.may_be_free(state?);
+                let is_allowed = mark.may_be(seen) || self.may_be_free(state?, Some(epoch));
                 (is_allowed && epoch > mark.floor()).then(|| granted(to, epoch))?
             }
             (Asked::Release { owner: from, seen }, Answer::Released) => match owner == Some(from) {
@@ -105,7 +106,7 @@ impl Model<'_> {
                 // Somebody took it away before; the fence says that this was seen to be so, or is.
                 false => mark.may_be_above(seen).then_some(state?)?,
             },
-            // Refused: nothing was changed. Why is the business of the model's own tests.
+            (_, Answer::Refused) => self.may_refuse(state?, operation).then_some(state?)?,
             _ => state?,
         };
         Some(Some(after))
@@ -115,10 +116,12 @@ impl Model<'_> {
     fn happened(&self, state: Option<State>, operation: &Operation) -> Option<State> {
         let State { owner, mark } = state?;
         match operation.asked {
-            Asked::Claim(to) if owner != Some(to) && self.may_be_free(state?) => {
+            Asked::Claim(to) if owner != Some(to) && self.may_be_free(state?, None) => {
                 Some(State { owner: Some(to), mark: Mark::Above(mark.floor()) })
             }
-            Asked::Migrate { to, seen } if owner != Some(to) && (mark.may_be(seen) || self.may_be_free(state?)) => {
+            Asked::Migrate { to, seen }
+                if owner != Some(to) && (mark.may_be(seen) || self.may_be_free(state?, None)) =>
+            {
                 Some(State { owner: Some(to), mark: Mark::Above(mark.floor().max(seen)) })
             }
             Asked::Release { owner: from, seen } if owner == Some(from) && mark.may_be(seen) => {
@@ -128,11 +131,27 @@ impl Model<'_> {
         }
     }
 
-    /// Nobody has it, or its owner's lease may have ended since.
-    fn may_be_free(&self, state: State) -> bool {
+    /// Whether the ledger may have answered no, and so changed nothing. Where a target takes nothing, or an owner's lease is over, is
+    /// not known of each moment; what needs neither is.
+    fn may_refuse(&self, state: State, operation: &Operation) -> bool {
+        match operation.asked {
+            // It was there before, and is not forgotten within a run.
+            Asked::Read => false,
+            Asked::Claim(to) if state.owner == Some(to) => self.may_be_free(state, None),
+            Asked::Release { owner, seen } if state == (State { owner: Some(owner), mark: Mark::At(seen) }) => {
+                self.may_be_free(state, None)
+            }
+            Asked::Claim(_) | Asked::Migrate { .. } | Asked::Release { .. } => true,
+        }
+    }
+
+    /// Nobody has it, or its owner's lease may have ended since, before the epoch `until` where that is known.
+    fn may_be_free(&self, state: State, until: Option<Epoch>) -> bool {
+        let granted = state.mark.floor();
         let ended = |owner: Owner| {
-            let own = self.sightings.iter().filter(|seen| seen.worker == owner.worker);
-            own.into_iter().any(|seen| !seen.is_live || seen.granted > state.mark.floor())
+            let own = || self.sightings.iter().filter(|seen| seen.worker == owner.worker);
+            let held = |until: Epoch| own().any(|seen| seen.shows_held(granted, until));
+            own().any(|seen| seen.shows_ended(granted)) && !until.is_some_and(held)
         };
         state.owner.is_none_or(ended)
     }
@@ -381,6 +400,38 @@ mod tests {
         let swept = [claim((0, 1), A, granted(5)), read((2, 3), None, 7)];
         fails(&swept);
         assert_eq!(check_with(&swept, &[lease(2, false)]), Verdict::Linearizable);
+    }
+
+    #[test]
+    fn what_was_seen_of_a_lease_counts_for_its_own_time_only() {
+        let operations = [claim((0, 1), A, granted(50)), claim((2, 3), B, granted(90))];
+        let lease = |granted, is_live, revision| Sighting { worker: A.worker, granted: at(granted), is_live, revision };
+        // An earlier lease had ended before it was granted the session.
+        assert!(matches!(check_with(&operations, &[lease(10, false, 30), lease(40, true, 60)]), Verdict::Broken(_)));
+        // It was held long after, and ended then.
+        let late = [lease(40, true, 95), lease(40, false, 120)];
+        assert!(matches!(check_with(&operations, &late), Verdict::Broken(_)));
+        assert_eq!(check_with(&operations, &[lease(40, true, 60), lease(40, false, 120)]), Verdict::Linearizable);
+        let swept = [claim((0, 1), A, granted(50)), read((2, 3), None, 90)];
+        assert!(matches!(check_with(&swept, &late), Verdict::Broken(_)));
+    }
+
+    #[test]
+    fn a_refusal_needs_a_reason_that_may_have_been() {
+        let owned = claim((0, 1), A, granted(5));
+        holds(&[owned, claim((2, 3), B, Answer::Refused)]);
+        holds(&[owned, release((2, 3), A, 3, Answer::Refused)]);
+        holds(&[owned, migrate((2, 3), B, 5, Answer::Refused)]);
+        // Its owner asks for what it has, or gives it back.
+        fails(&[owned, claim((2, 3), A, Answer::Refused)]);
+        fails(&[owned, release((2, 3), A, 5, Answer::Refused)]);
+        fails(&[owned, op((2, 3), Asked::Read, Answer::Refused)]);
+        // Of two at once, the refused one was the later.
+        holds(&[owned, release((2, 9), A, 5, Answer::Refused), migrate((2, 9), B, 5, granted(8))]);
+        let ended = Sighting { worker: A.worker, granted: at(2), is_live: false, revision: 20 };
+        let refused = [owned, claim((2, 3), A, Answer::Refused), release((4, 5), A, 5, Answer::Refused)];
+        assert_eq!(check_with(&refused, &[ended]), Verdict::Linearizable);
+        holds(&[claim((0, 1), A, Answer::Refused), read((2, 3), None, 1)]);
     }
 
     #[test]
