@@ -118,7 +118,8 @@ async fn a_cluster_that_has_elected_ever_so_often_lets_newcomers_in() {
         join_within: Duration::from_secs(20),
         ..Peering::default()
     };
-    let newcomer = Directory::open(Options { peering, ..Options::new(other.path()) }).await.unwrap();
+    let options = Options { peering, max_level: Some(NEXT_LEVEL), ..Options::new(other.path()) };
+    let newcomer = Directory::open(options).await.unwrap();
     assert!(newcomer.view().quorum().term > term);
     assert_eq!(founder.members().len(), 2);
     newcomer.halt().await.unwrap();
