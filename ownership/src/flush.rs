@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use consensus::is_shortage;
 use openraft::storage::IOFlushed;
 use raft_log::api::raft_log_writer::RaftLogWriter;
 use raft_log::chunked_wal::Config;
@@ -16,7 +17,7 @@ use tokio::sync::oneshot;
 use crate::committed::{Durable, Marks};
 use crate::raft::Types;
 use crate::reaper::Reaper;
-use crate::shortage::{Shortages, is_shortage};
+use crate::shortage::Shortages;
 use crate::wal::WalTypes;
 
 pub(crate) enum Waiter {

@@ -8,26 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use consensus::Waits;
 use parking_lot::Mutex;
-use rustix::io::Errno;
 use tokio::sync::oneshot;
 
 use crate::peers::seldom::Seldom;
 
-/// The wait after the first failed attempt; it doubles.
-const FIRST_WAIT: Duration = Duration::from_millis(10);
-
-/// The longest wait between two attempts.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
-
 /// For how long a shortage counts as one of now.
 const LATELY: Duration = Duration::from_secs(30);
-
-/// Whether an error says that the process has run out of something for now.
-pub(crate) fn is_shortage(error: &io::Error) -> bool {
-    let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN];
-    Errno::from_io_error(error).is_some_and(|errno| short.contains(&errno))
-}
 
 /// Shortages that one node has met.
 #[derive(Debug, Default)]
@@ -66,36 +54,32 @@ impl Shortages {
         }
     }
 
-    /// Whether a failed attempt is made again after this wait.
-    fn goes_on(&self, what: &impl Display, error: &io::Error) -> bool {
-        if !is_shortage(error) || self.is_over.load(Relaxed) {
-            return false;
-        }
+    /// After which wait a failed attempt is made again, if it is.
+    fn wait(&self, waits: &mut Waits, what: &impl Display, error: &io::Error) -> Option<Duration> {
+        let wait = waits.after(error).filter(|_| !self.is_over.load(Relaxed))?;
         self.note(what, error);
-        true
+        Some(wait)
     }
 
     /// Opens something, as soon as the process can. Blocks this thread.
     pub(crate) fn opened<T>(&self, what: impl Display, mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        let mut wait = FIRST_WAIT;
+        let mut waits = Waits::default();
         loop {
-            match open() {
-                Err(error) if self.goes_on(&what, &error) => thread::sleep(wait),
-                opened => return opened,
-            }
-            wait = (wait * 2).min(LONGEST_WAIT);
+            let opened = open();
+            let wait = opened.as_ref().err().and_then(|error| self.wait(&mut waits, &what, error));
+            let Some(wait) = wait else { return opened };
+            thread::sleep(wait);
         }
     }
 
     /// The same, beside the runtime's threads.
     pub(crate) async fn opened_soon<T>(&self, what: String, mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        let mut wait = FIRST_WAIT;
+        let mut waits = Waits::default();
         loop {
-            match open() {
-                Err(error) if self.goes_on(&what, &error) => tokio::time::sleep(wait).await,
-                opened => return opened,
-            }
-            wait = (wait * 2).min(LONGEST_WAIT);
+            let opened = open();
+            let wait = opened.as_ref().err().and_then(|error| self.wait(&mut waits, &what, error));
+            let Some(wait) = wait else { return opened };
+            tokio::time::sleep(wait).await;
         }
     }
 
@@ -135,6 +119,8 @@ impl<W: FnOnce() + Send + 'static> Work<W> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
     fn failing<T: Copy>(times: u32, errno: Errno, then: T) -> impl FnMut() -> io::Result<T> {

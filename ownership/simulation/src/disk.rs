@@ -9,10 +9,11 @@ use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use consensus::{LogEntry, LogId, SnapshotMeta, Vote};
+use consensus::{LogEntry, LogId, SnapshotMeta, Vote, Waits};
+use openraft::AsyncRuntime;
 
 use crate::rng::Rng;
-use crate::runtime::true_time;
+use crate::runtime::{Sim, true_time};
 
 /// How a process ended, for its disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -256,6 +257,16 @@ impl Disk {
         match self.lock().short_of {
             Some(short @ (Shortage::Files | Shortage::Memory)) => Err(short.error()),
             Some(Shortage::Threads) | None => Ok(()),
+        }
+    }
+
+    /// Opens or begins something as soon as its process can, as servers do.
+    pub(crate) async fn in_time(&self, begin: impl Fn(&Self) -> io::Result<()>) -> io::Result<()> {
+        let mut waits = Waits::default();
+        loop {
+            let begun = begin(self);
+            let Some(wait) = begun.as_ref().err().and_then(|error| waits.after(error)) else { return begun };
+            Sim::sleep(wait).await;
         }
     }
 

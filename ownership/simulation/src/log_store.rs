@@ -3,17 +3,13 @@
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
-use std::time::Duration;
 
-use consensus::{LogEntry, LogId, Types, Vote};
+use consensus::{LogEntry, LogId, Types, Vote, is_shortage};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{AsyncRuntime, OptionalSend, RaftLogReader};
 
 use crate::disk::{Disk, Write};
 use crate::runtime::{Sim, true_time};
-
-/// Between two attempts to open a file.
-const AGAIN: Duration = Duration::from_millis(100);
 
 type SimTypes = Types<Sim>;
 
@@ -33,14 +29,6 @@ impl LogStore {
         let (done_at, upto) = self.disk.flush();
         Sim::sleep(done_at.saturating_sub(true_time())).await;
         self.disk.flushed(upto)
-    }
-
-    /// Opens a file as soon as the process can: nothing is in doubt meanwhile.
-    async fn opened(&self) -> io::Result<()> {
-        while self.disk.open().is_err() {
-            Sim::sleep(AGAIN).await;
-        }
-        Ok(())
     }
 
     async fn durably(&self, write: Write) -> io::Result<()> {
@@ -105,7 +93,7 @@ impl RaftLogStorage<SimTypes> for LogStore {
         let entries: Vec<LogEntry> = entries.into_iter().collect();
         // Files are as small as one append. Where the next one cannot be begun, the log grows on in the one that it has.
         let begun = self.disk.open();
-        drop(begun);
+        begun.or_else(|error| if is_shortage(&error) { Ok(()) } else { Err(error) })?;
         self.disk.write(Write::Append(entries))?;
         let store = self.clone();
         let (done_at, upto) = self.disk.flush();
@@ -122,7 +110,7 @@ impl RaftLogStorage<SimTypes> for LogStore {
 
     async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
         // The log's writer opens its folder to take files away.
-        self.opened().await?;
+        self.disk.in_time(Disk::open).await?;
         self.durably(Write::Purge(upto)).await
     }
 }

@@ -2,16 +2,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use consensus::{Body, Snapshot, SnapshotMeta, SnapshotStore};
 use openraft::AsyncRuntime;
 
 use crate::disk::Disk;
 use crate::runtime::Sim;
-
-/// Between two attempts to begin a thread or to open a file.
-const AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshots(Disk);
@@ -23,13 +19,8 @@ impl Snapshots {
 
     /// Begins a thread for a snapshot, and opens its file, as soon as the process can.
     async fn begun(&self) -> io::Result<()> {
-        while self.0.begin_thread().is_err() {
-            Sim::sleep(AGAIN).await;
-        }
-        while self.0.open().is_err() {
-            Sim::sleep(AGAIN).await;
-        }
-        Ok(())
+        self.0.in_time(Disk::begin_thread).await?;
+        self.0.in_time(Disk::open).await
     }
 
     async fn keep(&self, meta: SnapshotMeta, bytes: Arc<Vec<u8>>) -> io::Result<()> {
