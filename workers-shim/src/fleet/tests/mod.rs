@@ -130,7 +130,7 @@ impl Watch {
     }
 
     fn open(workers: Vec<WorkerSpec>, pace: Pace, imprints: Option<Arc<dyn Imprints>>) -> Self {
-        Self::start((workers, pace, imprints), |options| Fleet::start(options))
+        Self::start((workers, pace, imprints), Fleet::start)
     }
 
     fn kept(workers: Vec<WorkerSpec>, pace: Pace, keep: Keep) -> Self {
