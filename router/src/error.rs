@@ -141,6 +141,14 @@ pub enum ApiError {
         /// What was asked for.
         model: String,
     },
+    /// Every worker that could serve this ignores cache salts, while tenants must be kept apart.
+    #[error(
+        "No worker for the model '{model}' may serve requests: none that could has proved that it honours cache_salt, which keeps tenants' caches apart. The operator of this endpoint finds the cause with ctl alarm; see auth.prove_salts."
+    )]
+    SaltsIgnored {
+        /// What was asked for.
+        model: String,
+    },
     /// We are at a limit of our own.
     #[error("This endpoint is at its limit: {what}. Try again shortly.")]
     Overloaded {
@@ -269,6 +277,7 @@ impl ApiError {
             Self::Overloaded { .. } => shape(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("overloaded")),
             Self::UnsettledResponse { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("unsettled")),
             Self::NoWorker { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("no_worker")),
+            Self::SaltsIgnored { .. } => shape(StatusCode::SERVICE_UNAVAILABLE, OURS, Some("cache_salt_ignored")),
             Self::WorkerFailed { .. } => shape(StatusCode::BAD_GATEWAY, OURS, Some("worker_failed")),
             Self::WorkerTimeout => shape(StatusCode::GATEWAY_TIMEOUT, OURS, Some("worker_timeout")),
             Self::Internal { .. } => shape(StatusCode::INTERNAL_SERVER_ERROR, OURS, Some("internal_error")),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
-use vocabulary::{Tokens, WorkerId};
+use vocabulary::{Health, ModelId, Tokens, WorkerId};
 use workers_shim::dialect::{LegOptions, RequestBody, Stripped, Usage};
 
 use crate::error::{Addressee, ApiError};
@@ -67,7 +67,7 @@ pub(crate) async fn forward(
     let mut tried = Vec::new();
     let reserved = request.reserved.clone();
     loop {
-        let sent = choose(gateway, to, &[&tried[..], &barred].concat())?;
+        let sent = choose(gateway, to, (&tried, &barred))?;
         let worker = sent.member.id;
         reserved.iter().for_each(Reserved::begin);
         match attempt(gateway, request, &sent).await {
@@ -97,17 +97,26 @@ pub(crate) async fn forward(
     }
 }
 
-fn choose(gateway: &Gateway, to: Where<'_>, tried: &[WorkerId]) -> Result<Sent, ApiError> {
+fn choose(gateway: &Gateway, to: Where<'_>, (tried, barred): (&[WorkerId], &[WorkerId])) -> Result<Sent, ApiError> {
     let gone = || ApiError::WorkerFailed { detail: "no worker that could serve this is reachable".into() };
     let (roster, fleet) = (&gateway.roster, gateway.fleet());
     match to {
         Where::Only(id) if tried.contains(&id) => Err(gone()),
+        Where::Only(id) if barred.contains(&id) => Err(ApiError::SaltsIgnored { model: "any".into() }),
         Where::Only(id) => roster.send_to(fleet, id).ok_or_else(gone),
         Where::Model(model) => {
             // Trials are for requests whose end tells something.
-            let ejected = gateway.policies.outliers.lock().all_ejected(&fleet.snapshot());
-            match roster.pick(fleet, model, (tried, &ejected)) {
+            let workers = fleet.snapshot();
+            let ejected = gateway.policies.outliers.lock().all_ejected(&workers);
+            // Whether one of those would serve it.
+            let is_barred = workers.iter().any(|worker| {
+                barred.contains(&worker.id)
+                    && worker.health != Health::Unreachable
+                    && model.is_none_or(|model| worker.models.contains(&ModelId::from(model)))
+            });
+            match roster.pick(fleet, model, (&[tried, barred].concat(), &ejected)) {
                 Err(ApiError::NoWorker { .. }) if !tried.is_empty() => Err(gone()),
+                Err(ApiError::NoWorker { model }) if is_barred => Err(ApiError::SaltsIgnored { model }),
                 picked => picked,
             }
         }

@@ -81,6 +81,14 @@ pub struct Gateway {
     pub decisions: Arc<Decisions>,
 }
 
+/// Why no worker may be asked for something of a client's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotServing {
+    NobodyAnswers,
+    /// Of those that answer every one ignores cache salts, while tenants must be kept apart.
+    SaltsIgnored,
+}
+
 /// Receipts kept in memory.
 const RECEIPTS: usize = 10_000;
 
@@ -201,6 +209,16 @@ impl Gateway {
     /// Workers that may not be asked for anything of a client's, because tenants would not be apart there.
     pub(crate) fn barred(&self) -> Vec<WorkerId> {
         if self.keys.are_several() { self.salt_proofs.barred() } else { Vec::new() }
+    }
+
+    /// Whether some worker answers and may be asked for something of a client's.
+    pub(crate) fn serving(&self) -> Result<(), NotServing> {
+        let (answering, barred) = (self.roster.answering(self.fleet()), self.barred());
+        match answering.iter().all(|worker| barred.contains(&worker.id)) {
+            _ if answering.is_empty() => Err(NotServing::NobodyAnswers),
+            true => Err(NotServing::SaltsIgnored),
+            false => Ok(()),
+        }
     }
 
     /// How a worker is reached, also one that is leaving.

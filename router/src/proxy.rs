@@ -20,7 +20,7 @@ use vocabulary::TenantId;
 
 use crate::error::{Addressee, ApiError, Cause, Words, shortened};
 use crate::forward::{Learn, Where, cleaned, forward};
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, NotServing};
 use crate::host_check::HostCheck;
 use crate::incoming::{Envelope, Incoming, REQUEST_ID, id_value, new_request_id};
 use crate::pipeline::aside::Load;
@@ -201,9 +201,10 @@ async fn answer(gateway: &Arc<Gateway>, route: &Route, request: Incoming) -> Res
             crate::models::one(gateway, &percent_decoded(id)).await
         }
         Served::Alive => Ok("ok\n".into_response()),
-        Served::Ready => match gateway.roster.answering(gateway.fleet()).first() {
-            Some(_) => Ok("ok\n".into_response()),
-            None => Err(ApiError::NoWorker { model: "any".into() }),
+        Served::Ready => match gateway.serving() {
+            Ok(()) => Ok("ok\n".into_response()),
+            Err(NotServing::NobodyAnswers) => Err(ApiError::NoWorker { model: "any".into() }),
+            Err(NotServing::SaltsIgnored) => Err(ApiError::SaltsIgnored { model: "any".into() }),
         },
         Served::Unknown => Err(ApiError::UnknownPath { path: shortened(&request.path) }),
     }

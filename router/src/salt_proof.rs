@@ -284,6 +284,11 @@ mod tests {
         let receipts = front.gateway.decisions.receipts.newest(100, |_| true);
         let id = vocabulary::WorkerId::of_endpoint(&urls[1]);
         assert!(receipts.iter().all(|receipt| receipt.attempts.iter().all(|attempt| attempt.decode != id)));
+        let ready = get(front.operator_address(), "/readyz").await.json();
+        assert_eq!(
+            (&ready["degraded"][0]["what"], &ready["degraded"][0]["cause"]),
+            (&json!("workers"), &json!("salts_ignored"))
+        );
         let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
         let line =
             workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == urls[1].as_str()).unwrap();
@@ -310,6 +315,35 @@ mod tests {
         let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
         let line = workers["workers"].as_array().unwrap().iter().find(|line| line["endpoint"] == silent.url()).unwrap();
         assert!(line["doubt"].as_str().unwrap().contains("cache_salt"), "{line}");
+    }
+
+    #[tokio::test]
+    async fn where_all_engines_ignore_salts_clients_and_probes_are_told_until_there_is_one_tenant() {
+        let ill = engine(true).await;
+        let folder = tempfile::tempdir().unwrap();
+        let keys = folder.path().join("keys.toml");
+        std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n\"k2\" = \"t2\"").unwrap();
+        let url = format!("http://{}", ill.address());
+        let front = front_of(&[url], &[&format!("auth.keys_file={}", keys.display())]).await;
+        until("it is proven", || !front.gateway.barred().is_empty()).await;
+        let ask = async |path: &str, field: &str| {
+            let body = json!({"model": "tiny", field: "x", "max_tokens": 1}).to_string();
+            send(front.proxy_address(), Request::post(path).header("authorization", "Bearer k1"), body).await
+        };
+        for (path, field) in [("/v1/completions", "prompt"), ("/tokenize", "prompt")] {
+            let refused = ask(path, field).await;
+            assert_eq!(refused.status, 503, "{path}");
+            assert_eq!(refused.json()["error"]["code"], "cache_salt_ignored", "{path}");
+        }
+        let ready = get(front.operator_address(), "/readyz").await;
+        assert_eq!(ready.status, 503);
+        assert!(ready.json()["detail"].as_str().unwrap().contains("auth.prove_salts"));
+        std::fs::write(&keys, "[keys]\n\"k1\" = \"t1\"\n").unwrap();
+        until("there is one tenant", || !front.gateway.keys.are_several()).await;
+        assert_eq!(ask("/v1/completions", "prompt").await.status, 200);
+        assert_eq!(get(front.operator_address(), "/readyz").await.json()["degraded"], json!([]));
+        let workers = get(front.operator_address(), "/ownerserve/v1/workers").await.json();
+        assert!(!workers["workers"][0]["doubt"].as_str().unwrap_or_default().contains("cache_salt"), "{workers}");
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ use super::gauges;
 use super::guardrail;
 use super::problem::Problem;
 use crate::adapters;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, NotServing};
 use crate::identity::agreement::{Doubt, DoubtReach, Sign, advice};
 use crate::membership::Source;
 
@@ -41,13 +41,17 @@ enum StandingNow {
     Removed,
 }
 
+/// What is said of workers that may not serve because tenants would not be apart there.
+const SALTS_IGNORED: &str = "engines ignore cache_salt, so that tenants would find out what others have sent, and serve no \
+    requests; update them, or set auth.prove_salts = false where tenants may share caches";
+
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
     /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files`, `discovery`, `tasks`,
     /// `process`, `salts` or `tenants`.
     what: &'static str,
-    /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining` or `ejected`; of Redis how it
+    /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`, `ejected` or `salts_ignored`; of Redis how it
     /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
     /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
     /// of files that cannot be read what they hold; of discovery who lists workers; of tasks `ended`; of the process `shortage`;
@@ -61,7 +65,7 @@ impl Degraded {
     /// The same for a stranger: no name, no path, no error.
     fn for_strangers(self) -> Self {
         let what = match self.what {
-            "workers" => "workers take no new sessions, or only trials",
+            "workers" => "workers take no new sessions, or only trials, or nothing",
             "ledger" => "the ledger cannot be changed, or this node does not keep it",
             "soft_state" => "Redis is not used",
             "identity" => "prompts of a model are known less exactly than they could be",
@@ -106,6 +110,18 @@ impl Degraded {
                  find out what others have sent: {}; start vLLM with --enable-prompt-tokens-details",
                 untold.join(", ")
             ),
+        })
+    }
+
+    /// Workers whose engines ignore cache salts, while tenants must be kept apart.
+    fn of_ignored_salts(gateway: &Gateway) -> Option<Self> {
+        let barred = gateway.barred();
+        let told: Vec<_> = barred.iter().filter_map(|id| gateway.worker(*id)).collect();
+        let told: Vec<_> = told.iter().map(|worker| worker.config.endpoint().as_ref()).collect();
+        (!told.is_empty()).then(|| Self {
+            what: "workers",
+            cause: "salts_ignored",
+            detail: format!("{SALTS_IGNORED}: {}", told.join(", ")),
         })
     }
 
@@ -168,7 +184,7 @@ impl Readiness {
                      else can, and nothing new is owned; take a worker back, or add one"
                     .into(),
         });
-        let ejected = Degraded::of_ejected(gateway);
+        let ejected = Degraded::of_ejected(gateway).into_iter().chain(Degraded::of_ignored_salts(gateway));
         let slower = guardrail::told(gateway).map(|(cause, detail)| Degraded { what: "guardrail", cause, detail });
         let barred =
             correctness::told(gateway).map(|detail| Degraded { what: "correctness", cause: "wrong_text", detail });
@@ -263,15 +279,15 @@ impl Readiness {
 #[utoipa::path(get, path = "/readyz", tag = "process",
     responses(
         (status = 200, description = "It can.", body = Fresh<Readiness>),
-        (status = 503, description = "No worker answers, or this router is ending.")))]
+        (status = 503, description = "No worker answers and may serve, or this router is ending.")))]
 pub(super) async fn ready(State(desk): State<Desk>, headers: HeaderMap) -> Result<Fresh<Readiness>, Problem> {
     let gateway = &desk.gateway;
     let is_stranger = desk.tokens.who(&headers).is_err();
     if desk.is_ending() {
         return Err(Problem::not_ready("This router is ending: what it began it brings to its end. Ask another one."));
     }
-    match gateway.roster.answering(gateway.fleet()).first() {
-        Some(_) => {
+    match gateway.serving() {
+        Ok(()) => {
             if desk.audit.is_broken() {
                 // The next look sees what became of it: no disk makes this one wait.
                 let audit = desk.audit.clone();
@@ -283,7 +299,10 @@ pub(super) async fn ready(State(desk): State<Desk>, headers: HeaderMap) -> Resul
             }
             Ok(Fresh::new(&gateway.directory().view(), readiness))
         }
-        None => {
+        Err(NotServing::SaltsIgnored) => {
+            Err(Problem::not_ready(format!("No worker that answers may serve: {SALTS_IGNORED}.")))
+        }
+        Err(NotServing::NobodyAnswers) => {
             let (workers, mut failures) = (gateway.fleet().snapshot(), gateway.membership().failures());
             if is_stranger {
                 failures.iter_mut().for_each(|(_, why)| "asked with a token this says why".clone_into(why));

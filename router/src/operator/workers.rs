@@ -271,7 +271,9 @@ fn known(gateway: &Gateway, worker: &WorkerView) -> (Knowledge, Option<String>) 
         Health::Unreachable => Some(Doubt::Unreached.to_string()),
         _ => gateway.fleet().doubt(worker.id).map(|doubt| doubt.to_string()),
     };
-    if let Some(doubt) = gateway.salt_proofs.doubt(worker.id) {
+    if gateway.keys.are_several()
+        && let Some(doubt) = gateway.salt_proofs.doubt(worker.id)
+    {
         return (Knowledge::Degraded, Some(doubt.to_owned()));
     }
     match (worker.knowledge, doubted) {

@@ -182,7 +182,12 @@ pub fn plan(gateway: &Gateway, step: &Classified, failed: &[WorkerId]) -> Result
     let barred = gateway.barred();
     match barred.is_empty() {
         true => planned(gateway, step, failed),
-        false => planned(gateway, step, &[failed, &barred].concat()),
+        false => planned(gateway, step, &[failed, &barred].concat()).map_err(|error| match error {
+            ApiError::WorkerFailed { .. } if failed.is_empty() => {
+                ApiError::SaltsIgnored { model: shortened(&step.ask.model.0) }
+            }
+            error => error,
+        }),
     }
 }
 
