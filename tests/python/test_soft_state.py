@@ -375,7 +375,23 @@ def test_every_key_has_an_end_and_names_its_tenant(redis, routers):
     keys = redis.keys()
     assert keys and all(key.startswith("ownerserve:1:test:") for key in keys)
     assert all(0 < redis.ask("PTTL", key) <= 24 * 3600 * 1000 for key in keys)
-    assert all(":7:default:" in key for key in keys if ":mark:" not in key and not key.endswith(":routers"))
+    assert all(":7:default:" in key for key in keys if ":mark:" not in key and not key.endswith((":routers", ":secret")))
+
+
+def test_another_secret_is_told_by_who_came_with_it_until_there_is_one_secret(redis, workers):
+    (one,) = routers_of(redis, workers, "soft_state.namespace=rotated", count=1)
+    (other,) = routers_of(redis, workers, "soft_state.namespace=rotated", "soft_state.secret=fedcba9876543210", count=1)
+    told = lambda router: [(line["what"], line["cause"]) for line in get_json(f"{router.operator}/readyz")["degraded"]]
+    try:
+        until("it is told", lambda: ("soft_state", "other_secret") in told(other))
+        assert ("soft_state", "other_secret") not in told(one)
+        one.stop()
+        # As if a minute had passed, in which nobody opens it.
+        redis.ask("DEL", "ownerserve:1:rotated:secret")
+        until("there is one secret", lambda: ("soft_state", "other_secret") not in told(other))
+    finally:
+        one.stop()
+        other.stop()
 
 
 def test_a_router_without_redis_starts_and_says_so(workers):

@@ -157,6 +157,7 @@ fn of_degraded(of: &str, line: &Value, leader: Option<u64>) -> Value {
             None => "no leader is known: see that most voters run and reach each other",
         },
         ("ledger", "failed") => "see first that its disk is sound and has room; the log of the process has the cause",
+        ("soft_state", "other_secret") => "give all routers the same one; after a change this ends a minute later",
         ("soft_state", _) => {
             "until it answers each router counts and remembers for itself: see that Redis runs and that `soft_state.redis` \
              names it"

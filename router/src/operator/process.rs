@@ -52,7 +52,7 @@ struct Degraded {
     /// `process`, `salts` or `tenants`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`, `ejected` or `salts_ignored`; of Redis how it
-    /// stands; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
+    /// stands, or `other_secret`; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
     /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
     /// of files that cannot be read what they hold; of discovery who lists workers; of tasks `ended`; of the process `shortage`;
     /// of salts `salt_untold`; of tenants `no_key`.
@@ -67,7 +67,7 @@ impl Degraded {
         let what = match self.what {
             "workers" => "workers take no new sessions, or only trials, or nothing",
             "ledger" => "the ledger cannot be changed, or this node does not keep it",
-            "soft_state" => "Redis is not used",
+            "soft_state" => "Redis is not used, or not as it should be",
             "identity" => "prompts of a model are known less exactly than they could be",
             "guardrail" => "an action made sessions slower and is switched off",
             "correctness" => "KV came as something else over a link, which is barred",
@@ -176,6 +176,14 @@ impl Readiness {
             cause: it.into(),
             detail: format!("Redis is {}", it.as_ref()),
         });
+        let secret = gateway.remembered.state.has_other_secret().then(|| Degraded {
+            what: "soft_state",
+            cause: "other_secret",
+            detail:
+                "another router of this namespace has another soft_state.secret, so that neither reads what the other \
+                     writes to Redis"
+                    .into(),
+        });
         let draining = gateway.roster.ready(gateway.fleet()).is_empty().then(|| Degraded {
             what: "workers",
             cause: "draining",
@@ -221,6 +229,7 @@ impl Readiness {
             .chain(ejected)
             .chain(ledger)
             .chain(redis)
+            .chain(secret)
             .chain(Self::of_identity(gateway))
             .chain(slower)
             .chain(barred)

@@ -15,7 +15,7 @@ mod seal;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -66,6 +66,8 @@ struct Shared {
     writes: Writes,
     /// Whether it may lack what this router remembers.
     owes: AtomicBool,
+    /// Whether another router of the namespace seals with another secret.
+    other_secret: AtomicBool,
 }
 
 /// The address of Redis cannot be used.
@@ -110,8 +112,21 @@ impl SoftState {
                         "Redis is reached over the network without TLS: whoever is on the way can read its password and change what lies there. Use rediss://"
                     );
                 }
+                if config.plaintext {
+                    tracing::warn!(
+                        redis = url.place(),
+                        "soft_state.plaintext: people's words lie in Redis as they are, readable for whoever reaches it. Set soft_state.secret"
+                    );
+                }
                 let sealer = Sealer::new(config.secret.as_ref());
-                Some(Shared { link, sealer, namespace, writes, owes: AtomicBool::new(false) })
+                Some(Shared {
+                    link,
+                    sealer,
+                    namespace,
+                    writes,
+                    owes: AtomicBool::new(false),
+                    other_secret: AtomicBool::new(false),
+                })
             }
         };
         let inner = Arc::new(Inner {
@@ -147,6 +162,11 @@ impl SoftState {
     /// How it stands when that is not as it should be: for receipts and probes.
     pub fn trouble(&self) -> Option<Standing> {
         self.standing().filter(|standing| *standing != Standing::Up)
+    }
+
+    /// Whether what other routers write cannot be read here, because their secret is another one.
+    pub(crate) fn has_other_secret(&self) -> bool {
+        self.inner.shared.as_ref().is_some_and(|shared| shared.other_secret.load(Ordering::Relaxed))
     }
 
     /// Longest time until what another router has just put is found here; none where nothing is shared.

@@ -12,6 +12,7 @@ use super::key::{Key, Kind, of_namespace};
 use super::lease::count_routers;
 use super::link::NoAnswer;
 use super::memory::Held;
+use super::seal::OVERHEAD;
 use super::{Inner, Shared};
 use crate::incoming::new_request_id;
 
@@ -20,6 +21,9 @@ const CALM: Duration = Duration::from_secs(1);
 const WORRIED: Duration = Duration::from_millis(200);
 /// How long a mark stands that nobody renews.
 const MARK_SECONDS: u64 = 600;
+/// What is sealed so that secrets can be compared, and how long it stands that nobody renews.
+const CANARY: &[u8] = b"ownerserve";
+const CANARY_SECONDS: u64 = 60;
 /// Most writes in one pipeline.
 const BATCH: usize = 64;
 /// Most writes that wait, and their bytes.
@@ -123,10 +127,49 @@ impl Shared {
     }
 }
 
+/// A sealed value that all routers of a namespace share: who cannot open it has another secret than the others.
+struct Canary {
+    ask: Pipeline,
+    renew: Pipeline,
+    key: String,
+}
+
+impl Canary {
+    /// None where nothing can be sealed.
+    fn new(shared: &Shared) -> Option<Self> {
+        let key = format!("{}:secret", of_namespace(&shared.namespace));
+        let value = shared.sealer.seal(&key, CANARY)?;
+        let (mut ask, mut renew) = (redis::pipe(), redis::pipe());
+        ask.cmd("SET").arg(&key).arg(value).arg("NX").arg("EX").arg(CANARY_SECONDS).ignore();
+        ask.cmd("GETRANGE").arg(&key).arg(0).arg(CANARY.len() + OVERHEAD);
+        renew.cmd("EXPIRE").arg(&key).arg(CANARY_SECONDS).ignore();
+        Some(Self { ask, renew, key })
+    }
+
+    /// Looks at what lies there, and says so when that changes. Without an answer nothing is known anew.
+    async fn compare(&self, shared: &Shared) {
+        let Ok((sealed,)) = shared.link.tell::<(Vec<u8>,)>(&self.ask).await else { return };
+        let is_ours = shared.sealer.open(&self.key, sealed).is_some();
+        if is_ours {
+            // Only where it opens: it goes with the last router that has the other secret.
+            let _ = shared.link.tell::<()>(&self.renew).await;
+        }
+        match (shared.other_secret.swap(!is_ours, Ordering::Relaxed), is_ours) {
+            (false, false) => tracing::warn!(
+                "another router of this namespace has another soft_state.secret: what either writes to Redis the other cannot \
+                 read; give all of them the same one"
+            ),
+            (true, true) => tracing::info!("all routers of this namespace have the same soft_state.secret"),
+            _ => {}
+        }
+    }
+}
+
 /// Probes Redis for as long as it is asked to, and tells it again what it has forgotten.
 pub(super) async fn watch(inner: Arc<Inner>) {
     let Some(shared) = &inner.shared else { return };
     let mark = Mark::new(&shared.namespace);
+    let canary = Canary::new(shared);
     let (mut marked, mut said) = (false, false);
     loop {
         let before = shared.link.standing();
@@ -155,6 +198,11 @@ pub(super) async fn watch(inner: Arc<Inner>) {
         }
         if now == Standing::Up && before != Standing::Up {
             shared.owe();
+        }
+        if now == Standing::Up
+            && let Some(canary) = &canary
+        {
+            canary.compare(shared).await;
         }
         if now == Standing::Up && shared.owes.swap(false, Ordering::Relaxed) {
             tell_anew(&inner, shared).await;
