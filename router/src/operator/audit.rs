@@ -10,6 +10,7 @@ mod journal;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -130,7 +131,8 @@ impl Minute {
 impl Audit {
     /// Opens `audit.jsonl` and `refused.jsonl` in `folder`; all files together stay within about `bound` bytes.
     pub(super) fn open(folder: &Path, bound: u64, failed: IntCounterVec) -> io::Result<Self> {
-        fs::create_dir_all(folder)?;
+        // It is made before the ledger's, and may make the data directory with it.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let begun = Journal::open(folder.join("audit.jsonl"), bound / 4 * 3)?;
         let refused = Journal::open(folder.join("refused.jsonl"), bound / 4)?;
         // At zero from the start.
@@ -314,6 +316,17 @@ mod tests {
     fn of_token(token: Option<u8>, key: &str) -> Asked {
         let token = token.map(|byte| [byte; 32]);
         Asked { who: Some(Who { name: "alice".into(), role: Role::Read, token }), ..asked(key) }
+    }
+
+    #[test]
+    fn folders_that_it_makes_are_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        Audit::open(&data.join("audit"), 64 << 20, counter()).unwrap();
+        for made in [data.clone(), data.join("audit")] {
+            let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&made).unwrap().permissions());
+            assert_eq!(mode & 0o777, 0o700, "{}", made.display());
+        }
     }
 
     #[test]
