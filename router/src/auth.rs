@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use smart_default::SmartDefault;
 use vocabulary::TenantId;
 
+use crate::config::line_and_column;
 use crate::error::ApiError;
 use crate::following::{Followed, Stamp, follow, stamp};
 
@@ -99,7 +100,7 @@ pub enum KeysError {
         /// Which file.
         path: PathBuf,
         /// What is wrong.
-        problem: &'static str,
+        problem: String,
     },
 }
 
@@ -206,10 +207,13 @@ pub(crate) fn bearer_key(value: &[u8]) -> &[u8] {
 }
 
 fn read(path: &Path) -> Result<Table, KeysError> {
-    let malformed = |problem| KeysError::Malformed { path: path.into(), problem };
+    let malformed = |problem: &str| KeysError::Malformed { path: path.into(), problem: problem.into() };
     let text = std::fs::read_to_string(path).map_err(|source| KeysError::Unreadable { path: path.into(), source })?;
     // The parser's own message would quote a line, and with it a key.
-    let file: KeysFile = toml::from_str(&text).map_err(|_| malformed("is not valid"))?;
+    let file: KeysFile = toml::from_str(&text).map_err(|error| {
+        let (line, column) = line_and_column(&text, &error);
+        malformed(&format!("is not valid at line {line}, column {column}"))
+    })?;
     if file.keys.is_empty() {
         return Err(malformed("has no keys"));
     }
@@ -296,6 +300,8 @@ mod tests {
             let error = keys(text).unwrap_err().to_string();
             assert!(!error.contains("sk-secret") && error.contains("accepted is"), "{error}");
         }
+        let error = keys("[keys]\n\"sk-one\" = \"a\"\n\"sk-secret\" = = \"b\"").unwrap_err().to_string();
+        assert!(error.contains("is not valid at line 3, column 15;") && !error.contains("sk-"), "{error}");
         let missing = Keys::open(&AuthConfig { keys_file: Some("/nonexistent/keys".into()), ..AuthConfig::default() })
             .unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/keys"));

@@ -174,6 +174,14 @@ pub enum ConfigError {
         /// What was given.
         text: String,
     },
+    /// A setting's value is begun as TOML and is none.
+    #[error(
+        "--set {path}: the value is not valid TOML; accepted is, for example, --set 'workers=[{{url = \"http://127.0.0.1:8001\"}}]'"
+    )]
+    NotAValue {
+        /// The whole path.
+        path: String,
+    },
     /// A setting goes through something that is not a section.
     #[error("--set {path}: {inner} is not a section")]
     NotASection {
@@ -259,7 +267,7 @@ impl Config {
         }
         serde_path_to_error::deserialize(Value::Table(std::mem::take(table))).map_err(|error| {
             let path = error.path().to_string();
-            let (path, mut problem) = without_odd_names(path, error.into_inner().message().trim());
+            let (path, mut problem) = without_odd_names(path, &without_text(error.into_inner().message().trim()));
             if problem.contains("socket address") {
                 problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
             }
@@ -347,13 +355,17 @@ fn read(path: &Path) -> Result<Table, ConfigError> {
     text.parse().map_err(|error| ConfigError::NotToml { path: path.into(), problem: place_of(&text, &error) })
 }
 
-/// Line, column and key of what is not TOML, and why. The parser's own message would quote the line, and with it a secret.
-fn place_of(text: &str, error: &toml::de::Error) -> String {
+/// Where a parser stumbled, both from 1.
+pub(crate) fn line_and_column(text: &str, error: &toml::de::Error) -> (usize, usize) {
     let at = text.floor_char_boundary(error.span().map_or(0, |span| span.start));
-    let line = text[..at].matches('\n').count() + 1;
     let begin = text[..at].rfind('\n').map_or(0, |end| end + 1);
-    let column = text[begin..at].chars().count() + 1;
-    let whole = text[begin..].lines().next().unwrap_or_default();
+    (text[..at].matches('\n').count() + 1, text[begin..at].chars().count() + 1)
+}
+
+/// Line, column and key of what is not TOML, and why. The parser's own message would quote the line, and with it a secret.
+pub(crate) fn place_of(text: &str, error: &toml::de::Error) -> String {
+    let (line, column) = line_and_column(text, error);
+    let whole = text.lines().nth(line - 1).unwrap_or_default();
     // Only what looks like one of our settings: a line within a text may be a part of a secret.
     let is_key = |key: &&str| !key.is_empty() && key.chars().all(is_of_a_setting);
     let key = whole.split_once('=').map(|(key, _)| key.trim()).filter(is_key);
@@ -364,6 +376,16 @@ fn place_of(text: &str, error: &toml::de::Error) -> String {
 /// Whether our settings have such letters in their names.
 fn is_of_a_setting(c: char) -> bool {
     c.is_ascii_lowercase() || c == '_' || c == '.'
+}
+
+/// A message of serde without the text that was given, which may hold a secret: where it stands is told beside it.
+pub(crate) fn without_text(message: &str) -> String {
+    let kinds = ["invalid type: string \"", "invalid value: string \""];
+    let cut = kinds.iter().find(|kind| message.starts_with(**kind)).and_then(|kind| {
+        let (_, expected) = message.rsplit_once("\", expected ")?;
+        Some(format!("{} text, expected {expected}", kind.trim_end_matches(" string \"")))
+    });
+    cut.unwrap_or_else(|| message.to_owned())
 }
 
 /// Path and message without the name of an unknown field that cannot be a misspelt setting: clients' keys are put there by mistake.
@@ -380,7 +402,8 @@ fn without_odd_names(path: String, message: &str) -> (String, String) {
 
 /// Puts one `path=value` into `table`. The value is TOML where it reads as TOML, and a plain text otherwise.
 fn set(table: &mut Table, setting: &str) -> Result<(), ConfigError> {
-    let not_a_setting = || ConfigError::NotASetting { text: setting.to_owned() };
+    let named = setting.split('=').next().unwrap_or_default();
+    let not_a_setting = || ConfigError::NotASetting { text: named.to_owned() };
     let (path, value) = setting.split_once('=').ok_or_else(not_a_setting)?;
     let mut parts: Vec<&str> = path.trim().split('.').collect();
     if parts.iter().any(|part| part.is_empty()) {
@@ -394,13 +417,19 @@ fn set(table: &mut Table, setting: &str) -> Result<(), ConfigError> {
             .as_table_mut()
             .ok_or_else(|| ConfigError::NotASection { path: path.to_owned(), inner: part.to_owned() })?;
     }
-    section.insert(last.to_owned(), value_of(value.trim()));
+    let value = value_of(value.trim()).ok_or_else(|| ConfigError::NotAValue { path: path.to_owned() })?;
+    section.insert(last.to_owned(), value);
     Ok(())
 }
 
-fn value_of(text: &str) -> Value {
+/// None for what begins as TOML does and is none. `[` alone may begin an IPv6 address.
+fn value_of(text: &str) -> Option<Value> {
     let document: Result<Table, _> = format!("value = {text}").parse();
-    document.ok().and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::String(text.to_owned()))
+    if let Some(value) = document.ok().and_then(|mut table| table.remove("value")) {
+        return Some(value);
+    }
+    let inner = text.strip_prefix('[').map_or(text, str::trim_start);
+    (!inner.starts_with(['{', '[', '"', '\''])).then(|| Value::String(text.to_owned()))
 }
 
 #[cfg(test)]

@@ -126,6 +126,29 @@ fn what_is_wrong_is_told_without_the_secret_that_it_is_about() {
 }
 
 #[test]
+fn a_refused_setting_or_url_is_told_without_its_value() {
+    for (setting, wanted) in [
+        (
+            "workers=[{url=\"http://a\", api_key=\"sk-secret\"",
+            "--set workers: the value is not valid TOML; accepted is",
+        ),
+        ("auth.salt_secret=\"sk-secret", "not valid TOML"),
+        ("auth={salt_secret=\"sk-secret\"", "not valid TOML"),
+        ("workers=sk-secret", "workers: invalid type: text, expected a sequence"),
+        ("auth=sk-secret", "auth: invalid type: text, expected struct AuthConfig"),
+        ("workers=[{url=\"http://u:sk-secret@h\"}]", "workers[0].url: \"...@h\" has more than"),
+        ("workers=[{url=\"http://h?key=sk-secret\"}]", "workers[0].url: \"http://h\" has more than"),
+        ("auth..salt_secret=sk-secret", "--set auth..salt_secret: expected PATH=VALUE"),
+    ] {
+        let error = load("", &[setting], &[]).unwrap_err();
+        assert!(error.contains(wanted) && !error.contains("sk-secret"), "{setting}: {error}");
+    }
+    let error = load("", &[], &["http://u:sk-secret@h"]).unwrap_err();
+    assert!(error.contains("--worker: \"...@h\"") && !error.contains("sk-secret"), "{error}");
+    assert!(load("", &["proxy.listen=[::1]:8080"], &[]).is_ok(), "an address is no broken list");
+}
+
+#[test]
 fn the_committed_example_says_the_defaults_and_its_comments_are_valid_too() {
     let example = include_str!("../../../configs/ownerserve.toml");
     let defaults = format!("{:?}", Config::default());

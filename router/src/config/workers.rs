@@ -96,7 +96,10 @@ impl FromStr for WorkerUrl {
     type Err = WorkerUrlError;
 
     fn from_str(text: &str) -> Result<Self, WorkerUrlError> {
-        let refused = |why| Err(WorkerUrlError { text: crate::error::shortened(text), why });
+        // A password stands before the host, and keys in a query.
+        let shown = text.rsplit_once('@').map_or_else(|| text.to_owned(), |(_, host)| format!("...@{host}"));
+        let shown = shown.split('?').next().unwrap_or_default();
+        let refused = |why| Err(WorkerUrlError { text: crate::error::shortened(shown), why });
         let (url, role) = match text.trim().split_once('#') {
             None => (text.trim(), None),
             Some((url, "prefill")) => (url, Some(Role::Prefill)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{Membership, Source};
-use crate::config::{WorkerConfig, workers_problem};
+use crate::config::{WorkerConfig, place_of, without_text, workers_problem};
 use crate::following::{Followed, Stamp, follow, stamp};
 
 /// Between two looks at the file.
@@ -80,20 +80,26 @@ fn read(path: &Path) -> Result<Vec<WorkerConfig>, WorkerFileError> {
 struct Unlisted(String);
 
 fn of_toml(text: &str) -> Result<List, Unlisted> {
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| Unlisted(error.message().to_owned()))?;
+    let table: toml::Table = text.parse().map_err(|error| Unlisted(place_of(text, &error)))?;
     serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
         let at = match error.path().to_string().as_str() {
             // The file as a whole.
             "." => String::new(),
             path => format!("{path}: "),
         };
-        Unlisted(format!("{at}{}", error.into_inner().message().trim()))
+        Unlisted(format!("{at}{}", without_text(error.into_inner().message().trim())))
     })
 }
 
 fn of_json(text: &str) -> Result<List, Unlisted> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let list = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| Unlisted(error.to_string()))?;
+    let list = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let at = match error.path().to_string().as_str() {
+            "." | "?" => String::new(),
+            path => format!("{path}: "),
+        };
+        Unlisted(format!("{at}{}", without_text(&error.into_inner().to_string())))
+    })?;
     deserializer.end().map_err(|error| Unlisted(error.to_string()))?;
     Ok(list)
 }
@@ -129,7 +135,20 @@ mod tests {
             ("workers.json", "{\"workers\": []} x", "trailing"),
             ("workers.toml", "[[workers]]\nurl = \"a\"", "workers[0].url: \"a\" has no scheme"),
             ("workers.toml", "[[workers]]\nurl = \"http://a:1\"\ncolour = 1", "unknown field `colour`"),
-            ("workers.toml", "[[workers]\n", "accepted is [[workers]]"),
+            ("workers.toml", "[[workers]\n", "line 1, column 11: "),
+            ("workers.toml", "[[workers]]\nurl = \"http://u:sk-secret@a\"", "workers[0].url: \"...@a\" has more"),
+            (
+                "workers.toml",
+                "[[workers]]\nurl = \"http://a\"\nmodels = \"sk-secret\"",
+                "workers[0].models: invalid type: text",
+            ),
+            ("workers.toml", "[[workers]]\nurl = \"http://a\"\napi_key = \"sk-secret", "line 3, column"),
+            (
+                "workers.json",
+                r#"{"workers": [{"url": "http://a", "models": "sk-secret"}]}"#,
+                "workers[0].models: invalid type: text",
+            ),
+            ("workers.json", r#"{"workers": [{"url": "http://a", "api_key": "sk-secret}]}"#, "at line 1 column"),
             ("workers.toml", twice, "http://a:1 is listed twice"),
             (
                 "workers.json",
@@ -139,7 +158,9 @@ mod tests {
         ] {
             let refused = written(name, text).unwrap_err();
             assert!(
-                refused.contains(wanted) && refused.contains("a list of none is workers = []"),
+                refused.contains(wanted)
+                    && !refused.contains("sk-secret")
+                    && refused.contains("a list of none is workers = []"),
                 "{text}: {refused}"
             );
         }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::problem::{Kind, Problem};
 use crate::auth::{Digest, bearer_key, digest, parse_digest};
+use crate::config::line_and_column;
 use crate::following::{Followed, Stamp, follow, stamp};
 
 /// What a token may do.
@@ -53,7 +54,7 @@ pub enum TokensError {
         /// Which file.
         path: PathBuf,
         /// What is wrong.
-        problem: &'static str,
+        problem: String,
     },
 }
 
@@ -133,10 +134,13 @@ impl Tokens {
 }
 
 fn read(path: &Path) -> Result<Table, TokensError> {
-    let malformed = |problem| TokensError::Malformed { path: path.into(), problem };
+    let malformed = |problem: &str| TokensError::Malformed { path: path.into(), problem: problem.into() };
     let text = std::fs::read_to_string(path).map_err(|source| TokensError::Unreadable { path: path.into(), source })?;
     // The parser's own message would quote a line, and with it a token.
-    let file: TokensFile = toml::from_str(&text).map_err(|_| malformed("is not valid"))?;
+    let file: TokensFile = toml::from_str(&text).map_err(|error| {
+        let (line, column) = line_and_column(&text, &error);
+        malformed(&format!("is not valid at line {line}, column {column}"))
+    })?;
     if file.tokens.is_empty() {
         return Err(malformed("has no tokens"));
     }
@@ -218,6 +222,8 @@ mod tests {
             let error = tokens(text).unwrap_err().to_string();
             assert!(!error.contains("secret") && error.contains("accepted is"), "{error}");
         }
+        let error = tokens("[tokens]\n\"a-secret-of-letters\" = \"write\"").unwrap_err().to_string();
+        assert!(error.contains("is not valid at line 2, column"), "{error}");
         let missing = Tokens::open(Some(Path::new("/nonexistent/tokens"))).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/tokens"));
     }
