@@ -109,6 +109,14 @@ pub enum ApiError {
         /// The limit.
         limit: usize,
     },
+    /// The body takes more memory than all requests of its tenant may.
+    #[error(
+        "The body, and what has to be derived from it, takes more than the {most} bytes that one tenant's requests may. Send less, or raise proxy.memory."
+    )]
+    TooMuchMemory {
+        /// What they may.
+        most: usize,
+    },
     /// The body inflates to more than any conversation.
     #[error("The body inflates to more than {most} times its size. Send it plain, or compress it less.")]
     TooDense {
@@ -265,7 +273,7 @@ impl ApiError {
             Self::UnknownResponse { .. } => shape(StatusCode::NOT_FOUND, BAD, Some("not_found")),
             Self::WrongMethod { .. } => shape(StatusCode::METHOD_NOT_ALLOWED, BAD, Some("method_not_allowed")),
             Self::NotOffered { .. } => shape(StatusCode::NOT_IMPLEMENTED, BAD, Some("not_implemented")),
-            Self::BodyTooLarge { .. } | Self::TooDense { .. } => {
+            Self::BodyTooLarge { .. } | Self::TooMuchMemory { .. } | Self::TooDense { .. } => {
                 shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large"))
             }
             Self::BodyTimeout => shape(StatusCode::REQUEST_TIMEOUT, BAD, Some("body_timeout")),

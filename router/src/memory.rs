@@ -50,10 +50,11 @@ impl MemoryBudget {
 
     /// A reservation of nothing yet, which grows with its request.
     pub fn reservation(self: &Arc<Self>, tenant: &TenantId) -> MemoryReservation {
-        MemoryReservation { budget: self.clone(), tenant: tenant.clone(), bytes: 0 }
+        MemoryReservation { budget: self.clone(), tenant: tenant.clone(), bytes: 0, beside: 0 }
     }
 
-    fn take(&self, tenant: &TenantId, bytes: usize) -> Result<(), ApiError> {
+    /// `held` are the bytes that the same request has already.
+    fn take(&self, tenant: &TenantId, (bytes, held): (usize, usize)) -> Result<(), ApiError> {
         let mut reserved = self.reserved.lock();
         let total = reserved.total.saturating_add(bytes);
         let of_tenant = reserved.by_tenant.get(tenant).copied().unwrap_or(0).saturating_add(bytes);
@@ -67,6 +68,10 @@ impl MemoryBudget {
         if let Some((scope, what)) = refused {
             drop(reserved);
             self.refused.with_label_values(&[scope]).inc();
+            let most = self.limits.tenant.min(self.limits.total);
+            if held.saturating_add(bytes) > most {
+                return Err(ApiError::TooMuchMemory { most });
+            }
             return Err(ApiError::Overloaded { what });
         }
         reserved.total = total;
@@ -97,13 +102,15 @@ pub struct MemoryReservation {
     budget: Arc<MemoryBudget>,
     tenant: TenantId,
     bytes: usize,
+    /// What the request held when this reservation was begun beside it.
+    beside: usize,
 }
 
 impl MemoryReservation {
     /// Takes so many bytes more, or says that there are not as many.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         if bytes > 0 {
-            self.budget.take(&self.tenant, bytes)?;
+            self.budget.take(&self.tenant, (bytes, self.beside + self.bytes))?;
             self.bytes += bytes;
         }
         Ok(())
@@ -122,9 +129,9 @@ impl MemoryReservation {
         &self.tenant
     }
 
-    /// Another one of the same tenant, of nothing yet.
+    /// Another one of the same request, of nothing yet.
     pub fn beside(&self) -> Self {
-        self.budget.reservation(&self.tenant)
+        Self { budget: self.budget.clone(), tenant: self.tenant.clone(), bytes: 0, beside: self.bytes }
     }
 }
 
@@ -149,14 +156,17 @@ mod tests {
         let budget = MemoryBudget::new(MemoryLimits { total: 100, tenant: 50 }, &metrics.memory);
         let (mut a, mut b) = (budget.reservation(&tenant("a")), budget.reservation(&tenant("b")));
         a.grow(50).unwrap();
-        let over = a.beside().grow(1).unwrap_err();
+        let over = budget.reservation(&tenant("a")).grow(1).unwrap_err();
         assert_eq!((over.status().as_u16(), over.retry_after().is_some()), (429, true));
+        let never = a.beside().grow(1).unwrap_err();
+        assert_eq!((never.status().as_u16(), never.retry_after()), (413, None), "it would never fit");
+        assert!(never.to_string().contains("proxy.memory"), "{never}");
         b.grow(40).unwrap();
         let mut c = budget.reservation(&tenant("c"));
         c.grow(11).unwrap_err();
         c.grow(10).unwrap();
         let refused = |scope| metrics.memory.refused.with_label_values(&[scope]).get();
-        assert_eq!((metrics.memory.reserved.get(), refused("tenant"), refused("total")), (100, 1, 1));
+        assert_eq!((metrics.memory.reserved.get(), refused("tenant"), refused("total")), (100, 2, 1));
         a.shrink_to(20);
         assert_eq!(metrics.memory.reserved.get(), 70);
         drop((a, b, c));

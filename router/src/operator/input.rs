@@ -99,7 +99,7 @@ pub(super) async fn body_of(gateway: &Gateway, parts: &Parts, body: Body) -> Res
             ApiError::BodyTooLarge { .. } => Kind::BodyTooLarge,
             ApiError::BodyTimeout => Kind::BodyTimeout,
             ApiError::UnknownEncoding { .. } => Kind::NotJson,
-            ApiError::Overloaded { .. } => Kind::TooMany,
+            ApiError::Overloaded { .. } | ApiError::TooMuchMemory { .. } => Kind::TooMany,
             _ => Kind::InvalidBody,
         };
         match kind {

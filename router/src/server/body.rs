@@ -299,14 +299,14 @@ mod tests {
         let (body, held) = read_within(&HeaderMap::new(), Body::from(vec![b'x'; 1000]), (large, 1000)).await;
         assert_eq!((body.unwrap().len(), held), (1000, 1000));
         let (refused, held) = read_within(&HeaderMap::new(), Body::from(vec![b'x'; 1001]), (large, 1000)).await;
-        assert!(matches!(refused, Err(ApiError::Overloaded { .. })));
+        assert!(matches!(refused, Err(ApiError::TooMuchMemory { .. })));
         assert_eq!(held, 0);
         let packed = || Body::from(gzip(&[b'x'; 500_000]));
         let (body, held) = read_within(&headers("gzip"), packed(), (large, 2 << 20)).await;
         assert_eq!(body.unwrap().len(), 500_000);
         assert!((500_000..1_100_000).contains(&held), "what was allocated: {held}");
         let (refused, _) = read_within(&headers("gzip"), packed(), (large, 300_000)).await;
-        assert!(matches!(refused, Err(ApiError::Overloaded { .. })));
+        assert!(matches!(refused, Err(ApiError::TooMuchMemory { .. })));
     }
 
     #[tokio::test]
