@@ -103,6 +103,18 @@ pub enum ApiError {
         /// The part of the API.
         what: String,
     },
+    /// Path and query are longer than any that is served.
+    #[error("Path and query are longer than {most} bytes. Send what is long in the body.")]
+    UriTooLong {
+        /// How long they may be.
+        most: usize,
+    },
+    /// The head is larger than the limit.
+    #[error("The request's headers are larger than {most} bytes. Send fewer or shorter ones.")]
+    HeadTooLarge {
+        /// The limit, path and query included.
+        most: usize,
+    },
     /// The body is larger than the limit.
     #[error("The body is larger than {limit} bytes. Send less, or raise proxy.body_limit.")]
     BodyTooLarge {
@@ -276,6 +288,10 @@ impl ApiError {
             Self::BodyTooLarge { .. } | Self::TooMuchMemory { .. } | Self::TooDense { .. } => {
                 shape(StatusCode::PAYLOAD_TOO_LARGE, BAD, Some("body_too_large"))
             }
+            Self::UriTooLong { .. } => shape(StatusCode::URI_TOO_LONG, BAD, Some("uri_too_long")),
+            Self::HeadTooLarge { .. } => {
+                shape(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, BAD, Some("headers_too_large"))
+            }
             Self::BodyTimeout => shape(StatusCode::REQUEST_TIMEOUT, BAD, Some("body_timeout")),
             Self::UnknownEncoding { .. } => {
                 shape(StatusCode::UNSUPPORTED_MEDIA_TYPE, BAD, Some("unsupported_content_encoding"))
@@ -317,7 +333,11 @@ impl ApiError {
             }
             // What is left of such a body cannot be told from the next request, and who does not know what HTTP asks of a
             // head may not know where its message ends.
-            Self::BodyTimeout | Self::BodyBroken | Self::Host(HostRefusal::NoHost | HostRefusal::BadHost) => {
+            Self::BodyTimeout
+            | Self::BodyBroken
+            | Self::UriTooLong { .. }
+            | Self::HeadTooLarge { .. }
+            | Self::Host(HostRefusal::NoHost | HostRefusal::BadHost) => {
                 headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

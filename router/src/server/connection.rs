@@ -19,8 +19,9 @@ use tokio_io_timeout::TimeoutWriter;
 use tower::Service as _;
 
 use super::unauthenticated::Authentication;
-use super::{Remote, Routed};
-use crate::error::headers_timeout_answer;
+use super::{LONGEST_HEAD, LONGEST_URI, Remote, Routed};
+use crate::error::{Addressee, ApiError, Words, headers_timeout_answer};
+use crate::incoming::new_request_id;
 
 /// Who connected, and until when it must have authenticated.
 pub(super) struct Client {
@@ -48,6 +49,17 @@ enum End {
     TimedOut,
 }
 
+/// What is wrong with a head that hyper has read whole. It reads in steps, so that its own bound is not exact.
+fn oversized<B>(request: &Request<B>) -> Option<ApiError> {
+    let uri = request.uri().path_and_query().map_or(0, |whole| whole.as_str().len());
+    if uri > LONGEST_URI {
+        return Some(ApiError::UriTooLong { most: LONGEST_URI });
+    }
+    // With the colon, the blank and the end of a line.
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    (uri + headers.sum::<usize>() > LONGEST_HEAD).then_some(ApiError::HeadTooLarge { most: LONGEST_HEAD })
+}
+
 /// Serves `stream` until it ends, `stopping` says true (the running request still ends) or its sender is gone (now).
 pub(super) async fn drive(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
@@ -64,9 +76,16 @@ pub(super) async fn drive(
         remote.map(|remote| request.extensions_mut().insert(remote));
         request.extensions_mut().insert(authentication.clone());
         answering.store(true, Ordering::Relaxed);
+        let refused = oversized(&request);
         // Boxed, because the connection must stay movable: `into_parts` below takes it by value.
         Box::pin(async move {
-            let answer = routes.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {});
+            let answer = match refused {
+                Some(error) => {
+                    let words = Words::of(request.uri().path());
+                    error.answer(Addressee { words, request: new_request_id() })
+                }
+                None => routes.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {}),
+            };
             answering.store(false, Ordering::Relaxed);
             Routed::Ok(answer)
         })
@@ -117,4 +136,20 @@ pub(super) async fn drive(
         let _ = stream.write_all(&headers_timeout_answer()).await;
     }
     let _ = stream.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_that_was_read_whole_is_held_to_its_bounds_exactly() {
+        let request = |uri: usize, header: usize| {
+            let request = Request::get(format!("/{}", "x".repeat(uri - 1))).header("x", "y".repeat(header));
+            oversized(&request.body(()).unwrap()).map(|error| error.status().as_u16())
+        };
+        assert_eq!(request(LONGEST_URI, LONGEST_HEAD - LONGEST_URI - 5), None);
+        assert_eq!(request(LONGEST_URI, LONGEST_HEAD - LONGEST_URI - 4), Some(431));
+        assert_eq!(request(LONGEST_URI + 1, 1), Some(414));
+    }
 }

@@ -40,6 +40,8 @@ pub use unauthenticated::UnauthenticatedLimits;
 const WAITING: u32 = 1024;
 /// Most bytes of a request's head.
 const LONGEST_HEAD: usize = 64 << 10;
+/// Most bytes of path and query.
+const LONGEST_URI: usize = 32 << 10;
 /// After so long without a word the kernel asks whether a connection's peer is still there.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);

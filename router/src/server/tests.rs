@@ -149,6 +149,15 @@ async fn a_head_is_held_up_to_its_bound_and_not_further() {
     assert!(rest(&mut fits).await.starts_with("HTTP/1.1 200 "));
 }
 
+#[tokio::test]
+async fn a_path_that_is_too_long_is_refused_in_words() {
+    let worker = Worker::start("one", "tiny").await;
+    let front = front(&[&worker], &[]).await;
+    let request = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "y".repeat(LONGEST_URI));
+    let answer = rest(&mut raw(front.proxy_address(), request.as_bytes()).await).await;
+    assert!(answer.starts_with("HTTP/1.1 414 ") && answer.contains("\"uri_too_long\""), "{answer}");
+}
+
 #[test]
 fn a_warning_that_comes_often_is_said_rarely_and_counted() {
     let (mut warning, begun) = (RareWarning::default(), Instant::now());
