@@ -317,8 +317,8 @@ impl Config {
         if u8::from(self.guardrail.control_percent) > 50 {
             return invalid("guardrail.control_percent", "accepted is 0 to 50".into());
         }
-        if self.proxy.connections == 0 || self.proxy.connections > 1_000_000 {
-            return invalid("proxy.connections", "accepted is 1 to 1000000".into());
+        if let Some((path, accepted)) = self.proxy.problem() {
+            return invalid(path, accepted.into());
         }
         if self.proxy.memory.0 / 8 < self.proxy.body_limit.0 {
             return invalid("proxy.memory", "accepted is at least eight times proxy.body_limit".into());

@@ -94,6 +94,23 @@ pub struct ProxyConfig {
     pub drain_timeout: Span,
 }
 
+impl ProxyConfig {
+    /// What no single field can say: the path of the bad one, and what is accepted.
+    pub(crate) fn problem(&self) -> Option<(&'static str, &'static str)> {
+        const ACCEPTED: &str = "accepted is 1 to 1000000";
+        let counts = [
+            ("proxy.connections", self.connections),
+            ("proxy.unauthenticated_connections", self.unauthenticated_connections),
+            ("proxy.unauthenticated_per_address", self.unauthenticated_per_address),
+        ];
+        if let Some((path, _)) = counts.into_iter().find(|(_, count)| !(1..=1_000_000).contains(count)) {
+            return Some((path, ACCEPTED));
+        }
+        let is_span = (Span::millis(100)..=Span::seconds(300)).contains(&self.authentication_timeout);
+        (!is_span).then_some(("proxy.authentication_timeout", "accepted is \"100ms\" to \"5m\""))
+    }
+}
+
 /// What one listener allows.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
