@@ -15,7 +15,10 @@ use crate::exposure::exposures;
 use crate::gateway::{Gateway, GatewayError};
 use crate::identity::agreement;
 use crate::operator::{Desk, DeskError};
-use crate::server::{Bound, Server, ServerLimits, Tls, TlsConfig, TlsError, UnauthenticatedLimits, descriptors};
+use crate::server::{
+    Bound, ClosedConnections, ConnectionCounts, Server, ServerLimits, Tls, TlsConfig, TlsError, UnauthenticatedLimits,
+    descriptors,
+};
 use crate::{adapters, ahead, file_modes, operator, proxy, salt_proof};
 
 /// Workers for which descriptors are kept where discovery finds them.
@@ -106,7 +109,12 @@ impl Serving {
             connections: shares.clients,
             drain_timeout: settings.drain_timeout.0,
         };
-        let open = gateway.metrics.process.connections.clone();
+        let process = &gateway.metrics.process;
+        let counts = |open, listener| ConnectionCounts {
+            open,
+            closed: ClosedConnections::of(&process.unauthenticated_closed, listener),
+        };
+        let open = counts(process.connections.clone(), "clients");
         let routes = proxy::routes(&gateway);
         let tasks = gateway.directory().supervision();
         let proxy = Server::start_kept(proxy, routes, limits, open, (tasks, "proxy_listener"))
@@ -124,7 +132,7 @@ impl Serving {
         let address = gateway.config.operator.listen;
         let uncounted = prometheus::IntGauge::new("operator", "not shown").expect("a valid name");
         let (routes, kept) = (operator::routes(&desk), (tasks, "operator_listener"));
-        let operator = Server::start_kept(operator, routes, small, uncounted, kept)
+        let operator = Server::start_kept(operator, routes, small, counts(uncounted, "operators"), kept)
             .map_err(|source| StartError::Listen { address, setting: "operator.listen", source })?;
         let mut background = Vec::new();
         if gateway.keys.required() {

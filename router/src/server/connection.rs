@@ -69,6 +69,7 @@ pub(super) async fn drive(
 ) {
     let Client { remote, authentication, mut closed, authenticates_until } = client;
     let Protocol { http, routes, write_timeout } = protocol;
+    let stranger = authentication.clone();
     let is_answering = Arc::new(AtomicBool::new(false));
     let answering = is_answering.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
@@ -100,6 +101,9 @@ pub(super) async fn drive(
                 Ok(()) => End::Over,
                 Err(error) => {
                     tracing::debug!(%error, "a client's connection ended");
+                    if error.is_timeout() && !authenticated {
+                        stranger.timed_out();
+                    }
                     if error.is_timeout() { End::TimedOut } else { End::Over }
                 }
             },
@@ -120,6 +124,7 @@ pub(super) async fn drive(
                 }
             },
             () = sleep_until(authenticates_until), if !authenticated => {
+                stranger.timed_out();
                 // An answer that is on its way still ends, and the connection with it.
                 if !is_answering.load(Ordering::Relaxed) {
                     break End::TimedOut;

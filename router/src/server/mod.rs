@@ -32,9 +32,9 @@ use crate::config::units::{Size, Span};
 pub(crate) use body::{BodyLimits, read_body, refuse};
 use connection::{Client, Protocol};
 pub use tls::{Tls, TlsConfig, TlsError};
-pub(crate) use unauthenticated::Authentication;
 use unauthenticated::UnauthenticatedConnections;
 pub use unauthenticated::UnauthenticatedLimits;
+pub(crate) use unauthenticated::{Authentication, ClosedConnections};
 
 /// Connections that the kernel holds until they are accepted.
 const WAITING: u32 = 1024;
@@ -149,6 +149,21 @@ impl Bound {
     }
 }
 
+/// What is shown of a listener's connections.
+#[derive(Clone, Debug)]
+pub struct ConnectionCounts {
+    /// How many are open.
+    pub(crate) open: IntGauge,
+    /// Those that were closed before they had authenticated.
+    pub(crate) closed: ClosedConnections,
+}
+
+impl From<IntGauge> for ConnectionCounts {
+    fn from(open: IntGauge) -> Self {
+        Self { open, closed: ClosedConnections::unseen() }
+    }
+}
+
 /// A listener at work. [`Server::stop`] ends it gently; dropping it cuts every connection.
 #[derive(Debug)]
 pub struct Server {
@@ -160,9 +175,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `routes` at an address that was taken; `open` shows the connections.
-    pub fn start(bound: Bound, routes: Router, limits: ServerLimits, open: IntGauge) -> std::io::Result<Self> {
-        Self::start_kept(bound, routes, limits, open, (&Arc::default(), "listener"))
+    /// Serves `routes` at an address that was taken; `counts` shows the connections.
+    pub fn start(
+        bound: Bound,
+        routes: Router,
+        limits: ServerLimits,
+        counts: impl Into<ConnectionCounts>,
+    ) -> std::io::Result<Self> {
+        Self::start_kept(bound, routes, limits, counts, (&Arc::default(), "listener"))
     }
 
     /// The same, with an accept loop that is supervised under this name.
@@ -170,9 +190,10 @@ impl Server {
         bound: Bound,
         routes: Router,
         limits: ServerLimits,
-        open: IntGauge,
+        counts: impl Into<ConnectionCounts>,
         (tasks, name): (&Arc<Supervision>, &'static str),
     ) -> std::io::Result<Self> {
+        let ConnectionCounts { open, closed } = counts.into();
         let listener = bound.socket.listen(WAITING)?;
         let address = listener.local_addr()?;
         let (stop, stopping) = watch::channel(false);
@@ -185,7 +206,7 @@ impl Server {
             stopping,
             protocol: Protocol { http, routes, write_timeout: limits.write_timeout },
             patience: limits.header_timeout,
-            unauthenticated: limits.unauthenticated.map(UnauthenticatedConnections::new),
+            unauthenticated: limits.unauthenticated.map(|limits| UnauthenticatedConnections::new(limits, closed)),
             open,
             tls: bound.tls.map(TlsAcceptor::from),
         };
@@ -316,7 +337,10 @@ async fn handshaken(
             connection::drive(stream, client, protocol, stopping).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "a client did not speak TLS"),
-        Err(_) => tracing::debug!("a client's TLS took too long"),
+        Err(_) => {
+            client.authentication.timed_out();
+            tracing::debug!("a client's TLS took too long");
+        }
     }
 }
 

@@ -109,6 +109,9 @@ async fn strangers_that_say_nothing_keep_no_client_out_and_are_closed_in_time() 
     }
     tokio::io::AsyncWriteExt::write_all(&mut known, &request_bytes("/tokenize", "{}")).await.unwrap();
     read_until(&mut known, "served_by").await;
+    let closed = &front.gateway.metrics.process.unauthenticated_closed;
+    let count = |cause| closed.with_label_values(&["clients", cause]).get();
+    crate::testing::until("all are counted", || count("evicted_address") + count("timeout") >= 40).await;
 }
 
 #[tokio::test]

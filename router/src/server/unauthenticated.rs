@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus::{IntCounter, IntCounterVec};
 use tokio::sync::oneshot;
 
 /// What a listener gives to connections that have not authenticated.
@@ -23,10 +24,38 @@ pub struct UnauthenticatedLimits {
     pub timeout: Duration,
 }
 
+/// Why connections of a listener were closed before they had authenticated.
+#[derive(Clone, Debug)]
+pub(crate) struct ClosedConnections {
+    evicted_total: IntCounter,
+    evicted_address: IntCounter,
+    timeout: IntCounter,
+}
+
+impl ClosedConnections {
+    /// Labels of the cause.
+    pub(crate) const CAUSES: [&str; 3] = ["evicted_total", "evicted_address", "timeout"];
+
+    /// Those of `listener` in a family with the labels listener and cause.
+    pub(crate) fn of(family: &IntCounterVec, listener: &str) -> Self {
+        let [evicted_total, evicted_address, timeout] =
+            Self::CAUSES.map(|cause| family.with_label_values(&[listener, cause]));
+        Self { evicted_total, evicted_address, timeout }
+    }
+
+    /// Counted for nobody.
+    pub(super) fn unseen() -> Self {
+        let [evicted_total, evicted_address, timeout] =
+            Self::CAUSES.map(|cause| IntCounter::new(cause, "not shown").expect("a valid name"));
+        Self { evicted_total, evicted_address, timeout }
+    }
+}
+
 /// Those of one listener.
 #[derive(Debug)]
 pub(super) struct UnauthenticatedConnections {
     limits: UnauthenticatedLimits,
+    closed: ClosedConnections,
     open: Mutex<Open>,
 }
 
@@ -60,8 +89,8 @@ impl Open {
 }
 
 impl UnauthenticatedConnections {
-    pub(super) fn new(limits: UnauthenticatedLimits) -> Arc<Self> {
-        Arc::new(Self { limits, open: Mutex::default() })
+    pub(super) fn new(limits: UnauthenticatedLimits, closed: ClosedConnections) -> Arc<Self> {
+        Arc::new(Self { limits, closed, open: Mutex::default() })
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -74,15 +103,18 @@ impl UnauthenticatedConnections {
         let address = network_of(address);
         let mut open = self.open.lock();
         let surplus = if open.by_address.get(&address).is_some_and(|count| *count >= self.limits.per_address) {
-            open.oldest_of(address)
+            open.oldest_of(address).map(|id| (id, &self.closed.evicted_address))
         } else if open.by_age.len() >= self.limits.connections {
-            open.oldest()
+            open.oldest().map(|id| (id, &self.closed.evicted_total))
         } else {
             None
         };
-        if let Some(close) = surplus.and_then(|id| open.remove(id)) {
+        if let Some((id, counted)) = surplus
+            && let Some(close) = open.remove(id)
             // Its task may have ended already.
-            let _ = close.send(());
+            && close.send(()).is_ok()
+        {
+            counted.inc();
         }
         let id = open.next;
         open.next += 1;
@@ -125,6 +157,13 @@ impl Authentication {
             place.give_back();
         }
     }
+
+    /// The connection is closed because none of its requests has authenticated in time.
+    pub(super) fn timed_out(&self) {
+        if let Some(place) = self.0.as_ref().filter(|place| place.is_taken.load(Ordering::Relaxed)) {
+            place.connections.closed.timeout.inc();
+        }
+    }
 }
 
 impl Place {
@@ -154,12 +193,13 @@ mod tests {
 
     #[test]
     fn an_address_replaces_its_own_oldest_connection_and_nobody_elses() {
-        let all = UnauthenticatedConnections::new(LIMITS);
+        let all = UnauthenticatedConnections::new(LIMITS, ClosedConnections::unseen());
         let (_other, mut other) = all.add(address(1));
         let (_first, mut first) = all.add(address(2));
         let (_second, mut second) = all.add(address(2));
         let (_third, mut third) = all.add(address(2));
         assert_eq!(first.try_recv(), Ok(()), "closed");
+        assert_eq!((all.closed.evicted_address.get(), all.closed.evicted_total.get()), (1, 0));
         for open in [&mut other, &mut second, &mut third] {
             assert_eq!(open.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         }
@@ -167,16 +207,17 @@ mod tests {
 
     #[test]
     fn when_all_places_are_taken_the_oldest_connection_is_closed() {
-        let all = UnauthenticatedConnections::new(LIMITS);
+        let all = UnauthenticatedConnections::new(LIMITS, ClosedConnections::unseen());
         let mut kept: Vec<_> = (1..=4).map(|last| all.add(address(last))).collect();
         let _fifth = all.add(address(5));
         let closed: Vec<_> = kept.iter_mut().map(|(_, closed)| closed.try_recv().is_ok()).collect();
         assert_eq!(closed, [true, false, false, false]);
+        assert_eq!((all.closed.evicted_address.get(), all.closed.evicted_total.get()), (0, 1));
     }
 
     #[test]
     fn who_authenticated_or_left_takes_no_place() {
-        let all = UnauthenticatedConnections::new(LIMITS);
+        let all = UnauthenticatedConnections::new(LIMITS, ClosedConnections::unseen());
         let (authentication, mut closed) = all.add(address(1));
         authentication.done();
         authentication.done();

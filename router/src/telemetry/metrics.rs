@@ -17,6 +17,7 @@ use super::identity::IdentityMetrics;
 use super::soft_state::SoftStateMetrics;
 use crate::pipeline::readback::Fate;
 use crate::salt_proof::Verdict;
+use crate::server::ClosedConnections;
 
 families! {
     /// All families, by what they tell about.
@@ -215,6 +216,10 @@ families! {
         mode: IntGaugeVec = "mode" {mode}, "1 for the mode in force: shadow, sticky or own.";
         rollout: Gauge = "rollout_ratio", "Share of sessions that mode own applies to.";
         connections: IntGauge = "client_connections", "Open connections of clients.";
+        unauthenticated_closed: IntCounterVec = "unauthenticated_connections_closed_total"
+            {listener = ["clients", "operators"], cause = ClosedConnections::CAUSES},
+            "Connections closed before they had authenticated: for a newer one because there were too many altogether or of \
+             one address, or because they took too long.";
         audit_failed: IntCounterVec = "audit_failed_total" {what},
             "Operators' writes that were refused because the audit log had no room, and lines that it lost.";
         tasks_ended: IntCounterVec = "background_tasks_ended_total" {task},
