@@ -15,7 +15,7 @@ pub(crate) struct Exposure {
     /// `clients` or `operators`.
     listener: &'static str,
     /// `open`: nobody has to authenticate. `plain_text`: keys or tokens are sent without TLS.
-    cause: &'static str,
+    pub(crate) cause: &'static str,
     /// What that means, and which setting ends it.
     pub(crate) detail: &'static str,
 }

@@ -19,6 +19,7 @@ use super::gauges;
 use super::guardrail;
 use super::problem::Problem;
 use crate::adapters;
+use crate::exposure::exposures;
 use crate::gateway::{Gateway, NotServing};
 use crate::identity::agreement::{Doubt, DoubtReach, Sign, advice};
 use crate::membership::Source;
@@ -48,14 +49,14 @@ const SALTS_IGNORED: &str = "engines ignore cache_salt, so that tenants would fi
 /// What is wrong while requests are served all the same.
 #[derive(Serialize, ToSchema)]
 struct Degraded {
-    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files`, `discovery`, `tasks`,
-    /// `process`, `salts` or `tenants`.
+    /// `workers`, `ledger`, `soft_state`, `identity`, `guardrail`, `correctness`, `audit`, `files`, `discovery`, `listeners`,
+    /// `tasks`, `process`, `salts` or `tenants`.
     what: &'static str,
     /// As the metrics call it: `no_quorum`, `removed`, `failed`, `folder_gone`; of workers `draining`, `ejected` or `salts_ignored`; of Redis how it
     /// stands, or `other_secret`; of a model `distrusted`, `engine_disagrees`, `cache_disagrees`, `template`, `adapter_not_configured` or
     /// `adapter_not_served`; of the guardrail `action_slower` or `placement_slower`; of correctness `wrong_text`; of the audit log `failed`;
-    /// of files that cannot be read what they hold; of discovery who lists workers; of tasks `ended`; of the process `shortage`;
-    /// of salts `salt_untold`; of tenants `no_key`.
+    /// of files that cannot be read what they hold; of discovery who lists workers; of listeners `open` or `plain_text`; of
+    /// tasks `ended`; of the process `shortage`; of salts `salt_untold`; of tenants `no_key`.
     cause: &'static str,
     /// In words. Names of workers, models and files, and errors, only for those who show a token.
     detail: String,
@@ -74,6 +75,7 @@ impl Degraded {
             "audit" => "the audit log takes no line, so that operators' writes are refused",
             "files" => "a file that changed is not used, what was read before still is",
             "discovery" => "workers cannot be looked up, those that were found before stay",
+            "listeners" => "a listener on the network lacks authentication or TLS",
             "tenants" => "quotas limit nobody, because no key names their tenants",
             "tasks" => "a task in the background ended in an error and was begun anew",
             "process" => "the ledger waits for what this process lacks",
@@ -219,6 +221,11 @@ impl Readiness {
                  it; please report it"
             ),
         });
+        let exposed = exposures(&gateway.config).into_iter().map(|it| Degraded {
+            what: "listeners",
+            cause: it.cause,
+            detail: it.detail.into(),
+        });
         let short = directory.short_of().map(|what| Degraded {
             what: "process",
             cause: "shortage",
@@ -240,6 +247,7 @@ impl Readiness {
             .chain(short)
             .chain(Degraded::of_salts(gateway))
             .chain(Self::of_tenants(gateway))
+            .chain(exposed)
             .collect();
         Self { ready: true, node: directory.node().0, standing, degraded }
     }
