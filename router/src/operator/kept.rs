@@ -25,7 +25,7 @@ async fn forgotten(gateway: &Gateway, tenant: &TenantId, whose: Whose) -> Result
         );
         Problem::new(Kind::NotReady, detail).caused("soft_state")
     })?;
-    let mut told = format!("{forgotten} values were forgotten here and in Redis");
+    let mut told = told(gateway, tenant, forgotten);
     if unread > 0 {
         told += &format!(
             "; {unread} transcripts of the tenant in Redis could not be read (they were written with another \
@@ -33,6 +33,19 @@ async fn forgotten(gateway: &Gateway, tenant: &TenantId, whose: Whose) -> Result
         );
     }
     Ok(Done::plain(gateway, told))
+}
+
+fn told(gateway: &Gateway, tenant: &TenantId, count: usize) -> String {
+    let is_known = gateway.config.tenants.contains_key(&*tenant.0)
+        || gateway.keys.without_key(std::iter::once(&*tenant.0)).is_empty();
+    if count == 0 && !is_known {
+        return "no tenant of this name is configured and nothing was kept".into();
+    }
+    let place = if gateway.remembered.state.standing().is_some() { "here and in Redis" } else { "here" };
+    match count {
+        1 => format!("1 value was forgotten {place}"),
+        count => format!("{count} values were forgotten {place}"),
+    }
 }
 
 /// Forgets what is kept of a tenant's words.
