@@ -40,7 +40,9 @@ pub struct WebOrigin {
 
 /// A setting that names no host.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no host name; accepted is a name without scheme and port, for example router.internal")]
+#[error(
+    "{0:?} is no host name; accepted is a name without scheme and port, in full (no wildcards), for example router.internal"
+)]
 pub struct NotAHost(String);
 
 /// A setting that names no origin.
@@ -64,7 +66,7 @@ impl FromStr for HostName {
 
     fn from_str(text: &str) -> Result<Self, NotAHost> {
         match split(text) {
-            Some((host, None)) if !text.ends_with(':') => Ok(Self(host)),
+            Some((host, None)) if !text.ends_with(':') && !text.contains('*') => Ok(Self(host)),
             _ => Err(NotAHost(shortened(text))),
         }
     }
@@ -80,7 +82,9 @@ impl FromStr for WebOrigin {
                 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
         };
         match parts {
-            Some((scheme, (host, port))) if is_scheme(scheme) => Ok(Self::new(scheme, host, port)),
+            Some((scheme, (host, port))) if is_scheme(scheme) && !host.contains('*') => {
+                Ok(Self::new(scheme, host, port))
+            }
             _ => Err(NotAnOrigin(shortened(text))),
         }
     }
@@ -222,7 +226,7 @@ fn is_ip_or_localhost(host: &str) -> bool {
     let in_brackets = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     match in_brackets {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),
-        None => host == "localhost" || host.parse::<Ipv4Addr>().is_ok(),
+        None => matches!(host, "localhost" | "localhost.") || host.parse::<Ipv4Addr>().is_ok(),
     }
 }
 
@@ -273,6 +277,7 @@ mod tests {
             "[fd00::7]",
             "localhost",
             "LOCALHOST:1",
+            "localhost.:8080",
             "router.INTERNAL:8080",
         ] {
             assert_eq!(check(ANONYMOUS, host), Ok(()), "{host}");
@@ -287,7 +292,7 @@ mod tests {
             "0x7f.1",
             "2130706433",
             "127.0.0.1.",
-            "localhost.",
+            "localhost..",
             "[v1.x]",
         ] {
             assert!(check(ANONYMOUS, host).is_err(), "{host}");
@@ -362,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_setting_that_is_no_host_or_origin_says_what_is_accepted() {
-        for bad in ["http://a", "a:1", "a:", "", "a/b", "u@a"] {
+        for bad in ["http://a", "a:1", "a:", "", "a/b", "u@a", "*", "*.corp"] {
             let told = bad.parse::<HostName>().unwrap_err().to_string();
             assert!(told.contains("accepted is a name without scheme and port"), "{told}");
         }
