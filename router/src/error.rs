@@ -192,7 +192,8 @@ pub enum ApiError {
     },
     /// The tenant has as many requests at work as it may.
     #[error(
-        "Rate limit reached: {limit} requests at once. Wait for one to end, or ask the operator of this endpoint for more."
+        "Rate limit reached: {limit} {} at once. Wait for one to end, or ask the operator of this endpoint for more.",
+        if *limit == 1 { "request" } else { "requests" }
     )]
     TooManyAtOnce {
         /// How many may run at once.
@@ -400,6 +401,12 @@ mod tests {
         let wrong = ApiError::WrongMethod { method: "PUT".into(), allow: "GET, HEAD" }.answer(TO);
         assert_eq!((wrong.status().as_u16(), wrong.headers()[ALLOW].to_str().unwrap()), (405, "GET, HEAD"));
         assert_eq!(wrong.extensions().get(), Some(&Cause("wrong_method")));
+    }
+
+    #[test]
+    fn one_request_at_once_is_no_requests() {
+        let told = |limit| ApiError::TooManyAtOnce { limit }.to_string();
+        assert!(told(1).contains(": 1 request at once") && told(2).contains(": 2 requests at once"));
     }
 
     #[test]

@@ -271,6 +271,12 @@ impl Config {
             if problem.contains("socket address") {
                 problem.push_str("; accepted is IP:PORT, for example 127.0.0.1:8080 or [::]:8080");
             }
+            if path.starts_with("server.") && problem.ends_with("expected a sequence") {
+                problem.push_str("; a list is written '[\"router.internal\"]'");
+            }
+            if path.ends_with(".concurrent_requests") && problem.ends_with("u32") {
+                problem.push_str("; accepted is 1 to 4294967295");
+            }
             if path.starts_with("planner.") && problem.ends_with("u64") && is_span(&path) {
                 problem.push_str("; accepted are whole microseconds, for example 2000000");
             }
@@ -340,7 +346,8 @@ impl Config {
         }
         for (name, tenant) in &self.tenants {
             if let Some(field) = tenant.problem() {
-                return invalid(&format!("tenants.{name}.{field}"), "accepted is 1 to 1000000000000".into());
+                let most = if field == "concurrent_requests" { u32::MAX.into() } else { 1_000_000_000_000_u64 };
+                return invalid(&format!("tenants.{name}.{field}"), format!("accepted is 1 to {most}"));
             }
         }
         if let Some((path, accepted)) = self.problem() {

@@ -197,7 +197,8 @@ impl Client {
     pub(crate) fn check_that_nobody_overhears(&self) -> Result<(), CtlError> {
         let Some(overheard) = self.endpoints.iter().find(|endpoint| is_overheard(endpoint)) else { return Ok(()) };
         Err(CtlError::Usage(format!(
-            "--endpoint {overheard}: the token would go there as plain text; give --endpoint https://HOST:PORT (operator.tls at              the router), or --insecure-plain-http where the network is trusted"
+            "--endpoint {overheard}: the token would go there as plain text; give --endpoint https://HOST:PORT (operator.tls at \
+             the router), or --insecure-plain-http where the network is trusted"
         )))
     }
 
@@ -342,6 +343,7 @@ mod tests {
             let error = check(&["http://127.0.0.1:1", there]).unwrap_err();
             let told = error.to_string();
             assert!(error.code() == 2 && told.contains(there) && told.contains("--insecure-plain-http"), "{told}");
+            assert!(!told.contains("  "), "{told}");
         }
     }
 

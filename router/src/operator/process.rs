@@ -263,7 +263,12 @@ impl Readiness {
             what: "tenants",
             cause: "no_key",
             // Anybody may read this: tenants' names are in the log.
-            detail: format!("quotas of {count} sections limit nobody, because {why}; the log names the first of them"),
+            detail: match count {
+                1 => format!("quotas of one section limit nobody, because {why}; the log names it"),
+                count => {
+                    format!("quotas of {count} sections limit nobody, because {why}; the log names the first of them")
+                }
+            },
         })
     }
 

@@ -43,6 +43,16 @@ pub(crate) struct Needs {
     pub(crate) is_in_cluster: bool,
 }
 
+impl Needs {
+    /// A limit of open files with which all that is wanted may be connected.
+    fn descriptors(&self) -> u64 {
+        let nodes = if self.is_in_cluster { NODES } else { 0 };
+        let events = (self.workers as u64).saturating_mul(PER_WORKER);
+        let kept = FILES + OPERATORS + nodes + events;
+        (self.clients as u64).saturating_mul(PER_CLIENT).saturating_add(kept).max(8 * nodes.max(events).max(FILES))
+    }
+}
+
 /// How many connections each listener may have at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Shares {
@@ -65,7 +75,9 @@ impl Shares {
                 configured = needs.clients,
                 possible,
                 open_files = limit,
-                "proxy.connections is more than this process may open: raise its limit of open files (ulimit -n, LimitNOFILE)"
+                needed = needs.descriptors(),
+                "proxy.connections is more than this process may open: raise its limit of open files to what is needed \
+                 (ulimit -n, LimitNOFILE)"
             );
         }
         Self { clients: possible.min(needs.clients), operators: operators as usize }
@@ -75,6 +87,13 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_limit_that_is_told_is_enough() {
+        let needs = Needs { clients: 16_384, workers: 64, is_in_cluster: true };
+        assert_eq!(Shares::of(needs.descriptors(), needs).clients, 16_384);
+        assert!(Shares::of(needs.descriptors() - 2, needs).clients < 16_384);
+    }
 
     #[test]
     fn all_connections_together_leave_descriptors_to_the_ledger() {
