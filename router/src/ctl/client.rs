@@ -248,9 +248,14 @@ fn advice(endpoint: &str, detail: &str) -> Option<&'static str> {
         let is_tls = says(&["invalid HTTP version", "invalid HTTP status-code"]);
         return is_tls.then_some("it does not speak plain HTTP there: give --endpoint https://HOST:PORT");
     }
-    const ADVICE: [(&[&str], &str); 6] = [
+    const ADVICE: [(&[&str], &str); 7] = [
         (
-            &["UnknownIssuer", "BadSignature", "unknown issuer", "UnknownCA", "CaUsedAsEndEntity", "not trusted"],
+            &["CaUsedAsEndEntity"],
+            "it shows the certificate of an authority itself (CA:TRUE): make a certificate for the router that this \
+             authority signed and that names the host, and keep the authority's for --cacert",
+        ),
+        (
+            &["UnknownIssuer", "BadSignature", "unknown issuer", "UnknownCA", "not trusted"],
             "its certificate was not signed by an authority that is trusted here: give --cacert FILE (or \
              OWNERSERVE_CACERT) with that authority's certificate",
         ),
@@ -376,6 +381,9 @@ mod tests {
         let told = |endpoint: &str, detail: &str| advice(endpoint, detail).unwrap_or_default();
         let https = |detail: &str| told("https://a:1", detail);
         assert!(https("invalid peer certificate: UnknownIssuer").contains("--cacert"));
+        assert!(
+            https("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))").contains("this authority signed")
+        );
         assert!(https("certificate not valid for name \"a\"").contains("does not name this host"));
         assert!(https("received fatal alert: CertificateRequired").contains("cluster.listen"));
         assert!(https("operation was canceled: connection was not ready").contains("cluster.listen"));
