@@ -26,7 +26,7 @@ const MOST_NAMED: usize = 8;
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// File of API keys, re-read when it changes. Without one everybody is the tenant `default`.
+    /// File of API keys, re-read when it changes: edit it to revoke a key. Where it is removed the old keys stay. Without one everybody is the tenant `default`.
     ///
     /// ```toml
     /// [keys]
