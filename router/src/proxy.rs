@@ -88,7 +88,7 @@ async fn dispatch(
     let quotas = gateway.remembered.quotas.of(&tenant).filter(|_| route.served.costs());
     let counted = match &quotas {
         None => None,
-        Some(quotas) => match admitted_by(quotas, &head.headers, running).await {
+        Some(quotas) => match admitted_by((gateway, &tenant, quotas), &head.headers, running).await {
             Ok(counted) => Some((quotas, counted)),
             Err(error) => return Ok(told(quotas, Err(refuse(&head.headers, body, limits, error)), client)),
         },
@@ -127,11 +127,13 @@ async fn dispatch(
 
 /// Counts one request, and holds its place among those that run at once.
 async fn admitted_by(
-    quotas: &TenantQuotas,
+    (gateway, tenant, quotas): (&Gateway, &TenantId, &TenantQuotas),
     headers: &http::HeaderMap,
     running: &mut Counted,
 ) -> Result<crate::quotas::Counted, ApiError> {
-    running.holds(quotas.run()?);
+    let refused = || &gateway.metrics.soft_state.quota_refusals;
+    let place = quotas.run();
+    running.holds(place.inspect_err(|_| refused().with_label_values(&[&tenant.0, "concurrent_requests"]).inc())?);
     quotas.take_request(headers).await
 }
 

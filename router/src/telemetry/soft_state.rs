@@ -28,7 +28,7 @@ families! {
             "Prompt tokens that were identified: known from an earlier step or a checkpoint, or computed.";
         routers: IntGauge = "soft_state_routers", "Routers that share soft state, as far as known.";
         quota_refusals: IntCounterVec = "quota_refusals_total" {tenant, unit},
-            "Requests refused because they were beyond their tenant's quota of requests or tokens.";
+            "Requests refused because they were beyond their tenant's quota of requests or tokens, or too many at once.";
         quota_repeats: IntCounter = "quota_repeats_total",
             "Requests sent again under their Idempotency-Key because they had not come to their end, and not charged again.";
         tenant_tokens: IntCounterVec = "tenant_tokens_total" {tenant},

@@ -119,6 +119,8 @@ async fn a_tenant_runs_no_more_requests_at_once_than_it_may() {
     let second = post(address, "/v1/completions", body("answer")).await;
     assert_eq!((second.status, second.error_code().as_str()), (429, "rate_limit_exceeded"));
     assert!(second.headers.contains_key("retry-after"));
+    let refusals = &front.gateway.metrics.soft_state.quota_refusals;
+    assert_eq!(refusals.with_label_values(&["default", "concurrent_requests"]).get(), 1);
     first.abort();
     until("it is over", || front.gateway.metrics.requests.in_flight.get() == 0).await;
     assert_eq!(post(address, "/v1/completions", body("answer")).await.status, 200);
