@@ -22,6 +22,9 @@ use crate::following::{Followed, Stamp, follow, stamp};
 /// So many tenants are named in one line of the log.
 const MOST_NAMED: usize = 8;
 
+/// Characters below which a key is told to be too short.
+const SHORT_KEY: usize = 8;
+
 /// Section `[auth]`.
 #[derive(Clone, Debug, Deserialize, SmartDefault)]
 #[serde(deny_unknown_fields, default)]
@@ -216,6 +219,10 @@ fn read(path: &Path) -> Result<Table, KeysError> {
     })?;
     if file.keys.is_empty() {
         return Err(malformed("has no keys"));
+    }
+    let short = file.keys.keys().filter(|key| !key.starts_with("sha256:") && key.chars().count() < SHORT_KEY).count();
+    if short > 0 {
+        tracing::warn!(path = %path.display(), keys = short, "API keys have fewer than {SHORT_KEY} characters, which can be guessed");
     }
     let mut table = Table::with_capacity(file.keys.len());
     for (key, tenant) in file.keys {

@@ -84,7 +84,7 @@ def test_the_same_pages_get_through_where_their_name_is_allowed(served):
 def test_with_keys_and_tokens_a_rebound_page_lacks_them(served, tmp_path):
     keys, tokens = tmp_path / "keys.toml", tmp_path / "tokens.toml"
     keys.write_text('[keys]\n"sk-a" = "team-a"\n')
-    tokens.write_text('[tokens]\n"boss" = "operator"\n')
+    tokens.write_text('[tokens]\n"boss-of-everything" = "operator"\n')
     for secret in (keys, tokens):
         secret.chmod(0o600)
     recorder = Recorder()
@@ -95,7 +95,7 @@ def test_with_keys_and_tokens_a_rebound_page_lacks_them(served, tmp_path):
         assert statuses(clients) == {"models": 401, "chat": 401}, clients
         operators = visit(REBOUND_OPERATOR, serve.operator_port, rebound_to=serve.operator_port)
         assert statuses(operators) == {"workers": 401, "register": 401, "mode": 401}, operators
-        assert recorder.posts() == [] and workers(serve, "boss") == [recorder.url]
+        assert recorder.posts() == [] and workers(serve, "boss-of-everything") == [recorder.url]
     finally:
         serve.stop()
         recorder.stop()

@@ -363,14 +363,14 @@ def test_a_new_group_gets_an_id_and_what_is_put_into_it(fleet, run):
 
 def test_a_wrong_token_is_a_refusal_and_not_silence(fleet, tmp_path):
     tokens = tmp_path / "tokens.toml"
-    tokens.write_text('[tokens]\n"right" = "operator"\n')
+    tokens.write_text('[tokens]\n"right-of-letters" = "operator"\n')
     serve = Serve([fleet.workers[0].url], settings=(f'operator.tokens_file="{tokens}"',))
     try:
         serve.process.wait_for_port(serve.operator_port)
         for words in ("status",), ("hashkv",), ("sessions",), ("mode",):
             wrong = ctl("--endpoint", serve.operator, "--token", "wrong", *words)
             assert wrong.returncode == 1 and "OWNERSERVE_TOKEN" in wrong.stderr, (words, wrong.stderr)
-        assert ctl("--endpoint", serve.operator, "--token", "right", "status").returncode == 0
+        assert ctl("--endpoint", serve.operator, "--token", "right-of-letters", "status").returncode == 0
     finally:
         serve.stop()
 

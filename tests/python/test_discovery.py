@@ -159,11 +159,11 @@ def test_a_file_of_workers_that_is_broken_at_the_start_is_refused(started, tmp_p
 def test_a_worker_registers_stays_as_long_as_it_says_so_and_withdraws(started, tmp_path):
     (one,) = sims(started, 1, *FAST)
     tokens = tmp_path / "tokens.toml"
-    tokens.write_text('[tokens]\n"watcher" = "read"\n"boss" = "operator"\n')
+    tokens.write_text('[tokens]\n"watcher-of-everything" = "read"\n"boss-of-everything" = "operator"\n')
     serve = serve_with(started, f"operator.tokens_file={tokens}")
     body = {"url": one.url, "ttl_ms": 2000}
-    assert Operator(serve.operator, "watcher").write("POST", "registrations", body).status == 403
-    boss = Operator(serve.operator, "boss")
+    assert Operator(serve.operator, "watcher-of-everything").write("POST", "registrations", body).status == 403
+    boss = Operator(serve.operator, "boss-of-everything")
     mine = boss.write("POST", "registrations", body).ok()["worker"]
     listed = lambda: [(line["id"], line["health"], line["source"]) for line in boss.get("workers").ok()["workers"]]
     beats, over = [], threading.Event()
@@ -182,7 +182,7 @@ def test_a_worker_registers_stays_as_long_as_it_says_so_and_withdraws(started, t
     heart.join(30)
     until("its heart stopped", lambda: listed() == [])
     assert exchange(serve.port, chat("hello")).status == 503
-    ours = ("--endpoint", serve.operator, "--token", "boss", "workers")
+    ours = ("--endpoint", serve.operator, "--token", "boss-of-everything", "workers")
     assert ctl(*ours, "register", one.url, "--ttl", "10m").returncode == 0
     until("it came back", lambda: [line[1] for line in listed()] == ["ready"])
     assert boss.get("registrations").ok()["registrations"][0]["left_ms"] > 500_000

@@ -7,7 +7,9 @@ use smart_default::SmartDefault;
 use vocabulary::Role;
 
 use super::units::{Size, Span};
+use super::workers::UNSENDABLE;
 use crate::auth::Secret;
+use crate::gateway::bearer;
 use crate::membership::MOST_WORKERS;
 
 /// Section `[discovery]`.
@@ -162,6 +164,13 @@ impl DiscoveryConfig {
         }
         if let Some(problem) = self.kubernetes.iter().find_map(KubernetesConfig::problem) {
             return Some(problem);
+        }
+        let is_unsendable = |key: &Option<Secret>| key.is_some() && bearer(key.as_ref()).is_none();
+        if self.dns.iter().any(|dns| is_unsendable(&dns.api_key)) {
+            return Some(("discovery.dns.api_key", UNSENDABLE));
+        }
+        if self.kubernetes.iter().any(|service| is_unsendable(&service.api_key)) {
+            return Some(("discovery.kubernetes.api_key", UNSENDABLE));
         }
         (self.registrations > MOST_WORKERS).then_some(("discovery.registrations", "accepted is 0 to 1024"))
     }

@@ -118,6 +118,7 @@ fn what_is_wrong_is_told_without_the_secret_that_it_is_about() {
         ("[auth]\n\"sk-secret\" = \"team-a\"", "unknown field, expected"),
         ("[auth]\nsalt_secrt = \"sk-secret\"", "unknown field `salt_secrt`, expected"),
         ("[[workers]]\nurl = \"http://a\"\napi_key = 5318008", "workers[0].api_key: accepted is a text"),
+        ("[[workers]]\nurl = \"http://a\"\napi_key = \"sk-secret\\n\"", "workers[0].api_key: it holds a line break"),
     ] {
         let error = load(text, &[], &[]).unwrap_err();
         assert!(error.contains(wanted), "{text}: {error}");

@@ -10,6 +10,7 @@ use vocabulary::Role;
 use workers_shim::fleet::WorkerProfile;
 
 use crate::auth::Secret;
+use crate::gateway::bearer;
 
 /// One engine.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -62,11 +63,20 @@ impl WorkerConfig {
     }
 }
 
+/// Of a key that a header cannot hold.
+pub(super) const UNSENDABLE: &str =
+    "it holds a line break or another control character; accepted is what can stand in a header";
+
 /// What no worker of a list can say alone, and where.
 pub(crate) fn problem(workers: &[WorkerConfig]) -> Option<(String, String)> {
     let mut seen = HashSet::new();
     if let Some(worker) = workers.iter().find(|worker| !seen.insert(worker.endpoint())) {
         return Some(("workers".into(), format!("{} is listed twice", worker.endpoint())));
+    }
+    // A key that cannot stand in a header would be left out in silence.
+    let is_unsendable = |worker: &WorkerConfig| worker.api_key.is_some() && bearer(worker.api_key.as_ref()).is_none();
+    if let Some(index) = workers.iter().position(is_unsendable) {
+        return Some((format!("workers[{index}].api_key"), UNSENDABLE.into()));
     }
     let no_ranks = |worker: &WorkerConfig| worker.shape.is_some_and(|shape| shape.tensor == 0 || shape.pipeline == 0);
     let index = workers.iter().position(no_ranks)?;

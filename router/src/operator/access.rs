@@ -15,6 +15,9 @@ use crate::auth::{Digest, bearer_key, digest, parse_digest};
 use crate::config::line_and_column;
 use crate::following::{Followed, Stamp, follow, stamp};
 
+/// Fewest characters of a token that is written as it is.
+const SHORTEST: usize = 16;
+
 /// What a token may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
@@ -150,7 +153,9 @@ fn read(path: &Path) -> Result<Table, TokensError> {
             Some(hex) => {
                 parse_digest(hex).ok_or_else(|| malformed("has a sha256 that is not 64 hexadecimal digits"))?
             }
-            None if token.is_empty() => return Err(malformed("has an empty token")),
+            None if token.chars().count() < SHORTEST => {
+                return Err(malformed("has a token of fewer than 16 characters, which can be guessed"));
+            }
             None => digest(token.as_bytes()),
         };
         let who = match line {
@@ -192,13 +197,14 @@ mod tests {
     fn a_token_or_its_digest_has_a_role_and_a_name() {
         // sha256 of "test"
         let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
-        let text =
-            format!("[tokens]\n\"one\" = \"read\"\n\"sha256:{digest}\" = {{ role = \"operator\", name = \"alice\" }}");
+        let text = format!(
+            "[tokens]\n\"one-of-16-letters\" = \"read\"\n\"sha256:{digest}\" = {{ role = \"operator\", name = \"alice\" }}"
+        );
         let tokens = tokens(&text).unwrap();
         assert_eq!(who(&tokens, Some("test")), Ok(("alice".into(), Role::Operator)));
-        let (name, role) = who(&tokens, Some("one")).unwrap();
+        let (name, role) = who(&tokens, Some("one-of-16-letters")).unwrap();
         assert!(role == Role::Read && name.starts_with("token ") && !name.contains("one"), "{name}");
-        for bad in [None, Some("on"), Some(""), Some(&*format!("sha256:{digest}"))] {
+        for bad in [None, Some("one-of-16-letter"), Some(""), Some(&*format!("sha256:{digest}"))] {
             assert_eq!(who(&tokens, bad), Err(Kind::Unauthorized), "{bad:?}");
         }
     }
@@ -216,7 +222,8 @@ mod tests {
             "[tokens]\n\"\" = \"read\"",
             "[tokens]\n\"secret\" = \"write\"",
             "[tokens]\n\"sha256:secret\" = \"read\"",
-            "[tokens]\n\"secret\" = { role = \"read\", name = \"\" }",
+            "[tokens]\n\"a-secret-of-letters\" = { role = \"read\", name = \"\" }",
+            "[tokens]\n\"a-short-secret\" = \"read\"",
             "[tokens]\n\"secret\" = { role = \"read\", name = \"a\", more = 1 }",
         ] {
             let error = tokens(text).unwrap_err().to_string();

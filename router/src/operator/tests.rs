@@ -284,7 +284,7 @@ fn asking(request: http::request::Builder, token: Option<&str>) -> http::request
 /// A file of one reader and one operator, and the setting that names it.
 fn tokens(folder: &tempfile::TempDir) -> String {
     let path = folder.path().join("tokens.toml");
-    let text = "[tokens]\n\"looks\" = \"read\"\n\"works\" = { role = \"operator\", name = \"alice\" }";
+    let text = "[tokens]\n\"looks-at-everything\" = \"read\"\n\"works-on-everything\" = { role = \"operator\", name = \"alice\" }";
     std::fs::write(&path, text).unwrap();
     format!("operator.tokens_file={path:?}")
 }
@@ -295,9 +295,12 @@ async fn readers_read_and_operators_write_and_both_are_told_apart() {
     let front = front_of(&[], &[&tokens(&folder)]).await;
     let at = front.operator_address();
     let (list, mode) = ("/ownerserve/v1/sessions", "/ownerserve/v1/mode");
-    for (token, read, write) in
-        [(None, 401, 401), (Some("guess"), 401, 401), (Some("looks"), 200, 403), (Some("works"), 200, 200)]
-    {
+    for (token, read, write) in [
+        (None, 401, 401),
+        (Some("guess"), 401, 401),
+        (Some("looks-at-everything"), 200, 403),
+        (Some("works-on-everything"), 200, 200),
+    ] {
         assert_eq!(send(at, asking(Request::get(list), token), "").await.status, read, "{token:?}");
         let got = send(at, asking(Request::put(mode), token), "{\"mode\":\"sticky\"}").await;
         assert_eq!(got.status, write, "{token:?}");
@@ -316,12 +319,19 @@ async fn every_write_is_in_the_audit_log_done_or_not_and_no_token_is() {
     let front = front_of(&[], &[&tokens(&folder), &format!("ledger.data_dir={:?}", data.path())]).await;
     let at = front.operator_address();
     let named = |token| asking(Request::put("/ownerserve/v1/mode"), token).header("x-request-id", "mine");
-    send(at, named(Some("works")), "{\"mode\":\"sticky\"}").await;
-    send(at, named(Some("looks")), "{\"mode\":\"own\"}").await;
-    send(at, named(Some("works")), "nonsense").await;
-    send(at, asking(Request::delete("/ownerserve/v1/sessions/s-00000000000000000000000000000001"), Some("works")), "")
-        .await;
-    send(at, asking(Request::get("/ownerserve/v1/sessions"), Some("works")), "").await;
+    send(at, named(Some("works-on-everything")), "{\"mode\":\"sticky\"}").await;
+    send(at, named(Some("looks-at-everything")), "{\"mode\":\"own\"}").await;
+    send(at, named(Some("works-on-everything")), "nonsense").await;
+    send(
+        at,
+        asking(
+            Request::delete("/ownerserve/v1/sessions/s-00000000000000000000000000000001"),
+            Some("works-on-everything"),
+        ),
+        "",
+    )
+    .await;
+    send(at, asking(Request::get("/ownerserve/v1/sessions"), Some("works-on-everything")), "").await;
     let text = |name: &str| std::fs::read_to_string(data.path().join("audit").join(name)).unwrap();
     let lines_of = |name: &str| -> Vec<serde_json::Value> {
         text(name).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -592,7 +602,7 @@ async fn readiness_names_nothing_to_those_without_a_token() {
             .map(|line| (line["what"].as_str().unwrap().to_owned(), line["detail"].to_string()))
             .collect::<Vec<_>>()
     };
-    let (stranger, known) = (ask(None).await, ask(Some("looks")).await);
+    let (stranger, known) = (ask(None).await, ask(Some("looks-at-everything")).await);
     assert_eq!((stranger.status, known.status, ask(Some("guess")).await.status), (200, 200, 200));
     let whole = details(&known);
     assert!(whole.iter().any(|(what, detail)| what == "discovery" && detail.contains(name)), "{whole:?}");
@@ -613,7 +623,7 @@ async fn readiness_names_nothing_to_those_without_a_token() {
         assert_eq!(got.status, 503);
         got.json()["detail"].as_str().unwrap().to_owned()
     };
-    assert!(ask(Some("looks")).await.contains(name));
+    assert!(ask(Some("looks-at-everything")).await.contains(name));
     let told = ask(None).await;
     assert!(told.contains("cannot be looked up") && !told.contains("no-such-host"), "{told}");
 }
