@@ -34,6 +34,7 @@ use crate::upstream::UpstreamConfig;
 pub use cluster::ClusterConfig;
 pub use discovery::{DiscoveryConfig, DnsConfig, DrainConfig, KubernetesConfig, PortOf};
 pub use resume::ResumeConfig;
+use units::Size;
 pub(crate) use workers::problem as workers_problem;
 pub use workers::{WorkerConfig, WorkerUrl, WorkerUrlError};
 
@@ -326,8 +327,13 @@ impl Config {
         if let Some((path, accepted)) = self.proxy.problem() {
             return invalid(path, accepted.into());
         }
-        if self.proxy.memory.0 / 8 < self.proxy.body_limit.0 {
-            return invalid("proxy.memory", "accepted is at least eight times proxy.body_limit".into());
+        let (memory, body_limit) = (self.proxy.memory, self.proxy.body_limit);
+        if memory.0 / 8 < body_limit.0 {
+            let problem = format!("{memory} is less than eight times proxy.body_limit, which is {body_limit}");
+            return invalid(
+                "proxy.memory",
+                format!("{problem}; accepted is at least {}", Size(body_limit.0.saturating_mul(8))),
+            );
         }
         if !(units::Span::seconds(1)..=units::Span::seconds(3600)).contains(&self.ledger.lease) {
             return invalid("ledger.lease", "accepted is 1s to 1h".into());

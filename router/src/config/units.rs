@@ -52,6 +52,17 @@ impl Size {
     }
 }
 
+impl std::fmt::Display for Size {
+    /// As people write it, exactly.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match units.into_iter().find(|(bits, _)| self.0 > 0 && self.0.trailing_zeros() >= *bits) {
+            Some((bits, unit)) => write!(f, "{}{unit}", self.0 >> bits),
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
 /// How long so many bytes take at `bandwidth` a second; at most a year.
 pub fn paced(bytes: Bytes, bandwidth: u64) -> Duration {
     const LONGEST: f64 = 31_536_000.0;
